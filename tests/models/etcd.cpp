@@ -1,37 +1,42 @@
-// Model of waiters on etcd who are let in by what their watch tells, without another look.
+// Model of waiters on etcd that are admitted by the events of their watch, without another look.
 //
-// The transaction that puts a key also reads whose keys are ahead, and so does a later look, at its revision. One watch
-// of the whole name tells of each deletion: who was deleted after that is no more ahead. A watch tells in order, and of
-// a revision all or nothing, but it may tell again, from where it began, what it has told. So when nobody is left ahead,
-// it has proved that at this revision nobody was, and that the own key had not been deleted up to it; what a look would
-// have said.
+// The transaction that puts a key also reads which keys are ahead of it. A later look reads the same, at its own
+// revision. One watch of the whole name reports each deletion, and a deleted key is no longer ahead. A watch reports in
+// order, and all of a revision or nothing of it. But it may repeat its reports from where it began. So when no key is
+// left ahead, the watch has proved that none was ahead at this revision, and that the waiter's own key had not been
+// deleted up to it. A look would have said the same.
 //
-// The waiters of one client share the watch. It begins where the server says that it does: what was counted before that
-// is looked at again. Who comes later is told what the watch has told since its own count. It stays open while nobody
-// waits, for as long as it likes. What it proves is pushed, and read at any later moment between two requests; one that
-// asks is pushed nothing; who has been pushed something and then finds its key gone gives up its id.
+// The waiters of one client share the watch. It begins where the server says that it does: a waiter that counted before
+// that looks again. A later waiter receives the reports that the watch has made since that waiter's count. The watch
+// may stay open for any time while nobody waits. Its proof is pushed, and the waiter reads it at any later moment
+// between two requests. A waiter with a request under way is pushed nothing. A waiter that received a push and then
+// finds its key gone gives up its id.
 //
-// Every order of events is tried, with these at will: requests and answers are late or lost, and a lost one is executed
-// at any later moment; the member that a watch reads from is behind by as much as it likes; streams break (so does one
-// whose past was compacted), and what was deleted is not told; a member that restores a snapshot tells again; leases run out, which deletes all their keys at one
-// revision; clients stop for ever while they believe, or look without a reason; an operator deletes a key, or the whole name. Whoever stands too
-// far behind to count watches whom it stands behind, and looks again. That a client's validity ends before its lease is
-// taken for granted here: a lease ends at any moment, but not while its client knows it to be valid. States are told
-// apart by 64 bits of a hash.
+// Every order of events is tried. At any moment:
+//   - a request or a reply is late or lost, and a lost request is executed at any later moment;
+//   - the member that a watch reads from is behind by any number of revisions;
+//   - a stream breaks (also one whose past was compacted), and its deletions are not reported;
+//   - a member that restores a snapshot repeats its reports;
+//   - a lease expires, which deletes all its keys at one revision;
+//   - a client stops forever while it believes, or looks without a reason;
+//   - an operator deletes a key, or the whole name.
+// A waiter too far behind to count watches the keys just ahead of it, and looks again. The model takes for granted that
+// a client's validity ends before its lease: a lease ends at any moment, but not while its client knows that it is
+// valid. States are compared by a hash of 64 bits.
 //
-//   etcd <clients> <faults> <crashes> <deletes> <permits> <mistake or ->
+//     etcd <clients> <faults> <crashes> <deletes> <permits> <mistake or ->
 //
-// A crash may also be a client whose renewals are not answered in time, and who goes on.
-// <clients>: a word each, joined by commas, or by + with whom it shares a watch; a letter for each attempt, two at most,
-// one after the other: X alone, R reads, P takes one of the permits; in lower case it does not count. Prints what it
-// found, and exits with 1 if that is a violation.
+// A crash may also be a client whose renewals are not answered in time, and that continues. <clients> has a word for
+// each client. A comma separates two words, or a + if both clients share a watch. Each letter is an attempt (two at
+// most, one after the other): X alone, R reads, P takes one of the permits. A lower-case letter does not count keys.
+// The program prints what it found, and exits with 1 if that is a violation.
 //
-//   I1  who believe that they hold it fit together, but for those whose key an operator deleted
-//   I2  who believes has a lease
+//   I1  all that believe that they hold fit together, except those whose key an operator deleted
+//   I2  a client that believes has a lease
 //   I3  an id that was given up does not believe
-//   I4  who is let in was first of those whom it excludes, at the revision that let it in
-//   I5  … and its own key had not been deleted up to it, nor had it been told that it was, later
-//   I7  nobody sleeps who fits, has heard all, and knows of nothing to look at
+//   I4  an admitted claim was ahead of all that it excludes, at the revision that admitted it
+//   I5  the key of an admitted claim had not been deleted up to that revision, nor was a deletion reported later
+//   I7  no waiter sleeps that fits, has received all reports, and knows no reason to look
 #include <algorithm>
 #include <bit>
 #include <cctype>
@@ -52,25 +57,25 @@ enum Phase : int8_t { kIdle, kJoining, kWaiting, kHolding, kLeaving, kDone };
 enum Request : int8_t { kNone, kJoin, kLook, kGiveBack, kCancel };
 enum Answer : int8_t { kOpen, kPut, kFound, kRefused, kNoLease, kThere, kGone, kGivenBack };
 
-// What a mistake leaves out or does instead; each must be found.
+// What each mistake leaves out or does instead. The search must find each of them.
 enum Mistake {
   kCorrect,
-  kFromBefore,        // what was deleted before it counted leaves the count: an earlier key of that id
-  kFromTheAnswer,     // the watch is taken to begin where the count was made, wherever it does
-  kLogIgnored,        // who comes later is not told what the watch has told before
-  kClosedForAll,      // the first who leaves closes the watch
-  kCountsAll,         // who came later is taken for somebody ahead
-  kOwnIgnored,        // the own key's deletion does not count
-  kHalfARevision,     // let in before all of a revision was read
-  kCountsOn,          // after a broken stream it goes on from where the new one begins
-  kToldTwice,         // how many are ahead is counted, and not who: what is told again leaves the count again
-  kFoundCounts,       // what a request sent again finds, counts as what it put
+  kFromBefore,        // a deletion from before the count reduces it: that of an earlier key of this id
+  kFromTheAnswer,     // the watch is assumed to begin where the count was made
+  kLogIgnored,        // a later waiter does not receive the earlier reports
+  kClosedForAll,      // the first waiter that leaves closes the watch
+  kCountsAll,         // a later key is counted as ahead
+  kOwnIgnored,        // the deletion of the waiter's own key is ignored
+  kHalfARevision,     // admitted before a whole revision was read
+  kCountsOn,          // after a broken stream the count continues where the new stream begins
+  kToldTwice,         // the count has numbers instead of keys, so a repeated report reduces it twice
+  kFoundCounts,       // keys found by a request that was sent again count like those when it put the key
   kFromReceipt,       // validity counts from the push
   kAfterTheCancel,    // a push counts after the claim was given up
-  kStalePush,         // … or after its key was found to be gone
-  kRejoinKeepsCount,  // a key that is put again goes on with the count of the first
+  kStalePush,         // a push counts after its key was found to be gone
+  kRejoinKeepsCount,  // a key that is put again continues with the count of the first
   kOneMore,           // one permit too many
-  kLikeExcludes,      // readers are counted as somebody ahead of a reader, but not when they go
+  kLikeExcludes,      // readers count as ahead of a reader, but their deletions do not reduce the count
 };
 constexpr const char* kMistakes[] = {"-",          "frombefore", "fromanswer",  "logignored", "closedforall", "countsall",
                                      "ownignored", "half",       "countson",    "toldtwice",  "foundcounts",
@@ -78,39 +83,39 @@ constexpr const char* kMistakes[] = {"-",          "frombefore", "fromanswer",  
 
 struct Client {
   int8_t attempt, phase, alive;
-  int8_t unsure;         // some join of this id has no answer
-  int8_t valid;          // it knows its lease to be alive
-  int8_t proof;          // it counts
-  int8_t from;           // … those whom there were at this revision
-  uint8_t ahead, like;   // … whom it excludes, and those who share with it, as sets of ids
-  int8_t pushed;         // the revision at which it was first, 0: it was pushed nothing
-  int8_t pushed_of;      // … as the owner of the key of this revision
-  int8_t revision;       // of its key, 0: none that it knows
-  int8_t watched;        // without a proof: the ids whose end makes it look
-  int8_t seen;           // … and up to which it has heard
-  int8_t look;           // it has to
-  int8_t gone_at;        // the truth: at which revision the key that it knows was deleted
+  int8_t unsure;         // some join of this id has no reply
+  int8_t valid;          // it knows that its lease is alive
+  int8_t proof;          // it counts keys
+  int8_t from;           // the revision of its count
+  uint8_t ahead, like;   // the ids that it excludes, and those that share with it, as sets
+  int8_t pushed;         // the revision at which it was first, or 0 without a push
+  int8_t pushed_of;      // revision of the key that the push was for
+  int8_t revision;       // revision of its key, or 0 if it knows none
+  int8_t watched;        // without a count: the ids whose end makes it look
+  int8_t seen;           // the revision up to which it has received reports
+  int8_t look;           // it must look
+  int8_t gone_at;        // the truth: the revision at which the key that it knows was deleted
   int8_t request, answer, answer_revision, answer_born;
   uint8_t answer_ahead, answer_like;
   int8_t answer_watched;
 };
-struct Watch {           // of the whole name, by one process
-  int8_t open;           // 1: asked for, 2: the server has said where it begins
-  int8_t floor, seen;    // after which revision, and up to which it has told
+struct Watch {           // watch of the whole name by one process
+  int8_t open;           // 1: requested, 2: the server has said where it begins
+  int8_t floor, seen;    // the revision after which it reports, and the one up to which it has reported
 };
 struct Event {
   int8_t revision, id, born;
 };
 struct State {
   int8_t revision;
-  int8_t born[kIds];        // create_revision of its key, 0: not there
-  int8_t stray[kIds];       // a join that nobody waits for any more
-  uint8_t ended;            // the leases that have
+  int8_t born[kIds];        // create_revision of its key, or 0 without a key
+  int8_t stray[kIds];       // a join whose reply nobody waits for
+  uint8_t ended;            // the leases that have ended
   uint8_t tombstones, voided, finished;
   int8_t faults, crashes, deletes, events;
   Event event[kEvents];
   Client client[kClients];
-  Watch watch[kClients];    // that of a process is the first of its clients'
+  Watch watch[kClients];    // a process uses the entry of its first client
 };
 static_assert(std::has_unique_object_representations_v<State>);
 
@@ -151,7 +156,8 @@ uint8_t older(const State& s, int id, int than, bool like) {
   return static_cast<uint8_t>(who);
 }
 
-int behind_whom(const State& s, int id) {  // whom it watches: the newest that does not fit, or as many as have room
+// The keys it watches: the newest that does not fit, or as many as there are permits.
+int behind_whom(const State& s, int id) {
   std::vector<std::pair<int, int>> others, like;
   for (int other = 0; other < kIds; other++)
     if (other != id && s.born[other] && s.born[other] < s.born[id])
@@ -197,7 +203,7 @@ void execute(State& s, int c) {
   }
   me.answer_revision = s.revision;
   if (me.answer == kPut || me.answer == kFound || me.answer == kThere) {
-    bool all = me.answer == kFound;  // its count does not stop at the own key
+    bool all = me.answer == kFound;  // its count does not stop at its own key
     me.answer_ahead = older(s, id, all ? 127 : s.born[id], false);
     me.answer_like = older(s, id, all ? 127 : s.born[id], true);
     me.answer_watched = static_cast<int8_t>(behind_whom(s, id));
@@ -258,7 +264,7 @@ void look_again(Client& me) {
 
 void one_less(uint8_t& who) { who &= who - 1; }
 
-void tell(State& s, int c, int at) {  // one who counts, of all that was deleted at this revision
+void tell(State& s, int c, int at) {  // report to a client that counts all deletions at this revision
   Client& me = s.client[c];
   int id = id_of(s, c);
   bool own = false;
@@ -287,7 +293,7 @@ void tell(State& s, int c, int at) {  // one who counts, of all that was deleted
   }
 }
 
-void settle(State& s, int c) {  // what the watch has told since it counted
+void settle(State& s, int c) {  // the reports of the watch since its count
   Client& me = s.client[c];
   const Watch& w = s.watch[process[c]];
   if (w.open != 2) return;
@@ -298,7 +304,7 @@ void settle(State& s, int c) {  // what the watch has told since it counted
     if (int at = s.event[i].revision; at > last && at <= w.seen) tell(s, c, last = at);
 }
 
-void wait(State& s, int c) {  // from the revision of an answer on
+void wait(State& s, int c) {  // wait from the revision of a reply on
   Client& me = s.client[c];
   me.phase = kWaiting;
   me.look = me.watched = 0;
@@ -318,7 +324,7 @@ void wait(State& s, int c) {  // from the revision of an answer on
   settle(s, c);
 }
 
-void know(State& s, int c) {  // the key of an answer, and what became of it
+void know(State& s, int c) {  // the key in a reply, and what became of it
   Client& me = s.client[c];
   int id = id_of(s, c);
   me.revision = me.answer_born;
@@ -351,12 +357,12 @@ void answered(State& s, int c) {
       else if (me.valid)
         believe(s, c, me.answer_revision, me.revision);
       else
-        me.phase = kWaiting, look_again(me);  // the lease is renewed first
+        me.phase = kWaiting, look_again(me);  // its lease must be renewed first
       break;
     case kGone:
-      if (me.pushed && mistake != kStalePush) {  // that may be read at any time
+      if (me.pushed && mistake != kStalePush) {  // the push may be read at any time
         leave(me);
-      } else {  // it joins again, under the same id
+      } else {  // it joins again, with the same id
         me.phase = kJoining;
         if (mistake != kRejoinKeepsCount) me.proof = 0;
         me.look = me.watched = 0;
@@ -383,7 +389,7 @@ bool is_told(const Client& me) {
   return me.proof && (me.phase == kWaiting || me.phase == kLeaving);
 }
 
-void hear(State& s, int p) {  // the next revision of the watch of a process
+void hear(State& s, int p) {  // the next revision on the watch of a process
   Watch& w = s.watch[p];
   int at = next_told(s, w.seen);
   w.seen = static_cast<int8_t>(at);
@@ -391,7 +397,7 @@ void hear(State& s, int p) {  // the next revision of the watch of a process
     if (process[c] == p && is_told(s.client[c]) && at > s.client[c].from) tell(s, c, at);
 }
 
-void hear_alone(State& s, int c) {  // the next revision of what one who does not count watches
+void hear_alone(State& s, int c) {  // the next revision on the watch of a client that does not count
   Client& me = s.client[c];
   int at = next_told(s, me.seen);
   me.seen = static_cast<int8_t>(at);
@@ -399,7 +405,7 @@ void hear_alone(State& s, int c) {  // the next revision of what one who does no
     if (s.event[i].revision == at && me.watched >> s.event[i].id & 1) me.look = 1;
 }
 
-// ---- what must hold
+// ---- invariants
 
 void check(const State& s) {
   std::vector<int> believers;
@@ -447,9 +453,9 @@ bool matters(const State& s, const Event& e) {
   return false;
 }
 
-void pass_over(State& s, int p) {  // what matters to nobody who uses this watch
+void pass_over(State& s, int p) {  // skip the revisions that matter to no user of this watch
   Watch& w = s.watch[p];
-  int before = 127;  // the first revision that does
+  int before = 127;  // the first revision that matters
   for (int i = s.events - 1; i >= 0; i--)
     for (int c = p; c < clients; c++)
       if (process[c] == p && s.event[i].revision > w.seen && (mistake || matters_to(s, c, s.event[i])))
@@ -459,7 +465,7 @@ void pass_over(State& s, int p) {  // what matters to nobody who uses this watch
   if (before == 127) w.seen = s.revision;
 }
 
-void forget(State& s) {  // what nobody asks for any more
+void forget(State& s) {  // forget what no later step reads
   int heard = s.revision;
   for (int c = 0; c < clients; c++) {
     Client& me = s.client[c];
@@ -490,7 +496,7 @@ void forget(State& s) {  // what nobody asks for any more
     }
     if (!alive) w = {};
     if (w.open != 2) w.floor = w.seen = 0;
-    if (!floor && !s.faults) w.floor = 0;  // with a fault, it may be told again from there
+    if (!floor && !s.faults) w.floor = 0;  // after a fault it may be repeated from there
     if (w.open == 2) pass_over(s, p);
     for (int c = p; c < clients; c++)
       if (Client& me = s.client[c]; process[c] == p && me.proof) {
@@ -520,7 +526,7 @@ void each_revision(State& s, Do act) {
   for (Watch& w : s.watch) act(w.floor), act(w.seen);
 }
 
-void renumber(State& s) {  // only their order counts
+void renumber(State& s) {  // only the order of revisions matters
   int8_t rank[128] = {}, next = 0;
   each_revision(s, [&](int8_t& revision) { rank[revision] = 1; });
   rank[0] = 0;
@@ -606,16 +612,16 @@ struct Search {
       answered(n, c);
       add(n);
     }
-    if (me.request && s.faults) {  // it is lost, or its answer
+    if (me.request && s.faults) {  // the request or its reply is lost
       State n = s;
       n.faults--;
       Client& mine = n.client[c];
       if (!me.answer && me.request == kJoin) n.stray[id] = 1;
       if (me.request == kJoin) mine.unsure = 1;
-      ask(mine, me.request == kGiveBack ? kCancel : static_cast<Request>(me.request));  // sent again
+      ask(mine, me.request == kGiveBack ? kCancel : static_cast<Request>(me.request));  // it is sent again
       add(n);
     }
-    if (!me.valid && has_lease(s, c) && me.phase != kHolding) {  // one was; what was lost stays lost
+    if (!me.valid && has_lease(s, c) && me.phase != kHolding) {  // a renewal succeeded; a lost lock stays lost
       State n = s;
       n.client[c].valid = 1;
       add(n);
@@ -626,13 +632,15 @@ struct Search {
       ask(n.client[c], kJoin);
       add(n);
     }
-    if (me.phase == kJoining || me.phase == kWaiting || me.phase == kHolding) {  // gives up, gives back, has lost it
+    // It gives up, releases, or has lost the lock.
+    if (me.phase == kJoining || me.phase == kWaiting || me.phase == kHolding) {
       State n = s;
       leave(n.client[c]);
       if (me.request == kJoin && !me.answer) n.stray[id] = 1;
       add(n);
     }
-    if (me.phase == kWaiting && !me.request && (me.look || (s.faults && (me.proof || me.pushed)))) {  // or by a timer
+    // A report or a timer makes it look.
+    if (me.phase == kWaiting && !me.request && (me.look || (s.faults && (me.proof || me.pushed)))) {
       State n = s;
       n.faults -= !me.look;
       if (mistake != kRejoinKeepsCount) n.client[c].proof = 0;
@@ -663,7 +671,7 @@ struct Search {
     bool needed = false, heeded = w.open;
     for (int c = 0; c < clients; c++)
       if (const Client& me = s.client[c]; process[c] == p) needed |= is_told(me), heeded |= me.watched;
-    if (w.open == 1)  // by a member that is behind by as much as it likes
+    if (w.open == 1)  // by a member that is behind by any number of revisions
       each_revision_once(s, [&](int8_t from) {
         State n = s;
         n.watch[p] = {2, from, from};
@@ -676,7 +684,8 @@ struct Search {
       hear(n, p);
       add(n);
     }
-    if (w.open == 2 && s.faults && needed && w.seen > w.floor) {  // its member restores a snapshot, and tells again
+    // Its member restores a snapshot, and repeats its reports.
+    if (w.open == 2 && s.faults && needed && w.seen > w.floor) {
       State n = s;
       n.faults--;
       n.watch[p].seen = w.floor;

@@ -1,41 +1,48 @@
-// Model of the lock on one Redis: the scripts acquire, share, renew, renew_shared, release, rest, force and what they
-// have in common (pass), and the clients' rules.
+// Model of the lock on one Redis: the rules of the clients, the scripts acquire, share, renew, renew_shared, release,
+// rest and force, and their common part (pass).
 //
-// Every order of events is tried, with these at will: requests and answers are late, lost, or executed twice; a client
-// stops for ever (its subscription ends with it, or stays half open); a subscription breaks and comes back; an operator
-// deletes the key, which leaves `holders` behind, or forces a release; the server's clock is stepped back. Time is what
-// is left of each deadline, in ticks, so no run is bounded in time. The push of a hand-over is a grant for as long as
-// the request whose deadline was used vouches for, counted from its sending: each request of a waiter carries its
-// time of sending, the server keeps it beside the deadline that this very request set, and the push brings it back
-// (`echo`). It comes at any moment until then, or never. A push without an echo is a hint after which a client asks;
-// as it may ask at any moment, those need no state. A client without a subscription may say so with any request
-// (`quietly`): then that it does not listen says nothing, and no push is a grant. States are told apart by 64 bits of a
-// hash.
+// Every order of events is tried. At any moment:
+//   - a request or a reply is late or lost, or a request is executed twice;
+//   - a client stops forever (its subscription ends with it, or stays half open);
+//   - a subscription breaks, and returns;
+//   - an operator deletes the key, which leaves `holders` behind, or forces a release;
+//   - the server's clock is stepped back.
+// Time is stored as the ticks that remain of each deadline, so no run is bounded in time. The push of a hand-over is a
+// grant. It lasts as long as the request whose deadline was used vouches for, counted from the sending of that request.
+// For that, each request of a waiter carries its time of sending. The server keeps it beside the deadline that this
+// very request set, and the push returns it (`echo`). A push comes at any moment until then, or never. A push without
+// an echo is a hint: the client asks after it. A client may ask at any moment anyway, so hints need no state. A client
+// without a subscription may say so with any request (`quietly`). Then the server does not conclude anything from a
+// missing subscriber, and no push is a grant. States are compared by a hash of 64 bits.
 //
-//   redis <clients> <faults> <crashes> <deletes> <steps back> <ttl> <liveness> <permits> <looked at> <at once>
-//         <mistake or ->
+//     redis <clients> <faults> <crashes> <deletes> <steps back> <ttl> <liveness> <permits> <looked at> <at once>
+//           <mistake or ->
 //
-// <clients>: a word each, joined by commas; a letter for each attempt, two at most, one after the other:
-//   X  wants it alone (a lock, a leader, a writer)     R  reads beside other readers     P  takes one of the permits
-//   x r p  try once, without joining the queue         H L  as X and P, but let it rest (hold_at_least) at the end
-//   N C    as X and P, but each push is a hint: it is not renewed (renew=False), or an answer has to be waited for
-// <at once>: how many waiters one script makes holders; 0: as many as fit.
-// Prints what it found, and exits with 1 if that is a violation.
+// <clients>: a word for each, joined by commas. Each letter is an attempt, two at most, one after the other:
+//   X      wants it alone (a lock, a leader, a writer)
+//   R      reads beside other readers
+//   P      takes one of the permits
+//   x r p  try once, without joining the queue
+//   H L    as X and P, but let it rest (hold_at_least) at the end
+//   N C    as X and P, but each push is a hint: it is not renewed (renew=False), or it must wait for a reply
+// <at once>: how many waiters one script makes holders; 0 means as many as fit.
 //
-//   I1  who believe that they hold it fit together, but for those whose key an operator deleted
-//   I2  who believes holds it at the server, for at least as long
+// The program prints what it found, and exits with 1 if that is a violation.
+//
+//   I1  all that believe that they hold fit together, except those whose key an operator deleted
+//   I2  a client that believes holds the lock at the server, for at least as long
 //   I3  an id whose end was answered neither holds nor waits
-//   I4  no waiter that is alive and listens, or has said that it cannot, is overtaken, whatever its kind and theirs
-//   I5  a token of X is greater than all before it, one of R or P greater than each of an X before it
-//   I6  what an operator deleted is not renewed
-//   I7  no release and no cancel leaves a waiter standing that it could have seen, is alive, listens, and fits
-//   I8  who hold it at the server fit together
-//   I9  a rest ends when its first execution said, or earlier: nobody revives or lengthens it
-//   I10 what rests is nobody else's before the end that its holder asked for, but for an operator
-//   I11 what is handed over ends with the deadline of the waiter's own request, though the clock was stepped back
-//   I12 nothing is handed over to who certainly does not listen, and has not said so
-//   I13 N and C hold by an answer only, so from the beginning for a whole ttl
-//   P   all who wait are served within ttl + liveness + clients + 1 ticks (and a rest for each H and L), though every
+//   I4  no waiter is overtaken that is alive and listens, or has said that it cannot listen, whatever the kinds
+//   I5  a token of X exceeds all before it; one of R or P exceeds each of an X before it
+//   I6  a lock that an operator deleted is not renewed
+//   I7  no release or cancel leaves a waiter waiting that it could have seen, is alive, listens, and fits
+//   I8  all holders at the server fit together
+//   I9  a rest ends when its first execution said, or earlier: no request revives or lengthens it
+//   I10 a resting name goes to nobody before the end that its holder asked for, except by an operator
+//   I11 a grant by hand-over ends with the deadline of the waiter's own request, even if the clock was stepped back
+//   I12 nothing is handed over to a client that certainly does not listen, and has not said so
+//   I13 N and C hold by a reply only, so from the beginning for a whole ttl
+//   P   all waiters are served within ttl + liveness + clients + 1 ticks (and a rest for each H and L), even if every
 //       push is lost
 #include <algorithm>
 #include <array>
@@ -50,59 +57,59 @@
 #include <vector>
 
 constexpr int kClients = 4, kIds = 2 * kClients, kQueue = kIds, kStrays = 6, kPushes = 6, kStepBack = 3, kRestFor = 3;
-constexpr int kNobody = -1, kShared = -2;  // owners that are no id
-constexpr int kQuiet = -1;                 // instead of an echo
+constexpr int kNobody = -1, kShared = -2;  // owners that are not ids
+constexpr int kQuiet = -1;                 // takes the place of an echo
 
 enum Phase : int8_t { kIdle, kWaiting, kHolding, kLeaving, kDone };
 enum Request : int8_t { kNone, kAcquire, kRenew, kRelease, kRest };
 
-// What a mistake leaves out or does instead; each must be found.
+// What each mistake leaves out or does instead. The search must find each of them.
 enum Mistake {
   kCorrect,
-  kNobodyAtTheLimit,    // who cannot be looked at is taken for nobody
+  kNobodyAtTheLimit,    // a waiter beyond the limit of the search is ignored
   kNoCap,               // a deadline from before the step back is believed
-  kPublishCounts,       // who listens to everything makes the dead look alive
+  kPublishCounts,       // a subscriber to all channels makes dead waiters look alive
   kFreeIsNotPassedOn,   // only a holder's release hands over
-  kReceipt,             // validity counts from the answer
-  kPlainDelete,         // a release does not look whose lock it is
-  kQueueOnly,           // a cancel leaves the queue, not the lock
+  kReceipt,             // validity counts from the reply
+  kPlainDelete,         // a release does not check whose lock it is
+  kQueueOnly,           // a cancel removes the place in the queue, not the lock
   kNoTombstone,         // a request that comes after its cancel takes the lock
-  kNewcomersFirst,      // a free lock is taken whoever waits
-  kDeadStay,            // who does not ask any more keeps its place
+  kNewcomersFirst,      // a free lock is taken even if others wait
+  kDeadStay,            // a waiter that has stopped asking keeps its place
   kWholeTtl,            // a hand-over lasts for a ttl
-  kRestKeepsId,         // a name that rests still is its id's
+  kRestKeepsId,         // a resting name still belongs to its id
   kRestLengthens,       // a rest that is sent again, or comes late, sets a new end
   kRestPasses,          // a rest hands over at once, as a release does
   kJoinsReaders,        // a writer enters beside readers
   kKindsMix,            // a permit is taken beside readers
   kOneMore,             // one permit too many
   kDeletesAll,          // a reader's release deletes the lock of all
-  kReaderOvertakes,     // a reader joins readers though a writer waits
+  kReaderOvertakes,     // a reader joins readers although a writer waits
   kReadersFirst,        // a hand-over takes the readers out of the middle of the queue
   kOneReader,           // a hand-over wakes one reader only
-  kPermitIsNotPassedOn, // the release of a permit hands over only when it was the last one
-  kCancelDoesNotPass,   // a waiter that leaves lets those behind it stand
+  kPermitIsNotPassedOn, // the release of a permit hands over only if it was the last one
+  kCancelDoesNotPass,   // a waiter that leaves does not admit those behind it
   kHoldersKept,         // a new marker does not forget the former holders
-  kRenewsUnlooked,      // a renewal looks at the marker, not at who stands in `holders`
-  kRenewsUnmarked,      // … at `holders`, not at the marker
-  kMarkerEnds,          // the marker's end is not put off for who comes later
+  kRenewsUnlooked,      // a renewal checks the marker, but not `holders`
+  kRenewsUnmarked,      // a renewal checks `holders`, but not the marker
+  kMarkerEnds,          // the marker's end is not extended for a later holder
   kTokenOfTheWriter,    // a reader's token is that of the last writer
   kPushForATtl,         // a push counts for a ttl from the sending of its request
-  kPushUncapped,        // … for a liveness, though the ttl is shorter: a confirmation makes it end earlier
-  kPushFromReceipt,     // … from when it came
-  kPushFromTheNewest,   // … from the sending of the newest request
-  kPushFromTheAnswered, // … from that of the newest one that was answered
-  kWholeLiveness,       // a hand-over lasts for a liveness from then on
+  kPushUncapped,        // it counts for a liveness although the ttl is shorter, so that a confirmation ends it earlier
+  kPushFromReceipt,     // it counts from its arrival
+  kPushFromTheNewest,   // it counts from the sending of the newest request
+  kPushFromTheAnswered, // it counts from the sending of the newest request that was answered
+  kWholeLiveness,       // a hand-over lasts for a liveness from its own time
   kEchoAlone,           // a request that finds its place in the queue sets the echo, not the deadline
-  kPushInBetween,       // a push counts while a request is under way, which is forgotten
-  kPushSettles,         // after a push it is forgotten that a request has no answer
+  kPushInBetween,       // a push counts while a request is under way, which is then forgotten
+  kPushSettles,         // a push makes the client forget that a request has no reply
   kPushIsAllowed,       // a push to N or C is a grant
-  kPushOfAnother,       // a push counts for whatever its client waits for
+  kPushOfAnother,       // a push counts for any claim that its client waits for
   kPushRevives,         // a push counts after its claim was cancelled
-  kPushFirst,           // it is pushed before the key is written, which a full memory refuses
-  kTellsTheSkipped,     // who does not listen is told before it is skipped
-  kTokenBefore,         // the push carries the token of before
-  kQuietIsSkipped,      // who has said that it cannot be told is passed over
+  kPushFirst,           // the push is sent before the key is written, and a full memory refuses the write
+  kTellsTheSkipped,     // a waiter that does not listen is notified before it is skipped
+  kTokenBefore,         // the push carries the previous token
+  kQuietIsSkipped,      // a waiter that has said that it cannot be notified is skipped
 };
 constexpr const char* kMistakes[] = {
     "-",         "nobody",    "nocap",     "publish",     "freestays",     "receipt",    "plaindelete", "queueonly",
@@ -115,28 +122,28 @@ constexpr const char* kMistakes[] = {
 
 struct Client {
   int8_t attempt, phase, belief, alive;
-  int8_t unsure;   // some request of this id has no answer
-  int8_t deleted;  // an operator deleted its key: what it believes until it is told is nobody's fault
-  int8_t request, executed, age, answer, token;  // the one in flight; its age counts from its sending
-  int8_t seconds;     // … and, if it asks for a rest, for how long
-  int8_t rest, kept;  // what is left of the time for which it wants the name kept; it was told that it is
-  int8_t since;       // for two mistakes: how much longer a push is taken to count, whatever it says
+  int8_t unsure;   // some request of this id has no reply
+  int8_t deleted;  // an operator deleted its key: its belief until it is notified is nobody's fault
+  int8_t request, executed, age, answer, token;  // the request under way; its age counts from its sending
+  int8_t seconds;     // if that request asks for a rest: for how long
+  int8_t rest, kept;  // the rest of the time for which it wants the name kept; it has a confirmation of that
+  int8_t since;       // for two mistakes: the ticks for which a push is assumed to count, whatever it says
 };
 struct Entry {
-  int8_t id, left, echo;  // echo: what is left of the time for which the request that set `left` vouches; 0: a hint
+  int8_t id, left, echo;  // echo: ticks for which the request that set `left` still vouches; 0: a hint
 };
-struct Stray {  // a request that nobody waits for any more; it is executed at any moment, or never
+struct Stray {  // a request whose reply nobody waits for; it is executed at any moment, or never
   int8_t request, id, tombstone, seconds, echo;
 };
-struct Push {  // a grant on its way; one that is lost is one that does not come until it is over
+struct Push {  // a grant on its way; a lost one is one that does not come before it is over
   int8_t id, left, token;
 };
 struct State {
-  int8_t owner, left;            // the lock: an id, or a marker; what is left of its key
-  int8_t holder[kIds];           // what is left of the lease of each id in `holders`; counts under the marker only
-  int8_t rests_at_most[kIds];    // what was left when an id was first let rest, counted down
-  uint8_t resting;               // ids whose place as a holder no request names any more
-  uint8_t tombstones, finished, voided, deaf;  // voided: an operator ended its lease, and it has no other since
+  int8_t owner, left;            // the lock: an id or a marker, and the ticks that are left of its key
+  int8_t holder[kIds];           // ticks left of the lease of each id in `holders`; counts under the marker only
+  int8_t rests_at_most[kIds];    // ticks that were left when an id first began its rest, counted down
+  uint8_t resting;               // ids that no request names as a holder again
+  uint8_t tombstones, finished, voided, deaf;  // voided: an operator ended its lease, and it has had no other since
   int8_t faults, crashes, deletes, steps, queued, strays, pushes, stepped;
   int8_t counter, newest, newest_alone;  // tokens: the last issued, the greatest believed in, and of X; ranks only
   Entry queue[kQueue];
@@ -151,7 +158,7 @@ struct Violation {
 };
 
 int clients, ttl, liveness, permits, looked_at, at_once, deletes_at_all;
-bool full;     // the memory is: what would be the first write is refused
+bool full;     // the memory is full: the script's first write would be refused
 bool quietly;  // the request under way says that its client has no subscription
 std::vector<std::string> words;
 Mistake mistake;
@@ -203,13 +210,13 @@ void no_rest(State& s, int id) {
   s.rests_at_most[id] = 0;
 }
 
-void vacate(State& s) {  // `holders` stay, and say nothing any more
+void vacate(State& s) {  // `holders` stay, and mean nothing after that
   if (s.owner >= 0) no_rest(s, s.owner);
   s.owner = kNobody;
   s.left = 0;
 }
 
-void present(State& s) {  // a marker without holders is nobody's
+void present(State& s) {  // a marker without holders belongs to nobody
   if (s.owner == kShared && !sharing(s)) vacate(s);
 }
 
@@ -226,7 +233,7 @@ bool fits(const State& s, int id) {
 
 int next_token(State& s) { return ++s.counter; }
 
-void put_off(State& s, int asked) {  // seldom: each change of the lock's key is pushed to all who hold it
+void put_off(State& s, int asked) {  // rarely, because each change of the lock's key is pushed to all its holders
   if (s.left < asked && !(mistake == kMarkerEnds && s.left)) s.left = asked + (asked + 1) / 2;
 }
 
@@ -266,7 +273,7 @@ void tell(State& s, int id, int left) {
                         static_cast<int8_t>(s.counter - (mistake == kTokenBefore))};
 }
 
-bool pass(State& s, int me) {  // false: somebody comes before `me`, or it is not known
+bool pass(State& s, int me) {  // false if a claim comes before `me`, or that is unknown
   present(s);
   int skipped = 0, given = 0;
   while (skipped < looked_at && given < at_once) {
@@ -296,7 +303,8 @@ bool pass(State& s, int me) {  // false: somebody comes before `me`, or it is no
       grant(s, next.id, left);
       if (!alone) next_token(s);
       given++;
-      if (alone || given < at_once) tell(s, next.id, next.echo);  // the last one confirms, and so goes on with the next
+      // The last one confirms, and so continues with the next.
+      if (alone || given < at_once) tell(s, next.id, next.echo);
       if (alone || mistake == kOneReader) return false;
     }
   }
@@ -311,7 +319,7 @@ int acquire(State& s, int id, int echo) {
     } else {
       s.holder[id] = ttl;
       put_off(s, ttl);
-      pass(s, id);  // a hand-over to many goes on with each of them
+      pass(s, id);  // a hand-over to many continues with each of them
       next_token(s);
     }
     return 1;
@@ -412,7 +420,8 @@ int execute(State& s, int request, int id, bool tombstone, int seconds, int echo
 
 int id_of(const State& s, int i) { return 2 * i + s.client[i].attempt; }
 
-int echo_of(const State& s, int i) {  // what the request under way vouches for, if it is the one that sets a deadline
+// Ticks for which the request under way vouches, if it is the one that sets a deadline.
+int echo_of(const State& s, int i) {
   int id = id_of(s, i);
   if (quietly && joins(id)) return kQuiet;
   if (!joins(id) || (confirms(id) && mistake != kPushIsAllowed)) return 0;
@@ -438,7 +447,7 @@ void run(State& s, int i) {
     c.token = mistake == kTokenOfTheWriter && mode(id_of(s, i)) != 'X' ? s.newest_alone : s.counter;
 }
 
-void strand(State& s, int i) {  // nobody reads the answer any more; what was not executed still may be
+void strand(State& s, int i) {  // nobody reads the reply; a request that was not executed still may be
   Client& c = s.client[i];
   if (c.request && !c.executed) {
     if (s.strays == kStrays) throw Violation{"the model has too few strays"};
@@ -463,7 +472,7 @@ void leave_it(Client& c) {
   c.belief = 0;
 }
 
-void lose(Client& c) {  // what was lost does not rest
+void lose(Client& c) {  // a lost lock does not rest
   leave_it(c);
   c.rest = 0;
 }
@@ -651,7 +660,7 @@ Seen seen;
 std::deque<State> open;
 uint64_t steps_taken;
 
-void rank_tokens(State& s) {  // only their order counts
+void rank_tokens(State& s) {  // only the order of tokens matters
   std::array<int8_t*, 3 + kClients + kPushes> all{&s.counter, &s.newest, &s.newest_alone};
   for (int i = 0; i < kClients; i++) all[3 + i] = &s.client[i].token;
   for (int i = 0; i < kPushes; i++) all[3 + kClients + i] = &s.push[i].token;
@@ -662,10 +671,10 @@ void rank_tokens(State& s) {  // only their order counts
   for (int8_t* each : all) *each = static_cast<int8_t>(std::lower_bound(values.begin(), end, *each) - values.begin());
 }
 
-void tidy(State& s) {  // states that differ only in what nobody looks at any more are one
+void tidy(State& s) {  // make states equal that differ only in values that no later step reads
   present(s);
-  uint8_t asked = 0;  // ids of which a request may yet be executed
-  uint8_t heed = 0;   // ids of which a push may yet be heeded
+  uint8_t asked = 0;  // ids of which a request may still be executed
+  uint8_t heed = 0;   // ids of which a push may still count
   for (int i = 0; i < s.strays; i++) asked |= 1 << s.stray[i].id;
   for (int i = 0; i < clients; i++) {
     Client& c = s.client[i];
@@ -714,7 +723,7 @@ void tidy(State& s) {  // states that differ only in what nobody looks at any mo
   rank_tokens(s);
 }
 
-void sort(State& s) {  // what comes in any order
+void sort(State& s) {  // sort the values whose order does not matter
   std::sort(s.stray, s.stray + s.strays, [](const Stray& a, const Stray& b) {
     return std::array{a.request, a.id, a.tombstone, a.seconds, a.echo} <
            std::array{b.request, b.id, b.tombstone, b.seconds, b.echo};
@@ -795,7 +804,7 @@ void client_acts(const State& from, int i) {
   };
   if (c.request && !c.executed) {
     next([&] { run(s, i); });
-    if (from.faults) next([&] {  // executed, and once more at some other time
+    if (from.faults) next([&] {  // executed, and once more at another time
       s.faults--;
       Client before = c;
       strand(s, i);
@@ -827,12 +836,12 @@ void client_acts(const State& from, int i) {
   }
   if (!was.request && (was.phase == kWaiting || was.phase == kHolding)) next([&] { leave_it(c); });
   if (was.executed) next([&] { understand(s, i); });
-  if (was.request && from.faults) next([&] {  // no answer in time
+  if (was.request && from.faults) next([&] {  // no reply in time
     s.faults--;
     strand(s, i);
     c.unsure = 1;
   });
-  if (was.deleted && was.phase == kHolding) next([&] {  // it is told, or its renewal tells
+  if (was.deleted && was.phase == kHolding) next([&] {  // it is notified, or its renewal finds out
     c.unsure |= c.request != kNone;
     strand(s, i);
     lose(c);
@@ -846,7 +855,7 @@ void client_acts(const State& from, int i) {
   if (from.deaf >> i & 1) {
     quietly = true;
     if (was.request == kAcquire && !was.executed) next([&] { run(s, i); });
-    if (was.request == kAcquire && from.faults) next([&] {  // no answer in time
+    if (was.request == kAcquire && from.faults) next([&] {  // no reply in time
       s.faults--;
       strand(s, i);
       c.unsure = 1;

@@ -1,29 +1,32 @@
-// Model of a lock on the majority of three servers that know nothing of each other, and of its token.
+// Model of a lock on the majority of three servers that do not know each other, and of its token.
 //
-//   redlock lock <clients> <faults> <restarts> <ttl> <liveness> <mistake or ->
-//   redlock token <lost> <retries> <mistake or ->
+//     redlock lock <clients> <faults> <restarts> <ttl> <liveness> <mistake or ->
+//     redlock token <lost> <retries> <mistake or ->
 //
 // lock: each client acquires once. Every server has the lock, its queue in the order of the clients' tickets (client 0
-// came first), and the push of a hand-over, which is worth what the waiter's own request vouches for. Every order of
-// events is tried, with these at will: requests and answers are late; a fault is a request or an answer that nobody waits
-// for any more, and such a request is executed at any later moment, or never; a server that restarts has forgotten
-// everything, and what was under way to it is lost. A waiter asks any server at any time, and with each such request it
-// gives way, on that server, to one who came before it; so it does not where some request of it is unanswered. A holder
-// renews, and asks servers that it does not have, whose answers move nothing. It asks all in a round, and who ends tells
-// all of them. Times are what remains of them, in ticks.
+// came first), and the push of a hand-over. A push is valid for as long as the waiter's own request vouches for. Every
+// order of events is tried, with these at any moment. Requests and replies are late. A fault is a request or a reply
+// that nobody waits for, and such a request is executed at any later moment, or never. A server that restarts has
+// forgotten everything, and requests under way to it are lost. A waiter asks any server at any time. With each such
+// request it gives way, on that server, to a claim that came before it, unless some request of its own there has no
+// reply. A holder renews, and asks the servers that it does not have; their replies do not extend the validity. A
+// renewal asks all servers in a round, and a client that ends tells all of them. Times are stored as the ticks that
+// remain of them.
 //
-//   I1  at most one believes
-//   I2  who believes has a majority that will not forget it before (unless a server restarted)
+//   I1  at most one client believes
+//   I2  a client that believes has a majority that will not forget it before (unless a server restarted)
 //   I3  an id that was given up on every server neither holds nor waits on one
-//   P   when no more goes wrong and pushes do not come, everybody is served
+//   P   once nothing else goes wrong, every client is served, even without pushes
 //
-// token: two clients that do not exclude each other at all. Each reads what the servers give it, as early as it likes,
-// and then writes one more than the greatest of them to all; who finds a greater one there tries again with more.
+// token: two clients that do not exclude each other at all. Each reads the values that the servers give it, as early as
+// it likes, and then writes one more than the greatest of them to all. A client that finds a greater value there tries
+// again with more.
 //
 //   T1  two clients never have the same token
 //   T2  a token is greater than each that was there before its writing began
 //
-// Prints what it found, and exits with 1 if that is a violation. Servers are alike, and states told apart by 64 bits.
+// The program prints what it found, and exits with 1 if that is a violation. Servers are alike, and states are compared
+// by 64 bits.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -74,28 +77,28 @@ namespace lock {
 enum Kind : int8_t { kNone, kAsk, kAskOrGiveWay, kRenew, kEnd };
 enum Phase : int8_t { kIdle, kWaits, kHolds, kEnds, kDone };
 
-struct Stray {  // a request that nobody waits for any more
+struct Stray {  // a request whose reply nobody waits for
   int8_t kind, age;
 };
-struct AtServer {  // what concerns one client at one server
-  int8_t live;      // in the queue: ticks that it keeps its place
-  int8_t vouched;   // … and what its request vouches for by now
+struct AtServer {  // the state of one client at one server
+  int8_t live;      // in the queue: ticks for which it keeps its place
+  int8_t vouched;   // ticks for which its request still vouches
   int8_t tombstone;
-  int8_t push;      // the most that a push on its way is worth by now
-  int8_t request;   // under way. Its answer comes with its execution: one read later is worth as much less by then
+  int8_t push;      // the most ticks for which a push on its way can still count
+  int8_t request;   // under way. Its reply comes with its execution; a later one counts for that much less
   Stray stray;
-  int8_t vote;      // this client's: for so long this server lets in nobody else
-  int8_t unsure;    // some request has no answer
-  int8_t given_up;  // its vote counts no more for this id
+  int8_t vote;      // ticks for which this server admits no other client
+  int8_t unsure;    // some request has no reply
+  int8_t given_up;  // its vote does not count for this id
 };
 struct Server {
   int8_t owner, left;  // -1: free
-  int8_t guard;        // ticks for which it counts for nothing
+  int8_t guard;        // ticks for which its vote does not count
   AtServer of[kClients];
 };
 struct Client {
   int8_t phase, belief;
-  int8_t age;  // of what is under way
+  int8_t age;  // age of the request under way
 };
 struct State {
   Server server[kServers];
@@ -117,7 +120,7 @@ void join(Server& s, int c, int age) {
   s.of[c].vouched = capped(std::min(liveness, ttl) - age);
 }
 
-// Gives it to the first that is alive; `me` if that comes first, -1 if there is none.
+// Give the lock to the first living waiter. Return `me` if that comes first, or -1 if there is none.
 int pass(Server& s, int me) {
   for (int c = 0; c < clients; c++) {
     if (!s.of[c].live) continue;
@@ -170,10 +173,10 @@ bool execute(Server& s, int c, int kind, int age, bool tombstone) {
 
 // ---- the client
 
-bool minority, receipt, renews_given_up;  // mistakes that are looked at often
+bool minority, receipt, renews_given_up;  // mistakes that are read often
 int needed() { return minority ? 1 : kMajority; }
 
-int8_t majority_of_votes(const State& s, int c) {  // until when so many servers let in nobody else
+int8_t majority_of_votes(const State& s, int c) {  // the time until which a majority of servers admits no other client
   int8_t votes[kServers];
   bool given_up_too = s.client[c].phase == kHolds && renews_given_up;
   for (int i = 0; i < kServers; i++) {
@@ -210,7 +213,7 @@ void end(State& s, int c) {
   s.client[c] = {kEnds, 0, 0};
 }
 
-// What no later step looks at is forgotten, servers are put in an order.
+// Forget what no later step reads, and sort the servers.
 void normalize(State& s) {
   for (int c = 0; c < clients; c++) {
     Client& client = s.client[c];
@@ -223,7 +226,7 @@ void normalize(State& s) {
       if (client.phase < kEnds) continue;
       at.push = at.vouched = at.vote = at.given_up = at.stray.age = 0;
       if (at.request) continue;
-      if (at.tombstone || (at.stray.kind == kRenew && server.owner != c)) at.stray = {};  // it finds nothing to do
+      if (at.tombstone || (at.stray.kind == kRenew && server.owner != c)) at.stray = {};  // it would find nothing to do
       if (!at.stray.kind) at.tombstone = at.unsure = 0;
     }
   }
@@ -284,7 +287,7 @@ struct Successors : Search<State> {
         if (client.phase == kWaits) {
           bool void_now = false;
           for (Server& server : s.server) void_now |= server.of[c].given_up;
-          if (void_now) {  // another id, which has the same ticket
+          if (void_now) {  // another id, with the same ticket
             for (Server& server : s.server) {
               execute(server, c, kEnd, 0, false);
               server.of[c].unsure = server.of[c].given_up = server.of[c].vote = 0;
@@ -417,13 +420,13 @@ struct Successors : Search<State> {
       answered(n, n.server[i], c, execute(n.server[i], c, at.request, s.client[c].age, at.unsure));
       next(n);
     }
-    if (at.request && s.faults) {  // its answer is lost, or it is executed later
+    if (at.request && s.faults) {  // its reply is lost, or it is executed later
       for (bool executed : {false, true}) {
         State n = s;
         n.faults--;
         AtServer& mine = n.server[i].of[c];
         if (executed) execute(n.server[i], c, at.request, s.client[c].age, at.unsure);
-        if (at.request == kEnd) {  // told again
+        if (at.request == kEnd) {  // it is sent again
           if (!executed && !at.stray.kind) mine.stray = {kEnd, 0};
         } else {
           if (executed) mine.request = kNone;
@@ -481,14 +484,14 @@ namespace token {
 constexpr int kTwo = 2;
 
 struct Client {
-  int8_t phase;      // 0 reads, 1 writes, 2 has it, 3 gave up
+  int8_t phase;      // 0 reads, 1 writes, 2 has a token, 3 gave up
   int8_t retries;
   int8_t read[kServers];
-  int8_t greatest;   // that it read
-  int8_t token;      // that it writes, or has
+  int8_t greatest;   // the greatest value that it read
+  int8_t token;      // the token that it writes or has
   int8_t sent, stored;  // bits by server
-  int8_t found;      // the greatest that stood in its way
-  int8_t above;      // the greatest that others had when its writing began
+  int8_t found;      // the greatest value that made it try again
+  int8_t above;      // the greatest token of the others when its writing began
 };
 struct State {
   int8_t count[kServers];
@@ -543,7 +546,7 @@ struct Successors : Search<State> {
           State n = s;
           Client& mine = n.client[c];
           mine.sent |= 1 << i;
-          if (s.lost && !s.stray[c][i]) {  // executed later, perhaps, and nobody hears of it
+          if (s.lost && !s.stray[c][i]) {  // perhaps it is executed later, and its reply is lost
             State lost = n;
             lost.lost--;
             lost.stray[c][i] = me.token;

@@ -1,23 +1,26 @@
-// Model of Redlock: evidence and tokens of claims on three servers that know nothing of each other.
+// Model of Redlock: evidence and tokens of claims on three servers that do not know each other.
 //
-//   redlock_claims <claims> <faults> <restarts> <mistake or -> [most states, in millions] [kinds of faults: 1 pushes, 2 answers, 4 requests; 7]
+//     redlock_claims <claims> <faults> <restarts> <mistake or -> [most states, in millions]
+//                    [kinds of faults: 1 pushes, 2 replies, 4 requests; 7]
 //
-// A server lets one claim in, and keeps the greatest stamp that it gave. Each time that it lets a claim in it stamps that with
-// ANY greater number (so every rule of proposals, clocks and clamps is covered). A claim asks any server at any time, one
-// request at a time and server (sent when it is executed, or a fault); it may give way where it has a minority, and have its stamp raised where it has a majority of
-// several stamps. It counts, for each server, the newest statement only: a push is as old as the request whose echo it bears,
-// and comes after that request's answer. A majority of votes with one stamp is the lock, and the stamp its token.
-// Who is let in next is any claim in the queue, or nobody. A fault: a push that comes late or never, an answer that is read
-// later than at its execution, a request or an answer that nobody waits for any more; such a request is executed at any later
-// time, or never. A claim that ended begins anew as another, without end: so the number of acquisitions is not bounded.
-// Time: a vote lapses at its claim before the server's lease ends (that is redlock.cpp's); a
-// server that restarted counts again once every vote it gave before has lapsed. Stamps are told apart by their order only.
+// A server admits one claim, and keeps the greatest stamp that it gave. With each admission it gives ANY greater number
+// as the stamp, so that every rule of proposals, clocks and clamps is covered. A claim asks any server at any time,
+// with one request at a time on each server (the request is sent when it is executed, or is a fault). It may give way
+// where it has a minority, and have its stamp raised where it has a majority with several stamps. For each server the
+// claim counts the newest statement only. A push is as old as the request whose echo it carries, and comes after that
+// request's reply. A majority of votes with one stamp is the lock, and the stamp is its token.
+//
+// The next admission is of any claim in the queue, or of none. A fault is one of these: a push comes late or never; a
+// reply is read later than at its execution; nobody waits for the reply of a request. Such a request is executed at any
+// later time, or never. A claim that ended begins again as another without end, so the number of acquisitions is not
+// bounded. Time: a vote lapses at its claim before the server's lease ends (redlock.cpp shows that). A server that
+// restarted counts again once every vote that it gave before has lapsed. Stamps are compared by their order only.
 //
 //   I1 at most one holds            T  each token is greater than all before
-//   I3 what ended neither holds, waits, nor can come to hold
+//   I3 a claim that ended neither holds nor waits, and cannot come to hold
 //
-// `patient`: no mistake, but fewer states: who waits gives up only after a give-way that has no answer.
-// A server without memory stamps with more than every token before (perfect clocks), unless the mistake says otherwise.
+// `patient` is not a mistake, but has fewer states: a waiter gives up only after a give-way without a reply. A server
+// without memory gives a stamp greater than every token before (perfect clocks), unless the mistake says otherwise.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -27,18 +30,18 @@
 #include <string>
 #include <vector>
 
-constexpr int LOW = 1;  // kept, but less than the last token
+constexpr int LOW = 1;  // kept, but lower than the last token
 constexpr int N = 3, NEED = 2, MAXC = 3;
 enum { NONE, VOTES, YIELDS };                    // place
 enum { NOTHING, ASK, GIVE, RAISE };              // requests
-enum { OPEN, BUSY, GRANTED };                    // executed, and what it said
+enum { OPEN, BUSY, GRANTED };                    // executed, and its result
 enum { ACTIVE, HOLDS, LEAVING };
 struct At {
   uint8_t place, stamp, gen, push, unsure, old;  // the newest statement: of request gen, by push
-  uint8_t kind, kgen, raise, said, sstamp, sstale;  // under way
-  uint8_t stray, sgen, sraise;                   // nobody waits for it
-  uint8_t echo;                                  // in the queue: of which request; 0: it is not
-  uint8_t pgen, pstamp, pstale;                  // push on its way; pstale 1: given before a restart, 2: its time is over
+  uint8_t kind, kgen, raise, said, sstamp, sstale;  // the request under way
+  uint8_t stray, sgen, sraise;                   // a request whose reply nobody waits for
+  uint8_t echo;                                  // in the queue: the number of its request; 0: not queued
+  uint8_t pgen, pstamp, pstale;                  // push on its way; pstale 1: given before a restart, 2: expired
   uint8_t tell;                                  // a release on its way: 1, 2 with a tombstone
 };
 struct Server { int8_t holder; uint8_t kept, guard; };
@@ -97,7 +100,7 @@ void tidy(State& s) {
     auto r = [&](uint8_t& x) { int k = std::lower_bound(g, g + n, x) - g; x = x ? (g[0] ? k + 1 : k) : 0; };
     r(a.gen), r(a.kgen), r(a.sgen), r(a.echo), r(a.pgen);
   }
-  // What a server that lets in nobody keeps: only whether it is less than the last token matters, since it may give any stamp.
+  // Of the kept stamp of a server without a holder, only whether it is below the last token matters, since the server may give any stamp.
   for (int i = 0; i < N; i++) if (s.s[i].kept && (s.s[i].holder < 0 || s.phase[s.s[i].holder] == LEAVING)) s.s[i].kept = s.last && s.s[i].kept >= s.last ? s.last : LOW;
   uint8_t v[64]; int n = 0; stamps(s, [&](uint8_t& x) { if (x) v[n++] = x; });
   std::sort(v, v + n); n = std::unique(v, v + n) - v;
@@ -119,11 +122,11 @@ void add(State s) {
   } while (std::next_permutation(q, q + C));
   if (known.insert(hash(best))) todo.push_back(best);
 }
-// Every stamp that a server may give now: any greater than what it kept, told apart by order.
+// Every stamp that a server may give now: any greater than the kept one, compared by order.
 template <class F> void fresh(const State& s, int i, F f) {
   int top = s.last, from = s.s[i].kept;
   State& m = const_cast<State&>(s); stamps(m, [&](uint8_t& x) { top = std::max<int>(top, x); });
-  if (!from && !m_forget) from = s.last;  // it has no memory: the clock
+  if (!from && !m_forget) from = s.last;  // without memory it uses the clock
   top = std::max(top, 3);
   for (int v = std::max(3, from + (m_strict && s.s[i].kept > LOW ? 0 : 1)); v <= top + 1; v++) if (v > 3 || from <= LOW) f(v);
 }
@@ -136,7 +139,7 @@ void heard(State& s, int i, int c) {  // a push
   if (s.phase[c] == ACTIVE && newer && a.pstale != 2) a.place = VOTES, a.gen = std::max(a.gen, a.pgen), a.push = 1, a.stamp = a.pstamp, a.old = a.pstale == 1;
   a.pgen = 0;
 }
-// The holder is gone: whoever waits is let in and told, or nobody.
+// The holder is gone: any waiter is admitted and notified, or none.
 template <class F> void pass(const State& s, int i, F f) {
   State t = s; t.s[i].holder = -1; f(t);
   for (int c = 0; c < C; c++) if (s.a[i][c].echo) fresh(s, i, [&](int v) {
@@ -144,7 +147,7 @@ template <class F> void pass(const State& s, int i, F f) {
     if (s.faults && kinds & 1) { State l = u; l.faults--; f(l); }
     heard(u, i, c); f(u); });
 }
-// One request is executed: f(state, what it says, stamp).
+// One request is executed: f(state, its result, stamp).
 template <class F> void execute(const State& s, int i, int c, int kind, int gen, int raise, F f) {
   if (s.s[i].holder == c) {
     State t = s;
@@ -165,7 +168,7 @@ template <class F> void execute(const State& s, int i, int c, int kind, int gen,
   }
   State t = s; t.a[i][c].echo = gen; f(t, BUSY, 0);
 }
-// What the claim makes of an answer.
+// The claim's conclusion from a reply.
 void hears(State& s, int i, int c, int gen, int said, int stamp, int stale) {
   At& a = s.a[i][c];
   if (s.phase[c] != ACTIVE) return;
@@ -178,7 +181,7 @@ bool counts(const State& s, int i) { return !s.s[i].guard || m_guard; }
 void look(const State& s) {
   for (int i = 0; i < N && !bad; i++) {
     const Server& sv = s.s[i];
-    if (sv.holder >= 0 && s.phase[sv.holder] != LEAVING) {  // its lease ends: the vote lapsed before
+    if (sv.holder >= 0 && s.phase[sv.holder] != LEAVING) {  // its lease ends; the vote lapsed before
       if (s.phase[sv.holder] == ACTIVE) pass(s, i, [&](State& t) { At& b = t.a[i][sv.holder]; if (b.place == VOTES && !b.old) b.place = NONE; if (b.kind && b.said) b.sstale = 2; if (b.pgen && t.s[i].holder != sv.holder) b.pstale = 2; add(t); });
     }
     if (sv.guard) {
@@ -214,7 +217,7 @@ void look(const State& s) {
       if (votes >= NEED && most_same < NEED) split_seen++;
     }
     bool stuck = false; for (int i = 0; i < N; i++) stuck |= s.a[i][c].place == YIELDS;
-    if ((s.phase[c] == ACTIVE && touched && (stuck || !m_small)) || s.phase[c] == HOLDS) {  // it is given up, or given back
+    if ((s.phase[c] == ACTIVE && touched && (stuck || !m_small)) || s.phase[c] == HOLDS) {  // it gives up, or releases
       State t = s; t.phase[c] = LEAVING;
       for (int i = 0; i < N; i++) {
         At& a = t.a[i][c]; bool known_there = a.place == VOTES || a.echo;
@@ -242,7 +245,7 @@ void look(const State& s) {
       if (a.stray && s.phase[c] != LEAVING + 9) { // executed late
         State t = s; t.a[i][c].stray = 0;
         execute(t, i, c, a.stray, a.sgen, a.sraise, [&](State& u, int, int) { add(u); });
-        if (s.phase[c] != LEAVING) add(t);  // or never: only where that is not what a tombstone is for
+        if (s.phase[c] != LEAVING) add(t);  // or never: only where a tombstone does not cover that case
       }
       if (s.phase[c] == LEAVING) continue;
       if (a.pgen && s.phase[c] == ACTIVE) {
@@ -255,7 +258,7 @@ void look(const State& s) {
       }
       if (s.phase[c] != ACTIVE) continue;
       if (a.kind) continue;
-      if (a.place == YIELDS && !m_lostgive) continue;  // a give-way without an answer: nothing it says counts; the claim is to end
+      if (a.place == YIELDS && !m_lostgive) continue;  // a give-way without a reply: none of its statements count, and the claim must end
       uint8_t gen = std::max({a.gen, a.sgen, a.echo, a.pgen}) + 1;
       auto ask = [&](int kind, int raise) {
         State p = s; At& b = p.a[i][c];
@@ -278,7 +281,7 @@ void look(const State& s) {
 }
 int main(int n, char** v) {
   C = atoi(v[1]); M = v[4]; if (n > 5) most = atol(v[5]) * 1000000; if (n > 6) kinds = atoi(v[6]);
-  if (M == "patient") m_small = true;  // no mistake: who waits gives up only where nothing else is left
+  if (M == "patient") m_small = true;  // not a mistake: a waiter gives up only if nothing else is left
   m_strict = is("stamp-not-strict"), m_max = is("max-of-votes"), m_anywhere = is("raise-anywhere"), m_nofloor = is("no-floor"), m_stale = is("stale-push"), m_yield = is("yield-counts"), m_tomb = is("no-tombstone"), m_guard = is("no-guard"), m_acked = is("acked-only"), m_minority = is("minority"), m_forget = is("no-clock"), m_oldanswer = is("old-answer"), m_lostgive = is("lost-give-way-forgotten");
   State s; memset(&s, 0, sizeof s); for (int i = 0; i < N; i++) s.s[i].holder = -1;
   s.faults = atoi(v[2]), s.restarts = atoi(v[3]); add(s);

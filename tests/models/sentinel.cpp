@@ -1,26 +1,26 @@
-// Model of the primary that one client follows, out of what three Sentinels say.
+// Model of the primary that one client follows, given the replies of three Sentinels.
 //
-// Every order of events is tried, with these at will. A Sentinel leads a failover, and the others learn of it one by
-// one. A Sentinel is made anew (epoch 0, at the primary of the first day or at the present one), or all of them are. An
-// operator moves one Sentinel, or all, to another primary (REMOVE, MONITOR: epoch 0). A Sentinel is cut off from the
-// others and keeps what it knows; it comes back. A Sentinel is silent to this client for a while. An answer is late: the
-// Sentinel has been asked again meanwhile. Time is counted in ticks: within one tick Sentinels that reach each other
-// have told each other, and within kRound ticks the client asks each address.
+// Every order of events is tried, with these at any moment. A Sentinel leads a failover, and the others learn of it one
+// by one. A Sentinel is created again (epoch 0, at the primary of the first day or at the present one), or all of them
+// are. An operator moves one Sentinel, or all, to another primary (REMOVE, MONITOR: epoch 0). A Sentinel is cut off
+// from the others and keeps its view; later it returns. A Sentinel is silent to this client for a while. A reply is
+// late: the Sentinel has been asked again meanwhile. Time is counted in ticks: within one tick, Sentinels that reach
+// each other have exchanged their views, and within kRound ticks the client asks each address.
 //
-//   sentinel <own or name> <failovers> <made anew> <moves> <cut off> <silent> <late> <mistake or ->
+//     sentinel <own or name> <failovers> <made anew> <moves> <cut off> <silent> <late> <mistake or ->
 //
 // own: the client reaches each Sentinel at an address of its own (it was in the URL, or another Sentinel named it).
-// name: only one name leads to all Sentinels. Each new connection reaches any one of them, so an answer of one Sentinel
-// replaces no answer of another, and Sentinels are told apart by their ids.
+// name: only one name leads to all Sentinels. Each new connection reaches any one of them, so a reply of one Sentinel
+// replaces no reply of another, and Sentinels are distinguished by their ids.
 //
-// What the client does with an answer stands in `note` and `decide`, as in multilock_redis/following.py.
-// Prints what it found, and exits with 1 if that is a violation.
+// The client's treatment of a reply is in `note` and `decide`, as in multilock_redis/following.py. The program prints
+// what it found, and exits with 1 if that is a violation.
 //
 //   S1  the client follows no lower epoch than one that a Sentinel which it reaches has known for a round
-//   S2  the client does not go to a lower epoch while a Sentinel still names the primary, if the client has reached that
-//       Sentinel for a round, or if that Sentinel led the failover and was in touch with the others all the time
-//   S3  the client leaves a primary for one of no greater epoch only if so many Sentinels name that as a failover needs
-//   S4  the client follows no answer that comes after the answer to a later question to the same Sentinel
+//   S2  the client does not go to a lower epoch while a Sentinel still names the primary, if the client has reached
+//       that Sentinel for a round, or if that Sentinel led the failover and was in touch with the others all the time
+//   S3  the client leaves a primary for one of no greater epoch only if as many Sentinels name it as a failover needs
+//   S4  the client follows no reply that comes after the reply to a later request to the same Sentinel
 //   L   if nothing changes for kBound ticks, and two of the Sentinels that the client reaches name one primary with the
 //       greatest epoch there is, then the client follows that primary
 #include <algorithm>
@@ -46,13 +46,13 @@ bool own, forever, dial_only, url_entries, one_answer, unwatched, one_asked, las
 
 struct Opinion {
   int8_t epoch, primary;
-  int8_t history;  // known to nobody but this model: which event it comes from
+  int8_t history;  // the event that it comes from, known only to this model
   bool operator==(const Opinion&) const = default;
 };
 struct Guard {
   Opinion knows;
-  int8_t id;     // another one when it is made anew
-  int8_t cut;    // off from the other Sentinels
+  int8_t id;     // a new one when the Sentinel is created again
+  int8_t cut;    // cut off from the other Sentinels
   int8_t silent; // to this client
   int8_t held;   // ticks since any of these changed
   int8_t joined; // ticks since it was cut off
@@ -68,11 +68,11 @@ struct Late {
   int8_t id;
   int8_t flies, overtaken, before;  // before: it was asked before the doubt began
 };
-struct Seat {  // one Sentinel, and what the client has of it
+struct Seat {  // one Sentinel, and the client's replies from it
   Guard guard;
-  Answer answer, former;  // former: of the id that it had before
+  Answer answer, former;  // former: a reply of its previous id
   Late late;
-  int8_t asked;  // ticks since
+  int8_t asked;  // ticks since it was asked
 };
 struct State {
   Seat seat[kSentinels];
@@ -150,7 +150,7 @@ void decide(State& s, const Answer& heard) {
     for (Seat& seat : s.seat) seat.late.before = seat.late.flies;
     if (!one_round) return;
   }
-  if (answered < kSentinels && s.doubts <= kCounts && !hasty) return;  // who has not answered may know more
+  if (answered < kSentinels && s.doubts <= kCounts && !hasty) return;  // a Sentinel that has not replied may know more
   for (int primary = 0; primary < kPrimaries; primary++) {
     int named = 0, really = 0;
     Opinion to{};
@@ -185,7 +185,7 @@ void note(State& s, int i, const Opinion& says, int id, bool late) {
   if (overtaken && s.follows != followed) throw Violation{"S4 the client follows an answer that another one has overtaken"};
 }
 
-// ---- all that may come next
+// ---- all possible next states
 
 std::unordered_set<uint64_t> seen;
 std::deque<State> open;
@@ -205,7 +205,7 @@ void become(State& s, int i, Opinion knows) {
   changed(s, i);
 }
 
-int newest(const State& s) {  // of those that reach each other
+int newest(const State& s) {  // the newest of those that reach each other
   int best = -1;
   for (int i = 0; i < kSentinels; i++)
     if (!s.seat[i].guard.cut && (best < 0 || s.seat[i].guard.knows.epoch > s.seat[best].guard.knows.epoch)) best = i;
@@ -307,7 +307,7 @@ void client_acts(const State& s) {
       reach(n);
     }
   }
-  if (dial_only && s.any) {  // a new connection: all are asked, and all of them are behind
+  if (dial_only && s.any) {  // a new connection: all are asked, and all their replies are old
     bool behind = true;
     for (const Seat& seat : s.seat) behind &= !seat.guard.silent && seat.guard.knows.epoch < s.follows.epoch;
     if (behind) {
@@ -316,7 +316,7 @@ void client_acts(const State& s) {
       reach(n);
     }
   }
-  if (url_entries && s.any)  // a new connection: all that stand in the URL, which is one name
+  if (url_entries && s.any)  // a new connection: all Sentinels of the URL, which is one name
     for (const Seat& seat : s.seat)
       if (!seat.guard.silent && seat.guard.knows.epoch < s.follows.epoch) {
         State n = s;

@@ -1,7 +1,7 @@
 """Count how often a cluster ends a lease that was renewed in time, because a former leader wakes up without knowing.
 
-python -m tests.backends.etcd.leader_pauses 20 MULTILOCK_TEST_ETCD_RELEASE=trixie python -m
-tests.backends.etcd.leader_pauses 20
+python -m tests.backends.etcd.leader_pauses 20
+MULTILOCK_TEST_ETCD_RELEASE=trixie python -m tests.backends.etcd.leader_pauses 20
 
 This is a report and not a test, since only etcd can prevent it. Measured: 3 of 20 pauses on 3.4.23, and 4 of 32 on
 3.5.16, although 3.5.13 should have ended it. The holder is notified at once.

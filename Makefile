@@ -1,22 +1,22 @@
-# Two commands from a bare clone: `make demo` and `make test`. Everything they need goes into .venv.
+# Two commands run in a fresh clone: `make demo` and `make test`. Everything that they need is installed into .venv.
 
 PYTHON ?= python3
 URL ?= sqlite:///$(CURDIR)/.state/demo.db
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests at a time, on two cores. Most wait for ttls to end and leave a core idle; with many more, some fail for lack of
-# time.
+# Number of tests at a time, on two cores. Most wait for ttls to end and leave a core idle. With many more, the machine
+# is overloaded and some tests fail.
 WORKERS ?= 4
 SECONDS ?= 600
 MINUTES ?= 90
 OUT ?= .state/compare
-# A tenth of some faults meets nothing: at least 300 of each are to be decided.
+# At least 300 cycles of each fault must be decided, and some faults hit nothing in a tenth of their cycles.
 CYCLES ?= 345
 CHAOS := $(patsubst %,tests/faults/test_%.py,chaos crowd majority)
 SERVERS := redis,consul,etcd,zookeeper,postgresql,chromium
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
-# Thousands of processes are started; each would compile the same modules again.
+# The tests start thousands of processes, each of which would otherwise compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## this list
@@ -27,8 +27,8 @@ demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes ove
 	$(BIN)/multilock demo --url "$(URL)"
 
 test: $(VENV)/.dev servers lint types ## everything that must be green: style, types, all tests on real servers
-	# What fails runs again alone (tests/again.py says what, and what never). Chaos judges who was late, so the others
-	# are over by then; two at a time use two thirds of two cores.
+	# A test that failed runs again alone (tests/again.py says which tests do, and which never). Chaos judges which
+	# process was late, so it starts after all other tests; two of its tests at a time use two thirds of two cores.
 	export MULTILOCK_REQUIRE=$(SERVERS); failed=; \
 	$(BIN)/python -m tests.again --durations=40 --durations-min=5 $(CHAOS:%=--ignore %) -n $(WORKERS) || failed=1; \
 	$(BIN)/python -m pytest --durations=20 --durations-min=5 $(CHAOS) -n 2 --maxschedchunk 1 || failed=1; \
@@ -72,7 +72,7 @@ mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 alone: $(VENV)/.dev servers ## the suites of the lock on the writer, the only permit and sets of every backend
 	MULTILOCK_ALONE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_alone.py tests/conformance/test_sets.py
 
-# Two cores go through some 250 cycles a minute, and measure a quarter of an hour after them.
+# Two cores run about 250 cycles a minute, and after that measure for a quarter of an hour.
 compare: $(VENV)/.dev servers ## six backends: CYCLES of each fault (controls: 30), or as many as begin in MINUTES; kept in OUT
 	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m tests.compare.all --cycles $(CYCLES) --control-cycles 30 --minutes $(MINUTES) --out $(OUT) $(RESUME)
 
@@ -97,7 +97,7 @@ versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked
 pythons: $(VENV)/.dev redis ## the tests of the kernel and of three backends on Python 3.13 and 3.14, unpacked likewise
 	tests/pythons.sh $(BIN)/python
 
-# The servers for the tests: nothing to do for those that are installed or that MULTILOCK_TEST_<NAME>_URL names.
+# Install the servers for the tests, except those that are installed already or that MULTILOCK_TEST_<NAME>_URL names.
 servers: redis consul etcd zookeeper postgresql chromium
 redis consul etcd zookeeper postgresql chromium:
 	@tests/bootstrap/$@.sh >/dev/null
@@ -110,7 +110,7 @@ $(BIN)/python:
 		{ echo "multilock needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# pip before 25.1 knows no dependency groups.
+# pip before 25.1 does not support dependency groups.
 $(VENV)/.pip: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@touch $@

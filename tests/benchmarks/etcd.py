@@ -1,4 +1,5 @@
-"""etcd: our lock, other libraries' locks, and the plain requests below them: ``python -m tests.benchmarks.etcd``.
+"""Benchmarks of etcd, run by ``python -m tests.benchmarks.etcd``: our lock, other libraries' locks, and the plain
+requests below them.
 
 All run on one server, which keeps its data in memory: a disk would hide everything else. etcd3 and etcd3gw are left out
 if the environment is missing that ``make bench`` makes for them.

@@ -68,8 +68,8 @@ def _multilock(url: str, *, fair: bool = False, renew: bool = True) -> Take:
 class _PlainSockets:
     """multilock without most of its Python code: its scripts, prepacked, and a wait for the push.
 
-    The waiter reads the subscription of its process itself, or a thread does and wakes it. As with multilock, one
-    waiter of a process at a time queues at the server, and the push to it is a grant.
+    The waiter reads the subscription of its process itself, or a thread does and wakes it. In each process one waiter
+    at a time queues at the server, like with multilock, and the push to it is a grant.
     """
 
     def __init__(self, url: str, *, listener: bool) -> None:

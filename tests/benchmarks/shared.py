@@ -1,7 +1,7 @@
 """Readers and permits, on every backend: ``python -m tests.benchmarks.shared``.
 
 It measures how much a reader costs beside many others, and how often three permits change hands among forty that want
-one. Of other libraries it measures kazoo's ReadLock and Semaphore. Other libraries with readers do not exclude other
+one. It measures kazoo's ReadLock and Semaphore in the same way. Other libraries with readers do not exclude other
 machines: those of fasteners are of one process or one file, and aiorwlock's are of one loop. They are measured alone,
 beside memory:// and sqlite://.
 """

@@ -1,4 +1,5 @@
-"""ZooKeeper: our lock, kazoo's, and the plain requests below them: ``python -m tests.benchmarks.zookeeper``.
+"""Benchmarks of ZooKeeper, run by ``python -m tests.benchmarks.zookeeper``: our lock, kazoo's, and the plain requests
+below them.
 
 All run on one server, which does not wait for its disk: that would hide everything else.
 """

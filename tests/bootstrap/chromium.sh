@@ -1,5 +1,5 @@
 #!/bin/sh
-# See to it that a Chromium can be started: one that is installed, else Debian's package. Prints its program.
+# Make sure that a Chromium can be started: an installed one, or else Debian's package. Prints the path of the program.
 set -eu
 . "$(dirname "$0")/install.sh"
 

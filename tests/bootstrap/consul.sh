@@ -1,7 +1,7 @@
 #!/bin/sh
-# See to it that a consul can be started: the one on the PATH, else Debian 11's, unpacked in the user's cache (nothing
-# is installed). Prints its path. Debian 12 and later have no package; so this machine's own source of packages is read
-# under the name of Debian 11, by a second set of package lists, for this one package.
+# Make sure that a consul can be started: the one on the PATH, or else Debian 11's, unpacked in the user's cache
+# (nothing is installed). Prints its path. Debian 12 and later have no package. So for this one package, apt-get reads
+# this machine's own source of packages under the name of Debian 11, with a second set of package lists.
 set -eu
 . "$(dirname "$0")/release.sh"
 
@@ -23,7 +23,7 @@ on_path=$(command -v consul || true)
 [ ! -x "$program" ] || found "$program"
 command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
 
-# Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
+# Two test runs may arrive here together: each unpacks its own copy, and the first to finish moves it into place.
 work=$home.$$
 trap 'rm -rf "$work"' EXIT
 read_release "$work" "$suite"

@@ -1,8 +1,9 @@
 #!/bin/sh
-# See to it that etcd and etcdctl can be started: those on the PATH, else Debian's packages. Prints the path of etcd.
+# Make sure that etcd and etcdctl can be started: those on the PATH, or else Debian's packages. Prints the path of etcd.
 #
-# With the name of a Debian release (tests/bootstrap/etcd.sh trixie) it is that release's etcd, unpacked under .state;
-# nothing is installed: this machine's own source of packages is read under the other name, by a second set of lists.
+# With the name of a Debian release (tests/bootstrap/etcd.sh trixie) it unpacks that release's etcd under .state, and
+# installs nothing: apt-get reads this machine's own source of packages under the other name, with a second set of
+# lists.
 set -eu
 cd "$(dirname "$0")/../.."
 . tests/bootstrap/install.sh
@@ -33,7 +34,7 @@ program=$home/usr/bin/etcd
 [ ! -x "$program" ] || found "$PWD/$program"
 command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
 
-# Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
+# Two test runs may arrive here together: each unpacks its own copy, and the first to finish moves it into place.
 work=$home.$$
 trap 'rm -rf "$work"' EXIT
 read_release "$PWD/$work" "$suite"

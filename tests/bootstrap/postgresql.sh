@@ -1,5 +1,5 @@
 #!/bin/sh
-# See to it that a PostgreSQL can be started: the newest that is installed, else Debian's package. Prints the folder of
+# Make sure that a PostgreSQL can be started: the newest installed one, or else Debian's package. Prints the folder of
 # its programs.
 set -eu
 . "$(dirname "$0")/install.sh"

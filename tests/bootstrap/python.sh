@@ -1,6 +1,7 @@
 #!/bin/sh
-# Another Debian release's Python (tests/bootstrap/python.sh trixie 3.13), unpacked under .state with the libraries it
-# needs, its libc included; nothing is installed. Prints its path. It makes virtual environments like any other.
+# Unpack another Debian release's Python (tests/bootstrap/python.sh trixie 3.13) under .state, with the libraries that
+# it needs, including its libc. Nothing is installed. Prints its path. It makes virtual environments like any other
+# Python.
 set -eu
 cd "$(dirname "$0")/../.."
 . tests/bootstrap/release.sh
@@ -19,13 +20,13 @@ missing() {
 [ ! -x "$home/usr/bin/$python" ] || found
 command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
 
-# Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
+# Two test runs may arrive here together: each unpacks its own copy, and the first to finish moves it into place.
 work=$home.$$
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"
 unpack_release "$PWD/$work" "$suite" "$python" "lib|$python|media-types|tzdata" || missing
-# It is started by its own loader, and told that it is the wrapper, or the link to it in a virtual environment: there it
-# finds its modules.
+# Its own loader starts it, and gives it the path of the wrapper, or of the link to the wrapper in a virtual
+# environment, as its own: from there it finds its modules.
 mv "$work/root/usr/bin/$python" "$work/root/usr/bin/$python.program"
 cat >"$work/root/usr/bin/$python" <<WRAPPER
 #!/bin/sh

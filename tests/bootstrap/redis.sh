@@ -1,9 +1,9 @@
 #!/bin/sh
-# See to it that a redis-server can be started: the one on the PATH, else Debian's package. Prints its path.
+# Make sure that a redis-server can be started: the one on the PATH, or else Debian's package. Prints its path.
 #
-# With a Debian release and the name of a server (tests/bootstrap/redis.sh trixie valkey) it is that release's, unpacked
-# under .state with the libraries it needs, its libc included; nothing is installed. This machine's own source of
-# packages is read under the other name, by a second set of package lists.
+# With a Debian release and the name of a server (tests/bootstrap/redis.sh trixie valkey) it unpacks that release's
+# server under .state, with the libraries that it needs, including its libc. Nothing is installed. For that, apt-get
+# reads this machine's own source of packages under the other name, with a second set of package lists.
 set -eu
 cd "$(dirname "$0")/../.."
 . tests/bootstrap/install.sh
@@ -34,7 +34,7 @@ home=.state/servers/$server-$suite
 [ ! -x "$home/bin/redis-server" ] || found "$PWD/$home/bin/redis-server"
 command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
 
-# Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
+# Two test runs may arrive here together: each unpacks its own copy, and the first to finish moves it into place.
 work=$home.$$
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/home/bin"

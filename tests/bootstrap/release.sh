@@ -1,6 +1,6 @@
-# Sourced by the others. `read_release WORK SUITE` lets apt-get, called with $options, see the packages of another Debian
-# release, without installing anything: this machine's own sources of packages are read under the other name, into lists
-# of their own below WORK (an absolute path).
+# Sourced by the other scripts. `read_release WORK SUITE` lets apt-get, called with $options, see the packages of
+# another Debian release, without installing anything: it reads this machine's own sources of packages under the other
+# name, into separate lists below WORK (an absolute path).
 read_release() {
     mkdir -p "$1/sources" "$1/lists/partial" "$1/archives/partial"
     release=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
@@ -12,14 +12,14 @@ read_release() {
     options="-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=$1/sources
         -o Dir::State::Lists=$1/lists -o Dir::Cache::Archives=$1/archives
         -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User= -o Debug::NoLocking=true"
-    # A source without this release is no matter if another has the package.
+    # A source may lack this release, as long as another one has the package.
     # shellcheck disable=SC2086
     apt-get $options update >&2 || true
 }
 
-# `unpack_release WORK SUITE PACKAGE NAMES` unpacks that release's PACKAGE into WORK/root, with all it depends on whose
-# names begin with one of NAMES (a|b|c), its libc included. $loader is then the path, below root, of what starts its
-# programs: they need their own libc.
+# `unpack_release WORK SUITE PACKAGE NAMES` unpacks that release's PACKAGE into WORK/root, with its libc and all other
+# packages it depends on whose names begin with one of NAMES (a|b|c). After that $loader is the path, below root, of the
+# program that starts its programs: they need their own libc.
 unpack_release() {
     mkdir -p "$1/root"
     read_release "$1" "$2"

@@ -1,11 +1,11 @@
 #!/bin/sh
-# See to it that a ZooKeeper can be started, and Curator's recipes beside it: a java, the jars, and a binding for their
-# log, all of the distribution's packages. Prints the class path. No service is started.
+# Make sure that a ZooKeeper and Curator's recipes can be started: a java, the jars, and a binding for their log, all
+# from the distribution's packages. Prints the class path. No service is started.
 set -eu
 . "$(dirname "$0")/install.sh"
 
 jars=/usr/share/java
-# Debian's ZooKeeper names the jars it needs, but not all that its Netty connections (TLS) need.
+# Debian's ZooKeeper names the jars it needs, except some that its Netty connections (TLS) need.
 classpath=$jars/zookeeper.jar:$jars/slf4j-simple.jar:$jars/netty-codec.jar:$jars/netty-resolver.jar
 
 missing() {

@@ -65,7 +65,7 @@ def test_what_kazoo_leaves_is_removed_by_the_server_where_nobody_is_left_to_do_i
     with ZooKeeperServer(java=["-Dznode.container.checkIntervalMs=100"]) as server, zookeeper(server.url) as operator:
         place = controls.Kazoo.open(server.url, 1.0)
         lock = place.lock("compare-1")
-        for _ in range(2):  # the second time, a lock held for longer than its parent lives finds the parent again
+        for _ in range(2):  # the second time, the lock object has outlived its parent node, and must create it again
             holding = lock.acquire(20.0)
             assert holding is not None
             holding.release()

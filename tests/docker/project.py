@@ -33,7 +33,7 @@ def docker(*arguments: str, within: float = COMMAND_WITHIN) -> str:
 
 
 def need_engine() -> None:
-    """Skip with a message if there is no engine, or fail if ``MULTILOCK_REQUIRE`` names docker."""
+    """Skip with a message if the engine is missing, or fail if ``MULTILOCK_REQUIRE`` names docker."""
     for command in (["docker", "version"], ["docker", "compose", "version"]):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_WITHIN, check=False)

@@ -1,16 +1,16 @@
 #!/bin/sh
-# The tests of compose/ and of the containers, with any Docker engine that answers; without one the rig in the folder
-# that MULTILOCK_DOCKER_RIG names (engine.sh, images.sh), which can start one and build the images; without that it says
-# that nothing was tested, and ends well. The argument is the Python to test with; whatever was started is ended.
+# Test compose/ and the containers with any Docker engine that answers. The argument is the Python to test with. Without
+# an engine, the rig in the folder named by MULTILOCK_DOCKER_RIG (engine.sh, images.sh) starts one and builds the
+# images. Without a rig the script reports that nothing was tested, and exits with 0. It stops everything it started.
 set -eu
 cd "$(dirname "$0")/../.."
 python=$1
 rig=${MULTILOCK_DOCKER_RIG:-../shared/docker}
 
 files="compose/compose.yaml compose/cluster.yaml"
-inside= # what runs a command where the containers' ports are
+inside= # the command that runs another one where the containers' ports are open
 started=
-tests= # the process
+tests= # process id of pytest
 running=
 export MULTILOCK_DOCKER_PROJECT="multilock-test-$$"
 
@@ -22,7 +22,7 @@ images() {
     for file in $files; do docker compose --profile all --file "$file" config --images; done | sort -u
 }
 
-# The tests clean up after themselves; this is for those that were killed.
+# Clean up after tests that were killed; the others do it themselves.
 finish() {
     if [ -n "$tests" ]; then
         [ -z "$running" ] || { kill "$tests" && wait "$tests" || true; }
@@ -58,7 +58,7 @@ else
     exit 0
 fi
 
-# In the background, so that a signal is heard at once.
+# In the background, so that a signal is handled at once.
 MULTILOCK_REQUIRE=docker $inside "$python" -m pytest tests/docker &
 tests=$!
 running=yes

@@ -28,7 +28,8 @@ COLUMNS: dict[str, Callable[[Client, str], DistributedLock]] = {
     "`semaphore` of 3": lambda client, name: client.semaphore(name, 3),
 }
 WAITS, ENTERS, REFUSED = "waits", "**enters**", "refused"
-# Seconds: a lock still kept out after SOON waits; a lock that may enter has until LATE, on an overloaded machine.
+# Seconds: without the lock after SOON it counts as waiting; a lock that may enter has until LATE on an overloaded
+# machine
 SOON, LATE = 0.7, 30.0
 
 Cell = tuple[str, str]

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Models of protocols, exhausted: none may be violated, and each seeded mistake must be found. Needs g++ (or CXX).
-# `run.sh long` exhausts greater ones: half an hour, 5 GB. See the head of the model for what its words mean.
+# Search all states of the protocol models. No invariant may be violated, and each seeded mistake must be found.
+# Needs g++ (or CXX). `run.sh long` searches larger ones: half an hour, 5 GB. The comment at the top of each model
+# explains its arguments.
 set -eu
 cd "$(dirname "$0")"
 built=$(mktemp -d)
@@ -46,7 +47,7 @@ if [ "${1-}" = long ]; then
     holds XX,X,X 1 0 0 0 2 1 2 1 0
     holds P,P,P 1 0 0 0 3 2 1 1 0
 
-    model=etcd # clients, faults, crashes, deletes, permits; who is joined by + shares a watch
+    model=etcd # clients, faults, crashes, deletes, permits; clients joined by + share a watch
     holds X,X 1 1 1 1
     holds X+X 1 1 1 1
     holds X+X,X 1 0 0 1
@@ -136,7 +137,7 @@ found R,P 0 0 0 0 2 1 2 1 0 kindsmix
 found R,R 0 0 0 0 2 1 2 1 0 markerends
 found R,X 0 0 0 0 2 1 2 1 0 writerstoken
 
-model=etcd # clients, faults, crashes, deletes, permits; who is joined by + shares a watch
+model=etcd # clients, faults, crashes, deletes, permits; clients joined by + share a watch
 holds X,X 1 0 1 1
 holds X,X 1 1 0 1
 holds X,x 1 0 1 1
@@ -167,7 +168,7 @@ done
 found X+X,X 1 0 0 1 toldtwice
 found P,P,P 0 0 0 1 onemore
 found R,R,X 0 0 0 1 likeexcludes
-model=redlock # lock: clients, faults, restarts, ttl, liveness; token: lost answers, retries
+model=redlock # lock: clients, faults, restarts, ttl, liveness; token: lost replies, retries
 holds lock 2 0 0 1 1
 holds lock 1 1 1 2 1
 holds lock 2 0 1 1 1
@@ -184,7 +185,7 @@ for mistake in blind nowrite onewrite addsup; do
     found token 1 1 $mistake
 done
 
-model=sentinel # addresses, failovers, made anew, moves, cut off, silent, late answers
+model=sentinel # addresses, failovers, made anew, moves, cut off, silent, late replies
 holds own 1 1 0 0 0 0
 holds own 0 0 2 0 0 0
 holds own 0 0 1 0 1 0

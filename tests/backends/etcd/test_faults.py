@@ -822,7 +822,7 @@ def test_a_thousand_locks_are_renewed_by_one_request(server: EtcdServer, connect
     before, started = {m: sent(server, m) for m in ("LeaseKeepAlive", "Txn")}, time.monotonic()
     time.sleep(4)
     periods = (time.monotonic() - started) / 2
-    # The lease of one request may be asked for again.
+    # One keep-alive may be repeated.
     assert sent(server, "LeaseKeepAlive") - before["LeaseKeepAlive"] <= periods * 1.25 + 2
     assert sent(server, "Txn") == before["Txn"]
     assert all(lease.is_held() for lease in held)

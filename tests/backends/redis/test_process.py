@@ -82,7 +82,7 @@ def test_a_forked_child_keeps_no_connection_of_a_parent_that_was_killed(
         parent.wait_for("waiting", within=10)
         parent.wait_for("child", within=10)
         assert len(connections(bare) - before) == 4  # for requests, subscribed, tracked, a channel
-        parent.signal(signal.SIGKILL)  # not its child
+        parent.signal(signal.SIGKILL)  # only the parent, not its child
         eventually(lambda: connections(bare) <= before)
         waiter = them.wait()
         us.release(held)
@@ -117,7 +117,7 @@ def test_a_child_forked_while_its_parent_connects_keeps_no_connection_that_is_us
     with Helper(f"{__name__}:forking_while_it_connects", server.url) as parent:
         parent.wait_for("waiting", within=10)
         assert len(connections(bare) - before) == 2
-        parent.signal(signal.SIGKILL)  # not its child
+        parent.signal(signal.SIGKILL)  # only the parent, not its child
         eventually(lambda: connections(bare) <= before)
         waiter = them.wait()
         us.release(held)

@@ -376,7 +376,7 @@ def test_a_server_that_has_it_again_tells_of_the_next_loss(contend: Contend, ser
     for which in range(3):
         with redis.Redis(port=servers.members[which].port) as bare:
             bare.delete("multilock/a")
-        # Not the state of the ballot: the clerk may have asked for the vote again by the next look.
+        # Wait for `lost_at`, not for the ballot's state: by the next look the clerk may have asked for the vote again.
         eventually(lambda at=standing.ballots[which]: at.lost_at > 0, within=WITHIN)  # type: ignore[misc]
         standing.ballots[which].lost_at = -(10**12)  # long ago
         [renewed] = us.renew(held)

@@ -10,7 +10,7 @@
 // forgotten everything, and requests under way to it are lost. A waiter asks any server at any time. With each such
 // request it gives way, on that server, to a claim that came before it, unless some request of its own there has no
 // reply. A holder renews, and asks the servers that it does not have; their replies do not extend the validity. A
-// renewal asks all servers in a round, and a client that ends tells all of them. Times are stored as the ticks that
+// holder asks all servers in a round, and a client that ends tells all of them. Times are stored as the ticks that
 // remain of them.
 //
 //   I1  at most one client believes

@@ -446,7 +446,7 @@ def daemon_of_c_code(url: str) -> None:
 
 
 def end_inside_a_request(url: str) -> None:
-    """End by a signal inside a transaction; a child lives on with all that it has inherited."""
+    """Kill this process inside a transaction. A child that it forked lives on with everything inherited."""
     multilock_sqlite.transport.FORK_WAIT = 0.1
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     with asker.backend._database.request(5) as sql, transaction(sql):  # type: ignore[attr-defined]
@@ -458,7 +458,7 @@ def end_inside_a_request(url: str) -> None:
 
 
 def count_and_read(url: str, file: str, rounds: str) -> None:
-    """Count, and read the files of the lock again and again meanwhile, as a backup does."""
+    """Count, and meanwhile read the files of the lock repeatedly, as a backup does."""
     path = url.removeprefix("sqlite://")
 
     def read() -> None:

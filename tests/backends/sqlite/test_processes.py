@@ -274,7 +274,8 @@ def test_shared_memory_counts_as_used_although_its_process_reads_it(path: Path, 
     with multilock.connect(url) as client, client.lock("n"):
         read_files(path)
         with open(f"{path}-shm", "r+b") as memory, pytest.raises(BlockingIOError):
-            fcntl.lockf(memory, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)  # the byte of "in use"
+            # The byte whose lock means that the shared memory is in use.
+            fcntl.lockf(memory, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
 
 
 def test_processes_count_without_a_loss_while_one_reads_the_file(url: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`multilock run`: a command lives and dies with its lock, and every end has its exit code."""
+"""`multilock run`: a command runs only while its lock is held, and each way to end has its exit code."""
 
 from __future__ import annotations
 

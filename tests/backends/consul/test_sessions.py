@@ -100,7 +100,7 @@ def test_a_renewal_of_one_lock_looks_at_its_key_before_anything_else(
         backend.release(claim, take(backend, claim), False, WITHIN)
     [held] = held_in_one_session(backend, ear, ["job"], 30.0)
     server.ask("DELETE", f"kv/{KEY}")
-    proxy.delay(0.15)  # there is time for a few
+    proxy.delay(0.15)  # there is time for a few of them
     assert backend.renew(held[1].group, [held], 3.6) == [None]
 
 

@@ -59,7 +59,7 @@ def test_a_waiter_hears_of_a_release_after_the_member_it_watched_through_has_gon
     holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 8  # its safety timer would take twenty
+    assert time.monotonic() - begun < 8  # its safety timer would take twenty seconds
     if how == "pause":
         first.resume()
 

@@ -251,7 +251,7 @@ def test_a_server_that_is_silent_past_the_ttl_costs_the_lock_before_another_gets
     server.resume()
     begun = time.monotonic()
     assert other.lock("job").acquire(timeout=10).is_held()
-    assert time.monotonic() - begun < 8  # its safety timer would take ten
+    assert time.monotonic() - begun < 8  # its safety timer would take ten seconds
     assert lost.stays_at(1)
 
 
@@ -266,7 +266,7 @@ def test_waiting_outlasts_a_restart_and_hears_of_a_release_during_it(
         holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 8  # its safety timer would take twenty
+    assert time.monotonic() - begun < 8  # its safety timer would take twenty seconds
 
 
 def is_counted(client: multilock.Client) -> bool:
@@ -515,7 +515,7 @@ def test_a_revoked_lease_ends_every_lock_on_it_once(server: EtcdServer, connect:
     assert {loss.reason for loss in lost.calls} == {LossReason.SESSION_LOST}
     assert not any(lease.is_held() for lease in held)
     assert lost.stays_at(20)
-    assert client.lock("job-0").try_acquire() is not None  # on a new lease
+    assert client.lock("job-0").try_acquire() is not None  # this acquire uses a new lease
 
 
 def test_a_reason_without_an_answer_holds_no_notice_up(

@@ -74,7 +74,7 @@ def test_who_waits_hears_of_the_release_all_the_same(
     eventually(lambda: answers(ours) and polite.made > made)
     begun = time.monotonic()
     assert holder.release()
-    assert waits.result(20) - begun < 8  # its safety timer would take twenty
+    assert waits.result(20) - begun < 8  # its safety timer would take twenty seconds
 
 
 def test_locks_come_and_go_while_it_says_so_all_the_time(

@@ -214,7 +214,7 @@ def test_a_push_that_comes_when_another_has_the_name_is_believed_by_nobody(serve
             proxy.black_hole()  # neither the push nor a heartbeat arrives
             held.release()
             assert str(holder_of(bare)).startswith(two._kernel.client)
-            third = one.lock("a").acquire(timeout=15)  # once that is over
+            third = one.lock("a").acquire(timeout=15)  # acquired once the hand-over has expired
             proxy.heal()  # now the push comes
             eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=10)
             assert third.is_held()

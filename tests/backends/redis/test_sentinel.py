@@ -452,7 +452,7 @@ def test_without_sentinels_all_goes_on_as_long_as_the_connections_do(guarded: Gu
             server.client_kill_filter(_type="normal", skipme=True)
     with redis.Redis(port=guarded.servers[2].port) as bare:
         bare.client_kill_filter(_type="normal", skipme=True)
-    with suppress(BackendUnavailable):  # on the connection that was just ended
+    with suppress(BackendUnavailable):  # it fails on the connection that was just ended
         us.backend.ping(1)
     with pytest.raises(BackendUnavailable, match=r"\(a Sentinel\) cannot be reached") as caught:
         us.take(us.claim("d"))

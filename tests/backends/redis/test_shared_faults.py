@@ -337,6 +337,6 @@ def test_readers_that_renew_are_pushed_to_the_others_only_now_and_then(connect: 
             assert ours.renew(each) != [None]
     time.sleep(0.2)  # the pushes are handled by then
     looks = int(bare.info("commandstats")["cmdstat_mget"]["calls"]) - before
-    pushed = looks - rounds * len(clients)  # each renewal reads once itself
+    pushed = looks - rounds * len(clients)  # each renewal itself reads once
     assert pushed <= 3 * (1 + (now() - begun) / ttl) * len(clients)
     assert [ours.ear.heard for ours in clients] == [[]] * len(clients)

@@ -120,7 +120,7 @@ def test_all_servers_are_asked_at_the_same_time(contend: Contend, servers: Redis
     asking = threading.Thread(target=us.attempt, args=(claim,))
     asking.start()
     for fault in faults:
-        fault.wait(5.0)  # each has ten seconds
+        fault.wait(5.0)  # each request may take ten seconds
     for fault in faults:
         fault.release()
     asking.join(WITHIN)

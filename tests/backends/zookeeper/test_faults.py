@@ -245,7 +245,7 @@ def test_waiting_outlasts_an_outage_and_hears_of_a_release_during_it(
         holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 8  # its safety timer would take ten
+    assert time.monotonic() - begun < 8  # its safety timer would take ten seconds
 
 
 def test_a_node_deleted_while_the_connection_is_broken_is_a_loss_once_it_is_back(
@@ -394,7 +394,7 @@ def test_a_session_closed_by_somebody_else_ends_every_lock_on_it_once(
     assert {loss.reason for loss in lost.calls} == {LossReason.SESSION_LOST}
     assert not any(lease.is_held() for lease in held)
     assert lost.stays_at(20)
-    assert client.lock("job-0").acquire(timeout=5) is not None  # on a new session
+    assert client.lock("job-0").acquire(timeout=5) is not None  # this acquire uses a new session
 
 
 def test_a_waiter_whose_session_expires_joins_again_on_a_new_one(server: ZooKeeperServer, connect: Connect) -> None:

@@ -56,6 +56,9 @@ class AsyncLeadership(Leading, HeldAsyncLease):
             self._term.body_ends()
             raise
 
+    def _loss_for_the_body(self) -> Loss[Any] | None:
+        return super()._loss_for_the_body() or self._term.loss_for_the_body()
+
     async def _exit(self, body: Body | None, error: BaseException | None) -> None:
         self._term.body_ends()
         await super()._exit(body, error)

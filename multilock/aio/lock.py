@@ -72,7 +72,7 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
             self._bodies.remove(body)
             cancelled = body.end(error)
         await self.release()
-        if self._is_lost():
+        if cancelled or self._is_lost():
             self._raise_lost(None if cancelled else error)
 
     def _newest_body(self) -> Body | None:

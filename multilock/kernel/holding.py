@@ -295,14 +295,19 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
                 self._hooks = [other for other in self._hooks if other != hook]
 
     def _lock_lost(self) -> LockLost:
-        assert self._loss is not None
+        loss = self._loss_for_the_body()
+        assert loss is not None
         return LockLost(
-            f"lock {self.name!r} was lost ({self._loss.reason.value}): {self._loss.message}; "
+            f"lock {self.name!r} was lost ({loss.reason.value}): {loss.message}; "
             "what was done since may not be exclusive",
-            loss=self._loss,
+            loss=loss,
             name=self.name,
             backend=self._kernel.scheme,
         )
+
+    def _loss_for_the_body(self) -> Loss[Any] | None:
+        """Return why the body of a ``with`` must end, or None if it may go on."""
+        return self._loss if self._is_lost() else None
 
     def _raise_lost(self, error: BaseException | None) -> None:
         """Raise LockLost at the end of ``with``. If the body raised ``error``, add a note to that instead."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multilock.kernel.runtime import Bell
     from multilock.kernel.scopes import Scope
 
-__all__ = ["Condition", "Mark", "Office", "Part", "inside", "mark", "unmark"]
+__all__ = ["Condition", "Mark", "Office", "Part", "inside", "is_inside", "mark", "unmark"]
 
 T = TypeVar("T", bound=Holding)
 
@@ -51,6 +51,11 @@ def unmark(token: Mark) -> None:
     # It may end in another thread or task, where a mark of a part that is done changes nothing; or twice.
     with contextlib.suppress(ValueError, RuntimeError):
         _INSIDE.reset(token)
+
+
+def is_inside(part: Part) -> bool:
+    """Return whether this thread or task, or the task that started it, runs inside ``part``."""
+    return part in _INSIDE.get()
 
 
 @contextlib.contextmanager

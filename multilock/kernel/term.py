@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from multilock.kernel.holding import HELD, LOST, RELEASING, Holding
-from multilock.kernel.office import Mark, Office, Part, mark, unmark
+from multilock.kernel.office import Mark, Office, Part, is_inside, mark, unmark
 from multilock.model import Loss, LossReason
 from multilock.telling import logger
 
@@ -73,6 +73,7 @@ class Term(Generic[T]):
         self.resigning = False
         self.end_at = math.inf
         self.nobody_waits = False
+        self._resigned_by_body = False
         self._body: Mark | None = None  # the body of a `with` that is counted as work
         self.outlasted = False  # the warning about parts that outlast the grace is logged
 
@@ -147,6 +148,10 @@ class Term(Generic[T]):
         """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over."""
         if self.work_begins():
             self._body = mark(self.work)
+
+    def loss_for_the_body(self) -> Loss[Any] | None:
+        """Return the resignation that the body must hear of, or None if there is none, or it came from the body."""
+        return self.loss if self.resigning and not self._resigned_by_body else None
 
     def body_ends(self) -> None:
         """Record that the body has ended. A second call changes nothing."""
@@ -225,6 +230,8 @@ class Term(Generic[T]):
         if not lease._alive():
             return False
         with self.office.lock:
+            if not self.resigning:
+                self._resigned_by_body = is_inside(self.work)
             again, self.resigning = self.resigning, True
         # Also done by a second call, because the first may have been interrupted before this.
         self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease._valid_until))

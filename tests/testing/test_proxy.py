@@ -274,11 +274,11 @@ def test_a_url_without_a_port_means_the_one_its_backend_uses(scheme: str, port: 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("memory://x", "no TCP connection"),
-        ("sqlite:////tmp/x.db", "no TCP connection"),
-        ("unix:///tmp/x.sock", "no TCP connection"),
-        ("mine://127.0.0.1", "name the port"),
-        ("etcd://me:hush@127.0.0.1:1,127.0.0.1:2", "make one for each"),
+        ("memory://x", "does not use TCP"),
+        ("sqlite:////tmp/x.db", "does not use TCP"),
+        ("unix:///tmp/x.sock", "does not use TCP"),
+        ("mine://127.0.0.1", "give one in the URL"),
+        ("etcd://me:hush@127.0.0.1:1,127.0.0.1:2", "make one proxy for each"),
     ],
 )
 def test_what_no_proxy_can_stand_before_is_an_error(url: str, message: str) -> None:

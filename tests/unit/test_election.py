@@ -22,6 +22,7 @@ from multilock import (
     LeaderChanged,
     LeaderInfo,
     Leadership,
+    LockLost,
     LockTimeout,
     Loss,
     LossReason,
@@ -999,6 +1000,53 @@ def test_an_async_leadership_is_the_current_lease_of_who_leads(server: Scripted)
                 client.current_lease()
 
     run(main)
+
+
+@pytest.mark.parametrize("how", ["stop", "resign", "close"])
+def test_the_body_of_an_async_campaign_is_cancelled_when_another_task_steps_down(server: Scripted, how: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(server, ttl=20.0) as client:
+            election = client.election("e")
+            end: dict[str, Callable[[], Awaitable[object]]] = {
+                "stop": election.stop,
+                "resign": election.resign,
+                "close": client.close,
+            }
+            leads = asyncio.Event()
+
+            async def step_down() -> None:  # no task of the body: what the body begins counts as its own act
+                await leads.wait()
+                await end[how]()
+
+            async def lead() -> None:
+                async with election.campaign():
+                    leads.set()
+                    try:
+                        await asyncio.sleep(10)
+                    except asyncio.CancelledError:
+                        assert server.holders  # until the body has ended
+                        raise
+
+            ending = asyncio.create_task(step_down())
+            with pytest.raises(LockLost, match="resigned"):
+                await lead()
+            await ending
+            assert server.holders == {}
+
+    asyncio.run(main())
+
+
+def test_the_body_of_an_async_campaign_that_steps_down_itself_goes_on(server: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(server, ttl=20.0) as client:
+            election = client.election("e")
+            async with election.campaign() as leadership:
+                assert await election.resign()
+                await asyncio.sleep(0.05)
+                assert not leadership.is_held()
+            assert server.holders == {}
+
+    asyncio.run(main())
 
 
 def test_async_campaign_can_be_entered(server: Scripted) -> None:

@@ -286,7 +286,7 @@ def test_an_acquire_without_renewal_that_begins_after_its_cancel_makes_no_sessio
     backend = open_(server.url)
     claim = ear.claim(renew=False)
     assert backend.release(claim, None, True, WITHIN).ours is False
-    with pytest.raises(BackendUnavailable, match="given up"):
+    with pytest.raises(BackendUnavailable, match="the claim was cancelled"):
         backend.attempt(claim, True, WITHIN)
     assert server.sessions() == []
 

@@ -65,7 +65,8 @@ def connect(
     (``multilock/``), ``identity`` (host and pid), ``outage_timeout`` (30 seconds, None for no limit) and
     ``request_timeout`` (a fifth of the ttl, at most 5 seconds). The page of each backend lists its own options.
 
-    Raises ConfigurationError if nothing is configured or an option is wrong, CapabilityMissing, and TypeError.
+    Raises ConfigurationError if nothing is configured or an option is wrong, CapabilityMissing if the backend lacks one
+    of ``requires``, and TypeError if an argument has the wrong type.
     """
     settings = resolve(url, profile=profile, config=config, client=client, requires=requires, options=options)
     return Client._of(open_configured(settings), settings)

@@ -5,7 +5,7 @@ with the same names never wait for each other. A caller that holds a later name 
 part is lost while others are still missing, all parts are given back, and the caller begins again with the first.
 
 Nobody works under the parts before all of them are held. So a part has no lost callback, no hard fence and no
-``hold_at_least`` of its own: the lease of the whole set has them. That lease is held as long as each part is held. If
+``hold_at_least`` of its own: the lease of the whole set has them. That lease is held only while all parts are held. If
 one part is lost, the others are kept until the work has ended. Everything else about leases is in `multilock.kernel`.
 """
 

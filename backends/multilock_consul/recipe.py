@@ -442,7 +442,7 @@ class Recipe:
             entry, _ = self._transactions.read(key, until)
             if entry is None or not entry.held_by(claim.id, session):
                 return False
-            index = entry.index  # an operator wrote the key
+            index = entry.index  # still our key, but changed: only an operator can have written it
         raise self._transactions.restless(key)
 
     def _end_doubtful(self, claim: Claim, doubtful: Sequence[Session], until: float) -> None:
@@ -512,7 +512,7 @@ class Recipe:
             entry, _ = self._transactions.read(self._keys.of(claim.name), until)
             if entry is None or not entry.held_by(claim.id, granted.key):
                 return entry
-            index = entry.index  # an operator wrote the key
+            index = entry.index  # still our key, but changed: only an operator can have written it
         raise self._transactions.restless(self._keys.of(claim.name))
 
     def _move_at(self, claim: Claim, granted: Granted, session: str, index: int, seconds: float, until: float) -> Entry:

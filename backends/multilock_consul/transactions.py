@@ -115,7 +115,9 @@ class Transactions:
         return list(keys[:at_most])
 
     def ask_for_less(self, keys: Sequence[str]) -> bool:
-        """Halve the size of all later portions, after `TooLarge`: an operator sets the limit of a server.
+        """Halve the size of all later portions after `TooLarge`.
+
+        The limit is an option of the server, so it is not known.
 
         Returns False if this portion cannot be made smaller.
         """

@@ -25,7 +25,7 @@ __all__ = ["LIVENESS_MIN", "Store"]
 
 TOMBSTONE = 60.0  # seconds; no call of this process that was cancelled earlier can still be executed
 LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds after an attempt for which a waiter counts as alive
-SHOWN = 100  # holders of one name that inspect() returns
+SHOWN = 100  # at most so many holders of one name are returned by inspect()
 
 
 @dataclass(slots=True)

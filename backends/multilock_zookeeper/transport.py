@@ -160,7 +160,7 @@ class Transport:
         self._session: Session | None = None
         self._id: int | None = None
         self._granted = math.inf  # the least timeout that any handshake granted to the present session id
-        self._touched_at = -1e9  # the latest time at which a handshake surely told the leader of the session
+        self._touched_at = -1e9  # the latest time at which a handshake certainly refreshed the session at the leader
         self._started = False
         self._adopted = False  # the session was opened by the client that was handed over
         self._closed = False

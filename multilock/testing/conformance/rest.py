@@ -29,7 +29,7 @@ class RestConformance(Conformance):
             pytest.skip("declared: only a living client could do it")
 
     def rests_until(self, client: Client, place: Place, seconds: float) -> float:
-        """Acquire the name and release it at once. Returns until when nobody may have it."""
+        """Acquire the name and release it at once. Returns the time until which nobody else may have the name."""
         lease = client.lock(NAME, hold_at_least=seconds, ttl=place.quick_ttl).acquire()
         assert lease.release()
         return inner(lease.leases[0])._granted_at + seconds - GRAIN

@@ -116,7 +116,10 @@ def wanted(test: pytest.Item) -> frozenset[str]:
 
 @pytest.fixture
 def multilock_client(request: pytest.FixtureRequest, multilock_url: str) -> Iterator[Client]:
-    """A blocking client of that backend. After the test it is closed, with every lease it still holds."""
+    """A blocking client of the backend at `multilock_url`.
+
+    After the test it is closed, with every lease it still holds.
+    """
     import multilock
 
     with multilock.connect(multilock_url) as client:

@@ -1,18 +1,25 @@
-"""The lock on the majority of several primaries that know nothing of each other: ``redlock://``.
+"""The lock on a majority of several independent Redis primaries: ``redlock://``.
 
-Redlock, as Redis documents it (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), with what it
-lacks. Every server keeps the lock, a queue and the newest stamp of each name. A claim asks all servers at once. A
-server that lets it in votes for it until the lease ends, and stamps the vote with a number greater than every stamp
-before it. A majority of votes with one stamp is the lock, and the stamp is its fencing token: one round trip.
+This is Redlock as Redis documents it (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), with
+fencing tokens, queues and pushes. Every server keeps the lock, a queue and the newest stamp of each name. A claim asks
+all servers at once. A server that admits the claim votes for it until the lease ends, and stamps the vote with a number
+greater than every stamp before it. A majority of votes with one stamp is the lock, and the stamp is its fencing token.
+This takes one round trip.
 
-A waiter has nearly the same place in all queues, so a release hands the name to the same waiter everywhere. If the
-votes are split, a minority gives way to earlier claims after a few milliseconds. Nobody tries again at random. A server
-that has restarted may have forgotten whom it let in: its votes do not count until every such lease is over.
+A waiter has nearly the same place in all queues, so after a release all servers hand the name to the same waiter. If
+the votes are split, a minority gives way to earlier claims after a few milliseconds. No client retries at random. A
+server that has restarted may have forgotten its leases, so its votes do not count until all those leases have expired.
 
-`place` is one claim at every server, without I/O. `fan` asks all servers at once, `rounds` is the acquire and the
-release, `channel` the same for an event loop, `renewal` the extension of what is held. The `clerk` is the one thread
-that acts while nobody asks. `servers` subscribes and watches, `guard` says from when on a server counts, `inspection`
-is for operators.
+The modules, with the names that they define:
+
+* `place` has the record of one claim at all servers, the `Evidence`. It does no I/O.
+* `fan` asks all servers at once. A `Fan` has one connection to each server, and each of them is a `Lane`.
+* `rounds` acquires and releases. `channel` does the same for an event loop.
+* `renewal` extends the held leases.
+* `clerk` has the background thread of the client, the `Clerk`.
+* `servers` makes the subscriptions and watches.
+* `guard` decides from when on a restarted server counts.
+* `inspection` serves operators.
 """
 
 from __future__ import annotations
@@ -42,11 +49,16 @@ TTL_MIN = 0.1  # seconds
 
 
 def open_redlock(url: str, scheme: str, options: Mapping[str, object]) -> RedlockBackend:
-    """The backend of ``redlock://h1,h2,h3[/db]`` or ``redlocks://…``; ``client`` is a list of ``redis.Redis``.
+    """Return the backend of ``redlock://h1,h2,h3[/db]`` or ``redlocks://…``.
 
-    Own options besides those of ``redis://``: ``token`` (true; false: leases have none) and ``restart_guard`` (seconds
-    for which a server that restarted does not count, and the longest ttl; default: the client's ttl; 0: it counts at
-    once).
+    The options are those of ``redis://`` and these:
+
+    * ``client`` is a list of ``redis.Redis``, one for each server.
+    * ``token`` is true by default. If it is false, leases have no fencing token.
+    * ``restart_guard`` is for how many seconds a restarted server does not count, and also the longest ttl. The default
+      is the client's ttl. With 0 a restarted server counts at once, and any ttl is allowed.
+
+    Raises ConfigurationError if an option is wrong, if there are fewer than two servers, or if one is named twice.
     """
     reject_unknown(options, (*OPTIONS, "client", "token", "restart_guard"), scheme)
     keys, ttl = keyspace(options, scheme), ttl_of(options)
@@ -95,7 +107,7 @@ class RedlockBackend:
             cross_host=True,
             survives_failover=True,
             ttl_min=TTL_MIN,
-            # What ends later than the guard could be forgotten by a server that counts again.
+            # A restarted server could have forgotten a longer lease when it counts again.
             ttl_max=max(TTL_MIN, math.ceil(guard * 1000) / 1000) if guard else 365 * 86400.0,
             why_ttl_max=f"restart_guard is {guard:g} s: give all clients one as long as the longest ttl"
             if guard
@@ -126,7 +138,7 @@ class RedlockBackend:
 
     def channel(self, within: float) -> Channel | None:
         fan = self.rounds.pool.make()
-        descriptor = None if self._tls else fan.fileno()  # TLS may have to write in order to read
+        descriptor = None if self._tls else fan.fileno()  # a TLS connection may have to write in order to read
         if descriptor is None:
             fan.close()
             return None
@@ -151,7 +163,7 @@ class RedlockBackend:
         def follow(node: Node, within: float) -> bool:
             return node.listener.follow(names, within)
 
-        # A majority may come to be on any servers, so each must push the changes.
+        # Any of the servers may be in the next majority, so each must push the changes.
         told = self.servers.ask_most(follow, within, "follow it", everybody=True)
         if len(told) < len(self._endpoints):
             raise BackendUnavailable("not every server pushes changes: asked again", backend=self.scheme, unknown=False)

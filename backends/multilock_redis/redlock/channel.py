@@ -1,4 +1,4 @@
-"""A fan for an event loop: one acquire or release at a time, without a thread to wait in."""
+"""A fan (one connection to each server) for an event loop: one acquire or release at a time, without a thread."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Channel"]
 
 
 class Channel:
-    """See `multilock.backend.Channel` and `multilock.backend.Lingers`."""
+    """The channel to all servers: see `multilock.backend.Channel` and `multilock.backend.Lingers`."""
 
     def __init__(self, rounds: Rounds, fan: Fan, descriptor: int) -> None:
         self._rounds = rounds
         self._fan = fan
         self._descriptor = descriptor
         self._evidence: Evidence | None = None
-        self._waiting: set[int] | None = None  # of a release: the servers whose answer is under way
+        self._waiting: set[int] | None = None  # in a release: the servers whose replies are missing
         self._join = False
         self._joins = Joins.NO
         self._raised = False
-        self._end = 0.0  # when the round is over
+        self._end = 0.0  # when the round ends, even if replies are missing
 
     def fileno(self) -> int:
         return self._descriptor
@@ -78,7 +78,7 @@ class Channel:
             if not isinstance(said, Granted):
                 answers, pending = evidence.answers(), evidence.pending()
                 if pending and said is not Outcome.SPLIT and now < self._end:
-                    if answers >= rounds.need:  # the others as a rule answer just after
+                    if answers >= rounds.need:  # the other replies usually arrive just after these
                         self._end = min(self._end, now + rounds.grace(evidence))
                     raise BlockingIOError
                 if said is Outcome.OPEN:
@@ -89,21 +89,21 @@ class Channel:
             evidence.asking = False
         self._evidence = None
         if said is Outcome.BUSY and (self._joins is not Joins.YES if self._join else rounds.is_split(evidence)):
-            return None  # a thread subscribes and asks again, or settles who is first
+            return None  # the kernel uses a thread, which subscribes and asks again, or settles a split vote
         if self._join:
             rounds.servers.listen()
         return rounds.outcome(evidence, said, self._join)
 
-    # What it offers besides, since answers come that nobody waits for
+    # Methods of `Lingers`: replies may arrive after their request has ended
 
     def idle(self) -> bool:
-        """Read what comes while nobody asks. False: there is nothing to wait for on this channel any more."""
+        """Read the replies that came between two requests. Returns False if too few servers are connected."""
         self._fan.look(0)
         self._fan.expire(self._rounds.now())
         return self._fan.connected() >= self._rounds.need
 
     def look_in(self) -> float | None:
-        """In how many seconds the loop should look though nothing came; None: not at all."""
+        """Return the seconds after which the loop must look although no reply came, or None if it need not look."""
         now = self._rounds.now()
         late = self._fan.late_in(now)
         if self._evidence is None:

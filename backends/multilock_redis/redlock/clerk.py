@@ -1,6 +1,6 @@
-"""The one thread of a client that acts while nobody asks: late answers, claims that are due, releases told again.
+"""The clerk: the background thread of a client. It reads late replies, acts for waiting claims, and repeats releases.
 
-It never blocks on a server: it sends on connections of its own, which are made by other threads.
+The clerk never blocks on a server. It sends over connections of its own, which other threads make.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFIRMED_WITHIN", "Clerk", "Unconfirmed"]
 
-LATE = 0.01  # seconds after which the clerk reads what a fan is owed that nobody uses
+LATE = 0.01  # seconds without use after which the clerk reads the late replies of a fan
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two batches of releases to a server that confirmed none
-BATCH = 64  # releases under way to one server
-CONFIRMED_WITHIN = 5.0  # seconds for an answer that nobody waits for: a slow server is not asked again meanwhile
-ASLEEP = 60.0  # seconds
+BATCH = 64  # releases under way to one server at most
+CONFIRMED_WITHIN = 5.0  # seconds to wait for the reply to a repeated release before it is repeated again
+ASLEEP = 60.0  # seconds that the thread sleeps at most
 
 
 class Unconfirmed:
-    """The releases that one server has not confirmed. It is told a batch of them at a time."""
+    """The releases that one server has not confirmed. The clerk repeats them in batches."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Evidence] = {}
         self._under_way: dict[str, Evidence] = {}
         self._pause = 0.0
-        self._due = False  # the clerk is to send the next batch
+        self._due = False  # the next batch is planned
 
     def failed(self, evidence: Evidence) -> float | None:
-        """The server did not confirm this release. Return after how many seconds the clerk sends the next batch; None
-        if that is planned already."""
+        """Record that the server did not confirm this release.
+
+        Return the seconds until the clerk must send the next batch, or None if that batch is planned already.
+        """
         again = self._under_way.pop(evidence.claim.id, None)
         self._waiting[evidence.claim.id] = evidence
         if self._due:
@@ -50,8 +52,10 @@ class Unconfirmed:
         return self._pause
 
     def done(self, evidence: Evidence) -> bool:
-        """The server confirmed this release, or nothing of the claim is there any longer. Return whether the clerk
-        must send the next batch now."""
+        """Record that the server confirmed this release, or no longer keeps anything of the claim.
+
+        Return whether the clerk must send the next batch now.
+        """
         self._waiting.pop(evidence.claim.id, None)
         if self._under_way.pop(evidence.claim.id, None):
             self._pause = 0.0
@@ -61,6 +65,7 @@ class Unconfirmed:
         return True
 
     def batch(self) -> list[Evidence]:
+        """Return the next releases to send. They are under way from now on."""
         self._due = False
         batch = dict(islice(self._waiting.items(), max(0, BATCH - len(self._under_way))))
         for claim_id in batch:
@@ -73,10 +78,10 @@ class Unconfirmed:
 
 
 class Clerk:
-    """Any thread may call, except `run`."""
+    """The background thread and its tasks. Any thread may call any method except `run`."""
 
     def __init__(self, rounds: Rounds, pool: Pool, now: Callable[[], float]) -> None:
-        """No I/O, and no thread: it starts with the first wait or the first late answer."""
+        """Do no I/O and start no thread. The thread starts with the first wait or the first late reply."""
         self._rounds = rounds
         self._pool = pool
         self._now = now
@@ -85,13 +90,14 @@ class Clerk:
         self._closed = False
         self._asleep_until = 0.0
         self._numbers = count()
-        self._due: list[tuple[float, int, Evidence | int]] = []  # a claim, or a server that is to be told of releases
+        self._due: list[tuple[float, int, Evidence | int]] = []  # act for a claim, or repeat releases at a server
         self._minded: set[Fan] = set()
         self._unconfirmed = [Unconfirmed() for _ in pool.links]
         self._bell: tuple[int, int] | None = None
         self._fan: Fan | None = None
 
     def start(self) -> None:
+        """Start the thread, unless it runs already or the client is closed."""
         with self._lock:
             if self._started or self._closed:
                 return
@@ -104,14 +110,14 @@ class Clerk:
         start_worker(self.run, "multilock-redlock-clerk")
 
     def soon(self, evidence: Evidence, when: float) -> None:
-        """Act for the claim then. Under its lock."""
+        """Act for the claim at ``when``, unless an earlier time is planned. The caller holds the claim's lock."""
         if evidence.due and evidence.due <= when:
             return
         evidence.due = when
         self._push(when, evidence)
 
     def mind(self, fan: Fan) -> None:
-        """Read what this fan is owed, unless it is used before."""
+        """Read the late replies of this fan, unless another thread uses the fan soon."""
         with self._lock:
             if fan in self._minded:
                 return
@@ -119,13 +125,14 @@ class Clerk:
         self._wake(self._now() + LATE)
 
     def not_confirmed(self, evidence: Evidence, which: int) -> None:
-        """Tell this server of the release until it has confirmed it."""
+        """Repeat the release at this server until the server confirms it."""
         with self._lock:
             pause = self._unconfirmed[which].failed(evidence)
         if pause is not None:
             self._push(self._now() + pause, which)
 
     def confirmed(self, evidence: Evidence, which: int) -> None:
+        """Stop repeating the release at this server."""
         with self._lock:
             next_batch = self._unconfirmed[which].done(evidence)
         if next_batch:
@@ -146,7 +153,7 @@ class Clerk:
                 os.write(self._bell[1], b"!")
 
     def run(self) -> None:
-        """The thread."""
+        """Act and read replies until the client is closed. Only the background thread runs this."""
         fan, bell = self._fan, self._bell
         assert fan is not None
         assert bell is not None
@@ -169,7 +176,7 @@ class Clerk:
         self._finish(fan)
 
     def _sleep(self, fan: Fan, wakes: bool) -> float:
-        """How long nothing is to be done, in seconds."""
+        """Return for how many seconds the thread may sleep. With ``wakes``, a reply to the clerk's own fan wakes it."""
         now = self._now()
         with self._lock:
             when = self._due[0][0] if self._due else now + ASLEEP
@@ -205,7 +212,7 @@ class Clerk:
             self._rounds.tell_late(evidence, which, fan.lanes[which])
 
     def _read_late(self) -> None:
-        """Read the fans that owe something and that nobody has used for a moment."""
+        """Read the late replies of the fans that no thread has used for a moment."""
         now = self._now()
         with self._lock:
             minded = list(self._minded)
@@ -220,7 +227,7 @@ class Clerk:
                 self._pool.give(fan)
 
     def _finish(self, fan: Fan) -> None:
-        """Tell what is still to be told to servers that can be told at once, and end."""
+        """Send the unconfirmed releases to all connected servers once more, wait a moment for replies, and close."""
         until = self._now() + LAST_WORDS
         with self._lock:
             untold = [(which, each) for which, those in enumerate(self._unconfirmed) for each in those.all()]
@@ -243,7 +250,7 @@ class Clerk:
                     os.write(self._bell[1], b"!")
 
     def drop(self) -> None:
-        """In a forked child: the thread is the parent's."""
+        """Close the pipe in a forked child. The thread runs in the parent only."""
         bell, self._bell = self._bell, None
         for descriptor in bell or ():
             os.close(descriptor)

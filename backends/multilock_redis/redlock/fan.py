@@ -1,7 +1,8 @@
-"""One request to each server at once, by whichever thread asks: one connection to each and one selector.
+"""A fan: one connection to each server and one selector, so that one thread asks all servers at once.
 
-Nobody waits for one server, and no thread is needed in between. What is still owed when the outcome is decided stays
-owed: answers come in order on one connection, and whoever uses the fan next reads them first.
+Each connection of a fan is called a lane. The thread never waits for one particular server, and needs no other threads.
+When the outcome is decided, some replies may still be missing. The next user of the fan reads these late replies first,
+because the replies on one connection arrive in the order of their requests.
 """
 
 from __future__ import annotations
@@ -23,56 +24,59 @@ from multilock_redis.wire import ScriptMissing
 __all__ = ["SAYS_NOTHING", "Fan", "Lane", "Link", "Owed", "Pool"]
 
 CONNECT_WITHIN = 3.0  # seconds for one connection
-AT_ONCE = 4  # connections made at the same time to one server
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between connections to a server that is down
-GRACE = 0.25  # seconds for which connections beyond a majority are waited for
-SPARE = 4  # idle fans that are kept however long they were not used …
-SPARE_FOR = 60.0  # … and seconds for which more than these are kept
-LAST_WORDS = 0.1  # seconds for what is still to be sent and answered when the client is closed
-FRESH = 0.01  # seconds; a connection idle for longer may have been closed by the server
+AT_ONCE = 4  # connections to one server that are made at the same time
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to connect to a server that is down
+GRACE = 0.25  # seconds to wait for connections to more servers than a majority
+SPARE = 4  # idle fans that are always kept
+SPARE_FOR = 60.0  # seconds after which an idle fan beyond these is closed
+LAST_WORDS = 0.1  # seconds for the last requests and replies when the client is closed
+FRESH = 0.01  # seconds; the server may have closed a connection that was idle for longer
 
 
 class Owed(NamedTuple):
-    """An answer that a connection owes."""
+    """A reply that is still missing on a connection."""
 
     handle: Callable[[Any], None]
-    """Called once, with the answer or the exception, by whichever thread reads it."""
+    """Called once with the reply or an exception, by the thread that reads it."""
     until: float
-    """When an answer is too late, in seconds."""
+    """When the reply is too late, in seconds."""
     again: Callable[[], bytes] | None = None
-    """If the server does not know the script, what is sent then; empty if nobody wants that any longer."""
+    """Returns the request to send if the server does not know the script; empty if the request is no longer wanted."""
 
 
 def SAYS_NOTHING(answer: Any) -> None:
-    """Handle an answer on which nothing depends."""
+    """Ignore a reply on which nothing depends."""
 
 
 class Link:
-    """One server, as all fans of a client know it: its next connection, and whether it is down."""
+    """One server, shared by all fans of a client: its spare connections, and whether it is down."""
 
     def __init__(self, endpoint: Guarded, now: Callable[[], float], back: Callable[[], None]) -> None:
-        """``back`` is called when a server that was down can be connected to."""
+        """Make no connection yet. ``back`` is called when a connection to a server that was down succeeds."""
         self.endpoint = endpoint
         self.now = now
         self._back = back
         self._spares: deque[Wire] = deque()
         self.changed = system.Condition()
-        self.connecting = 0  # connections that are being made
-        self._pause = 0.0  # 0: it is up
+        self.connecting = 0  # connections that other threads are making
+        self._pause = 0.0  # seconds between attempts to connect; 0 while the server is up
         self._again_at = 0.0
         self._closed = False
         self.why: Exception = BackendUnavailable(f"{endpoint.name}: not connected yet", unknown=False)
 
     @property
     def down(self) -> bool:
-        """The last connection could not be made, or its answers were too late."""
+        """Whether the last connection failed, or its replies were too late."""
         return self._pause > 0.0
 
     def take(self, *, again: bool = False) -> Wire | None:
-        """A connection; None: it is being made, by a thread of its own, or the server was down just now. With ``again``
-        the caller has asked before, and no connection is begun for it while one is being made."""
+        """Return a spare connection. If there is none, return None and have another thread make one.
+
+        No connection is begun for a moment after the server was down. Use ``again`` if the caller has asked before: no
+        connection is then begun while another one is being made.
+        """
         with suppress(IndexError):
-            while (wire := self._spares.popleft()).stale():  # the server was restarted
+            while (wire := self._spares.popleft()).stale():  # the server has closed it, as in a restart
                 wire.close()
             return wire
         with self.changed:
@@ -83,7 +87,7 @@ class Link:
         return None
 
     def is_silent(self, why: Exception) -> None:
-        """A connection broke, or its answers were too late: the next one is not waited for."""
+        """Record that replies on a connection were too late. The server is down until a new connection succeeds."""
         with self.changed:
             self.why = why
             self._pause = max(FIRST_PAUSE, self._pause)
@@ -127,7 +131,7 @@ class Link:
 
 
 class Lane:
-    """One connection of a fan. Requests are sent one behind the other, and answers come in that order."""
+    """One connection of a fan. Replies arrive in the order in which the requests were sent."""
 
     __slots__ = ("_fan", "link", "owed", "wire")
 
@@ -138,6 +142,7 @@ class Lane:
         self.owed: deque[Owed] = deque()
 
     def connect(self, *, again: bool = False) -> bool:
+        """Take a connection if there is none (see `Link.take`). Return whether there is one."""
         if self.wire is None:
             self.wire = self.link.take(again=again)
             if self.wire is not None:
@@ -145,11 +150,13 @@ class Lane:
         return self.wire is not None
 
     def send(self, request: bytes, owed: Sequence[Owed], now: float, patience: float = 0.0) -> bool:
-        """False: it certainly did not leave whole, so that it cannot be executed. A long request may wait for
-        ``patience`` seconds until the connection takes all of it.
+        """Send a request. Returns False if it was certainly not sent whole, and so cannot be executed.
 
-        Handles no answer, since the caller holds the lock of a claim: another thread may hold that of the claim that
-        an answer here is for, and wait for this one."""
+        If the connection does not accept a long request at once, wait up to ``patience`` seconds.
+
+        This method handles no replies, because the caller holds the lock of a claim. A reply may concern another claim,
+        and the thread that holds the lock of that claim may wait for the lock of ours.
+        """
         if not self.connect() or self.wire is None:
             return False
         self.wire.used = now
@@ -162,7 +169,7 @@ class Lane:
         return True
 
     def read(self) -> None:
-        """Handle the answers that are there."""
+        """Handle the replies that have arrived."""
         while self.wire is not None:
             try:
                 said = self.wire.finish()
@@ -175,7 +182,7 @@ class Lane:
                     self._break(error)
                     return
                 said = error
-            if not self.owed:  # nobody asked
+            if not self.owed:  # a reply without a request
                 self.end(BackendUnavailable("it sent what nobody asked for", unknown=True))
                 return
             owed = self.owed.popleft()
@@ -184,16 +191,20 @@ class Lane:
             if said is not None:
                 owed.handle(said)
             if not self.owed and not (self.wire and self.wire.unread):
-                return  # else: what nobody asked for
+                return  # otherwise there are bytes that belong to no request, and the next pass ends the connection
 
     def _break(self, error: Exception) -> None:
-        """The connection ended. An answer that says so is of the first request; of the others nothing is known."""
+        """End the connection after an error.
+
+        If the error proves that the request was not executed, that is true of the first request only. The server may
+        have executed the others.
+        """
         if self.owed and not getattr(error, "unknown", True):
             self.owed.popleft().handle(error)
         self.end(BackendUnavailable(str(error), unknown=True))
 
     def _send_again(self, owed: Owed) -> Exception | None:
-        """Load the script and send again. Returns what the request is answered if that cannot be."""
+        """Load the script and send the request again. If that is impossible, return the error for the request."""
         request = owed.again() if owed.again else b""
         if request and self.wire is not None and self.wire.put(request, 0.0):
             self.owed += (Owed(SAYS_NOTHING, owed.until), owed._replace(again=None))
@@ -201,7 +212,7 @@ class Lane:
         return BackendUnavailable("the server does not know the script, and nothing was executed", unknown=False)
 
     def expire(self, now: float) -> None:
-        """End a connection whose answers are too late."""
+        """End the connection if its next reply is too late."""
         if self.owed and now > self.owed[0].until:
             self.read()
             if self.owed and now > self.owed[0].until:
@@ -210,6 +221,10 @@ class Lane:
                 )
 
     def end(self, why: Exception, *, late: bool = False, defer: bool = False) -> None:
+        """Close the connection. Each missing reply is replaced by the error ``why``.
+
+        `Fan.settle` handles these errors. With ``defer`` the caller leaves that to a later call.
+        """
         wire, self.wire = self.wire, None
         owed, self.owed = self.owed, deque()
         if wire is None:
@@ -224,21 +239,21 @@ class Lane:
 
 
 class Fan:
-    """A connection to each server. Used by one thread at a time."""
+    """One connection to each server. Only one thread at a time uses a fan."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._selector = system.DefaultSelector()
         self.lanes = [Lane(self, link) for link in links]
-        self.used = 0.0  # when it was given back
-        self.unanswered: list[tuple[Owed, Exception]] = []  # by connections that broke, and not handled yet
+        self.used = 0.0  # when the fan was last given back to the pool
+        self.unanswered: list[tuple[Owed, Exception]] = []  # missing replies of connections that ended
 
     def fileno(self) -> int | None:
-        """What a loop watches to learn that an answer is there; None: this system has no such thing."""
+        """Return the descriptor that is readable when a reply has arrived, or None if this system has none."""
         fileno = getattr(self._selector, "fileno", None)
         return fileno() if fileno else None
 
     def look(self, within: float) -> bool:
-        """Read what comes within so many seconds; False: nothing came."""
+        """Wait up to ``within`` seconds for replies, and handle them. Returns False if none came."""
         if self.unanswered:
             self.settle()
             within = 0.0
@@ -249,19 +264,19 @@ class Fan:
         return bool(events)
 
     def settle(self) -> None:
-        """Handle what was not answered by connections that broke. Under the lock of no claim."""
+        """Handle the replies that are missing because their connection ended. The caller holds no lock of a claim."""
         unanswered, self.unanswered = self.unanswered, []
         for owed, why in unanswered:
             owed.handle(why)
 
     def refresh(self, now: float) -> None:
-        """Read what came while nobody used it. What is owed since just now is read with what is asked next."""
+        """Read the replies that came while no thread used the fan. If it was used just now, leave them for later."""
         if now - self.used > FRESH or self.unanswered:
             self.look(0)
         self.expire(now)
 
     def ready(self, until: float) -> None:
-        """Have a connection to a majority, if they can be had by then, and for a moment to the others that are up."""
+        """Connect to a majority by ``until`` if possible, and wait a moment for the other servers that are up."""
         now = self.lanes[0].link.now
         self.refresh(now())
         missing = [lane for lane in self.lanes if not lane.connect()]
@@ -292,14 +307,15 @@ class Fan:
             self.lanes[0].link.changed.wait(seconds)
 
     def connected(self) -> int:
-        """How many servers it has a connection to; those that are missing are asked for."""
+        """Return how many servers are connected. For each of the others, ask for a connection."""
         return sum(lane.connect() for lane in self.lanes)
 
     def owes(self) -> bool:
+        """Return whether any reply is missing or not handled yet."""
         return bool(self.unanswered) or any(lane.owed for lane in self.lanes)
 
     def late_in(self, now: float) -> float | None:
-        """Seconds until an answer that is owed is too late; None: none is owed."""
+        """Return the seconds until the first missing reply is too late, or None if no reply is missing."""
         if self.unanswered:
             return 0.0
         ends = [lane.owed[0].until for lane in self.lanes if lane.owed]
@@ -322,12 +338,12 @@ class Fan:
         self._selector.close()
 
     def drop(self) -> None:
-        """In a forked child: the connections are the parent's, and so is what the system watches for it."""
+        """Close the selector in a forked child. The connections belong to the parent, which still watches them."""
         self._selector.close()
 
 
 class Pool:
-    """The fans of one client: the one used last is taken first. Any thread may call."""
+    """The fans of one client. Any thread may call any method."""
 
     def __init__(self, links: Sequence[Link], now: Callable[[], float]) -> None:
         self.links = links
@@ -338,12 +354,13 @@ class Pool:
         self._closed = False
 
     def make(self) -> Fan:
-        """A fan of the caller's own."""
+        """Return a new fan for the caller alone."""
         fan = Fan(self.links)
         self._all.add(fan)
         return fan
 
     def take(self, preferred: object = None) -> Fan:
+        """Return the preferred fan if it is idle, else the idle fan that was used last, else a new one."""
         with self._lock:
             if isinstance(preferred, Fan) and preferred in self.idle:
                 self.idle.remove(preferred)
@@ -353,7 +370,7 @@ class Pool:
         return self.make()
 
     def take_idle(self, fan: Fan) -> bool:
-        """Take this one, if nobody uses it."""
+        """Take this fan if no thread uses it. Returns False otherwise."""
         with self._lock:
             if fan not in self.idle:
                 return False
@@ -361,6 +378,7 @@ class Pool:
             return True
 
     def give(self, fan: Fan) -> None:
+        """Give back a fan that was taken or made."""
         fan.used = self._now()
         old: Fan | None = None
         with self._lock:
@@ -376,8 +394,8 @@ class Pool:
     def close(self) -> None:
         """Close the idle fans now, and each fan in use when it is given back.
 
-        A server may answer a release that it does not know the script: then the release must be sent again. So a moment
-        is spent on answers that are still owed.
+        A server may reply to a release that it does not know the script. The release must then be sent again. So wait a
+        moment for the missing replies.
         """
         with self._lock:
             self._closed = True
@@ -389,6 +407,6 @@ class Pool:
             fan.close()
 
     def drop(self) -> None:
-        """In a forked child."""
+        """Drop every fan in a forked child."""
         for fan in list(self._all):
             fan.drop()

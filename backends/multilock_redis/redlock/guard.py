@@ -1,5 +1,7 @@
-"""A server that restarted may have forgotten whom it let in: until every such lease is over its votes do not count.
-Nor does a server count twice that has two names."""
+"""The restart guard. A restarted server may have forgotten leases, so its votes do not count until those have expired.
+
+A server with two names has one vote.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,16 @@ INFO = pack("INFO", "server")
 
 
 class SameServer(BackendRejected):
-    """Two of the names lead to one server, which would have two votes."""
+    """Two of the names lead to one server, which would then have two votes."""
 
 
 class Guarded(Endpoint):
-    """A server that is asked, on each new connection, who it is and for how long it has been up."""
+    """The address of a server. On each new connection the client asks for the server's run_id and its uptime."""
 
-    counts_from = 0.0  #: on our clock; before that it may have forgotten what it granted
-    run = b""  #: of the server that it leads to: chosen at random when that started
+    counts_from = 0.0  #: when the server counts again, on our clock: before that it may have forgotten a lease
+    run = b""  #: run_id of the server at this address: a random one for each start
     others: Sequence[Guarded] = ()
-    _meeting = system.Lock()  # of one client
+    _meeting = system.Lock()  # guards `run` of all servers of one client
 
     @classmethod
     def around(cls, endpoint: Endpoint, guard: float) -> Guarded:
@@ -36,7 +38,10 @@ class Guarded(Endpoint):
 
     @staticmethod
     def introduce(all_of_them: Sequence[Guarded]) -> None:
-        """To each other. Anew in a forked child, where nobody would open the lock."""
+        """Make the servers of one client known to each other, with a new lock.
+
+        A forked child calls this again, because a thread of the parent may have held the old lock.
+        """
         meeting = system.Lock()
         for one in all_of_them:
             one._meeting = meeting
@@ -78,7 +83,8 @@ class Guarded(Endpoint):
     def _wait_for_those_before(self, up: bytes | None, now: float) -> None:
         if up is None:
             raise BackendRejected(f"{self.name} does not say for how long it has been up: give restart_guard=0")
-        # It was up for so long at least when it said so, and no later than now. A second, since both clocks differ.
+        # The server started at least ``up`` seconds before now. Every lease that it forgot began before that start. One
+        # second is added because the two clocks differ.
         counts_from = now - int(up) + self.guard + 1
         if counts_from > now:
             self.counts_from = max(self.counts_from, counts_from)

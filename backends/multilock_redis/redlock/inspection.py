@@ -1,4 +1,4 @@
-"""For operators: who holds what on a majority, and what is wrong with each server."""
+"""The requests of operators: who holds a name on a majority, and what is wrong with each server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from multilock_redis.wire import pack
 
 __all__ = ["Inspection"]
 
-NEAR = 1.0  # seconds by which stamp.lua lets a client's clock be off
+NEAR = 1.0  # seconds by which a client's clock may be off; the same limit is in stamp.lua
 
 
 class Inspection:
+    """The requests of operators. A majority of the servers decides each reply."""
+
     def __init__(self, servers: Servers, *, token: bool) -> None:
         self._servers = servers
         self._now = servers.now
@@ -36,7 +38,7 @@ class Inspection:
         for which, said in self._servers.ask(inspect, self._now() + within):
             if isinstance(said, Exception):
                 silences.append(said)
-            elif self._servers.counts(which):  # one that has restarted may name a waiter
+            elif self._servers.counts(which):  # a restarted server may report a waiter as the holder
                 infos.append(said)
             if (owner := self._owner(infos)) is not None and (
                 not owner or not self._token or self._agreed(infos, owner) is not None
@@ -62,13 +64,16 @@ class Inspection:
             raise self._silence(silences)
         for name, infos in found.items():
             infos += [None] * (answered - len(infos))
-            # One may have been asked before it changed: where they do not agree, all are asked at once.
+            # If the servers disagree, the holder may have changed between their replies. So ask again for this name.
             told = self.inspect(name, within) if self._owner(infos) is None else self._by_majority(infos)
             if told:
                 yield told
 
     def _told(self, infos: Sequence[LockInfo | None], silent: int, silences: Sequence[Exception]) -> LockInfo | None:
-        """Raises if the servers that are silent, or do not count, can make a majority of what others say."""
+        """Return what a majority reports. Raises if the other servers could still complete a majority.
+
+        The other servers are those that did not reply, and those that do not count.
+        """
         most = max(Counter(info.owner if info else "" for info in infos).values(), default=0)
         if most < self._need <= most + self._nodes - len(infos):
             raise self._silence(silences)
@@ -80,12 +85,18 @@ class Inspection:
         return silence(self._servers.scheme, self._nodes, silences, "say who holds what")
 
     def _owner(self, infos: Sequence[LockInfo | None]) -> str | None:
-        """The owner that a majority names; empty: a majority has nobody; None: no majority agrees."""
+        """Return the owner that a majority reports. The owner is empty if a majority has no holder.
+
+        Returns None if no majority agrees.
+        """
         found = Counter(info.owner if info else "" for info in infos).most_common(1)
         return found[0][0] or "" if found and found[0][1] >= self._need else None
 
     def _agreed(self, infos: Sequence[LockInfo | None], owner: str) -> int | None:
-        """The token that most servers keep beside this owner: at least two, since single servers differ."""
+        """Return the token that most servers keep beside this owner.
+
+        Returns None if no two servers have the same token. A single server may have a token that is not the lease's.
+        """
         tokens = Counter(info.token for info in infos if info and info.owner == owner and info.token is not None)
         token, keep = next(iter(tokens.most_common(1)), (None, 0))
         return token if keep >= min(2, self._need) else None
@@ -98,7 +109,7 @@ class Inspection:
         token = self._agreed(infos, owner) if self._token else None
         first = next((info for info in ours if info.resting_until is not None), ours[0])
         since = next((info.since for info in ours if info.token == token and token is not None), None)
-        # A majority keeps it for as long; None is for ever.
+        # The time for which a majority keeps the lease. None means that the lease has no end.
         left = sorted((info.remaining for info in ours if info.remaining is not None), reverse=True)
         endless = len(ours) - len(left)
         remaining = left[self._need - 1 - endless] if endless < self._need else None
@@ -156,7 +167,7 @@ class Inspection:
                 again = f"it counts again in {left:.0f} s (restart_guard={endpoint.guard:g})"
                 what = f"this server has restarted: {again}"
                 said.append(Finding("restarted", "warning", what, "wait: what it granted before may be in use"))
-            # Its restart is what the guard is for.
+            # With a guard a server may lose its data in a restart, so no finding about persistence is needed.
             kept = [finding for finding in said if finding.code != "persistence" or not endpoint.guard]
             findings += [replace(finding, message=f"{endpoint.name}: {finding.message}") for finding in kept]
         return findings

@@ -1,13 +1,16 @@
-"""One claim at every server: the newest statement of each server, and what the statements amount to. No I/O, no clock.
+"""The record of one claim: the newest statement of each server about it, and what follows from them. No I/O, no clock.
 
-A server states that it keeps the name for this claim (a vote), that another has it, or that the claim lost it. The
-newest statement counts, yes or no. Statements are ordered by when their request was sent; a push bears the sending time
-of the request that joined the queue, and comes after that request's answer. Whatever is older is dropped.
+A server states that it keeps the name for this claim (a vote), that another claim has the name, or that this claim lost
+it. Only the newest statement of each server counts, whether it is a yes or a no. Statements are ordered by the time at
+which their request was sent. A push carries the sending time of the request that joined the queue, and comes after the
+reply to that request. Older statements are dropped.
 
-A claim holds the name when a majority of servers vote for it with one stamp, which is its token. A claim that holds has
-lost the name as soon as fewer than a majority vote for it: a server that never voted lacks it like one that forgot it.
+A claim holds the name when a majority of servers vote for it with one stamp, which is its token. A holder has lost the
+name as soon as fewer than a majority vote for it. A server that never voted lacks the lease like one that forgot it.
 
-Times are whole microseconds of the client's own clock.
+A `Ballot` has the statements of one server. The `Evidence` of a claim has one ballot for each server.
+
+Times are whole microseconds of the client's own clock, unless a comment says seconds.
 """
 
 from __future__ import annotations
@@ -23,95 +26,104 @@ from multilock.backend import Claim, Granted
 __all__ = ["OUT", "VOTES", "WAITS", "YIELDS", "Ballot", "Evidence", "Proof", "State", "majority_of"]
 
 At = tuple[int, int]
-"""When the request was sent that a statement answers; 1 for a push, which comes after the answer of that request."""
+"""The order of a statement: when its request was sent, then 0 for the reply and 1 for a push, which comes later."""
 
 LONG_AGO = -(10**18)
-ENDS_WITHIN = 6_000_000  # µs after its ttl: by then a server has deleted what nobody keeps alive there
+ENDS_WITHIN = 6_000_000  # µs after the ttl: by then a server has deleted everything of a claim that nobody renews
 
 
 def majority_of(servers: int) -> int:
-    """Two majorities have one server in common."""
+    """Return how many servers are a majority. Any two majorities have a server in common."""
     return servers // 2 + 1
 
 
 class State(Enum):
-    OUT = "out"  #: nothing that counts: not asked, forgotten, or refused without a place in the queue
-    WAITS = "waits"  #: another has the name, and the claim stands in the queue
-    VOTES = "votes"  #: the server lets in nobody else until the vote ends
-    YIELDS = "yields"  #: a request that may give the name away is under way, or was never answered
+    """The meaning of the newest statement of a server about a claim."""
+
+    OUT = "out"  #: no statement that counts: not asked, forgotten, or refused without a place in the queue
+    WAITS = "waits"  #: another claim has the name, and this claim waits in the queue
+    VOTES = "votes"  #: the server admits no other claim until the vote ends
+    YIELDS = "yields"  #: a request that may give the name away is under way, or had no reply
 
 
 OUT, WAITS, VOTES, YIELDS = State
 
 
 class Proof(NamedTuple):
-    """A majority that votes for the claim with one stamp."""
+    """A majority that votes for the claim with one stamp. It is valid for ``valid_for`` µs from ``sent_at``."""
 
     token: int
     sent_at: int
     valid_for: int
 
     def is_fresh(self, now: int) -> bool:
-        """Less than half of its time is over."""
+        """Return whether less than half of the validity has passed."""
         return 2 * (now - self.sent_at) < self.valid_for
 
 
 class Ballot:
-    """What one server has said of one claim."""
+    """The statements of one server about one claim, and the requests to that server."""
 
     state = OUT
-    at: At = (0, 0)  #: of the newest statement
-    until = 0  #: when its vote ends
-    stamp = 0  #: of its vote, or the newest there
-    pending = 0  #: requests under way that may take or keep the name
-    lane: object = None  #: the connection by which they went
-    unsure = False  #: some such request has no answer, and may be executed at any time
-    kept = False  #: the claim has held or waited there
-    doubted = False  #: the server hinted at a change while a request was under way
-    asked = LONG_AGO  #: when the last request was sent that may take, keep or prolong the name
-    silent: Exception | None = None  #: why the newest request has no answer
-    ends: int | None = None  #: when the lease that keeps the claim waiting can end by itself
-    lost_at = LONG_AGO  #: when the server last pushed that the claim does not hold the name
-    watched = False  #: the server reports when the claim loses the name
-    released: bool | None = None  #: whether it was ours, once the release is confirmed
-    lost_release = False  #: a release has no answer: that a later one finds nothing says nothing
+    at: At = (0, 0)  #: order of the newest statement
+    until = 0  #: when the vote ends
+    stamp = 0  #: stamp of the vote, or the newest stamp that a refusal reported
+    pending = 0  #: number of requests under way that may take or keep the name
+    lane: object = None  #: the connection over which the last of them was sent
+    unsure = False  #: such a request had no reply, and the server may execute it at any time
+    kept = False  #: the claim has held the name or waited at this server
+    doubted = False  #: the server sent a hint while a request was under way
+    asked = LONG_AGO  #: when the last request was sent that may take, keep or extend the name
+    silent: Exception | None = None  #: the error of the newest request, if it had no usable reply
+    ends: int | None = None  #: when the claim may ask again because the present lease may have expired by itself
+    lost_at = LONG_AGO  #: when the server last reported that the claim does not hold the name
+    watched = False  #: the server will report when the claim loses the name
+    released: bool | None = None  #: whether the claim had the name here; None until the server confirms the release
+    lost_release = False  #: a release had no reply, so a later release that finds nothing proves nothing
 
     @property
     def touched(self) -> bool:
-        """Something of the claim may be there."""
+        """Whether the server may keep something of the claim."""
         return self.kept or self.unsure or self.pending > 0
 
     @property
     def stuck(self) -> bool:
-        """A request to give way has no answer: nothing that this server says counts until it is told of the release."""
+        """Whether a request to give way had no reply.
+
+        The server may execute that request at any time. So replies to other requests do not count, and the server is
+        not asked again before the release.
+        """
         return self.state is YIELDS and not self.pending
 
 
 class Evidence:
-    """A claim, from its first request until nothing of it can be anywhere. Each event is told under `lock`."""
+    """The record of one claim, from its first request until no server can keep anything of it.
 
-    newest_stamp = 0  #: of this name, as far as any server has said
-    proposal = 0  #: for the stamp of the claim that comes after it
-    token = 0  #: of the lease
-    asking = False  #: an attempt is under way, and counts for itself
-    held = False  #: the kernel was told that it holds, or is told now
-    short = False  #: held for less than its ttl yet
-    leaving = False  #: nothing more is asked for it
-    returned = False  #: the kernel was told what came of the release
-    watched = False  #: each server is to report when the claim loses the name
+    The caller of a method for an event holds `lock`.
+    """
+
+    newest_stamp = 0  #: the greatest stamp of this name that any server has reported
+    proposal = 0  #: the stamp that the release proposes for the next claim
+    token = 0  #: the fencing token of the lease
+    asking = False  #: an attempt is under way, and its own thread judges the replies
+    held = False  #: the kernel has received the grant, or receives it now
+    short = False  #: the grant is valid for less than the ttl, until the first renewal
+    leaving = False  #: the claim is given up: only its release is still sent
+    returned = False  #: the kernel has received the result of the release
+    watched = False  #: the kernel wants every server to report when the claim loses the name
     told_lost = False
-    look = False  #: some server has hinted that it is to be asked again
-    due = 0.0  #: when the clerk gives way or raises its stamp, in seconds; 0: not at all
-    patience = 0.0  #: seconds that it waited last for a majority
-    born = 0.0  #: when its first request was made, in seconds …
-    age = 0  #: … and how old the call was then
-    round_at = 0.0  #: when its round began
-    fan: object = None  #: the connections that its last attempt used
-    granted: Granted | None = None  #: what the kernel was told
-    rests_until: float | None = None  #: it was given back, and the name rests until then, in seconds
+    look = False  #: a server sent a hint, so the claim must ask again
+    due = 0.0  #: when the clerk next acts for the claim, in seconds; 0 if never
+    patience = 0.0  #: the last wait for a majority, in seconds; each wait is longer than the one before
+    born = 0.0  #: when this record was made, in seconds
+    age = 0  #: the age of the call at that time, in µs
+    round_at = 0.0  #: when the newest round of requests began, in seconds
+    fan: object = None  #: the `Fan` of the last attempt, which has one connection to each server
+    granted: Granted | None = None  #: the newest grant that the kernel received
+    rests_until: float | None = None  #: after a release with a rest: when the rest ends, in seconds
 
     def __init__(self, claim: Claim, servers: int, counts: Callable[[int], bool], *, token: bool) -> None:
-        """``counts``: whether a server's vote counts (`Guarded`)."""
+        """``counts`` tells whether the vote of a server counts at present (see `Guarded`)."""
         self.claim = claim
         self.need = majority_of(servers)
         self.lock = system.RLock()
@@ -123,7 +135,7 @@ class Evidence:
     # ---- events
 
     def asks(self, which: int, at: int, lane: object, *, gives_way: bool) -> tuple[State, At]:
-        """A request goes out. Returns what `unasked` needs if it does not."""
+        """Record that a request is being sent. Return the former state, which `unasked` needs if the sending fails."""
         ballot = self.ballots[which]
         before = ballot.state, ballot.at
         ballot.pending += 1
@@ -134,7 +146,7 @@ class Evidence:
         return before
 
     def unasked(self, which: int, before: tuple[State, At], why: Exception) -> None:
-        """The request did not leave: nothing has changed, a vote goes on counting."""
+        """Record that the request was not sent. The former state is restored, so a vote still counts."""
         ballot = self.ballots[which]
         ballot.pending -= 1
         ballot.state, ballot.at = before
@@ -143,7 +155,10 @@ class Evidence:
     def answered(
         self, which: int, at: int, answer: int | Sequence[int] | Exception, now: int, *, gives_way: bool, joins: bool
     ) -> None:
-        """The request that was sent at ``at`` is answered with a stamp or a refusal, or is known not to be."""
+        """Record the reply to the request that was sent at ``at``.
+
+        ``answer`` is a stamp (a vote), a refusal, or an exception if no usable reply came.
+        """
         ballot = self.ballots[which]
         ballot.pending -= 1
         if isinstance(answer, Exception):
@@ -154,7 +169,7 @@ class Evidence:
         ballot.kept |= joins or isinstance(answer, int)
         self.newest_stamp = max(self.newest_stamp, answer if isinstance(answer, int) else answer[2])
         if (at, 0) < ballot.at or (ballot.state is YIELDS and not gives_way):
-            return  # a newer statement is known, or nothing counts
+            return  # a newer statement is known, or the server may execute a request to give way later
         ballot.at = (at, 0)
         if isinstance(answer, int):
             self._votes(ballot, at + self.ttl, answer)
@@ -164,18 +179,22 @@ class Evidence:
             return
         left, rank, ballot.stamp = answer
         ballot.state = WAITS if joins else OUT
-        # Waiters look one after the other when a lease ends by itself: its end is pushed late, or never.
+        # If a lease expires by itself, the server notifies the waiters late or never. So the first three waiters ask
+        # again, each 20 ms after the one before it.
         ballot.ends = now + 1000 * left + 2000 + 20_000 * rank if left >= 0 and 0 <= rank < 3 else None
 
     def _is_silent(self, ballot: Ballot, at: int, answer: Exception, gives_way: bool) -> None:
         ballot.silent = answer
         if not isinstance(answer, BackendRejected) and getattr(answer, "unknown", True):
-            ballot.unsure = True  # what gave way stays so: it may be executed at any time
+            ballot.unsure = True  # the server may execute the request at any time, so YIELDS remains
         elif gives_way and ballot.at == (at, 0):
-            ballot.state = OUT  # it was not executed; the next answer says where the claim is
+            ballot.state = OUT  # the request was not executed; the next reply shows the claim's state
 
     def pushed(self, which: int, at: int, valid_for: int, stamp: int) -> bool:
-        """The server has handed the name to the claim. False: that is older than what is known."""
+        """Record the push by which the server handed the name to the claim.
+
+        Returns False if the push does not count, as when a newer statement is known.
+        """
         ballot = self.ballots[which]
         if (at, 1) <= ballot.at or not ballot.touched or self.leaving or valid_for > self.ttl:
             return False
@@ -185,27 +204,29 @@ class Evidence:
         return True
 
     def hinted(self, which: int) -> None:
-        """The server has asked the claim to look again: what it had may have been taken since."""
+        """Record a hint of the server to ask again. Another claim may have taken what this claim had there."""
         ballot = self.ballots[which]
-        ballot.doubted = ballot.pending > 0  # nobody knows whether the answer under way is older
+        ballot.doubted = ballot.pending > 0  # the reply under way may be older or newer than the hint
         if ballot.state in (VOTES, WAITS):
             ballot.state = OUT
 
     def gone(self, which: int, now: int) -> None:
-        """The server has reported that the claim does not hold the name there."""
+        """Record the server's report that the claim does not hold the name there."""
         ballot = self.ballots[which]
         ballot.watched = False
         ballot.lost_at = now
         self.hinted(which)
 
     def renews(self, which: int, at: int) -> None:
-        """A renewal goes out. If the server executes it, the claim lives there for another ttl."""
+        """Record that a renewal is being sent. If the server executes it, the claim lives there for another ttl."""
         ballot = self.ballots[which]
         ballot.asked = max(ballot.asked, at)
 
     def renewed(self, which: int, at: int, ours: bool) -> bool:
-        """A renewal that was sent at ``at`` is answered. Returns whether the server votes for that long: an answer that
-        a newer one has overtaken is a vote if that is one too."""
+        """Record the reply to the renewal that was sent at ``at``. Return whether the server votes for a ttl from then.
+
+        If a newer reply overtook this one, the renewal still counts when both say yes.
+        """
         ballot = self.ballots[which]
         if (at, 0) >= ballot.at and ballot.state is not YIELDS:
             ballot.at = (at, 0)
@@ -218,10 +239,10 @@ class Evidence:
     def _votes(self, ballot: Ballot, until: int, stamp: int) -> None:
         ballot.state, ballot.until, ballot.stamp = VOTES, until, stamp
 
-    # ---- what they amount to
+    # ---- conclusions
 
     def votes(self, now: int) -> list[Ballot]:
-        """The votes that count."""
+        """Return the votes that count at this time."""
         return [
             ballot
             for which, ballot in enumerate(self.ballots)
@@ -229,7 +250,7 @@ class Evidence:
         ]
 
     def proof(self, now: int) -> Proof | None:
-        """None: no majority votes for the claim with one stamp."""
+        """Return the majority that votes for the claim with one stamp, or None. Without tokens, stamps may differ."""
         votes = self.votes(now)
         if len(votes) < self.need:
             return None
@@ -239,44 +260,54 @@ class Evidence:
             votes = [vote for vote in votes if vote.stamp == stamp]
             if len(votes) < self.need:
                 return None
-        # Until the one of a majority ends that ends first, a majority lets in nobody else.
+        # A majority excludes other claims until the first of its votes ends. So choose the votes that end last.
         votes.sort(key=lambda vote: vote.until, reverse=True)
         least = votes[self.need - 1]
         return Proof(stamp, least.at[0], least.until - least.at[0])
 
     def lacks_majority(self, now: int, window: int) -> bool:
-        """Whether a claim that holds has lost the name. An operator takes it from one server after the other: what a
-        server gave back within ``window`` of its loss does not count yet."""
+        """Return whether a holder has lost the name.
+
+        An operator takes the name away on one server after the other, and a server may meanwhile vote for the claim
+        again. So no vote counts for ``window`` microseconds after its server reported the loss.
+        """
         keep = sum(b.state is VOTES and now < b.until and now - b.lost_at >= window for b in self.ballots)
         return keep < self.need
 
     def spent(self) -> bool:
-        """Whether the claim must go on as another: what has no answer can be undone only by ending the claim, and a
-        minority that cannot give way would keep everybody waiting."""
+        """Return whether the kernel must end this claim and go on with a new one.
+
+        Only the end of the claim cancels a request without a reply. A minority that cannot give way would keep all
+        claims waiting.
+        """
         return any(ballot.unsure and ballot.state in (VOTES, YIELDS) for ballot in self.ballots)
 
     def anywhere(self) -> bool:
-        """Whether something of the claim may be at a server."""
+        """Return whether any server may keep something of the claim."""
         return any(ballot.touched for ballot in self.ballots)
 
     def pending(self) -> int:
+        """Return how many servers have a request under way."""
         return sum(ballot.pending > 0 for ballot in self.ballots)
 
     def answers(self) -> int:
-        """How many servers have answered their newest request, and count."""
+        """Return how many servers have replied to their newest request, and count."""
         return sum(
             not ballot.pending and ballot.silent is None and ballot.at != (0, 0) and self._counts(which)
             for which, ballot in enumerate(self.ballots)
         )
 
     def taken(self) -> bool:
-        """Whether a majority of refusals name one stamp: then somebody holds the name."""
+        """Return whether a majority of servers refused with the same stamp. Then another claim holds the name."""
         named = Counter(b.stamp for b in self.ballots if b.state in (OUT, WAITS) and b.silent is None and b.at[0])
         return max(named.values(), default=0) >= self.need
 
     def stays(self, which: int, now: int) -> bool:
-        """Whether something of a claim that was given up may be at this server, and it has not confirmed the release.
-        What nobody keeps alive ends by itself; a request without an answer may be executed at any time."""
+        """Return whether this server may still keep something of a claim that was given up.
+
+        That ends when the server confirms the release. Without a confirmation it ends with the ttl, because nobody
+        renews the claim. A request without a reply needs more time, because the server may execute it late.
+        """
         ballot = self.ballots[which]
         if ballot.released is not None:
             return False
@@ -285,7 +316,10 @@ class Evidence:
         return ballot.touched and now < ballot.asked + self.ttl + ENDS_WITHIN
 
     def was_ours(self) -> bool | None:
-        """Whether a majority has confirmed that it held the name for the claim; None: that is open."""
+        """Return whether a majority confirmed that it kept the name for the claim until the release.
+
+        Returns None while that is undecided.
+        """
         yes = sum(ballot.released is True for ballot in self.ballots)
         no = sum((b.released is False and not b.lost_release) or not b.touched for b in self.ballots)
         if yes >= self.need:

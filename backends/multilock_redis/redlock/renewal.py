@@ -1,4 +1,4 @@
-"""One renewal of all that is held: one request to each server, and for each lease what a majority says."""
+"""One renewal of all held leases: one request to each server. A majority decides about each lease."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ __all__ = ["Renewal"]
 
 
 class Renewal:
+    """One round of requests that renew the leases in ``held``."""
+
     def __init__(self, rounds: Rounds, held: Sequence[Held]) -> None:
         self._rounds = rounds
         self._held = held
         self._claims = [rounds.get(claim.id) for claim, _ in held]
         self._lock = system.Lock()
-        self._at = 0  # when it was sent, in µs
+        self._at = 0  # when the requests were sent, in µs
         self._yes = [0] * len(held)  # votes for each lease
-        self._open = [0] * len(held)  # answers that are missing
+        self._open = [0] * len(held)  # missing replies for each lease
         self._silences: list[Exception] = []
         self._decided = False
 
     def ask(self, within: float) -> list[Granted | BackendUnavailable | None]:
+        """Send the renewals, and return one result for each lease in the order of ``held`` (see `Backend.renew`)."""
         rounds, now = self._rounds, self._rounds.now
         shortest = min(self._held, key=lambda each: each[0].ttl)[0]
         deadline = now() + within
@@ -70,7 +73,7 @@ class Renewal:
                 handle(lane.link.why)
 
     def _told(self, which: int, places: Sequence[int], said: Any) -> None:
-        """By whichever thread reads it; also when nobody waits for it any longer."""
+        """Handle the reply of one server. The thread that reads the reply calls this, perhaps after `ask` has ended."""
         late: list[Evidence] = []
         with self._lock:
             if isinstance(said, Exception):
@@ -119,13 +122,13 @@ class Renewal:
         if restarted := rounds.servers.restarted():
             late = BackendUnavailable(restarted, unknown=True)
         failure = silence("redlock", len(rounds.servers.nodes), self._silences or [late], "renew it")
-        # A server that refuses now may have kept it.
+        # A server that refuses now may still have kept the lease, so the outcome is unknown.
         answer = BackendUnavailable(str(failure), backend=failure.backend)
         answer.__cause__ = failure
         return answer
 
     def _look_after(self, evidence: Evidence) -> None:
-        """Ask the servers that the holder lacks, so that it has votes to spare."""
+        """Have the clerk ask the servers that do not vote for the holder, so that the lease has spare votes."""
         with evidence.lock:
             lacking = any(ballot.state in (OUT, WAITS) for ballot in evidence.ballots)
             if lacking and evidence.held and not evidence.leaving:

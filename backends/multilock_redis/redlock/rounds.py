@@ -1,7 +1,7 @@
-"""A claim asks all servers at once until a majority votes for it with one stamp; then releases, and what is pushed.
+"""Acquire and release: a claim asks all servers at once until a majority votes for it with one stamp.
 
-`place` says what the statements of the servers amount to. The fan of the asking thread carries the requests; what comes
-later is read by the `clerk`, which also acts for claims that wait.
+`place` decides what the statements of the servers mean. The thread that asks sends the requests over its fan (one
+connection to each server). The clerk, which is the background thread, reads the late replies and acts for waiters.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from multilock_redis.wire import bulks
 
 __all__ = ["GROUP", "Joins", "Outcome", "Rounds"]
 
-GROUP = "redlock"  # all that is held is renewed together, by one request to each server
+GROUP = "redlock"  # all held leases are renewed together, by one request to each server
 ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of stand.lua
-REMEMBERED = 60.0  # seconds for which a claim that was given up is known: a thread may not have come to ask for it yet
-LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds for which a minority waits for more, before it gives way
-LEAST_GRACE = 0.003  # seconds at least for the answers that come after a majority's
-TRIES = 10  # rounds of a single try where nobody is seen to have the name
-AT_ONCE = 0.01  # seconds until a claim goes on as another
-LATEST = 1.0  # seconds after which an answer is too late at the latest, and its connection is ended
-QUIET = 1000  # ms for which a single try keeps its place
-BETWEEN = 0.005  # seconds between two looks at what another thread reads
+REMEMBERED = 60.0  # seconds to remember a claim that was given up, because one of its attempts may begin late
+LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for more votes before it gives way
+LEAST_GRACE = 0.003  # seconds at least to wait for the other replies, after a majority has replied
+TRIES = 10  # rounds of a single try while no claim is seen to have the name
+AT_ONCE = 0.01  # seconds until the kernel goes on with a new claim
+LATEST = 1.0  # seconds after which a reply is too late in any case, and its connection is ended
+QUIET = 1000  # ms for which a single try keeps its place in the queue
+BETWEEN = 0.005  # seconds between two looks at replies that another thread reads
 
 
 class Joins(Enum):
@@ -44,20 +44,24 @@ class Joins(Enum):
 
     NO = 0
     YES = 1
-    QUIETLY = 2  #: for a moment, and without being told of a hand-over
+    QUIETLY = 2  #: for a moment, and without a notification of a handover
 
 
 class Outcome(Enum):
-    OPEN = "open"  #: the answers that are missing can still decide it
-    SPLIT = "split"  #: a majority votes for the claim, with several stamps
-    BUSY = "busy"  #: no majority can come of this round
-    SHORT = "short"  #: too few servers answer, or count
+    """The state of a round of requests that has not led to a grant."""
+
+    OPEN = "open"  #: the missing replies can still decide the round
+    SPLIT = "split"  #: a majority votes for the claim, but with several stamps
+    BUSY = "busy"  #: no majority is possible in this round
+    SHORT = "short"  #: too few servers reply, or count
 
 
 OPEN, SPLIT, BUSY, SHORT = Outcome
 
 
 class Rounds:
+    """The claims of one client, and the requests that are sent for them."""
+
     def __init__(
         self,
         servers: Callable[[Rounds], Servers],
@@ -67,7 +71,7 @@ class Rounds:
         *,
         token: bool,
     ) -> None:
-        """No I/O. Made anew in a forked child."""
+        """Do no I/O. A forked child makes a new object."""
         self._process = system.pid()
         self.now = notices.now
         self.servers = servers(self)
@@ -78,14 +82,15 @@ class Rounds:
         self._token = token
         self.pool = Pool(self.servers.links, notices.now)
         self.clerk = Clerk(self, self.pool, notices.now)
-        self.rtt = 0.005  # seconds; the least of late: what is longer is as a rule our own scheduling
+        self.rtt = 0.005  # a low estimate of the round trip, in seconds; long ones are usually due to this machine
         self.claims: dict[str, Evidence] = {}  #: by claim id
-        self._lock = system.Lock()  # for changes of what follows
-        self._left: OrderedDict[str, float] = OrderedDict()  # claims that were given up, and since when
+        self._lock = system.Lock()  # guards `_left`
+        self._left: OrderedDict[str, float] = OrderedDict()  # claims that were given up, with the time
 
     # ---- claims
 
     def get(self, claim_id: str) -> Evidence | None:
+        """Return the record of this claim, or None if there is none."""
         return self.claims.get(claim_id)
 
     def _new(self, claim: Claim) -> Evidence:
@@ -95,15 +100,19 @@ class Rounds:
         return evidence
 
     def enter(self, claim: Claim) -> Evidence | None:
-        """None: it was given up, and this very attempt comes late."""
+        """Return the record of the claim. Returns None if the claim was given up before this attempt began."""
         evidence = self.claims.get(claim.id)
         if evidence is None:
             evidence = self.claims.setdefault(claim.id, self._new(claim))
-        # Looked at second: whoever gives it up notes that first, and looks for its evidence second.
+        # `_leave` writes `_left` first and then looks for the record. So with this order one of the two threads sees
+        # what the other did.
         return None if claim.id in self._left else evidence
 
     def _leave(self, claim: Claim, unsure: bool) -> Evidence:
-        """It is given up; if ``unsure``, an attempt may come late. One that is unknown here may be anywhere."""
+        """Note that the claim is given up, and return its record. With ``unsure`` an attempt may begin late.
+
+        If the claim has no record here, assume that any server may keep something of it.
+        """
         now = self.now()
         with self._lock:
             for claim_id in list(self._left)[:2]:
@@ -121,13 +130,13 @@ class Rounds:
     # ---- requests
 
     def ask(self, evidence: Evidence, fan: Fan, modes: Mapping[int, bytes], joins: Joins) -> None:
-        """One request to each of these servers. Under the claim's lock."""
+        """Send one request to each server in ``modes``. The caller holds the claim's lock."""
         if evidence.leaving:
             return
         now = self.now()
         at, claim = int(now * 1e6), evidence.claim
         until = now + min(limit(claim, math.inf), LATEST)
-        proposal = max(system.wall(), evidence.newest_stamp + 1)  # the same for all, so that the stamps are
+        proposal = max(system.wall(), evidence.newest_stamp + 1)  # the same for all servers, so that their stamps agree
         made: dict[tuple[bytes, bool], bytes] = {}
         for which, mode in modes.items():
             node, lane = self.servers.nodes[which], fan.lanes[which]
@@ -144,7 +153,8 @@ class Rounds:
         claim, keys = evidence.claim, self._keys.of(evidence.claim.name)
         wait, echo = round(liveness(claim.ttl) * 1000), b""
         if told and claim.renew and claim.ttl >= liveness(claim.ttl):
-            echo = b"%d/%d" % (at, wait)  # a confirmation for a ttl below that would end earlier than the hand-over
+            # With a shorter ttl, the confirmation of a handover would end before the handover itself.
+            echo = b"%d/%d" % (at, wait)
         if joins is not Joins.YES:
             wait = QUIET if joins is Joins.QUIETLY else 0
         if mode is RAISE:
@@ -164,7 +174,7 @@ class Rounds:
         return b"".join((STAND.head, keys.common, keys.own(claim), how))
 
     def _wanted(self, evidence: Evidence, request: bytes) -> bytes:
-        """What is sent again to a server that did not know the script."""
+        """Return the request for a server that did not know the script, or b"" if the claim was given up."""
         with evidence.lock:
             return b"" if evidence.leaving else STAND.load + request
 
@@ -183,6 +193,7 @@ class Rounds:
     # ---- an attempt
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        """Ask all servers for the name, as `Backend.attempt` promises."""
         deadline = self.now() + within
         evidence = self.enter(claim)
         if evidence is None:
@@ -197,7 +208,7 @@ class Rounds:
             return self.outcome(evidence, said, join)
         except (BackendUnavailable, BackendRejected) as error:
             if evidence.anywhere():
-                vars(error)["unknown"] = True  # also of one that refuses: what the others have taken is given back
+                vars(error)["unknown"] = True  # after a refusal too: other servers may have voted, and need a release
             else:
                 self.claims.pop(claim.id, None)
             raise
@@ -206,13 +217,15 @@ class Rounds:
             self.give(fan)
 
     def give(self, fan: Fan) -> None:
+        """Give back the fan. If replies are missing, the clerk reads them later."""
         self.pool.give(fan)
         if fan.owes():
             self.clerk.mind(fan)
 
     def _attempted(self, evidence: Evidence, fan: Fan, join: bool, deadline: float) -> Granted | Outcome:
         claim = evidence.claim
-        # A free lock needs no subscription. But a waiter that nobody can tell is passed over.
+        # A free lock needs no subscription. But a server passes over a waiter that it cannot notify, so the claim joins
+        # the queues only with a subscription.
         joins = Joins.YES if join and self.servers.listening() else Joins.NO
         self.begin(evidence, fan, join, joins)
         said = self._round(evidence, fan, min(deadline, self.now() + limit(claim, deadline - self.now())))
@@ -230,7 +243,10 @@ class Rounds:
         return said
 
     def begin(self, evidence: Evidence, fan: Fan, join: bool, joins: Joins) -> None:
-        """Ask every server that owes the claim no answer: of two requests nobody knows which is executed first."""
+        """Ask every server that has no request of this claim under way.
+
+        If there were two, the server could execute them in either order.
+        """
         with evidence.lock:
             evidence.asking, evidence.held, evidence.look = True, False, False
             evidence.fan = fan
@@ -243,13 +259,16 @@ class Rounds:
             self.ask(evidence, fan, dict.fromkeys(asked, mode), joins)
 
     def verdict(self, evidence: Evidence, *, over: bool = False) -> Granted | Outcome:
-        """What the round has come to; ``over``: no answer is waited for any longer. Under the claim's lock."""
+        """Return the grant, or the state of the round. The caller holds the claim's lock.
+
+        With ``over`` the round does not wait for missing replies.
+        """
         pending = evidence.pending()
         if pending >= self.need and not over:
-            return OPEN  # without a look: what makes a majority is under way
+            return OPEN  # no need to count votes: the replies that can make a majority are missing
         now = int(self.now() * 1e6)
         proof = evidence.proof(now)
-        # Older votes are refreshed by the answers that are under way.
+        # If the majority includes a vote from before this round, wait for the replies that make it newer.
         if proof and (over or not pending or proof.sent_at >= int(evidence.round_at * 1e6)):
             return self._granted(evidence, proof)
         possible = {id(vote) for vote in evidence.votes(now)} | {id(b) for b in evidence.ballots if b.pending}
@@ -258,11 +277,12 @@ class Rounds:
         return BUSY if evidence.answers() + pending >= self.need else SHORT
 
     def raise_stamps(self, evidence: Evidence, fan: Fan, joins: Joins) -> None:
-        """Have the servers that vote for the claim give it one stamp. Under its lock."""
+        """Ask the servers that vote for the claim to raise their stamps to one number. The caller holds its lock."""
         votes = [i for i, ballot in enumerate(evidence.ballots) if ballot.state is VOTES and not ballot.pending]
         self.ask(evidence, fan, dict.fromkeys(votes, RAISE), joins)
 
     def _round(self, evidence: Evidence, fan: Fan, until: float) -> Granted | Outcome:
+        """Read replies until the round is decided, or ``until`` has come."""
         raised, end = False, until
         while True:
             with evidence.lock:
@@ -279,7 +299,7 @@ class Rounds:
                 return said
             if said is SPLIT or not pending:
                 return BUSY if said is SPLIT else said
-            if end == until and answers >= self.need:  # the others as a rule answer just after
+            if end == until and answers >= self.need:  # the other replies usually arrive just after these
                 self.timed(now - evidence.round_at)
                 end = min(until, now + self.grace(evidence))
             if now >= end:
@@ -287,14 +307,17 @@ class Rounds:
             fan.look(min(end - now, BETWEEN) if elsewhere else end - now)
 
     def grace(self, evidence: Evidence) -> float:
-        """Seconds for the answers that come after a majority's."""
+        """Return how many seconds to wait for the other replies, after a majority has replied."""
         return 3 * max(LEAST_GRACE / 3, self.now() - evidence.round_at)
 
     def timed(self, took: float) -> None:
         self.rtt = max(0.0002, min(took, 1.1 * self.rtt))
 
     def _settle(self, evidence: Evidence, fan: Fan, deadline: float) -> Granted | Outcome:
-        """A single try with some votes, where nobody is seen to have a majority: the first in order is to get it."""
+        """Repeat a single try while it has some votes and no claim is seen to have a majority.
+
+        Each round gives way to earlier claims, so that the first of the competing claims gets the name.
+        """
         for _ in range(TRIES):
             with evidence.lock:
                 if not self.is_split(evidence) or self.now() >= deadline:
@@ -308,12 +331,15 @@ class Rounds:
         return BUSY
 
     def is_split(self, evidence: Evidence) -> bool:
-        """Whether the claim has votes, and nobody is seen to have a majority."""
+        """Return whether the claim has votes, and no other claim is seen to have a majority."""
         return bool(evidence.votes(int(self.now() * 1e6))) and not evidence.taken() and not evidence.spent()
 
     def _to_give_way(self, evidence: Evidence) -> dict[int, bytes]:
-        """Give way where it has a vote, and ask where nothing is known. Only a claim without unanswered requests there
-        gives way: nobody knows when such a request is executed."""
+        """Return the next request to each server: to give way if the server votes for the claim, else to ask.
+
+        A server at which the claim already waits is left out. So is one with a request without a reply, because the
+        server may execute that request at any time.
+        """
         modes: dict[int, bytes] = {}
         for which, ballot in enumerate(evidence.ballots):
             if not ballot.pending and not ballot.unsure and ballot.state in (VOTES, OUT):
@@ -321,6 +347,7 @@ class Rounds:
         return modes
 
     def outcome(self, evidence: Evidence, said: Granted | Outcome, join: bool) -> Granted | Busy:
+        """Return the result of an attempt for the kernel. Raises if too few servers replied."""
         if isinstance(said, Granted):
             return said
         if said is SHORT:
@@ -338,7 +365,7 @@ class Rounds:
         return Busy(heartbeat, self._free_in(evidence))
 
     def _free_in(self, evidence: Evidence) -> float | None:
-        """Seconds until a majority of servers can be free, as far as they know."""
+        """Return the seconds until a majority of servers can be free by their own reports. None if that is unknown."""
         now, ends = self.now(), list[float]()
         for which, ballot in enumerate(evidence.ballots):
             end = 0.0 if ballot.state is VOTES else math.inf if ballot.ends is None else ballot.ends / 1e6
@@ -364,10 +391,10 @@ class Rounds:
         evidence.granted = granted
         return granted
 
-    # ---- what is learnt while no attempt is under way
+    # ---- replies and pushes that arrive between two attempts
 
     def evaluate(self, evidence: Evidence) -> None:
-        """A claim that waits: is it granted, is its stamp to be raised, does it have a minority?"""
+        """Check a waiting claim: report a grant, or plan when the clerk raises its stamps, asks again or gives way."""
         with evidence.lock:
             if evidence.held or evidence.asking or evidence.leaving:
                 return
@@ -394,7 +421,7 @@ class Rounds:
             self.clerk.soon(evidence, now + evidence.patience)
 
     def act(self, evidence: Evidence, fan: Fan) -> None:
-        """By the clerk, when the claim is due."""
+        """Do what is due for this claim. The clerk calls this."""
         with evidence.lock:
             if evidence.asking or evidence.leaving:
                 return
@@ -404,10 +431,10 @@ class Rounds:
                 lacking = self._to_top_up(evidence)
                 self.ask(evidence, fan, lacking, Joins.YES)
                 if any(not evidence.ballots[i].pending and not fan.lanes[i].link.down for i in lacking):
-                    self._later(evidence, now)  # the connection is being made
+                    self._later(evidence, now)  # a connection is still being made
                 return
             if evidence.spent():
-                self._notices.wake(evidence.claim.id)  # the next attempt says so, and it goes on as another
+                self._notices.wake(evidence.claim.id)  # the kernel's next attempt then returns Busy(spent=True)
                 return
             if evidence.proof(us):
                 self.evaluate(evidence)
@@ -422,21 +449,25 @@ class Rounds:
             elif evidence.votes(us):
                 self.ask(evidence, fan, self._to_give_way(evidence), Joins.YES)
             if not evidence.pending() and (out or evidence.votes(us)):
-                evidence.look = bool(out)  # nothing left the machine
+                evidence.look = bool(out)  # no request was sent
                 self._later(evidence, now)
 
     def _to_top_up(self, evidence: Evidence) -> dict[int, bytes]:
-        """A holder asks the servers that it lacks, so that it has more than it needs: that proves nothing. And one that
-        handed the name over just now keeps it for less than a ttl."""
+        """Return the servers from which a holder requests spare votes. Their replies do not extend the lease.
+
+        These are the servers that do not vote for the holder, and those that have just handed the name over. A vote
+        from a handover ends before a whole ttl.
+        """
         return {
             which: TOP_UP
             for which, ballot in enumerate(evidence.ballots)
             if not ballot.pending and (ballot.state in (OUT, WAITS) or (ballot.state is VOTES and ballot.at[1]))
         }
 
-    # What the servers push: see `Hears`
+    # The pushes of the servers: see `Hears`
 
     def pushed(self, which: int, claim_id: str, granted: Granted) -> None:
+        """Count the push by which a server handed the name to this claim."""
         if evidence := self.claims.get(claim_id):
             at, valid_for = round(granted.sent_at * 1e6), round(granted.valid_for * 1e6)
             with evidence.lock:
@@ -450,21 +481,23 @@ class Rounds:
                 self.evaluate(evidence)
 
     def hinted(self, which: int, claim_id: str) -> None:
+        """Have the claim ask again, because a server sent it a hint."""
         if evidence := self.claims.get(claim_id):
             with evidence.lock:
                 if evidence.leaving:
                     return
                 evidence.hinted(which)
-                if evidence.held:  # the kernel drops a grant that it has not looked at
+                if evidence.held:  # the kernel then drops a grant that it has not used yet
                     self._notices.wake(claim_id)
                 else:
                     evidence.look = True
                     self.clerk.soon(evidence, self.now())
 
     def gone(self, which: int, claim_id: str, reason: LossReason, message: str) -> None:
+        """Count a server's report of a loss, and notify the kernel if the claim has lost its majority."""
         if evidence := self.claims.get(claim_id):
             with evidence.lock:
-                if evidence.leaving:  # what a release ends is no loss
+                if evidence.leaving:  # our own release ended the lease, so it was not lost
                     return
                 evidence.gone(which, int(self.now() * 1e6))
                 lost = self.is_lost(evidence) and not evidence.told_lost
@@ -473,14 +506,14 @@ class Rounds:
                 self._notices.gone(claim_id, reason, f"{message}, and no majority keeps it")
 
     def is_lost(self, evidence: Evidence) -> bool:
-        """Under the claim's lock."""
+        """Return whether the claim was held and has lost its majority. The caller holds the claim's lock."""
         window = int(limit(evidence.claim, math.inf) * 1e6)
         return evidence.held and evidence.lacks_majority(int(self.now() * 1e6), window)
 
     # ---- watches
 
     def watch(self, held: Sequence[Held], within: float) -> None:
-        """Have a majority report losses, and the others as soon as they can."""
+        """Ask all servers to report the loss of these leases. Return as soon as a majority has replied."""
         claims = [evidence for claim, _ in held if (evidence := self.claims.get(claim.id))]
         for evidence in claims:
             evidence.watched = True
@@ -491,8 +524,11 @@ class Rounds:
         self.servers.ask_most(watch, within, "watch it")
 
     def watch_at(self, which: int, claims: list[Evidence]) -> None:
-        """Where this server has these and does not report their loss: it lacked them, or could not be asked. Nobody
-        waits for it; what fails is tried again after the next renewal."""
+        """Ask this server to report the loss of the claims that it does not watch yet, without waiting for the reply.
+
+        It did not watch them because it lacked them, or because the request failed. A failure is tried again after the
+        next renewal.
+        """
         if missing := [each for each in claims if each.watched and not each.ballots[which].watched]:
 
             def watch(node: Node, within: float) -> None:
@@ -504,7 +540,7 @@ class Rounds:
         wanted: list[tuple[Evidence, Held]] = []
         for each in claims:
             if each.granted and not each.leaving:
-                each.ballots[which].watched = True  # before the server is asked: it may report at once
+                each.ballots[which].watched = True  # before the request: the server may report a loss at once
                 wanted.append((each, (each.claim, each.granted)))
         if not wanted:
             return
@@ -518,7 +554,9 @@ class Rounds:
     # ---- release
 
     def release(self, claim: Claim, unsure: bool, within: float, rest: float | None = None) -> Returned:
-        until = self.now() + limit(claim, within)  # what is not told by then is told by the clerk
+        """Release the name at all servers, or with ``rest`` let the name rest for so many seconds."""
+        # At the servers that have not replied by then, the clerk repeats the release.
+        until = self.now() + limit(claim, within)
         known = self.claims.get(claim.id)
         fan = self.pool.take(known.fan if known else None)
         try:
@@ -534,14 +572,17 @@ class Rounds:
     def begin_release(
         self, claim: Claim, unsure: bool, fan: Fan, waiting: set[int], rest: float | None = None
     ) -> Evidence:
-        """Tell every server where something of the claim may be, and that has not confirmed it yet; the clerk tells
-        those that do not answer. ``waiting``: the servers whose answer is under way."""
+        """Send the release to every server that may keep something of the claim and has not confirmed its release.
+
+        The servers whose replies are missing are added to ``waiting``. The clerk repeats the release at servers that do
+        not reply.
+        """
         evidence = self._leave(claim, unsure)
         now = self.now()
         for node in self.servers.nodes:
-            node.listener.unwatch(claim.id)  # before it is sent: what follows is no loss
+            node.listener.unwatch(claim.id)  # before the release, which must not be reported as a loss
         with evidence.lock:
-            evidence.proposal = max(system.wall(), evidence.newest_stamp + 1)  # the same for all servers
+            evidence.proposal = max(system.wall(), evidence.newest_stamp + 1)  # the same number for all servers
             if not evidence.leaving:
                 evidence.leaving = True
                 evidence.rests_until = None if rest is None else now + rest
@@ -555,7 +596,10 @@ class Rounds:
         return evidence
 
     def tell_late(self, evidence: Evidence, which: int, lane: Lane) -> None:
-        """The clerk tells a server of a release that it has not confirmed, if something of the claim may be there."""
+        """Repeat the release at a server that has not confirmed it and may still keep something of the claim.
+
+        The clerk calls this.
+        """
         with evidence.lock:
             if evidence.stays(which, int(self.now() * 1e6)):
                 self._tell(evidence, which, lane, set(), CONFIRMED_WITHIN, {})
@@ -572,9 +616,12 @@ class Rounds:
         within: float,
         made: dict[bool, tuple[Script, bytes]],
     ) -> None:
-        """Under the claim's lock. ``made``: the requests that others were told with just now."""
+        """Send the release to one server. The caller holds the claim's lock.
+
+        ``made`` has the requests that were made for other servers just now.
+        """
         ballot, now = evidence.ballots[which], self.now()
-        # What is under way on this very connection is executed before the release.
+        # A request under way on this same connection is executed before the release, and needs no tombstone.
         last = ballot.unsure or (ballot.pending > 0 and ballot.lane is not lane)
         script, request = made[last] = made.get(last) or self._to_tell(evidence, now, TOMBSTONE if last else 0)
         handle = partial(self._told, evidence, which, waiting)
@@ -611,11 +658,12 @@ class Rounds:
             self.claims.pop(evidence.claim.id, None)
 
     def returned(self, evidence: Evidence, *, rests: bool = False) -> Returned:
+        """Return the result of the release for the kernel. Raises if too few servers have confirmed the release."""
         was_ours = evidence.was_ours()
         if was_ours is None:
             raise BackendUnavailable("too few servers have confirmed the release", unknown=True, backend=self._scheme)
         first, evidence.returned = not evidence.returned, True
-        return Returned(was_ours and (first or rests))  # a release that is told again ended nothing
+        return Returned(was_ours and (first or rests))  # a repeated release has ended nothing
 
     def close(self) -> None:
         self.clerk.close()
@@ -623,7 +671,7 @@ class Rounds:
         self.servers.close()
 
     def drop(self) -> None:
-        """Another takes its place. In a forked child nothing of the parent is used."""
+        """Close, because a new `Rounds` takes over. In a forked child, use nothing of the parent."""
         if self._process == system.pid():
             self.close()
             return

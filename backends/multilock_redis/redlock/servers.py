@@ -1,6 +1,6 @@
-"""The servers, as what blocks knows them: subscriptions, watches, and what operators ask.
+"""The requests to the servers that may block a thread: subscriptions, watches, and the requests of operators.
 
-Each server is asked on a thread of its own, so that several are asked at once. Locks are not taken this way (`fan`).
+Each server is asked on its own thread, so that all are asked at once. Locks are not taken in this way (see `fan`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,26 @@ __all__ = ["LEAST_LIMIT", "Ear", "Servers", "limit", "silence"]
 Said = TypeVar("Said")
 
 LEAST_LIMIT = 0.25  # seconds for one request to one server, however short the lease
-BRIEFLY = 0.5  # seconds at least for the answers that come after a majority's, of what operators ask
+BRIEFLY = 0.5  # seconds at least to wait for the other servers, after a majority has replied to an operator
 LISTEN_WITHIN = 3.0  # seconds for one subscription, connecting included
-LISTEN_AGAIN = 1.0  # seconds between subscriptions to a server that could not be subscribed to
+LISTEN_AGAIN = 1.0  # seconds from the end of a failed subscription to the next one
 
 
 def limit(claim: Claim, within: float) -> float:
-    """Seconds for one request to one server: one that is silent must not use up the time of the others' votes."""
+    """Return the seconds for one request to one server.
+
+    A silent server must not use up the time for which the votes of the others are valid.
+    """
     return min(within, max(LEAST_LIMIT, claim.ttl / 10))
 
 
 def silence(
     scheme: str, servers: int, silences: Sequence[Exception], what: str
 ) -> BackendUnavailable | BackendRejected:
-    """What is raised where no majority answers: refused, if so many refuse that asking again cannot help."""
+    """Return the error to raise if no majority replies.
+
+    It is BackendRejected if so many servers refuse that asking again cannot help.
+    """
     said = "; ".join(dict.fromkeys(map(str, silences))) or "no answer in time"
     message = f"too few of {servers} servers {what}: {said}"
     for each in silences:
@@ -50,12 +56,12 @@ def silence(
         unknown = any(getattr(each, "unknown", True) for each in silences if each not in refusals)
         failure = BackendUnavailable(message, unknown=unknown, backend=scheme)
     causes = (each.__cause__ if isinstance(each, MultilockError) else each for each in silences)
-    failure.__cause__ = next(filter(None, causes), None)  # what the message says need not be told twice
+    failure.__cause__ = next(filter(None, causes), None)  # the message has the errors themselves
     return failure
 
 
 class Hears(Protocol):
-    """Who counts what the servers push: `Rounds`."""
+    """The receiver of what the servers push about a claim: `Rounds`. ``which`` is the number of the server."""
 
     def pushed(self, which: int, claim_id: str, granted: Granted) -> None: ...
 
@@ -65,7 +71,7 @@ class Hears(Protocol):
 
 
 class Ear:
-    """The kernel's `Notices`, as one server's listener sees them: what it pushes is counted before the kernel hears."""
+    """The kernel's `Notices` for one server's listener. `Rounds` counts each push before it notifies the kernel."""
 
     def __init__(self, which: int, notices: Notices, hears: Hears) -> None:
         self._which = which
@@ -87,12 +93,12 @@ class Ear:
         self._hears.gone(self._which, claim_id, reason, message)
 
     def changed(self, name: str | None) -> None:
-        self._notices.changed(name)  # each: the last of a majority is not known to be the last
+        self._notices.changed(name)  # whichever server reports it: any change may complete a majority
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
         self._notices.pushes(connection, trouble, refused=refused)
 
-    # No server of this kind has sessions.
+    # Redis has no sessions, so the listener never calls these.
 
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
         raise NotImplementedError
@@ -108,10 +114,12 @@ class Ear:
 
 
 class Servers:
+    """All servers of one client."""
+
     def __init__(
         self, scheme: str, endpoints: Sequence[Guarded], keys: Keyspace, notices: Notices, hears: Hears
     ) -> None:
-        """No I/O. Made anew in a forked child."""
+        """Do no I/O. A forked child makes a new object."""
         self.scheme = scheme
         self.endpoints = endpoints
         self.now = notices.now
@@ -119,18 +127,18 @@ class Servers:
         self.nodes = [Node(each, keys, Ear(which, notices, hears)) for which, each in enumerate(endpoints)]
         self.links = [Link(each, notices.now, self._back) for each in endpoints]
         self._notices = notices
-        self._changed = system.Condition()  # more servers push
+        self._changed = system.Condition()  # notified after each subscription that succeeds
         self._listen_at = [0.0] * len(endpoints)
 
     def _back(self) -> None:
-        self._notices.wake(None)  # whoever had no answer asks at once
+        self._notices.wake(None)  # every waiter asks again at once, since it may lack this server's reply
 
     def counts(self, which: int) -> bool:
-        """Whether its word counts: see `Guarded`."""
+        """Return whether the statements of this server count (see `Guarded`)."""
         return self.now() >= self.endpoints[which].counts_from
 
     def restarted(self) -> str:
-        """Which servers have restarted, if a majority does not count; else empty."""
+        """Return a message about restarted servers if fewer than a majority count, else an empty string."""
         now = self.now()
         left = sorted(each.counts_from - now for each in self.endpoints if each.counts_from > now)
         if len(left) <= len(self.nodes) - self.need:
@@ -144,9 +152,10 @@ class Servers:
     def ask(
         self, question: Callable[[Node, float], Said], until: float, *, brief: bool = False
     ) -> Iterator[tuple[int, Said | Exception]]:
-        """Ask all servers at once, and yield what each says as it comes: BackendUnavailable if it is late.
+        """Ask all servers at once, and yield each reply when it arrives.
 
-        With ``brief``, a majority that has answered waits for the others only for a moment.
+        The reply of a server that is late is BackendUnavailable. With ``brief``, the method waits only for a moment
+        after a majority has replied.
         """
         began, answered = self.now(), 0
         answers: system.SimpleQueue[tuple[int, Any]] = system.SimpleQueue()
@@ -170,7 +179,10 @@ class Servers:
     def ask_most(
         self, question: Callable[[Node, float], Said], within: float, what: str, *, everybody: bool = False
     ) -> dict[int, Said]:
-        """Return what a majority says, at least; with ``everybody``, what each server says that answers."""
+        """Return the replies of a majority by the number of the server. Raises if no majority replies.
+
+        With ``everybody``, return the replies of all servers that reply in time.
+        """
         said: dict[int, Said] = {}
         silences: list[Exception] = []
         for which, answer in self.ask(question, self.now() + within, brief=True):
@@ -191,7 +203,7 @@ class Servers:
         until: float | None = None,
         answers: system.SimpleQueue[tuple[int, Any]] | None = None,
     ) -> None:
-        """Ask one server on a thread of its own; nobody need wait for the answer."""
+        """Ask one server on its own thread. The caller need not wait for the reply."""
         until = self.now() + LISTEN_WITHIN if until is None else until
         node = self.nodes[which]
 
@@ -208,12 +220,15 @@ class Servers:
     # ---- subscriptions
 
     def listening(self) -> bool:
-        """Whether a majority can push, or has refused a subscription."""
+        """Return whether a majority has accepted or refused a subscription."""
         return sum(node.listener.listening for node in self.nodes) >= self.need
 
     def listen(self, within: float = 0.0) -> None:
-        """Subscribe to the servers that do not push yet, and wait for a majority. A subscription has its own time,
-        since the caller may have little left: a waiter that cannot be told in time asks by its timer."""
+        """Subscribe to the servers that do not push yet, and wait up to ``within`` seconds for a majority.
+
+        The subscriptions may go on for `LISTEN_WITHIN` seconds, because the caller may have little time left. A waiter
+        that no server can notify asks again at its next heartbeat.
+        """
         now = self.now()
         for which, node in enumerate(self.nodes):
             with self._changed:
@@ -229,7 +244,7 @@ class Servers:
         node.listener.listen(within)
         with self._changed:
             self._changed.notify_all()
-        self._notices.wake(None)  # whoever joined meanwhile was not told to be listening
+        self._notices.wake(None)  # a claim that joined before this asked for no notification, and must ask again
 
     def close(self) -> None:
         for link in self.links:

@@ -131,7 +131,8 @@ class HeldSet(AnyHeld):
         super().__init__(kernel, want)
         self._parts = tuple(parts)
         self._counts: list[int] | None = None  # the acquire count of each part when the work ended
-        self._fenced: list[Holding] = []  # parts whose fence began with an acquire of this set
+        # Parts whose fence began with an acquire of this set, and the acquire count of each then.
+        self._fenced: list[tuple[Holding, int]] = []
         self._kept: list[HeldSet] = []  # this lease itself, until the other parts are given back after a loss
         with kernel.lock:
             kernel.apart.add(self)
@@ -240,14 +241,16 @@ class HeldSet(AnyHeld):
                 fenced = part._fenced_from
                 part._begin_work(want)
                 if part._fenced_from and not fenced:
-                    self._fenced.append(part)
+                    self._fenced.append((part, part._count))
         if want.hard_fence and not self._fenced_from:
             self._fenced_from = self._count
 
     def _lift_fence(self) -> None:
-        # Only the fences that this set set. At the end of the whole work each part lifts its own in `_let_go`.
-        for part in self._fenced:
-            part._lift_fence()
+        # Only the fences that this set set, unless another lease of the part may rely on one by now. That fence ends
+        # with the last work under the part: too late is harmless, too early is not.
+        for part, count in self._fenced:
+            if part._count == count:
+                part._lift_fence()
         self._fenced.clear()
         self._fenced_from = 0
 
@@ -257,7 +260,8 @@ class HeldSet(AnyHeld):
         for part, count in zip(self._parts, self._counts, strict=True):
             if part._count != count:  # an interrupted call before this one has done this part
                 continue
-            if part._count_down():  # another lease holds this part too
+            if part._count_down():  # another lease holds this part too, and may rely on its fence
+                self._fenced = [each for each in self._fenced if each[0] is not part]
                 part._not_at_end(self._look)
             elif not part._begin_release():
                 part._end_of_work()

@@ -17,6 +17,7 @@ __all__ = ["Signalled", "Signals"]
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # A suspended multilock renews nothing, and CMD, which has its own group, would run on.
 IGNORED = (signal.SIGTSTP, signal.SIGTTOU)
+LOOK_AGAIN = 1000  # milliseconds
 
 
 class Signalled(BaseException):
@@ -71,11 +72,12 @@ class Signals:
         """Wait until a signal comes, or the end of a child; return at once if one came since the last call.
 
         Python runs a handler between two of its own instructions. If a signal comes just as a system call begins, the
-        handler waits for the end of that call, and a call that waits for CMD may never end.
+        handler waits for the end of that call, and a call that waits for CMD may never end. Nothing comes if SIGCHLD is
+        blocked, as it is for a child of some supervisors: so this returns after a second in any case.
         """
         waits = system.poll()
         waits.register(self._came, system.POLLIN)
-        waits.poll()
+        waits.poll(LOOK_AGAIN)
         with contextlib.suppress(BlockingIOError):
             os.read(self._came, 4096)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from multilock import system
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multilock.kernel.runtime import Bell
     from multilock.kernel.scopes import Scope
 
-__all__ = ["Condition", "Mark", "Office", "Part", "inside", "is_inside", "mark", "unmark"]
+__all__ = ["Condition", "Office", "Part", "inside", "is_inside", "mark", "unmark"]
 
 T = TypeVar("T", bound=Holding)
 
@@ -39,18 +39,15 @@ class Part:
 _INSIDE: ContextVar[tuple[Part, ...]] = ContextVar("multilock_inside", default=())
 
 
-Mark = Token[tuple[Part, ...]]
-
-
-def mark(part: Part) -> Mark:
+def mark(part: Part) -> None:
     """Mark what this thread or task does from here on as running inside ``part``."""
-    return _INSIDE.set((*_INSIDE.get(), part))
+    _INSIDE.set((*(other for other in _INSIDE.get() if not other.done), part))
 
 
-def unmark(token: Mark) -> None:
-    # It may end in another thread or task, where a mark of a part that is done changes nothing; or twice.
-    with contextlib.suppress(ValueError, RuntimeError):
-        _INSIDE.reset(token)
+def unmark(part: Part) -> None:
+    """End `mark`, in the same thread or task. Elsewhere the mark stays until the next one: a part that is done does not
+    count."""
+    _INSIDE.set(tuple(other for other in _INSIDE.get() if other is not part))
 
 
 def is_inside(part: Part) -> bool:
@@ -61,11 +58,12 @@ def is_inside(part: Part) -> bool:
 @contextlib.contextmanager
 def inside(part: Part) -> Iterator[None]:
     """Mark the body as running inside ``part``."""
-    token = mark(part)
+    token = _INSIDE.set((*_INSIDE.get(), part))
     try:
         yield
     finally:
-        unmark(token)
+        with contextlib.suppress(ValueError):  # after its loop was closed, the garbage collector unwinds it elsewhere
+            _INSIDE.reset(token)
 
 
 def _never() -> float:

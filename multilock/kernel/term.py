@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from multilock.kernel.holding import HELD, LOST, RELEASING, Holding
-from multilock.kernel.office import Mark, Office, Part, is_inside, mark, unmark
+from multilock.kernel.office import Office, Part, is_inside, mark, unmark
 from multilock.model import Loss, LossReason
 from multilock.telling import logger
 
@@ -74,7 +74,7 @@ class Term(Generic[T]):
         self.end_at = math.inf
         self.nobody_waits = False
         self._resigned_by_body = False
-        self._body: Mark | None = None  # the body of a `with` that is counted as work
+        self._body = False  # the body of a `with` is counted as work
         self.outlasted = False  # the warning about parts that outlast the grace is logged
 
     def over(self) -> bool:
@@ -145,9 +145,19 @@ class Term(Generic[T]):
             return not self.resigning
 
     def body_begins(self) -> None:
-        """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over."""
-        if self.work_begins():
-            self._body = mark(self.work)
+        """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over.
+
+        A body inside the work of ``run()``, or inside another body, is a part of that work.
+        """
+        if not self.work.done:
+            return
+        try:
+            if self.work_begins():
+                self._body = True
+                mark(self.work)
+        except BaseException:  # interrupted: the body does not begin
+            self.work.done = True
+            raise
 
     def loss_for_the_body(self) -> Loss[Any] | None:
         """Return the resignation that the body must hear of, or None if there is none, or it came from the body."""
@@ -155,10 +165,10 @@ class Term(Generic[T]):
 
     def body_ends(self) -> None:
         """Record that the body has ended. A second call changes nothing."""
-        if body := self._body:
+        if self._body:
             self.part_ended(self.work)
-            self._body = None
-            unmark(body)
+            self._body = False
+            unmark(self.work)
 
     # Ends
 

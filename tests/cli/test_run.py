@@ -582,3 +582,12 @@ def test_closed_standard_streams_are_not_filled_with_files_of_ours(sqlite_url: s
     ended = subprocess.run(["sh", "-c", script], env=environment(), cwd=tmp_path, check=False, timeout=WITHIN)
     assert ended.returncode == 3
     assert (tmp_path / "seen").read_text().count("/dev/null") == 2
+
+
+def test_a_command_ends_although_whoever_started_multilock_blocks_sigchld(start: Start, sqlite_url: str) -> None:
+    block = (
+        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD]); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    process = start("run", "job", "--url", sqlite_url, "--", "true", through=[sys.executable, "-c", block])
+    assert process.wait(WITHIN) == 0

@@ -150,6 +150,44 @@ def test_the_body_of_a_campaign_ends_before_its_leadership_is_given_back(
     assert server.holders == {}
 
 
+def test_a_with_inside_the_work_of_run_does_not_end_that_work(client: Client, server: Scripted) -> None:
+    kept: list[bool] = []
+
+    def work(leadership: Leadership) -> str:
+        if not kept:
+            with leadership:
+                pass
+            kept.append("e" in server.holders)
+        return "done"
+
+    assert client.election("e").run(work) == "done"
+    assert kept == [True]
+    assert server.holders == {}
+
+
+def test_bodies_may_end_in_another_order_than_they_began(client: Client, server: Scripted) -> None:
+    first, second = client.election("e"), client.election("f")
+    body = first.campaign()
+    body.__enter__()
+    with second.campaign():
+        body.__exit__(None, None, None)
+        assert second.resign()  # from inside its own body: it waits for nobody
+        assert "f" in server.holders
+    eventually(lambda: server.holders == {})
+
+
+def test_an_interrupt_as_a_body_begins_keeps_no_leadership(client: Client, server: Scripted) -> None:
+    election = client.election("e", grace=60)
+    leadership = election.campaign()
+    with ctrl_c("Term.work_begins"):
+        leadership.__enter__()
+    eventually(lambda: server.holders == {})
+    leadership = election.campaign()
+    with ctrl_c("mark"):
+        leadership.__enter__()
+    eventually(lambda: server.holders == {})
+
+
 def test_a_body_that_resigns_waits_for_nobody(client: Client, server: Scripted) -> None:
     election = client.election("e")
     with election.campaign() as leadership:

@@ -128,6 +128,17 @@ def test_a_lost_part_with_a_longer_ttl_is_fenced_until_its_time_is_over(
     assert runtime.kills_at == valid_until(outer)
 
 
+def test_a_set_that_ends_first_leaves_the_fence_of_a_lock_on_one_of_its_names(
+    client: Client, runtime: HandRuntime
+) -> None:
+    several = client.lock_all(["a", "b"], reentrant=True, hard_fence=True).acquire()
+    single = client.lock("a", reentrant=True, hard_fence=True).acquire()
+    several.release()
+    assert runtime.kills_at == valid_until(single)
+    single.release()
+    assert runtime.kills_at == NEVER
+
+
 def test_an_inner_acquire_of_several_locks_is_fenced_until_its_own_release(
     client: Client, runtime: HandRuntime
 ) -> None:

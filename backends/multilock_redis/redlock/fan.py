@@ -59,6 +59,7 @@ class Link:
         self._spares: deque[Wire] = deque()
         self.changed = system.Condition()
         self.connecting = 0  # connections that other threads are making
+        self.wanted = 0  # callers that wait for a connection
         self._pause = 0.0  # seconds between attempts to connect; 0 while the server is up
         self._again_at = 0.0
         self._closed = False
@@ -72,19 +73,25 @@ class Link:
     def take(self, *, again: bool = False) -> Wire | None:
         """Return a spare connection. If there is none, return None and have another thread make one.
 
-        No connection is begun for a moment after the server was down. Use ``again`` if the caller has asked before: no
-        connection is then begun while another one is being made.
+        No connection is begun for a moment after the server was down. Use ``again`` if the caller has asked before:
+        then no more connections are made than callers wait for.
         """
         with suppress(IndexError):
             while (wire := self._spares.popleft()).stale():  # the server has closed it, as in a restart
                 wire.close()
             return wire
         with self.changed:
-            if self._closed or self.connecting >= (1 if self.down or again else AT_ONCE) or self.now() < self._again_at:
+            most = 1 if self.down else min(AT_ONCE, self.wanted) if again else AT_ONCE
+            if self._closed or self.connecting >= most or self.now() < self._again_at:
                 return None
             self.connecting += 1
         start_worker(self._connect, "multilock-redlock-connect", once=True, or_here=True)
         return None
+
+    def wants(self, more: int) -> None:
+        """Count callers that wait for a connection: so many more than before."""
+        with self.changed:
+            self.wanted += more
 
     def is_silent(self, why: Exception) -> None:
         """Record that replies on a connection were too late. The server is down until a new connection succeeds."""
@@ -282,6 +289,17 @@ class Fan:
         missing = [lane for lane in self.lanes if not lane.connect()]
         if not missing:
             return
+        links = [lane.link for lane in missing]
+        for link in links:
+            link.wants(1)
+        try:
+            self._wait_for(missing, until)
+        finally:
+            for link in links:
+                link.wants(-1)
+
+    def _wait_for(self, missing: list[Lane], until: float) -> None:
+        now = self.lanes[0].link.now
         need = majority_of(len(self.lanes))
         grace = now() + GRACE
         while missing and (at := now()) < until:

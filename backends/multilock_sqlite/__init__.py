@@ -184,10 +184,10 @@ class SqliteBackend:
     def diagnose(self, within: float) -> list[Finding]:
         try:
             with self._database.request(within) as sql, transaction(sql):
-                pass
+                lasting = sql.exclusion.lasts
         except BackendRejected as error:
             return [Finding("unusable", "error", str(error), "as the message says"), *weaknesses(self._path)]
-        return weaknesses(self._path)
+        return weaknesses(self._path, lasting)
 
     def ping(self, within: float) -> None:
         with self._database.request(within) as sql:

@@ -21,9 +21,24 @@ SHARED = frozenset({
 VOLATILE = frozenset({"ramfs", "tmpfs"})
 
 
-def weaknesses(path: str) -> list[Finding]:
-    """Return the findings for the lock file at ``path``."""
-    return [*_about_file_system(os.path.dirname(path)), *_about_permissions(path), *_about_host()]
+def weaknesses(path: str, lasting: bool = True) -> list[Finding]:
+    """Return the findings for the lock file at ``path``. ``lasting`` tells whether our own locks work there."""
+    return [
+        *([] if lasting else [_without_lasting_locks(path)]),
+        *_about_file_system(os.path.dirname(path)),
+        *_about_permissions(path),
+        *_about_host(),
+    ]
+
+
+def _without_lasting_locks(path: str) -> Finding:
+    return Finding(
+        "no_lasting_locks",
+        "warning",
+        f"this system has no open file description locks for {path}: if a process that uses the lock also reads and "
+        "closes one of its files, its file locks end, and two processes can hold one lock",
+        f"read or back up {path}, its -wal and its -shm only in processes that do not use the lock",
+    )
 
 
 def _about_file_system(directory: str) -> Iterator[Finding]:

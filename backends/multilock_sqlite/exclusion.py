@@ -2,13 +2,14 @@
 
 SQLite uses POSIX locks. The system drops all of them as soon as the process closes any descriptor of the file: a
 backup, a checksum or ``Path.read_bytes()`` is enough (https://sqlite.org/howtocorrupt.html, section 2.2). Then another
-process writes during our transaction, or takes itself for the only user and deletes the log. So each connection has
+process writes during our transaction, or takes itself for the only user and deletes the log. So each process has
 open file descriptions of its own, and locks them as well (``F_OFD_SETLK``, Linux): only their own end drops these.
+Where the system has no such locks, SQLite's alone exclude.
 
 The gate is one byte of the database file that SQLite does not lock. Each transaction, opening and closing is inside
-alone. In addition each open connection keeps the two locks by which SQLite sees that the file is in use, so no process
-deletes the log or truncates its shared memory. Reads stay outside, so that a process that is stopped while it reads
-holds nobody up. A read may therefore find anything after such a close, and decides nothing but to wait.
+alone. In addition a process with an open connection keeps the two locks by which SQLite sees that the file is in use,
+so no process deletes the log or truncates its shared memory. Reads stay outside, so that a process that is stopped
+while it reads holds nobody up. A read may therefore find anything after such a close, and decides nothing but to wait.
 """
 
 from __future__ import annotations
@@ -44,36 +45,37 @@ class Closed(sqlite3.OperationalError):
 
 
 class Exclusion:
-    """The locks of one connection. Each has its own descriptors, so threads exclude each other like processes.
+    """The locks of one connection. The threads of a process exclude each other too."""
 
-    The descriptors are closed only once this process has no connection to the file, because each closing drops SQLite's
-    own locks. Until then another connection uses them again.
-    """
-
-    is_inside = False
-    _memory: int | None = None
+    def __init__(self, locks: _Locks, connection: sqlite3.Connection) -> None:
+        self._locks = locks
+        # An interrupt can end a close early. The callback then opens the gate when the connection is gone. It closes no
+        # descriptor, because SQLite still has the file open at that moment.
+        self.user = weakref.ref(connection, lambda _: self.leave())
 
     @classmethod
     def of(cls, connection: sqlite3.Connection, path: str, file: tuple[int, int]) -> Exclusion | None:
         """Return the locks for a connection to ``file``, or None if another file is at ``path`` by now."""
         with _registering:
-            exclusions = _exclusions.setdefault(file, [])
-            for exclusion in exclusions:
-                if exclusion._user() is None:
-                    exclusion.leave()  # an interrupt may have ended its last user too early
-                    exclusion._user = weakref.ref(connection)
-                    return exclusion
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            found = os.fstat(descriptor)
-            if (found.st_dev, found.st_ino) != file:
-                os.close(descriptor)
-                return None
-            exclusions.append(exclusion := cls(descriptor, file, connection))
+            locks = _all_locks.get(file)
+            if locks is None:
+                locks = _Locks(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+                if not locks.are_on(file):
+                    locks.close()
+                    return None
+                _all_locks[file] = locks
+            exclusion = cls(locks, connection)
+            locks.exclusions.append(exclusion)
             return exclusion
 
-    def __init__(self, descriptor: int, file: tuple[int, int], connection: sqlite3.Connection) -> None:
-        self._descriptor, self._of = descriptor, file
-        self._user: weakref.ref[sqlite3.Connection] | _Nobody = weakref.ref(connection)
+    @property
+    def is_inside(self) -> bool:
+        return self._locks.inside.get(GATE) is self
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the system has these locks. It is certain once the connection has been inside."""
+        return self._locks.last is True
 
     def enter(self, deadline: float) -> None:
         """Wait until nobody else is inside. Raises `Closed` at the deadline."""
@@ -87,90 +89,141 @@ class Exclusion:
 
     def leave(self) -> None:
         if self.is_inside:
-            _lock(self._descriptor, fcntl.F_UNLCK, GATE)
-            self.is_inside = False
+            self._locks.lock(self._locks.database, fcntl.F_UNLCK, GATE)
+            self._locks.inside.pop(GATE, None)  # afterwards: another thread locks the same description
 
     def _try_to_enter(self) -> bool:
-        self.is_inside = True  # before the system is asked, so that leave() works after an interrupt
-        self.is_inside = _lock(self._descriptor, fcntl.F_WRLCK, GATE)
-        return self.is_inside
+        # This thread is entered before the system is asked, so that leave() works after an interrupt.
+        if self._locks.inside.setdefault(GATE, self) is not self:
+            return False
+        try:
+            entered = self._locks.lock(self._locks.database, fcntl.F_WRLCK, GATE)
+        except OSError:
+            self._locks.inside.pop(GATE, None)
+            raise
+        if not entered:
+            self._locks.inside.pop(GATE, None)
+        return entered
 
     def keep_log(self, path: str) -> None:
-        """Let SQLite in every process see that the file is in use. Raises `Closed` if another program prevents it."""
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: the next request opens the file again
-            found = os.stat(f"{path}-shm").st_ino
-            if self._memory is not None and os.fstat(self._memory).st_ino != found:
-                os.close(self._memory)
-                self._memory = None
-            if self._memory is None:
-                self._memory = os.open(f"{path}-shm", os.O_RDONLY | os.O_CLOEXEC)
-            if not _lock(self._memory, fcntl.F_RDLCK, IN_USE):
-                raise Closed("the shared memory is locked")
-        if not _lock(self._descriptor, fcntl.F_RDLCK, SHARED):
-            raise Closed("the file is locked")
+        """Let SQLite in every process see that the file is in use. Raises `Closed` if another program prevents it.
+
+        Call it inside.
+        """
+        if self.lasts:
+            self._locks.keep_log(path)
 
     def leave_log(self) -> None:
         """Let the connection delete the log as it closes, if nobody else uses the file.
 
-        If somebody is inside, this connection is not the last, and its locks stay until it is closed.
+        If somebody is inside, this connection is not the last, and the locks stay until it is closed.
         """
-        if self._try_to_enter():
-            _lock(self._descriptor, fcntl.F_UNLCK, SHARED)
-            if self._memory is not None:
-                _lock(self._memory, fcntl.F_UNLCK, IN_USE)
+        if self._try_to_enter() and all(other.user() is None for other in self._others()):
+            self._locks.leave_log()
 
     def give_back(self) -> None:
-        """End all locks. The connection has been closed."""
-        for descriptor in (self._descriptor, self._memory):
-            if descriptor is not None:
-                _lock(descriptor, fcntl.F_UNLCK, EVERYTHING)
-        self.is_inside = False
-        with _registering:
-            self._user = _nobody
-            if all(exclusion._user() is None for exclusion in _exclusions.get(self._of, ())):
-                for exclusion in _exclusions.pop(self._of, ()):
-                    exclusion.close()
+        """End the locks of this connection, which has been closed."""
+        try:
+            self.leave()
+        finally:
+            with _registering:
+                self._locks.exclusions = [other for other in self._others() if other.user() is not None]
+                if not self._locks.exclusions:
+                    self._locks.end()
+
+    def _others(self) -> list[Exclusion]:
+        return [exclusion for exclusion in self._locks.exclusions if exclusion is not self]
+
+
+class _Locks:
+    """The locks of this process on one file. They have two descriptors, however many connections are open.
+
+    The descriptors are closed only once this process has no connection to the file, because each closing drops SQLite's
+    own locks.
+    """
+
+    def __init__(self, database: int) -> None:
+        self.database, self._memory = database, -1
+        self.exclusions: list[Exclusion] = []
+        self.inside: dict[tuple[int, int], Exclusion] = {}  # at GATE: which connection of this process is inside
+        self.last: bool | None = None  # whether the system has such locks; None before the first
+
+    def are_on(self, file: tuple[int, int]) -> bool:
+        found = os.fstat(self.database)
+        return (found.st_dev, found.st_ino) == file
+
+    def lock(self, descriptor: int, kind: int, where: tuple[int, int]) -> bool:
+        """Lock or unlock a range at once. Returns False if another open file description excludes it.
+
+        If the system has no such locks, it returns True, and only SQLite's own exclude.
+        """
+        if _SETLK is None or self.last is False:
+            return True
+        try:
+            fcntl.fcntl(descriptor, _SETLK, _REQUESTS[kind, where])
+        except OSError as error:
+            if self.last is None and error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                self.last = False
+                return True
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            return False
+        self.last = True
+        return True
+
+    def keep_log(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: the next request opens the file again
+            found = os.stat(f"{path}-shm").st_ino
+            if self._memory >= 0 and os.fstat(self._memory).st_ino != found:
+                self._close_memory()
+            if self._memory < 0:
+                self._memory = os.open(f"{path}-shm", os.O_RDONLY | os.O_CLOEXEC)
+            if not self.lock(self._memory, fcntl.F_RDLCK, IN_USE):
+                raise Closed("the shared memory is locked")
+        if not self.lock(self.database, fcntl.F_RDLCK, SHARED):
+            raise Closed("the file is locked")
+
+    def leave_log(self) -> None:
+        self.lock(self.database, fcntl.F_UNLCK, SHARED)
+        if self._memory >= 0:
+            self.lock(self._memory, fcntl.F_UNLCK, IN_USE)
+
+    def end(self) -> None:
+        """Unlock everything, also for a forked child that has the descriptors too, and close them."""
+        for file in [file for file, locks in _all_locks.items() if locks is self]:
+            for descriptor in (self.database, self._memory):
+                if descriptor >= 0:
+                    self.lock(descriptor, fcntl.F_UNLCK, EVERYTHING)
+            self.close()
+            del _all_locks[file]
 
     def close(self) -> None:
-        for descriptor in (self._descriptor, self._memory):
-            if descriptor is not None:
-                os.close(descriptor)
+        self.inside.clear()
+        if self.database >= 0:
+            database, self.database = self.database, -1
+            os.close(database)
+        self._close_memory()
 
-
-class _Nobody:
-    def __call__(self) -> None:
-        return None
+    def _close_memory(self) -> None:
+        if self._memory >= 0:
+            memory, self._memory = self._memory, -1
+            os.close(memory)
 
 
 def forget_exclusions() -> None:
     """Close what a forked child has of its parent: the locks would last as long as the child has the descriptors."""
     global _registering
     _registering = system.Lock()
-    inherited = [(file, exclusion) for file, exclusions in _exclusions.items() for exclusion in exclusions]
-    _exclusions.clear()
-    for file, exclusion in inherited:
+    inherited = list(_all_locks.items())
+    _all_locks.clear()
+    for file, locks in inherited:
         with contextlib.suppress(OSError):
-            found = os.fstat(exclusion._descriptor)
-            if (found.st_dev, found.st_ino) == file:  # a child of C code may have closed it, and used its number again
-                exclusion.close()
+            if locks.are_on(file):  # a child of C code may have closed it, and used its number again
+                locks.close()
 
 
-def _lock(descriptor: int, kind: int, where: tuple[int, int]) -> bool:
-    """Lock or unlock a range at once. Returns False if another open file description excludes it."""
-    if _SETLK is None:
-        return True
-    try:
-        fcntl.fcntl(descriptor, _SETLK, _REQUESTS[kind, where])
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        return False
-    return True
-
-
-_nobody = _Nobody()
-_registering = system.Lock()  # held while exclusions are listed, taken or closed
-_exclusions: dict[tuple[int, int], list[Exclusion]] = {}  # all of this process, by file
+_registering = system.Lock()  # held while a connection gets its locks or gives them back
+_all_locks: dict[tuple[int, int], _Locks] = {}  # of this process, by file
 _REQUESTS = {
     (kind, where): struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0)
     for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK)

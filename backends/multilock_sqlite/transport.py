@@ -67,8 +67,10 @@ class Connection(sqlite3.Connection):
                 self.exclusion.leave_log()
             super().close()
         finally:
-            _live.discard(self)
-            self.exclusion.give_back()
+            try:
+                self.exclusion.give_back()
+            finally:
+                _live.discard(self)  # last: a fork waits until the descriptors are closed
 
 
 @contextlib.contextmanager
@@ -358,7 +360,7 @@ _REJECTED = {
 def _need_files() -> None:
     """Raise OSError unless six more files can be opened.
 
-    A connection needs its database, log, shared memory and directory, and its exclusion needs two.
+    A connection needs its database, log, shared memory and directory, and the first one needs two for its exclusion.
     """
     with contextlib.ExitStack() as files:
         for _ in range(6):

@@ -19,6 +19,7 @@ import multilock_sqlite
 from multilock.errors import MultilockError
 from multilock.testing import hear, say
 from multilock_sqlite import host
+from multilock_sqlite.exclusion import Exclusion
 from multilock_sqlite.transport import Connection, Database, transaction
 from tests.backends.memory import rules
 from tests.backends.memory.rules import Asker
@@ -476,3 +477,50 @@ def count_anew(url: str, file: str, rounds: str) -> None:
     """Count with a new client each time."""
     for _ in range(int(rounds)):
         count(url, file, "1")
+
+
+def count_in_threads(url: str, file: str, threads: str, rounds: str) -> None:
+    """Count in several threads, each with a client of its own, and read the files meanwhile."""
+    counters = [threading.Thread(target=count_and_read, args=(url, file, rounds)) for _ in range(int(threads))]
+    for counter in counters:
+        counter.start()
+    for counter in counters:
+        counter.join()
+    say("all")
+
+
+def fork_while_closing(url: str) -> None:
+    """Fork while another thread gives the locks of a connection back.
+
+    The child prints whether the thread had finished, and how many descriptors of the files the child has.
+    """
+    client = multilock.connect(url)
+    client.ping()
+    closing, given_back = threading.Event(), threading.Event()
+    give_back = Exclusion.give_back
+
+    def give_back_slowly(exclusion: Exclusion) -> None:
+        closing.set()
+        time.sleep(0.3)
+        give_back(exclusion)
+        given_back.set()
+
+    Exclusion.give_back = give_back_slowly  # type: ignore[method-assign, assignment]
+    closer = threading.Thread(target=client.close)
+    closer.start()
+    closing.wait()
+    pid = os.fork()
+    if pid == 0:
+        say("child", given_back.is_set(), descriptors_of(Path(url.removeprefix("sqlite://"))))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    closer.join()
+
+
+def descriptors_of(path: Path) -> int:
+    """Return how many descriptors of this process are open on the lock file, its log and its shared memory."""
+    found = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{number}").startswith(str(path))
+    return found

@@ -23,7 +23,7 @@ import multilock_sqlite
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LockLost, LossReason
 from multilock.model import Busy
 from multilock.testing import Helper
-from multilock_sqlite import host, layout
+from multilock_sqlite import exclusion, host, layout
 from multilock_sqlite.diagnosis import weaknesses
 from multilock_sqlite.transport import Connection, _live
 from tests.backends.memory.rules import Asker, Clock
@@ -538,6 +538,18 @@ def test_healthy_file_has_no_findings(url: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(host, "file_system", lambda directory: "ext4")
     with multilock.connect(url) as client:
         assert client.diagnose() == []
+
+
+def test_kernel_without_lasting_locks_is_found_and_sqlites_own_locks_exclude(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exclusion, "_SETLK", 9999)  # a command that no kernel knows: EINVAL
+    with multilock.connect(url) as client, client.lock("n"):
+        with multilock.connect(url) as other:
+            assert other.lock("n").try_acquire() is None
+        with Helper(f"{HELPERS}:try_once", url) as process:
+            process.wait_for("LockTimeout", within=20)
+        assert "no_lasting_locks" in [finding.code for finding in client.diagnose()]
 
 
 def test_file_that_others_may_write_is_found(path: Path, url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import time
@@ -15,10 +16,12 @@ import pytest
 import multilock
 import multilock_sqlite
 from multilock.testing import Helper
+from multilock_sqlite.exclusion import Closed, Exclusion
 from multilock_sqlite.host import Process
 from multilock_sqlite.transport import _log, transaction
 from tests.backends.in_order import ORDERS, together, writes_and_reads_are_in_order
 from tests.backends.memory.rules import Asker
+from tests.backends.sqlite.helpers import descriptors_of
 
 HELPERS = "tests.backends.sqlite.helpers"
 START = 30.0  # seconds for a process to start on an overloaded machine
@@ -293,6 +296,58 @@ def test_last_process_deletes_the_log_as_it_closes(path: Path, url: str) -> None
         client.lock("n").acquire().release()
         assert _log(str(path))
     assert _log(str(path)) is None
+
+
+def test_an_interrupt_that_ends_a_close_early_blocks_no_other_process(
+    client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(exclusion: Exclusion) -> None:
+        raise KeyboardInterrupt
+
+    client.ping()
+    with monkeypatch.context() as patch:
+        patch.setattr(Exclusion, "give_back", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+    gc.collect()  # the exception had a reference to the connection
+    with Helper(f"{HELPERS}:try_once", url) as other:
+        other.wait_for("held", within=START)
+
+
+def test_fork_waits_until_a_closing_connection_has_given_back_its_locks(url: str) -> None:
+    with Helper(f"{HELPERS}:fork_while_closing", url) as helper:
+        assert helper.wait_for("child", within=START)[1:] == ["True", "0"]
+
+
+def test_all_connections_of_a_process_have_their_locks_on_two_descriptors(path: Path, url: str) -> None:
+    asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+    with ExitStack() as requests:
+        for _ in range(12):
+            requests.enter_context(asker.backend._database.request(5))  # type: ignore[attr-defined]
+        assert descriptors_of(path) <= 12 * 2 + 1 + 2, "SQLite has two for each connection, and one for all"
+    asker.backend.close()
+    assert descriptors_of(path) == 0
+
+
+def test_only_one_connection_of_a_process_is_inside_at_a_time(url: str) -> None:
+    asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+    request = asker.backend._database.request  # type: ignore[attr-defined]
+    with request(5) as one, request(5) as two:
+        with transaction(one):
+            with pytest.raises(Closed):
+                two.exclusion.enter(multilock.now())
+            assert not two.exclusion.is_inside
+        two.exclusion.enter(multilock.now())
+        assert two.exclusion.is_inside
+    asker.backend.close()
+
+
+def test_threads_count_without_a_loss_on_the_descriptors_of_their_process(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "count"
+    file.write_text("0 0")
+    with Helper(f"{HELPERS}:count_in_threads", url, file, 8, 20) as helper:
+        helper.wait_for("all", within=4 * START)
+    assert file.read_text().split()[0] == "160"
 
 
 def read_files(path: Path) -> None:

@@ -184,6 +184,9 @@ def healthy(mutants: Iterable[Mutant]) -> bool:
 def main(arguments: list[str]) -> int:
     options = [each for each in arguments if each.startswith("--")]
     words = [each for each in arguments if each not in options]
+    if set(options) - {"--check"}:
+        print(__doc__)
+        return 2
     mutants = [mutant for mutant in read_all() if not words or any(word in mutant.name for word in words)]
     if not mutants:
         print("no mutant has such a name", file=sys.stderr)

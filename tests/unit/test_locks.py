@@ -605,7 +605,7 @@ def test_a_decorated_function_runs_while_the_lock_is_held(client: Client, backen
 
     assert report("daily") == "report/daily/7"
     assert report(kind="weekly", number=2) == "report/weekly/2"
-    assert report.__doc__ == "A report."
+    assert report.__doc__ == "Return a report."
     assert backend.holders == {}
 
 

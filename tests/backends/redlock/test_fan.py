@@ -15,7 +15,8 @@ import multilock
 from multilock import BackendUnavailable, MultilockError
 from multilock.testing import FaultProxy
 from multilock.testing.proxy import Fault
-from multilock_redis.redlock.fan import Fan, Lane, Link, Owed, Pool
+from multilock_redis.redlock import fan as fan_module
+from multilock_redis.redlock.fan import AT_ONCE, Fan, Lane, Link, Owed, Pool
 from multilock_redis.redlock.guard import Guarded
 from multilock_redis.redlock.rounds import Joins
 from multilock_redis.transport import Wire
@@ -258,3 +259,19 @@ def test_a_close_while_a_thread_asks_all_servers_leaves_nothing(
     asking.join(WITHIN)
     assert failed
     nothing_comes_of(faults, servers)
+
+
+def test_callers_that_wait_for_a_connection_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(fan_module, "start_worker", lambda run, name, **_: begun.append(name))
+    link = Link(Guarded("redis://h", None, {}), lambda: 0.0, lambda: None)  # type: ignore[arg-type]
+    assert link.take() is None
+    link.wants(1)
+    assert [link.take(again=True) for _ in range(3)] == [None] * 3
+    assert len(begun) == 1
+    link.wants(2)
+    assert [link.take(again=True) for _ in range(3)] == [None] * 3
+    assert len(begun) == 3
+    link.wants(97)
+    assert [link.take(again=True) for _ in range(9)] == [None] * 9
+    assert len(begun) == AT_ONCE

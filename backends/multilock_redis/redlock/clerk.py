@@ -234,9 +234,7 @@ class Clerk:
         for which, evidence in untold:
             if fan.lanes[which].wire:
                 self._rounds.tell_late(evidence, which, fan.lanes[which])
-        while fan.owes() and (left := until - self._now()) > 0:
-            fan.look(left)
-        fan.close()
+        fan.finish(until)
         with self._lock:
             bell, self._bell = self._bell, None
         for descriptor in bell or ():

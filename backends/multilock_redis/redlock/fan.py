@@ -355,6 +355,13 @@ class Fan:
             lane.end(BackendUnavailable("the connection was closed", unknown=True))
         self._selector.close()
 
+    def finish(self, until: float) -> None:
+        """Read the replies that are still missing, until that time at the latest, and close."""
+        now = self.lanes[0].link.now
+        while self.owes() and (left := until - now()) > 0:
+            self.look(left)
+        self.close()
+
     def drop(self) -> None:
         """Close the selector in a forked child. The connections belong to the parent, which still watches them."""
         self._selector.close()
@@ -420,9 +427,7 @@ class Pool:
             idle, self.idle = self.idle, []
         until = self._now() + LAST_WORDS
         for fan in idle:
-            while fan.owes() and (left := until - self._now()) > 0:
-                fan.look(left)
-            fan.close()
+            fan.finish(until)
 
     def drop(self) -> None:
         """Drop every fan in a forked child."""

@@ -45,8 +45,9 @@ def mark(part: Part) -> None:
 
 
 def unmark(part: Part) -> None:
-    """End `mark`, in the same thread or task. Elsewhere the mark stays until the next one: a part that is done does not
-    count."""
+    """End `mark`. In another thread or task, as when a loop was closed, this has no effect. The old
+    mark stays until the next one, and does not count once its part is done.
+    """
     _INSIDE.set(tuple(other for other in _INSIDE.get() if other is not part))
 
 
@@ -58,12 +59,11 @@ def is_inside(part: Part) -> bool:
 @contextlib.contextmanager
 def inside(part: Part) -> Iterator[None]:
     """Mark the body as running inside ``part``."""
-    token = _INSIDE.set((*_INSIDE.get(), part))
+    mark(part)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # after its loop was closed, the garbage collector unwinds it elsewhere
-            _INSIDE.reset(token)
+        unmark(part)
 
 
 def _never() -> float:

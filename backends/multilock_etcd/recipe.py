@@ -450,7 +450,7 @@ class Recipe:
     # ---- close
 
     def close(self) -> None:
-        """Revoke the leases that are left, so that locks which there was no time to release become free at once.
+        """Revoke the leases that are left, so that locks not yet released become free at once.
 
         Each lock that is not renewed has a separate lease. A thousand of these cannot be revoked in half a second, so
         their keys are deleted first. A name whose request to rest had no reply stays taken for what is left of its ttl.

@@ -72,7 +72,7 @@ _LACKING = ("The user executing the script can't", "ACL failure in script")
 
 
 class Redirected(BackendRejected):
-    """Another node of the cluster serves the key: MOVED, or ASK (``once``: for this request only). Not executed."""
+    """Another node of the cluster serves the key: MOVED, or ASK, which is for this request only (``once``)."""
 
     def __init__(self, message: str, told: str) -> None:
         """``told`` is the server's text, such as ``MOVED 3999 127.0.0.1:6381``."""

@@ -1,7 +1,7 @@
 """Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
-`recipe` decides which claim gets a name, `layout` defines the tables of the file, `transport` sends the statements,
-`exclusion` lets one process at a time write, `host` finds out about processes and boots, and `diagnosis` reports what
+`recipe` decides which claim gets a name. `layout` defines the tables of the file. `transport` sends the statements, and
+`exclusion` lets one process at a time write. `host` finds out about processes and boots. `diagnosis` reports what
 weakens the lock here. SQLite pushes nothing, so there is no `notices`.
 """
 

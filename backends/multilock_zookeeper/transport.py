@@ -2,8 +2,8 @@
 
 Some parts of kazoo are not relied upon. Its state is wrong: behind a silent server it stays CONNECTED for minutes, and
 while disconnected it reports no loss. Its retries are not bounded by our deadlines. Its waits have no limit. Its
-results pass through two more threads. What this module does use is kazoo's connection thread, its reconnecting to the
-same session, and its wire format. kazoo's exceptions are translated into multilock's here.
+results pass through two more threads. This module does use kazoo's connection thread, its reconnecting to the same
+session, and its wire format. kazoo's exceptions are translated into multilock's here.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads and sockets. It records when and how a connection was made, and limits the time for dead hosts.
 
     A server that lost its data, or was given older data, turns away any client that has seen newer data. kazoo tries
-    again until the server reports that the session has expired, but this server cannot. So this handler reports it
-    instead, once ``is_over`` agrees. It calls that with the time since when hosts have turned us away.
+    again until the server reports that the session has expired. This server cannot report it. So this handler does,
+    once ``is_over`` agrees. It calls that with the time since when hosts have turned us away.
     """
 
     def __init__(

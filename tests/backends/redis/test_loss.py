@@ -391,3 +391,14 @@ def test_ten_thousand_watched_locks_need_one_thread_and_three_connections(us: Ou
     assert len(bare.client_list()) <= before + 3
     bare.delete("multilock/n5000")
     us.ear.hears("gone", held[5000][0].id, TAKEN)
+
+
+def test_what_a_full_tracking_table_forgets_is_found_by_the_next_renewal(connect: Connect) -> None:
+    with RedisServer() as server, redis.Redis(port=server.port) as bare:
+        bare.config_set("tracking-table-max-keys", 5)
+        us = connect(server.url)
+        held = [us.take(us.claim(f"n{number}")) for number in range(30)]
+        us.watch(*held)
+        eventually(lambda: bare.info("stats")["tracking_total_keys"] <= 5)
+        bare.delete(*(f"multilock/{claim.name}" for claim, _ in held))
+        assert us.renew(*held) == [None] * 30

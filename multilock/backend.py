@@ -1,4 +1,4 @@
-"""The service-provider interface: the methods of a backend, and what the kernel offers to it. Version 2.
+"""The service-provider interface: the methods of a backend, and what the kernel offers to it.
 
 A backend is plain blocking code. It never waits for a lock, never retries, never judges validity and starts no renewal:
 it turns one call into one server's reply. The kernel does the retries, the waiting, the jitter, the deadlines and the
@@ -50,7 +50,7 @@ __all__ = [
     "start_worker",
 ]
 
-SPI_VERSION = 2
+SPI_VERSION = 1
 
 Held = tuple[Claim, Granted]
 """A claim and the newest grant of it."""
@@ -145,7 +145,7 @@ class Backend(Protocol):
     def spi_version(self) -> int:
         """The `SPI_VERSION` that the backend was written for, as a number in its own source.
 
-        A backend without this attribute has version 1. multilock opens only backends of its own version.
+        multilock opens only backends of its own version.
         """
 
     @property

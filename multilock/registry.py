@@ -129,9 +129,15 @@ def _not_frozen(ours: Ours, scheme: str) -> ConfigurationError:
 
 def _checked(backend: Backend, scheme: str) -> Backend:
     """Return ``backend`` if it was written for this version of the interface. With another it would fail later."""
-    version = getattr(backend, "spi_version", 1)
+    version = getattr(backend, "spi_version", None)
     if version == SPI_VERSION:
         return backend
+    if version is None:
+        raise ConfigurationError(
+            f"the backend of {scheme}:// does not say for which version of the backend interface it was written: give "
+            f"it the attribute spi_version. This multilock has version {SPI_VERSION}",
+            backend=scheme,
+        )
     remedy = "a newer release of that backend, or an older multilock"
     if isinstance(version, int) and version > SPI_VERSION:
         remedy = "a newer multilock, or an older release of that backend"

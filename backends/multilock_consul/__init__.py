@@ -173,7 +173,7 @@ def _lock_delay(options: Mapping[str, object]) -> Callable[[float], float]:
 class ConsulBackend:
     """The `multilock.backend.Backend` for one Consul cluster."""
 
-    spi_version = 2
+    spi_version = 1
 
     def __init__(
         self,

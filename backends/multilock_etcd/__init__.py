@@ -64,7 +64,7 @@ class EtcdBackend:
     """The `multilock.backend.Backend` for one etcd cluster."""
 
     scheme = "etcd"
-    spi_version = 2
+    spi_version = 1
 
     def __init__(self, cluster: Cluster, *, prefix: str, ttl: float) -> None:
         self._cluster = cluster

@@ -49,7 +49,7 @@ class MemoryBackend:
     """One client's view of a store. The store calculates with the client's clock, notices and prefix."""
 
     scheme = "memory"
-    spi_version = 2
+    spi_version = 1
 
     def __init__(self, store: str, *, prefix: str, ttl: float) -> None:
         self._name = store

@@ -111,7 +111,7 @@ def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
 class RedisBackend:
     """The `multilock.backend.Backend` for one primary."""
 
-    spi_version = 2
+    spi_version = 1
 
     def __init__(
         self, scheme: str, endpoint: Endpoint, keys: Keyspace, replicas: Replicas | None = None, *, ttl: float

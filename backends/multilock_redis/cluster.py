@@ -42,7 +42,7 @@ LOOK_WITHIN = 1.0  # seconds, as in `multilock_redis.notices`
 class ClusterBackend:
     """The `multilock.backend.Backend` for one cluster."""
 
-    spi_version = 2
+    spi_version = 1
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class SqliteBackend:
     """The `multilock.backend.Backend` for one file."""
 
     scheme = "sqlite"
-    spi_version = 2
+    spi_version = 1
     _database: Database
 
     def __init__(self, path: str, *, prefix: str, ttl: float) -> None:

@@ -20,7 +20,7 @@ LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds after a heartbeat for which a w
 TOMBSTONE = 60.0  # seconds; no call of ours that was cancelled earlier can still be executed
 
 APPLICATION_ID = 0x6D6C636B  # "mlck"; it distinguishes our file from another program's database
-FORMAT = 2
+FORMAT = 1
 SCHEMA = """
 CREATE TABLE locks (
     key TEXT NOT NULL, id TEXT NOT NULL, mode TEXT NOT NULL, owner TEXT NOT NULL, token INTEGER NOT NULL,
@@ -54,7 +54,7 @@ def set_up(path: str, now: Callable[[], float], sql: Connection) -> None:
     if application != APPLICATION_ID:
         raise _foreign(path)
     if found != FORMAT:
-        raise _other_format(path, found)
+        raise _newer(path, found)
     _use_log(path, sql)
     _begin_boot(sql, now)
     sql.execute("PRAGMA synchronous = NORMAL")
@@ -124,15 +124,9 @@ def _foreign(path: str) -> BackendRejected:
     return BackendRejected(f"{path} is another program's database: give the locks their own file", backend="sqlite")
 
 
-def _other_format(path: str, found: int) -> BackendRejected:
-    """Return the error for a file of another version. It is not converted, since a program of that version may use
-    it."""
-    if found > FORMAT:
-        remedy = f"was made by a newer multilock, and this one reads formats up to {FORMAT}: update multilock here too"
-    else:
-        remedy = (
-            f"was made by an older multilock, and this one needs format {FORMAT}. End all programs that use the file, "
-            f"then delete it or move it away, together with {path}-wal and -shm. Locks in it end, and tokens start "
-            "again at 1"
-        )
-    return BackendRejected(f"{path} has file format {found}: it {remedy}", backend="sqlite")
+def _newer(path: str, found: int) -> BackendRejected:
+    return BackendRejected(
+        f"{path} has file format {found}: it was made by a newer multilock, and this one reads format {FORMAT}. Update "
+        "multilock here too",
+        backend="sqlite",
+    )

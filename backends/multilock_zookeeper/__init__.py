@@ -81,7 +81,7 @@ class ZooKeeperBackend:
     """The `multilock.backend.Backend` for one ZooKeeper ensemble."""
 
     scheme = "zookeeper"
-    spi_version = 2
+    spi_version = 1
 
     def __init__(self, ensemble: Ensemble, nodes: Nodes, *, ttl: float) -> None:
         self._ensemble = ensemble

@@ -60,7 +60,7 @@ class _BackendPerTtl:
     """A backend that works as if a client had one session for each ttl."""
 
     scheme = "zookeeper"
-    spi_version = 2
+    spi_version = 1
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         self._url = url

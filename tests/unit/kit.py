@@ -251,7 +251,7 @@ class Scripted:
     """
 
     scheme = "scripted"
-    spi_version = 2
+    spi_version = 1
 
     def __init__(self, runtime: Runtime | None = None, *, sessions: bool = False, **capabilities: Any) -> None:
         self.runtime: Runtime = runtime or Threads()

@@ -143,13 +143,13 @@ def test_a_backend_of_ours_is_called_as_its_url_is(scheme: str) -> None:
 
 
 class Undeclared:
-    """A backend from the time before backends declared a version."""
+    """A backend that declares no version."""
 
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
     [
-        (None, "was written for version 1 .*: install a newer release of that backend, or an older multilock"),
+        (None, "does not say for which version .*: give it the attribute spi_version"),
         (SPI_VERSION - 1, f"version {SPI_VERSION - 1} .* a newer release of that backend, or an older multilock"),
         (SPI_VERSION + 1, f"version {SPI_VERSION + 1} .* a newer multilock, or an older release of that backend"),
         ("2", "version '2' .* a newer release of that backend"),
@@ -174,7 +174,7 @@ def test_a_backend_of_another_version_of_the_interface_is_not_opened(
         register_backend("theirs", open_theirs)
     with pytest.raises(ConfigurationError, match=remedy) as caught:
         multilock.connect("theirs://")
-    assert f"this multilock has version {SPI_VERSION}" in str(caught.value)
+    assert f"his multilock has version {SPI_VERSION}" in str(caught.value)
     assert caught.value.backend == "theirs"
 
 

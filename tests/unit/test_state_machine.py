@@ -66,7 +66,7 @@ class Faulty:
     """A memory backend behind a bad network."""
 
     scheme = "memory"
-    spi_version = 2
+    spi_version = 1
 
     def __init__(self, world: World, inner: MemoryBackend, deaf: bool) -> None:
         self.deaf = deaf

@@ -81,7 +81,7 @@ def open_redlock(url: str, scheme: str, options: Mapping[str, object]) -> Redloc
 class RedlockBackend:
     """See `multilock.backend.Backend` for what each method promises."""
 
-    spi_version = 2
+    spi_version = 1
 
     def __init__(
         self, scheme: str, endpoints: Sequence[Endpoint], keys: Keyspace, *, ttl: float, token: bool, guard: float

@@ -28,10 +28,10 @@ demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes ove
 
 test: $(VENV)/.dev servers lint types ## everything that must be green: style, types, all tests on real servers
 	# A test that failed runs again alone (tests/again.py says which tests do, and which never). Chaos judges which
-	# process was late, so it starts after all other tests; two of its tests at a time use two thirds of two cores.
+	# process was late, so it starts after all other tests, and runs one test at a time: each keeps both cores busy.
 	export MULTILOCK_REQUIRE=$(SERVERS); failed=; \
 	$(BIN)/python -m tests.again --durations=40 --durations-min=5 $(CHAOS:%=--ignore %) -n $(WORKERS) || failed=1; \
-	$(BIN)/python -m pytest --durations=20 --durations-min=5 $(CHAOS) -n 2 --maxschedchunk 1 || failed=1; \
+	$(BIN)/python -m pytest --durations=20 --durations-min=5 $(CHAOS) || failed=1; \
 	test -z "$$failed"
 
 quick: $(VENV)/.dev ## the tests without the slow ones and without what needs an absent server

@@ -569,7 +569,7 @@ class Chaos:
         self, kind: str, place: int | None, end: Callable[[], None], after: float, *, stops: bool = False
     ) -> None:
         pid = None if place is None else self.helpers[place].pid
-        fault = Fault(kind, pid, now())
+        fault = Fault(kind, pid, now(), stops=stops)
         self.faults.append(fault)
         self._busy.add(place)
 
@@ -894,8 +894,8 @@ def run(
             violations += record.overlaps()
             violations += (f"O2 {lost}" for lost in ledger.lost)
             violations += record.token_regressions()
-            violations += record.late_callbacks()
             faults = [*chaos.faults, *chaos.standstills()]
+            violations += record.late_callbacks(faults=faults)
             violations += record.slow_takeovers(faults, bound, chaos.arena.ttl, chaos.told_to_stop_at)
             violations += record.miscounted_callbacks(set(record.ends))
             violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))

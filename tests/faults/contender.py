@@ -74,7 +74,9 @@ def contend(
     mixed: str,
 ) -> None:
     """Contend until the harness says stop."""
-    faulthandler.register(signal.SIGUSR1, os.dup(2))  # a habit may block stderr, so tracebacks go to a copy of it
+    errors = os.dup(2)  # a habit may block stderr, so tracebacks go to a copy of it
+    # `faulthandler.register` would read the frames of threads while they run, and crash.
+    signal.signal(signal.SIGUSR1, lambda *_: faulthandler.dump_traceback(errors))
     has = set(filter(None, habits.split(";")))
     for habit in has:
         HABITS[habit]()

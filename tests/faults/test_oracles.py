@@ -104,6 +104,24 @@ def test_a_key_that_just_ends_is_not_left(key: str, left: int, too_long: bool) -
     assert overstays(key, left) is too_long
 
 
+@pytest.mark.parametrize(
+    ("faults", "stalls", "number"),
+    [
+        ([], [], 1),
+        ([Fault("process stopped", 1, 1.5, 2.4, stops=True)], [], 0),  # killed before it could note its stall
+        ([Fault("process stopped", 2, 1.5, 2.4, stops=True)], [], 1),
+        ([Fault("partition", 1, 1.5, 2.4)], [], 1),
+        ([], ["2 stall 1.9 2.41"], 0),  # the machine stopped another process
+        ([Fault("process stopped", 2, 1.5, 2.4, stops=True)], ["2 stall 1.5 2.41"], 1),  # the harness did
+    ],
+)
+def test_a_callback_may_be_late_where_the_machine_stood_still(
+    faults: list[Fault], stalls: list[str], number: int
+) -> None:
+    late = record("1 got 1 n a 1 1", "1 lost 2.45 a expired 2", *stalls)
+    assert len(list(late.late_callbacks(faults=faults))) == number
+
+
 def test_who_could_not_hear_that_an_operator_took_its_lock_is_not_blamed_for_the_next_holder() -> None:
     lines = ["1 session a s", "1 got 1 n a 1 1", "1 held 3 a", "2 got {} n b 2 1", "1 lost 3.5 a expired 3.5"]
     taken = Record({"s": 2.0})

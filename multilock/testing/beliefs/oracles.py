@@ -26,6 +26,7 @@ class Fault:
     pid: int | None
     start: float
     end: float = math.inf
+    stops: bool = False  #: whether the process does not run meanwhile
 
 
 @dataclass(slots=True)
@@ -185,18 +186,24 @@ class Record:
                 if belief.alone:
                     greatest_alone = max(greatest_alone, belief.token)
 
-    def late_callbacks(self, slack: float = CALLBACK_SLACK) -> Iterator[str]:
+    def late_callbacks(self, slack: float = CALLBACK_SLACK, faults: Iterable[Fault] = ()) -> Iterator[str]:
         """O4: a callback starts at ``lost_at`` at the latest, and before a next holder that excludes the lost one.
 
-        Time in which its process did not run does not count.
+        Time in which its process did not run does not count, nor does time in which it had a fault that stopped it:
+        a process may be killed before it can note its own stall. Time in which the machine stopped another process
+        does not count either, because a callback needs several threads, and the pulse is only one.
         """
         self.judged_callbacks = 0
         holders = dict(self.by_name())
+        faults = list(faults)
+        machine = [stall for _, stall in self._stalls_without(faults)]
+        stops = [(fault.pid, (fault.start, fault.end)) for fault in faults if fault.stops]
         for belief in self.beliefs.values():
             for at, reason, lost_at in belief.losses:
-                stalled = within(self.stalls[belief.pid], lost_at - CALLBACK_SLACK, at)
+                own = [*self.stalls[belief.pid], *(stop for pid, stop in stops if pid == belief.pid)]
+                stalled = within(_union(own), lost_at - CALLBACK_SLACK, at)
                 late = at - lost_at
-                if late > slack + stalled:
+                if late > slack and late > slack + within(_union([*own, *machine]), lost_at - CALLBACK_SLACK, at):
                     yield f"O4 {belief.name}: the callback came {late:.3f} s late ({reason}, process {belief.pid})"
                 if stalled or self.taken_at(belief) < math.inf:
                     continue

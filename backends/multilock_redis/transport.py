@@ -52,6 +52,13 @@ _WITHOUT_RETRIES = {
     "decode_responses": False,
     "protocol": 2,
 }
+# From 7.2 on, redis-py searches all installed packages for its own version, once per connection, unless it is given a
+# name. That search takes several times as long as connecting does. The name is never sent: see `Endpoint._open_wire`.
+_NAMED: dict[str, object] = {}
+with suppress(ImportError):
+    from redis.driver_info import DriverInfo
+
+    _NAMED["driver_info"] = DriverInfo("multilock", "-")
 
 
 class Open:
@@ -472,7 +479,7 @@ class Endpoint:
         while True:
             forks = _forks
             limits = {"socket_timeout": within, "socket_connect_timeout": within}
-            connection = kind(**{**settings, **_WITHOUT_RETRIES, **limits})
+            connection = kind(**{**settings, **_WITHOUT_RETRIES, **_NAMED, **limits})
             # Without this, redis-py spends two round trips to tell the server which library this is.
             connection.driver_info = connection.lib_name = connection.lib_version = None
             connection.connect()

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,20 @@ def test_credentials_of_a_client_handed_over_are_used(server: RedisServer, bare:
         ours = Ours("redis://", client=client)
         ours.take()
         ours.close()
+
+
+def test_connecting_searches_no_installed_packages(
+    server: RedisServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+
+    def version(package: str) -> str:
+        searched.append(package)
+        return "1"
+
+    monkeypatch.setattr(metadata, "version", version)
+    connect(server.url).take()
+    assert searched == []
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ states. Several threads may call any method at the same time. A backend takes lo
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.kernel.worker import Worker, start_worker
@@ -27,6 +27,7 @@ from multilock.model import (
 
 __all__ = [
     "SPI_VERSION",
+    "AnswersAtOnce",
     "Backend",
     "Busy",
     "Capabilities",
@@ -263,6 +264,14 @@ class OpensChannels(Protocol):
 
     def channel(self, within: float) -> Channel | None:
         """Return a new, connected channel; None if this server cannot have one. Raises as any method of `Backend`."""
+
+
+@runtime_checkable
+class AnswersAtOnce(Protocol):
+    """What a `Backend` declares besides, if none of its calls waits for anything but a mutex held for microseconds.
+    Then asyncio calls it on the event loop."""
+
+    answers_at_once: Literal[True]
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from multilock.backend import (
     Busy,
@@ -50,6 +51,7 @@ class MemoryBackend:
 
     scheme = "memory"
     spi_version = 1
+    answers_at_once: Literal[True] = True
 
     def __init__(self, store: str, *, prefix: str, ttl: float) -> None:
         self._name = store

@@ -1,7 +1,7 @@
 """`LoopFace`: requests run on a few worker threads or on channels, and waits are futures of the event loop.
 
-The loop never blocks on a backend. The kernel never waits for the loop: leases are renewed and lost on threads, even
-while the loop is stuck.
+Only a backend that answers at once is called on the loop itself. The loop never blocks on a backend. The kernel never
+waits for the loop: leases are renewed and lost on threads, even while the loop is stuck.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multilock.aio.channels import MOST, Channels, LoopChannel, Turns
-from multilock.backend import Channel
+from multilock.backend import AnswersAtOnce, Channel
 from multilock.errors import BackendUnavailable
 from multilock.kernel.callbacks import CALLED, Callbacks, call_safely
 from multilock.kernel.face import WaiterBell
@@ -48,6 +48,7 @@ class LoopFace:
         self._workers = kernel.runtime.workers("multilock-request", CARRIERS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(kernel.backend)
+        self._at_once = isinstance(kernel.backend, AnswersAtOnce)
         self._turns = Turns(MOST + CARRIERS)
         self._answered_at = -math.inf
         self._open: dict[asyncio.Future[Any], float] = {}
@@ -96,6 +97,10 @@ class LoopFace:
         A heartbeat whose turn does not come in time is not sent. If the server answers other requests meanwhile, that
         does not count as silence: the claim keeps its place in the server's queue.
         """
+        if self._at_once:
+            self.loop()
+            await asyncio.sleep(0)  # otherwise a task that acquires in a loop would never let another one run
+            return call_inside(self._backend.attempt, claim, join, within)
         waiting = self._kernel.monitor.waiting.get(claim.id)
         told, began = waiting.told if waiting else None, self.loop().time()
         try:
@@ -111,12 +116,18 @@ class LoopFace:
         return answer
 
     async def release(self, claim: Claim, granted: Granted, unsure: bool, within: float) -> Returned:
+        if self._at_once:
+            self.loop()
+            return call_inside(self._backend.release, claim, granted, unsure, within)
         answer: Returned = await self._send(
             within, True, lambda to: to.release(claim, granted, unsure), self._backend.release, claim, granted, unsure
         )
         return answer
 
     async def ask(self, within: float, call: Callable[..., R], *args: Any) -> R:
+        if self._at_once:
+            self.loop()
+            return call_inside(call, *args, within)
         return await self._on_thread(self.loop(), within, call, args)
 
     async def _send(

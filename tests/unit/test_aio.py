@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import multilock
 from multilock import (
     AsyncClient,
     AsyncLease,
@@ -1226,3 +1227,56 @@ def test_of_four_turns_one_is_for_a_heartbeat() -> None:
         assert patient.done()
 
     run(main)
+
+
+# A backend that answers at once is called on the loop
+
+
+def test_a_task_that_acquires_in_a_loop_lets_others_run() -> None:
+    async def main() -> None:
+        async with multilock.connect_async("memory://busy-loop") as client:
+            turns = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            async def acquire_in_a_loop() -> None:
+                while True:
+                    async with client.lock("a"):
+                        pass
+
+            others = asyncio.create_task(other())
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(acquire_in_a_loop(), 0.05)
+            others.cancel()
+            assert turns > 10
+            assert not await client.lock("a").is_locked()
+
+    run(main)
+
+
+def test_memory_needs_no_thread_for_a_request() -> None:
+    async def main() -> None:
+        before = our_threads()
+        async with multilock.connect_async("memory://no-thread") as client:
+            async with client.lock("a"):
+                assert await client.lock("a").try_acquire() is None
+            assert not [thread for thread in our_threads() - before if "request" in thread.name]
+
+    run(main)
+
+
+def test_memory_is_refused_on_another_loop() -> None:
+    client = multilock.connect_async("memory://another-loop")
+
+    async def use() -> None:
+        await client.lock("a").is_locked()
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(use())
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            second.run(use())
+        first.run(client.close())

@@ -69,9 +69,6 @@ chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks o
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
 
-alone: $(VENV)/.dev servers ## the suites of the lock on the writer, the only permit and sets of every backend
-	MULTILOCK_ALONE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_alone.py tests/conformance/test_sets.py
-
 # Two cores run about 250 cycles a minute, and after that measure for a quarter of an hour.
 compare: $(VENV)/.dev servers ## six backends: CYCLES of each fault (controls: 30), or as many as begin in MINUTES; kept in OUT
 	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m tests.compare.all --cycles $(CYCLES) --control-cycles 30 --minutes $(MINUTES) --out $(OUT) $(RESUME)
@@ -88,8 +85,8 @@ models: ## the models of Redis, Redlock, a wait on etcd and Sentinels, exhausted
 docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker engine; says so where there is none
 	tests/docker/run.sh $(BIN)/python
 
-conformance: $(VENV)/.dev redis ## the suites on other ways to a backend that `make test` has no time for
-	MULTILOCK_REQUIRE=redis $(BIN)/python -m pytest -n $(WORKERS) tests/conformance/more_*.py
+conformance: $(VENV)/.dev servers ## the suites whole: also what `make test` leaves out (tests/conformance/chosen.py says why)
+	MULTILOCK_CONFORMANCE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance
 
 versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked from Debian's packages
 	tests/versions.sh $(BIN)/python
@@ -133,4 +130,4 @@ $(VENV)/peers/.ready: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock
 	@touch $@
 
-.PHONY: help demo test quick lint types bench compare interrupts chaos mutants alone interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql chromium clean
+.PHONY: help demo test quick lint types bench compare interrupts chaos mutants interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql chromium clean

@@ -1,13 +1,12 @@
 """A lock that one client holds alone is a mutex: the suites of the lock, run on a writer and on the only permit.
 
-All of them on every backend take minutes, so ``make alone`` runs those. Otherwise the suites run on ``memory://`` and
-on ``consul://``, where a single permit uses another protocol than a mutex. On the other backends only the tests that
-safety needs run.
+All of them on every backend take minutes, so ``make conformance`` runs those. Otherwise the suites run on
+``memory://``, and some on ``consul://``, where a single permit uses another protocol than a mutex. On the other
+backends only the tests that safety needs run.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -17,13 +16,14 @@ from multilock import Client
 from multilock.testing import conformance
 from multilock.testing.conformance import Place
 from multilock.testing.conformance.faces import Face
+from tests.conformance.chosen import ALL
 from tests.conformance.consul import Consul
 from tests.conformance.etcd import Etcd
 from tests.conformance.places import Memory, Redis, Sqlite
 from tests.conformance.zookeeper import ZooKeeper
 
-OTHERS = [Sqlite, Redis, Etcd, ZooKeeper]
-WHOLE = [Memory, Consul, *(OTHERS if os.environ.get("MULTILOCK_ALONE") == "all" else ())]
+OTHERS = [Sqlite, Redis, Consul, Etcd, ZooKeeper]
+WHOLE = [Memory, *(OTHERS if ALL else (Consul,))]
 
 
 def disguised(client: Client, kind: str) -> Client:

@@ -1,4 +1,4 @@
-"""Every backend passes every suite on every face, and every promise has its tests."""
+"""Every backend passes every suite, every suite runs on every face, and every promise has its tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import multilock
 from multilock.registry import OURS
 from multilock.testing import conformance
+from tests.conformance.chosen import Question, why_left_out
 from tests.conformance.promises import PROMISES, RULES
 
 ROOT = Path(__file__).parents[2]
@@ -27,15 +28,14 @@ ONE_FACE = {
     conformance.ProcessConformance: ["blocking"],  # the helper processes exist for one face only
 }
 
-# Further schemes of a backend. For each, the files in which the suites run: those for every run, and the rest (``make
-# conformance``).
-SCHEMES = {
-    "redis+sentinel": ("test_sentinel", "more_sentinel"),
-    "redis+cluster": ("test_cluster", "more_cluster"),
-    "redlock": ("test_redlock", "more_redlock"),
-}
-
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
+#: Each scheme, and the file in which the suites run on it.
+SCHEMES = {
+    **{backend: f"test_{backend}" for backend in BACKENDS},
+    "redis+sentinel": "test_sentinel",
+    "redis+cluster": "test_cluster",
+    "redlock": "test_redlock",
+}
 
 PUBLIC = [
     multilock.Client,
@@ -58,22 +58,30 @@ def runs_of(file: str) -> list[type[conformance.Conformance]]:
     return [each for each in classes if issubclass(each, conformance.Conformance)]
 
 
-@pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_suite_runs_on_every_backend(backend: str, suite: type[conformance.Conformance]) -> None:
-    runs = [each for each in runs_of(f"test_{backend}") if issubclass(each, suite)]
-    assert len(runs) == (0 if (backend, suite) in EXCUSED else 1)
-    for run in runs:
-        assert vars(run)["backend"].scheme == backend
-        assert own_tests(run) == set(), "a backend is excused by a declared capability, and not by another test"
-
-
-@pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_suite_runs_on_every_way_to_a_backend(scheme: str, suite: type[conformance.Conformance]) -> None:
-    [run] = [each for file in SCHEMES[scheme] for each in runs_of(file) if issubclass(each, suite)]
-    assert vars(run)["backend"].scheme == scheme
-    assert own_tests(run) == set(), "a backend is excused by a declared capability, and not by another test"
+def test_every_suite_runs_on_every_backend_and_every_way_to_it(scheme: str) -> None:
+    runs = runs_of(SCHEMES[scheme])
+    for suite in conformance.SUITES:
+        mine = [each for each in runs if issubclass(each, suite)]
+        assert len(mine) == (0 if (scheme, suite) in EXCUSED else 1), suite
+        for run in mine:
+            assert vars(run)["backend"].scheme == scheme
+            assert own_tests(run) == set(), "a backend is excused by a declared capability, and not by another test"
+
+
+@pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)
+def test_every_suite_is_asked_on_every_backend_and_on_every_face_in_each_run(
+    suite: type[conformance.Conformance],
+) -> None:
+    faces = ONE_FACE.get(suite, list(conformance.FACES))
+    asked = {
+        (backend, face)
+        for backend in BACKENDS
+        for face in faces
+        if not why_left_out(Question(f"test_{backend}", suite, backend, face, None, None))
+    }
+    assert {backend for backend, _ in asked} == set(BACKENDS)
+    assert {face for _, face in asked} == set(faces)
 
 
 @pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)

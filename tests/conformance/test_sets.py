@@ -1,12 +1,11 @@
 """A set of locks is a lease: the suites of the lock, run on `lock_all` of one name and of three.
 
-All of them on every backend take minutes, so ``make alone`` runs those. Otherwise the suites run on ``memory://``.
-The suites that concern the server most, locking and losses of three names, also run on ``redis://``.
+All of them on every backend take minutes, so ``make conformance`` runs those. Otherwise the suites run on
+``memory://``. The suites that concern the server most, locking and losses of three names, also run on ``redis://``.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -17,12 +16,12 @@ from multilock.testing import conformance
 from multilock.testing.conformance import Place
 from multilock.testing.conformance.base import NAME
 from multilock.testing.conformance.faces import Face
+from tests.conformance.chosen import ALL
 from tests.conformance.consul import Consul
 from tests.conformance.etcd import Etcd
 from tests.conformance.places import Memory, Redis, Sqlite
 from tests.conformance.zookeeper import ZooKeeper
 
-ALL = os.environ.get("MULTILOCK_ALONE") == "all"
 OTHERS = [Redis, *([Sqlite, Etcd, Consul, ZooKeeper] if ALL else ())]
 
 

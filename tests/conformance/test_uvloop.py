@@ -1,4 +1,4 @@
-"""The asyncio face on uvloop, on every backend: the tests that depend on the loop.
+"""The asyncio face on uvloop: the tests that depend on the loop.
 
 uvloop is written in C. It checks descriptors that asyncio's own loop does not check, and runs coroutines under other
 stack frames.

@@ -1,0 +1,114 @@
+"""The tests of the suites that ``make test`` leaves out, each with its reason. ``make conformance`` runs all of them.
+
+Each test still runs on each backend, and on both faces. Only what asks the same code the same question is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from multilock.testing.conformance import (
+    BackendConformance,
+    CancelConformance,
+    ClientConformance,
+    LockAllConformance,
+    LockConformance,
+    LossConformance,
+    OutageConformance,
+    WithConformance,
+)
+
+__all__ = ["ALL", "LEFT_OUT", "Question", "question_of", "why_left_out"]
+
+ALL = os.environ.get("MULTILOCK_CONFORMANCE") == "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A test of a suite: where it runs."""
+
+    file: str
+    suite: type
+    backend: str  #: its scheme
+    face: str | None  #: None where there is no choice
+    kind: str | None  #: the disguise of `test_alone`
+    count: int | None  #: how many names a set of `test_sets` has
+
+    def is_of(self, *suites: type) -> bool:
+        return issubclass(self.suite, suites)
+
+
+def on_threads(it: Question) -> bool:
+    files = ("test_sqlite", "test_consul", "test_etcd", "test_zookeeper", "test_cluster", "test_redlock")
+    return it.file in files and it.face == "asyncio" and not it.is_of(CancelConformance)
+
+
+def behind_sentinels(it: Question) -> bool:
+    return it.file == "test_sentinel" and not it.is_of(BackendConformance, CancelConformance, ClientConformance)
+
+
+def on_a_cluster(it: Question) -> bool:
+    return it.file == "test_cluster" and not it.is_of(BackendConformance, LockAllConformance)
+
+
+def on_a_majority(it: Question) -> bool:
+    asked = (BackendConformance, CancelConformance, LockConformance, OutageConformance)
+    return it.file == "test_redlock" and not it.is_of(*asked)
+
+
+def on_uvloop(it: Question) -> bool:
+    return it.file == "test_uvloop" and it.backend not in ("memory", "redis")
+
+
+def alone_on_a_loop(it: Question) -> bool:
+    return it.file == "test_alone" and it.face == "asyncio" and not it.is_of(CancelConformance)
+
+
+def alone_on_consul(it: Question) -> bool:
+    if it.file != "test_alone" or it.backend != "consul" or it.suite.__name__.startswith("TestSafety"):
+        return False
+    return it.kind == "writer" or not it.is_of(LockConformance, LossConformance)
+
+
+def a_set_of_one(it: Question) -> bool:
+    return it.count == 1 and (it.face == "asyncio" or not it.is_of(LockConformance, LossConformance))
+
+
+def a_set_on_a_loop(it: Question) -> bool:
+    asked = (CancelConformance, LockConformance, LossConformance, WithConformance)
+    return it.count == 3 and it.face == "asyncio" and (it.backend != "memory" or not it.is_of(*asked))
+
+
+LEFT_OUT: dict[Callable[[Question], bool], str] = {
+    on_threads: "The asyncio face asks these backends from threads, as it asks memory://. Only redis:// has channels, "
+    "which the loop itself reads. Cancellation, where a request outlives its caller, runs on all of them.",
+    behind_sentinels: "Once connected, the backend is that of redis://. What differs is connecting, and requests that "
+    "are interrupted. tests/backends/redis has the failovers.",
+    on_a_cluster: "A single name is on a single node, as on redis://. What differs is several names at once. "
+    "tests/backends/redis has the routing.",
+    on_a_majority: "What differs from redis:// is a request that only some servers executed.",
+    on_uvloop: "Of a backend, only channels meet the loop, and only redis:// has them. memory:// stands for threads.",
+    alone_on_a_loop: "The suites of readers and permits ask the asyncio face. These ask the backend.",
+    alone_on_consul: "Its writer is its mutex with another value. Its only permit has a protocol of its own, which "
+    "matters where it is acquired and lost.",
+    a_set_of_one: "A set of one name runs the same loop as a set of three, once.",
+    a_set_on_a_loop: "The asyncio face of sets is one small class, which four suites on memory:// ask.",
+}
+
+
+def question_of(item: Any) -> Question | None:
+    """Return the question of a collected test, or None if it belongs to no suite."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    place = given.get("place") or getattr(item.cls, "backend", None)
+    if place is None:
+        return None
+    more = (getattr(item.cls, "kind", None), getattr(item.cls, "count", None))
+    return Question(item.path.stem, item.cls, place.scheme, given.get("face"), *more)
+
+
+def why_left_out(question: Question) -> str | None:
+    """Return why ``make test`` leaves this out, or None if it runs."""
+    return next((why for matches, why in LEFT_OUT.items() if matches(question)), None)

@@ -138,7 +138,7 @@ def test_every_module_says_what_it_is_and_what_it_exports(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*CORE, *sources("backends")], ids=module_name)
-def test_nobody_calls_a_log_handler_himself(path: Path) -> None:
+def test_only_the_log_thread_calls_log_handlers(path: Path) -> None:
     """A handler may block, and most threads here keep time or a session. `multilock.telling` calls the handlers."""
     text = path.read_text(encoding="utf-8")
     assert "isEnabledFor(" not in text, "it takes the lock of the logging module: ask logger.wants()"

@@ -24,7 +24,7 @@ def test_each_habit_is_found(sentence: str) -> None:
     assert len(list(habits(sentence))) == 1
 
 
-def test_plain_sentences_are_no_hits() -> None:
+def test_plain_sentences_are_not_hits() -> None:
     assert list(habits("Returns None if the key is missing. What if the reply is lost? The waiter asks again.")) == []
 
 

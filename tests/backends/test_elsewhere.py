@@ -99,7 +99,7 @@ def test_a_server_that_is_away_is_not_asked_what_it_is() -> None:
         (b"", None),
     ],
 )
-def test_the_first_bytes_tell_who_it_is(said: bytes, who: str | None) -> None:
+def test_the_first_bytes_tell_which_server_it_is(said: bytes, who: str | None) -> None:
     assert who_answered(said) == who
 
 

@@ -159,7 +159,7 @@ except ConfigurationError as refused:
 """
 
 
-def test_without_jinja2_there_is_no_page_which_is_said_and_a_card_is_refused() -> None:
+def test_without_jinja2_the_page_is_left_out_and_a_card_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_JINJA2], capture_output=True, text=True, check=True, timeout=50
     )

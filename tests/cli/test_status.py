@@ -205,7 +205,9 @@ def test_doctor_without_a_place_lists_the_backends_and_says_how_to_choose(run: R
 
 
 @pytest.mark.parametrize("command", [["status", "--json"], ["doctor"], ["doctor", "--json"]])
-def test_a_reader_who_goes_away_is_no_error_of_ours(start: Start, sqlite_url: str, command: list[str]) -> None:
+def test_a_pipe_that_closes_early_is_not_reported_as_an_error(
+    start: Start, sqlite_url: str, command: list[str]
+) -> None:
     process = start(*command, "--url", sqlite_url)
     assert process.stdout is not None
     process.stdout.close()

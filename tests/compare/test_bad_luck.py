@@ -165,7 +165,7 @@ def test_a_file_of_a_report_is_whole_though_its_writing_is_interrupted(
 
 
 @pytest.mark.parametrize("what", ["_end", "_look_for_leftovers", "data"])
-def test_who_is_interrupted_after_the_last_cycle_has_a_report_all_the_same(
+def test_an_interrupt_after_the_last_cycle_still_leaves_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     its = getattr(_Runner, what)
@@ -251,7 +251,7 @@ def test_a_clock_that_is_stepped_changes_no_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["held", "held x A", "got 1 n A", "over now A", "lost 1 A", "wrong A {", "anything"])
-def test_what_a_lock_library_prints_is_no_event(line: str) -> None:
+def test_the_output_of_a_lock_library_is_not_taken_for_events(line: str) -> None:
     assert event_of(1, line) is None
 
 

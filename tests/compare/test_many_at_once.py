@@ -105,19 +105,19 @@ def play_together(together: Together, server: Server, cycles: int, also: Any = N
     return saw
 
 
-def test_a_server_is_stopped_once_for_all_who_came_and_nobody_waits_for_who_left() -> None:
+def test_a_server_is_stopped_once_for_all_cells_that_wait_for_it() -> None:
     server, together = Server(), Together(5)
     together.leave()
     assert play_together(together, server, 4) == [True] * 4
     assert server.stops == 1
 
 
-def test_a_server_that_could_not_be_stopped_is_no_fault_for_anybody() -> None:
+def test_a_server_that_could_not_be_stopped_counts_as_no_fault() -> None:
     saw = play_together(Together(3), Server("it is gone"), 3)
     assert [("it is gone" in each) for each in saw] == [True] * 3
 
 
-def test_who_waits_for_the_others_hears_of_the_end_of_the_run() -> None:
+def test_a_cell_that_waits_for_others_hears_of_the_end_of_the_run() -> None:
     saw = play_together(Together(3), Server(), 2, also=lambda stop: stop.set())
     assert saw == ["the run was interrupted"] * 2
 
@@ -206,7 +206,7 @@ def test_each_url_has_a_control_that_must_fail_whatever_was_chosen(
     assert runner._planned == len(runner._plans)
 
 
-def test_a_cell_of_which_nothing_could_be_decided_is_run_again_and_not_for_ever(tmp_path: Path) -> None:
+def test_an_undecided_cell_is_run_again_but_not_forever(tmp_path: Path) -> None:
     runner = planned(columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0), ["kill", "pause"])
     plans = runner._plans
     run = Counter[tuple[str, str]]()

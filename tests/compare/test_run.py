@@ -174,7 +174,7 @@ def compare_for_long(url: str, folder: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_who_is_interrupted_leaves_a_partial_report_and_nothing_else(
+def test_an_interrupted_run_leaves_a_partial_report_and_nothing_else(
     server: RedisServer, tmp_path: Path, number: signal.Signals
 ) -> None:
     with Helper("tests.compare.test_run:compare_for_long", server.url, tmp_path) as helper:

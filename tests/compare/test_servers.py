@@ -79,7 +79,7 @@ def test_a_process_is_stopped_and_goes_on(sleeper: subprocess.Popen[bytes]) -> N
     assert not stands_still(sleeper.pid)
 
 
-def test_who_has_thousands_of_open_files_stops_it_too(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_with_thousands_of_open_files_stops_the_server_too(sleeper: subprocess.Popen[bytes]) -> None:
     with over_a_thousand(), ServerProcess(pid=sleeper.pid).stopped(60.0):
         assert stands_still(sleeper.pid)
 
@@ -96,7 +96,7 @@ def test_it_goes_on_though_its_keeper_is_killed(sleeper: subprocess.Popen[bytes]
     assert not stands_still(sleeper.pid)
 
 
-def test_who_hangs_does_not_keep_it_stopped(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_hangs_does_not_keep_the_server_stopped(sleeper: subprocess.Popen[bytes]) -> None:
     def hang() -> None:
         assert eventually_runs(sleeper.pid)
         while keepers():
@@ -268,7 +268,7 @@ def test_a_fault_of_one_server_of_several_is_seen_and_one_of_another_is_not(slee
                 assert scene.is_silent() is silent
 
 
-def test_who_cannot_be_asked_is_never_said_to_be_silent(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_server_that_cannot_be_asked_is_never_reported_as_silent(sleeper: subprocess.Popen[bytes]) -> None:
     scene = scene_of("postgres://127.0.0.1:1/x")
     with ServerProcess(pid=sleeper.pid).stopped(60.0):
         assert not scene.is_silent()

@@ -48,7 +48,7 @@ class Place:
         return self.holding
 
 
-def test_who_stood_still_before_the_second_question_is_believed_to_hold_until_the_first(
+def test_a_process_stopped_between_two_questions_held_until_the_first(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     role = worker._Role("A", "", "", 1.0, "n")

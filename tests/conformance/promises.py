@@ -303,7 +303,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "LossReason.PAUSED": {
         "This process did not run; whoever looks first, the callback comes once": (
             "ProcessConformance.test_a_frozen_holder_notices_the_loss_when_it_runs_again",
-            "tests/unit/test_holding.py::test_whoever_looks_first_after_a_pause_notices_it_and_the_callback_comes_once",
+            "tests/unit/test_holding.py::test_the_first_look_after_a_pause_notices_it_and_calls_back_once",
         )
     },
     "LossReason.WATCHDOG_DIED": {

@@ -78,7 +78,7 @@ def test_a_lock_shows_in_every_figure(client: Client, registry: CollectorRegistr
     eventually(lambda: scrape("multilock_watchdog_late_seconds", backend="memory") == 0)
 
 
-def test_who_waits_is_counted_at_the_server_and_behind_the_gate(
+def test_waiters_are_counted_at_the_server_and_behind_the_gate(
     client: Client, registry: CollectorRegistry, scrape: Scrape
 ) -> None:
     instrument(client, registry=registry)

@@ -56,7 +56,9 @@ WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
         (beating("9.9 10.9", "10.9 14.9"), []),
     ],
 )
-def test_who_came_later_and_was_in_first_has_overtaken(lines: list[str], expected: list[tuple[str, str]]) -> None:
+def test_a_waiter_that_asked_later_and_entered_first_has_overtaken(
+    lines: list[str], expected: list[tuple[str, str]]
+) -> None:
     assert overtaken(waits(*lines)) == expected
 
 
@@ -70,7 +72,7 @@ def test_who_came_later_and_was_in_first_has_overtaken(lines: list[str], expecte
         (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x"], 0),  # killed
     ],
 )
-def test_who_waits_longer_than_anybody_should_is_starved(lines: list[str], number: int) -> None:
+def test_a_waiter_that_waits_too_long_is_starved(lines: list[str], number: int) -> None:
     assert len(list(waits(*lines).starved())) == number
 
 

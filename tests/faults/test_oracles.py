@@ -122,7 +122,7 @@ def test_a_callback_may_be_late_where_the_machine_stood_still(
     assert len(list(late.late_callbacks(faults=faults))) == number
 
 
-def test_who_could_not_hear_that_an_operator_took_its_lock_is_not_blamed_for_the_next_holder() -> None:
+def test_a_holder_that_could_not_hear_of_an_operator_is_not_blamed() -> None:
     lines = ["1 session a s", "1 got 1 n a 1 1", "1 held 3 a", "2 got {} n b 2 1", "1 lost 3.5 a expired 3.5"]
     taken = Record({"s": 2.0})
     early = Record({"s": 2.0})
@@ -133,7 +133,7 @@ def test_who_could_not_hear_that_an_operator_took_its_lock_is_not_blamed_for_the
     assert [said[:2] for said in early.overlaps()] == ["O1"]
 
 
-def test_who_hears_of_its_lock_after_an_operator_took_it_away_is_not_blamed_either() -> None:
+def test_a_grant_heard_after_an_operator_took_it_is_not_blamed() -> None:
     lines = ["2 got 2 n b 9 1", "2 held 3 b", "1 session a s", "1 got 2.5 n a 7 1"]
     taken, blamed = Record({"s": 1.9}), Record({})
     for line in lines:

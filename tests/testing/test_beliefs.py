@@ -48,11 +48,11 @@ def test_two_beliefs_are_apart_only_if_that_was_seen(lines: Sequence[str], outco
     assert str(judged(lines)) == str((outcome, overlap))  # as text, because nan is not equal to nan
 
 
-def test_who_was_killed_believes_nothing_after_that() -> None:
+def test_a_killed_process_believes_nothing_afterwards() -> None:
     assert judged((*A[:2], B.format(2.5)), killed=2.1) == (KEPT, -0.4)
 
 
-def test_who_was_frozen_is_judged_by_the_first_answer_after_it() -> None:
+def test_a_frozen_process_is_judged_by_its_first_answer_afterwards() -> None:
     knew = ("1 got 1 n a 1 1", "1 held 2 a", "1 over 5.01 a 5.02", B.format(4))
     believed_on = ("1 got 1 n a 1 1", "1 held 5.01 a", B.format(4))
     assert judged(knew)[0] is UNDECIDED

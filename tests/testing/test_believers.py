@@ -121,7 +121,7 @@ def test_two_who_believe_at_once_are_told(believers: Believers, client: multiloc
     assert believers.judge().broken[0].startswith("O1 sqlite:multilock/n: two holders for ")
 
 
-def test_readers_together_are_no_overlap(believers: Believers) -> None:
+def test_readers_together_do_not_overlap(believers: Believers) -> None:
     with multilock.connect("memory://readers") as client:
         believers.watch(client)
         lock = client.read_write_lock("n")

@@ -149,7 +149,7 @@ def test_asked_for_late(multilock_client, request):
 """
 
 
-def test_beliefs_that_overlap_fail_the_test_and_nobody_is_no_proof(pytester: pytest.Pytester) -> None:
+def test_overlapping_beliefs_fail_the_test_and_no_beliefs_prove_nothing(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_user=BELIEVERS)
     result = run(pytester, "-rA")
     result.assert_outcomes(passed=3, failed=3, errors=1)

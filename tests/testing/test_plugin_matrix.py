@@ -250,7 +250,7 @@ def test_a_server_that_is_away_fails_its_tests_at_once_and_says_what_to_do(
     assert "hush" not in result.stdout.str()
 
 
-def test_it_may_be_left_out_and_that_is_no_difference(pytester: pytest.Pytester, nobody: str) -> None:
+def test_leaving_it_out_makes_no_difference(pytester: pytest.Pytester, nobody: str) -> None:
     pytester.makepyfile(test_user=EVERY)
     options = ("--multilock-url", "memory://", "--multilock-url", nobody, "--multilock-missing=skip")
     result = run(pytester, *options, "--multilock-compare", "--multilock-report", "out", "-k", "alike or lacks")
@@ -275,7 +275,7 @@ def test_each_server_is_asked_once(pytester: pytest.Pytester, nobody: str, monke
     assert len(asked) == 1
 
 
-def test_a_url_that_is_no_url_is_a_usage_error(pytester: pytest.Pytester) -> None:
+def test_a_malformed_url_is_a_usage_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_user=EVERY)
     result = run(pytester, "--multilock-url", "redis:/user:hush-hush@h")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -495,7 +495,7 @@ def test_a_row_is_a_test_without_its_backend(nodeid: str, label: str, row: str) 
     assert row_of(nodeid, label) == row
 
 
-def test_who_agrees_is_named_together() -> None:
+def test_backends_that_agree_are_named_together() -> None:
     matrix = Matrix([Column(label, "") for label in ("a", "b", "c", "d")])
     for column, outcome in enumerate(("passed", "failed", "passed", "away")):
         matrix.put("t", column, Cell(outcome, "x" if outcome == "failed" else ""))

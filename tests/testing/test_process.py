@@ -90,7 +90,7 @@ def test_a_helper_that_ended_cannot_be_paused_or_told_anything() -> None:
         helper.tell("after the end")
 
 
-def test_a_helper_that_dies_while_it_is_told_something_is_no_broken_pipe() -> None:
+def test_a_helper_that_dies_while_it_is_told_something_raises_no_broken_pipe() -> None:
     with Helper(FUNCTION) as helper:
         helper.wait_for("ready", within=10)
 

@@ -76,7 +76,7 @@ def test_timeout_zero_is_one_question_that_leaves_no_place_in_the_queue(client: 
 
 
 @pytest.mark.parametrize("forever", [None, math.inf])
-def test_for_ever_is_none_or_inf(
+def test_none_or_inf_means_forever(
     client: Client, backend: Scripted, runtime: HandRuntime, forever: float | None
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -245,7 +245,7 @@ def test_the_last_word_decides_between_taken_and_silent(
         client.lock("n").acquire(12)
 
 
-def test_a_request_cut_short_by_the_deadline_is_no_silence(
+def test_a_request_cut_short_by_the_deadline_is_not_taken_for_silence(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -403,7 +403,7 @@ def test_a_grant_whose_first_renewal_has_no_answer_that_counts_is_handed_out_wit
     assert backend.called("release")[0].details["unsure"] is True
 
 
-def test_a_grant_that_is_gone_at_its_first_renewal_is_no_lease(
+def test_a_grant_that_is_gone_at_its_first_renewal_becomes_no_lease(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, request_timeout=20.0)

@@ -579,7 +579,7 @@ def test_a_body_that_swallows_the_cancellation_still_gets_lock_lost(backend: Scr
     run(main)
 
 
-def test_a_release_by_hand_inside_is_no_loss(backend: Scripted) -> None:
+def test_a_release_by_hand_inside_is_not_a_loss(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client, client.lock("n") as lease:
             await lease.release()
@@ -890,7 +890,7 @@ def leave_on_a_closed_loop(main: Callable[[], Coroutine[Any, Any, list[asyncio.T
 
 @pytest.mark.parametrize("then", ["go on", "close"])
 @pytest.mark.parametrize("fair", [False, True])
-def test_who_waited_on_a_closed_loop_holds_nobody_up(backend: Scripted, then: str, fair: bool) -> None:
+def test_a_waiter_of_a_closed_loop_holds_nobody_up(backend: Scripted, then: str, fair: bool) -> None:
     client = AsyncClient(backend)
     backend.holders["n"] = "somebody"
     lock = client.lock("n", fair=fair)
@@ -1177,7 +1177,7 @@ def test_the_heartbeats_of_a_crowd_do_not_hold_up_a_release_or_a_first_attempt(b
     run(main)
 
 
-def test_a_heartbeat_that_was_not_sent_for_want_of_a_turn_is_no_silence(backend: Scripted) -> None:
+def test_a_heartbeat_without_a_turn_is_not_taken_for_silence(backend: Scripted) -> None:
     def slow(backend: Scripted, call: Call) -> Any:
         time.sleep(0.1)
         return call.execute()
@@ -1195,7 +1195,7 @@ def test_a_heartbeat_that_was_not_sent_for_want_of_a_turn_is_no_silence(backend:
     run(main)
 
 
-def test_who_is_cancelled_as_its_turn_comes_passes_it_on(backend: Scripted) -> None:
+def test_a_task_that_is_cancelled_as_its_turn_comes_passes_it_on(backend: Scripted) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         turns = Turns(1)

@@ -526,7 +526,7 @@ def test_a_password_with_a_character_that_ends_it_is_told_how_to_be_written_and_
         "sqlite:///home/me:x@corp/x.db",
     ],
 )
-def test_an_at_sign_elsewhere_is_no_cut_password(url: str) -> None:
+def test_an_at_sign_elsewhere_does_not_cut_a_password(url: str) -> None:
     assert resolve(url).url == url.partition("?")[0]
 
 

@@ -266,7 +266,7 @@ def test_a_first_renewal_that_finds_no_thread_costs_no_acquire() -> None:
     assert client.lock("n").acquire().is_held()
 
 
-def test_a_node_stands_also_while_there_is_no_thread_to_tell_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_stands_also_without_a_thread_that_reports_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_on(Scripted(), Threads())
     told: list[object] = []
     election = client.election("n", on_leader_changed=told.append)

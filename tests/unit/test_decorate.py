@@ -74,7 +74,7 @@ def test_a_class_is_called_and_not_its_objects(client: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["z/{", "z/}", "z/{a", "{a[}", "{a:{}"])
-def test_a_name_that_is_no_template_is_said_at_once(client: Client, name: str) -> None:
+def test_a_name_that_is_not_a_template_is_refused_at_once(client: Client, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"write \{\{ for a brace"):
         client.locked(name)
 
@@ -93,7 +93,7 @@ def test_a_name_is_text(client: Client) -> None:
 
 @pytest.mark.parametrize("name", ["z/{nope}", "z/{a:>{nope}}", "z/{nope.name[0]}"])
 @pytest.mark.parametrize("function", [blocking, functools.partial(blocking)], ids=["function", "partial"])
-def test_a_field_that_is_no_parameter_is_said_when_it_decorates(client: Client, function: Any, name: str) -> None:
+def test_a_field_that_is_not_a_parameter_is_refused_when_it_decorates(client: Client, function: Any, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"\{nope.*blocking.* has no such parameter: it has a, width"):
         client.locked(name)(function)
 

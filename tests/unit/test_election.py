@@ -773,7 +773,7 @@ def test_events_alone_are_observed_for_no_longer_than_a_campaign(client: Client,
     assert not client._kernel.followers._bells
 
 
-def test_who_may_not_ask_who_leads_is_told_so_and_may_ask_again(client: Client, server: Scripted) -> None:
+def test_an_observer_that_is_refused_is_told_so_and_may_ask_again(client: Client, server: Scripted) -> None:
     leaders = client.election("e").observe()
     server.script("inspect", refused(BackendRejected("no right")))
     with pytest.raises(BackendRejected):

@@ -57,7 +57,7 @@ def test_a_lease_in_trouble_is_told_in_order(client: Client, backend: Scripted, 
     assert any(isinstance(event, RenewFailed) and "silent" in event.message for event in heard)
 
 
-def test_a_subscriber_that_leaves_hears_no_more(client: Client) -> None:
+def test_a_subscriber_that_leaves_hears_nothing_further(client: Client) -> None:
     heard: list[Event] = []
     unsubscribe = client.events.subscribe(heard.append)
     client.lock("n").acquire().release()

@@ -184,9 +184,7 @@ def begin(crowd: Crowd, timeout: float | None = None) -> Step:
     return Step(acquire(crowd.kernel, crowd.client.lock("n")._want, timeout))  # type: ignore[attr-defined]
 
 
-def test_behind_a_request_that_was_never_answered_a_timeout_is_no_taken_lock(
-    crowd: Crowd, runtime: HandRuntime
-) -> None:
+def test_a_timeout_behind_an_unanswered_request_does_not_mean_taken(crowd: Crowd, runtime: HandRuntime) -> None:
     first = begin(crowd)
     waiter = begin(crowd, timeout=2)
     runtime.advance(2.1)
@@ -229,7 +227,7 @@ def test_between_two_looks_of_the_first_a_short_wait_behind_it_ends_as_taken(
     assert waiter.result is None
 
 
-def test_who_becomes_first_as_its_time_ends_and_hears_nothing_takes_the_last_word(
+def test_a_waiter_that_is_first_as_its_time_ends_takes_the_last_word(
     crowd: Crowd, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -249,7 +247,7 @@ def test_who_becomes_first_as_its_time_ends_and_hears_nothing_takes_the_last_wor
     assert waiter.result is None
 
 
-def test_who_comes_first_with_no_time_left_and_hears_nothing_has_not_heard_that_it_is_taken(
+def test_a_waiter_that_is_first_without_time_left_has_not_heard_taken(
     crowd: Crowd, backend: Scripted, runtime: HandRuntime
 ) -> None:
     first = begin(crowd)
@@ -288,7 +286,7 @@ class Rung:
         raise AssertionError
 
 
-def test_who_is_interrupted_while_it_leaves_leaves_again_and_wakes_the_next_one() -> None:
+def test_a_waiter_interrupted_while_it_leaves_still_wakes_the_next() -> None:
     gate, first, second = Gate(), Rung(), Rung()
     gate.enter("n", first)
     gate.enter("n", second)
@@ -302,7 +300,7 @@ def test_who_is_interrupted_while_it_leaves_leaves_again_and_wakes_the_next_one(
     assert gate._lines == {}
 
 
-def test_who_leaves_from_behind_wakes_nobody() -> None:
+def test_a_waiter_that_leaves_from_behind_wakes_nobody() -> None:
     gate, first, second = Gate(), Rung(), Rung()
     gate.enter("n", first)
     gate.enter("n", second)

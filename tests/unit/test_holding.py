@@ -70,7 +70,7 @@ def raises_lock_lost(method: Callable[[], object]) -> bool:
     ],
     ids=["is_held", "remaining", "state", "release", "check", "fence", "renew", "wait_lost", "on_lost"],
 )
-def test_whoever_looks_first_after_a_pause_notices_it_and_the_callback_comes_once(
+def test_the_first_look_after_a_pause_notices_it_and_calls_back_once(
     client: Client, runtime: HandRuntime, look: Callable[[Any], bool]
 ) -> None:
     losses = Losses(runtime)
@@ -83,7 +83,7 @@ def test_whoever_looks_first_after_a_pause_notices_it_and_the_callback_comes_onc
     assert losses.reasons == [LossReason.PAUSED]
 
 
-def test_a_deadline_noticed_in_time_is_no_pause(client: Client, runtime: HandRuntime) -> None:
+def test_a_deadline_noticed_in_time_is_not_a_pause(client: Client, runtime: HandRuntime) -> None:
     lease = client.lock("n").acquire()
     runtime.jump(LOST_AFTER + TTL / 10 - 0.1)
     loss = lease.wait_lost(0)

@@ -924,7 +924,7 @@ def test_wait_lost_of_many_threads_ends_with_the_release(threads: Client) -> Non
 
 
 @pytest.mark.parametrize("timeout", [math.inf, sys.maxsize, 1e300])
-def test_a_timeout_longer_than_threads_can_wait_is_for_ever(timeout: float) -> None:
+def test_a_timeout_longer_than_threads_can_wait_means_forever(timeout: float) -> None:
     threads = client_on(Scripted(), Threads(), outage_timeout=timeout)
     lease = threads.lock("n").acquire(timeout)
     results: list[object] = []

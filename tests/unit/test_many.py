@@ -147,7 +147,7 @@ def test_a_part_that_is_found_lost_loses_the_set_whatever_was_not_answered(clien
         lease.renew()
 
 
-def test_a_part_that_is_released_by_hand_is_no_loss(client: Client, backend: Scripted) -> None:
+def test_a_part_that_is_released_by_hand_is_not_a_loss(client: Client, backend: Scripted) -> None:
     losses = Losses()
     lease = client.lock_all(["a", "b"], on_lost=losses).acquire()
     lease.leases[0].release()

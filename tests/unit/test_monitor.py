@@ -70,7 +70,7 @@ def test_notices_about_others_are_nothing(client: Client, backend: Scripted, run
     assert lease.is_held()
 
 
-def test_a_notice_during_the_release_is_no_loss(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_notice_during_the_release_is_not_a_loss(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
 

@@ -107,7 +107,7 @@ def test_a_ttl_is_a_positive_finite_number(value: Any, error: type[Exception]) -
         check_seconds(value, "ttl")
 
 
-def test_a_timeout_of_none_or_inf_is_for_ever() -> None:
+def test_a_timeout_of_none_or_inf_means_forever() -> None:
     assert check_timeout(None) is None
     assert check_timeout(math.inf) is None
     assert check_timeout(sys.maxsize) is None, "threading could not wait so long"

@@ -39,7 +39,7 @@ def test_each_host_of_a_list_has_a_port() -> None:
 
 
 @pytest.mark.parametrize("hosts", ["", "h1,,h2", "h:0", "h:65536", "::1", "h:x"])
-def test_what_is_no_host_is_refused_with_how_to_write_one(hosts: str) -> None:
+def test_a_malformed_host_is_refused_with_how_to_write_one(hosts: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is not a host of a URL: write host:port, or \[::1\]:7 for IPv6"):
         host_list(hosts, 7, "host of a URL")
 

@@ -269,7 +269,7 @@ def test_a_resignation_before_the_work_begins_keeps_it_from_beginning(
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("how", ["stop", "resign", "release", "close"])
-def test_who_is_waited_for_does_not_wait_for_itself_and_keeps_the_lease(
+def test_work_that_is_waited_for_does_not_wait_for_itself(
     client: Client, server: Scripted, part: str, how: str
 ) -> None:
     took: list[float] = []
@@ -653,7 +653,7 @@ def test_an_async_on_lost_that_ends_the_rest_does_not_wait_for_itself(server: Sc
     assert kept[0]
 
 
-def test_what_can_run_no_more_because_its_loop_has_ended_is_not_waited_for(server: Scripted) -> None:
+def test_work_of_a_loop_that_has_ended_is_not_waited_for(server: Scripted) -> None:
     async def main() -> AsyncClient:
         client = AsyncClient(server, ttl=25.0)
         await client.election("e", on_lost=lambda _: None).campaign()

@@ -37,7 +37,7 @@ def test_an_interpreter_that_was_patched_in_time_is_taken(monkeypatch: pytest.Mo
         assert client.lock("job").acquire().is_held()
 
 
-def test_a_library_that_has_patched_no_threads_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_has_patched_no_threads_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "gevent.monkey", is_module_patched=lambda name: name != "threading")
     multilock.connect("memory://unpatched").close()
 

@@ -215,7 +215,9 @@ def test_a_push_for_a_claim_that_was_given_up_is_nobody_s(
         lock.acquire(2.5)
 
 
-def test_who_is_told_after_close_does_not_hold_it(client: Client, lock: DistributedLock, backend: Scripted) -> None:
+def test_a_waiter_that_is_granted_after_close_does_not_hold_the_lock(
+    client: Client, lock: DistributedLock, backend: Scripted
+) -> None:
     def closed_and_handed_over(backend: Scripted, call: Call) -> Any:
         answer = call.execute()
         client._kernel.closed = True

@@ -42,7 +42,7 @@ def test_a_wait_that_is_over_returns(seconds: float) -> None:
     Threads().bell().wait(seconds)
 
 
-def test_a_ring_wakes_who_waits_for_ever() -> None:
+def test_a_ring_wakes_a_thread_that_waits_forever() -> None:
     bell = Threads().bell()
     waiting = threading.Thread(target=bell.wait, args=(math.inf,), daemon=True)
     waiting.start()

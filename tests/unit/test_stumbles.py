@@ -16,7 +16,9 @@ from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, client_on, eventually, refused
 
 
-def test_who_waits_for_what_it_holds_is_told_at_once(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_a_lock_that_one_holds_is_reported_at_once(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     lease = client.lock("n").acquire()
     with pytest.raises(LockTimeout, match=r"this thread holds it itself: .* reentrant=True"):
         client.lock("n").acquire(timeout=1)
@@ -25,7 +27,7 @@ def test_who_waits_for_what_it_holds_is_told_at_once(client: Client, caplog: pyt
     lease.release()
 
 
-def test_who_waits_for_another_or_only_tries_is_told_nothing(
+def test_waiting_for_another_holder_or_only_trying_reports_nothing(
     client: Client, backend: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     with client.lock("n"):

@@ -322,7 +322,7 @@ def test_the_death_of_the_watchdog_is_a_loss_before_it_is_told() -> None:
     client.close()
 
 
-def test_close_waits_for_the_handlers_and_not_for_ever() -> None:
+def test_close_waits_for_the_handlers_but_not_forever() -> None:
     client = client_on(Scripted(), Threads())
     with blocked():
         began = time.monotonic()

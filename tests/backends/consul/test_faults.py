@@ -45,7 +45,7 @@ def session_of(server: ConsulServer, key: str = KEY) -> str:
 # ---- requests whose reply is lost, or that are executed after their cancel
 
 
-def test_a_list_whose_second_answer_is_lost_is_no_empty_list(proxy: FaultProxy, connect: Connect) -> None:
+def test_a_lost_second_answer_does_not_make_a_list_empty(proxy: FaultProxy, connect: Connect) -> None:
     """If a list comes back empty, the client asks a second time whether its token may read there."""
     client = connect(proxy.url)
     asked = proxy.drop_reply(b"GET /v1/kv/multilock/", nth=2)

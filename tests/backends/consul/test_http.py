@@ -82,7 +82,7 @@ def test_an_answer_is_whole_with_its_last_byte_and_not_before(wire: bytes, size:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", NO_ANSWERS)
-def test_what_leaves_in_doubt_where_it_ends_is_no_answer(what: str) -> None:
+def test_an_answer_without_a_clear_end_is_refused(what: str) -> None:
     with pytest.raises(ValueError):
         feed(NO_ANSWERS[what])
 
@@ -276,7 +276,7 @@ def test_what_a_proxy_says_before_the_answer_is_passed_over(
             assert not client.lock("never").is_locked()
 
 
-def test_the_grant_of_another_lock_is_no_grant(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
+def test_the_grant_of_another_lock_does_not_count(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
     other, ours = open_(server.url), open_(front.url)
     take(other, ear.claim("taken"))
     front.repeat("PUT/v1/txn")
@@ -285,7 +285,7 @@ def test_the_grant_of_another_lock_is_no_grant(server: ConsulServer, front: Fron
         ours.attempt(ear.claim("taken"), False, WITHIN)
 
 
-def test_the_grant_of_another_session_is_no_grant(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
+def test_the_grant_of_another_session_does_not_count(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
     first, second = open_(front.url), open_(front.url)
     front.repeat("PUT/v1/txn")
     take(first, ear.claim("job"))
@@ -293,7 +293,9 @@ def test_the_grant_of_another_session_is_no_grant(server: ConsulServer, front: F
         second.attempt(ear.claim("job"), False, WITHIN)
 
 
-def test_the_renewal_of_another_session_is_no_proof(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
+def test_the_renewal_of_another_session_proves_nothing(
+    server: ConsulServer, front: Front, open_: Open, ear: Ear
+) -> None:
     backend = open_(front.url)
     claims = [ear.claim(f"job-{ttl:g}", ttl=ttl) for ttl in (3.0, 4.0)]
     first, second = [take(backend, claim) for claim in claims]

@@ -225,7 +225,7 @@ def test_a_key_that_the_token_does_not_cover_is_refused(guarded: ConsulServer, t
 
 @pytest.mark.parametrize("kept", ["", 'key_prefix "multilock/" { policy = "read" }'])
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_right_that_is_withdrawn_is_no_proof_of_a_loss(connect: Connect, watched: bool, kept: str) -> None:
+def test_a_withdrawn_right_does_not_prove_a_loss(connect: Connect, watched: bool, kept: str) -> None:
     with ConsulServer(token=ROOT_TOKEN, acl=GUARDED, log_level="debug") as server:
         server.ask("PUT", "acl/policy", {"Name": "locks", "Rules": RIGHTS})
         made = server.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})
@@ -352,7 +352,7 @@ def test_diagnose_finds_an_agent_that_takes_few_connections(connect: Connect) ->
         assert "few-connections" in [finding.code for finding in connect(server.url).diagnose()]
 
 
-def test_an_answer_of_something_else_is_no_answer(connect: Connect) -> None:
+def test_an_answer_from_another_program_does_not_count(connect: Connect) -> None:
     class Page(http.server.BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             self.send_response(200)

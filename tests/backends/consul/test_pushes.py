@@ -157,7 +157,7 @@ def test_a_query_that_is_refused_is_named_and_tried_again(
     ours.close()
 
 
-def test_an_answer_from_before_the_grant_is_no_loss(server: ConsulServer) -> None:
+def test_an_answer_from_before_the_grant_reports_no_loss(server: ConsulServer) -> None:
     """That reply reports a deleted key: this client had released its previous lock."""
     with FaultProxy.before(server.url) as proxy:
         ours = Ours(proxy.url)
@@ -194,7 +194,7 @@ def test_many_permits_over_a_long_way_are_all_renewed_in_time(shared: ConsulServ
         ours.close()
 
 
-def test_a_permit_whose_renewal_is_refused_is_no_concern_of_the_others(
+def test_a_permit_whose_renewal_is_refused_costs_no_other_permit(
     shared: ConsulServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = Ours(shared.url, f"refused-{now()}/")
@@ -249,7 +249,7 @@ def test_a_renewal_does_not_wait_for_a_crowd_of_our_own_requests(shared: ConsulS
     ours.close()
 
 
-def test_a_page_of_a_proxy_is_no_proof_that_a_session_ended(
+def test_a_page_of_a_proxy_does_not_prove_that_a_session_ended(
     shared: ConsulServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = Ours(shared.url, f"page-{now()}/")

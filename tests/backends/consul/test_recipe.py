@@ -37,7 +37,7 @@ def test_a_renewal_counts_from_its_sending(server: ConsulServer, proxy: FaultPro
     assert before <= renewed.sent_at <= now() - 1.2, "two requests, one after the other"
 
 
-def test_who_stood_still_until_it_was_connected_asks_nothing_any_more(
+def test_a_client_that_was_stopped_until_it_was_connected_sends_nothing(
     shared: ConsulServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim may have been cancelled during the pause. A late execution is looked for during one minute only."""

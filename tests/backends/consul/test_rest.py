@@ -179,7 +179,7 @@ def unanswered_rest(backend: ConsulBackend, proxy: FaultProxy, claim: Claim, gra
     assert lost.happened
 
 
-def test_what_is_to_rest_is_not_swept_until_then(
+def test_a_resting_name_is_not_swept_before_its_end(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
     """Renewals keep its session, and so the name, for the client that asks again. After the rest nobody wants it."""
@@ -195,7 +195,7 @@ def test_what_is_to_rest_is_not_swept_until_then(
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is False
 
 
-def test_a_cancel_in_the_same_session_ends_no_name_that_is_to_rest(
+def test_a_cancel_in_the_same_session_ends_no_rest(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
     """Usually a cancel ends a session in which nothing is held."""

@@ -211,7 +211,7 @@ def test_an_acquire_that_a_proxy_repeats_after_its_release_is_given_back(
     assert server.key(KEY) is None
 
 
-def test_an_acquire_that_a_proxy_repeats_for_one_who_waits_no_more_is_given_back(
+def test_an_acquire_repeated_by_a_proxy_after_its_caller_gave_up_is_released(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear
 ) -> None:
     """The request was refused, and its copy arrives when the lock is free."""

@@ -124,7 +124,7 @@ def test_only_equal_modes_hold_together_and_every_other_pair_excludes(us: Ours, 
 
 @pytest.mark.parametrize("join", [True, False], ids=["joins", "tries"])
 @pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
-def test_who_shut_the_door_and_could_ask_no_further_may_have_done_something(
+def test_a_client_that_shut_the_door_reports_an_unknown_outcome(
     us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str, join: bool
 ) -> None:
     """A reader's session has ended. Its lock delay is read by a second request, and that one finds no leader."""
@@ -162,7 +162,7 @@ def test_a_refused_try_that_could_not_be_taken_back_may_have_done_something(
     assert silence.value.unknown
 
 
-def test_who_waits_for_the_lock_delay_of_a_vanished_reader_holds_nothing(us: Ours, them: Ours, below: Below) -> None:
+def test_a_waiter_for_a_vanished_readers_lock_delay_holds_nothing(us: Ours, them: Ours, below: Below) -> None:
     below.end(us.session(us.take(us.reader())))
     claim = them.wait(them.writer())
     assert us.backend.inspect(NAME, WITHIN) is None
@@ -375,7 +375,7 @@ def test_a_refused_try_for_a_permit_is_one_request_and_no_session(us: Ours, them
 
 @pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
 @pytest.mark.parametrize("renew", [True, False])
-def test_who_wants_more_than_to_read_shuts_the_door_and_comes_in_when_the_last_reader_left(
+def test_a_writer_shuts_the_door_and_enters_after_the_last_reader(
     us: Ours, them: Ours, below: Below, kind: str, renew: bool
 ) -> None:
     first, second = us.take(us.reader()), us.take(us.reader())
@@ -443,7 +443,7 @@ def test_a_writer_that_is_not_renewed_waits_for_readers_for_longer_than_its_sess
     assert them.grant(waiting).sent_at >= before - 0.5
 
 
-def test_any_of_the_holders_makes_room_for_who_waits_and_for_no_more(us: Ours, them: Ours) -> None:
+def test_each_holder_that_leaves_makes_room_for_one_waiter(us: Ours, them: Ours) -> None:
     for leaver in range(3):
         holders = [us.take(us.permit()) for _ in range(3)]
         waiting = them.wait(them.permit())
@@ -456,7 +456,9 @@ def test_any_of_the_holders_makes_room_for_who_waits_and_for_no_more(us: Ours, t
 
 
 @pytest.mark.parametrize("kind", ["mutex", "reader"])
-def test_who_waits_for_permits_is_woken_whoever_leaves_last(us: Ours, them: Ours, below: Below, kind: str) -> None:
+def test_a_waiter_for_permits_is_woken_by_the_last_holder_that_leaves(
+    us: Ours, them: Ours, below: Below, kind: str
+) -> None:
     holders = [us.take(us.permit()) for _ in range(3)]
     waiting = them.wait(MODES[kind](them))
     random.shuffle(holders)
@@ -474,7 +476,7 @@ def test_who_waits_for_permits_is_woken_whoever_leaves_last(us: Ours, them: Ours
 
 
 @pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
-def test_a_reader_whose_session_was_ended_is_counted_until_its_lock_delay_is_over_also_by_who_comes_later(
+def test_a_reader_whose_session_ended_counts_until_its_lock_delay_is_over(
     us: Ours, them: Ours, below: Below, kind: str
 ) -> None:
     claim = us.take(us.reader())
@@ -538,9 +540,7 @@ def test_a_holder_of_a_permit_whose_session_was_ended_is_counted_until_its_lock_
     assert below.empty()
 
 
-def test_who_waits_for_a_permit_is_woken_by_the_end_of_a_session_and_each_dead_holder_has_its_own_delay(
-    us: Ours, them: Ours, below: Below
-) -> None:
+def test_each_dead_holder_of_a_permit_has_its_own_delay(us: Ours, them: Ours, below: Below) -> None:
     holders = [us.take(us.permit(2)) for _ in range(2)]
     waiting = them.wait(them.permit(2))
     first = below.end(us.session(holders[0]))
@@ -623,7 +623,7 @@ def test_permits_whose_list_an_operator_deleted_are_lost_and_those_of_the_next_l
     assert below.empty()
 
 
-def test_one_permit_whose_session_does_not_answer_is_no_loss_of_the_others(
+def test_one_permit_whose_session_does_not_answer_loses_no_other_permit(
     shared: ConsulServer, us: Ours, proxy: FaultProxy, open_ours: Callable[..., Ours]
 ) -> None:
     ours = open_ours(proxy.url)
@@ -819,7 +819,7 @@ def test_a_waiter_whose_answer_was_lost_waits_for_the_readers_all_the_same(
     assert below.empty()
 
 
-def test_what_another_waiter_of_this_client_shut_since_is_no_door_of_ours(
+def test_a_door_shut_by_another_waiter_of_this_client_is_left_alone(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:
     """Both waiters share a session, so the session alone does not tell which of them made the key."""

@@ -103,7 +103,7 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
     assert all(lease.release() for lease in held)
 
 
-def test_a_killed_reader_keeps_a_writer_out_until_its_session_and_its_delay_end_and_nobody_for_ever(
+def test_a_killed_reader_keeps_a_writer_out_until_its_session_and_delay_end(
     shared: ConsulServer, connect: Connect, start: Callable[..., Helper], prefix: str, bound: float
 ) -> None:
     reader = start("read")

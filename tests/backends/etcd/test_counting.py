@@ -52,7 +52,7 @@ def countdown() -> Countdown:
     return countdown
 
 
-def test_who_was_ahead_leaves_the_count_and_at_nobody_it_is_first_and_told_once(countdown: Countdown) -> None:
+def test_a_waiter_is_told_once_when_nobody_is_ahead(countdown: Countdown) -> None:
     waiting = standing("lock", "one", "two")
     assert countdown.enter(waiting) == []
     assert countdown.hear([gone(11)]) == []
@@ -70,7 +70,7 @@ def test_what_is_told_again_lets_nobody_in_and_hides_nobody(countdown: Countdown
     assert told(countdown.hear([second, gone(13, "three")])) == [(waiting, FIRST)]
 
 
-def test_what_is_told_again_takes_nobody_from_who_comes_later(countdown: Countdown) -> None:
+def test_a_repeated_notification_is_not_counted_for_later_waiters(countdown: Countdown) -> None:
     countdown.hear([gone(11), gone(12, "two")])
     countdown.hear([gone(11), gone(12, "two")])
     late = standing("lock", "two", "three", revision=11, at=11)
@@ -87,7 +87,7 @@ def test_what_is_told_again_makes_the_memory_no_longer(countdown: Countdown, mon
     assert told(countdown.enter(late)) == [(late, LOOK)]
 
 
-def test_who_came_later_was_never_in_the_count(countdown: Countdown) -> None:
+def test_a_later_waiter_is_never_counted(countdown: Countdown) -> None:
     countdown.enter(standing())
     assert countdown.hear([gone(12, "newcomer")]) == []
 
@@ -100,7 +100,7 @@ def test_all_waiters_are_told_by_the_one_watch(countdown: Countdown) -> None:
     assert told(countdown.hear([gone(13, "first")])) == [(second, FIRST)]
 
 
-def test_who_comes_later_is_told_what_the_watch_told_since_it_counted_and_nothing_from_before(
+def test_a_later_waiter_gets_only_the_watch_events_since_its_count(
     countdown: Countdown,
 ) -> None:
     countdown.hear([gone(11), gone(13, "two")])
@@ -121,7 +121,7 @@ def test_a_member_that_is_behind_tells_what_was_not_there_when_it_counted_and_th
     assert verdict.outcome is FIRST
 
 
-def test_who_counted_before_the_watch_begins_has_to_look() -> None:
+def test_a_waiter_that_counted_before_the_watch_began_must_look() -> None:
     countdown = Countdown(KEYS.queue("job"))
     early, in_time = standing(at=10), standing(revision=11, at=11)
     countdown.enter(early)
@@ -131,7 +131,7 @@ def test_who_counted_before_the_watch_begins_has_to_look() -> None:
     assert told(countdown.hear([gone(12)])) == [(in_time, FIRST)]
 
 
-def test_who_counted_before_what_is_remembered_has_to_look(
+def test_a_waiter_that_counted_before_the_remembered_events_must_look(
     countdown: Countdown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counting, "REMEMBERED", 2)
@@ -172,7 +172,7 @@ def test_a_claim_that_was_first_is_no_longer_listened_to_once_it_leaves(countdow
     assert not countdown
 
 
-def test_who_asks_or_was_given_up_is_told_nothing(countdown: Countdown) -> None:
+def test_a_waiter_that_asks_or_gave_up_is_told_nothing(countdown: Countdown) -> None:
     waiting = standing()
     countdown.enter(waiting)
     countdown.leave(waiting.claim.id)
@@ -188,7 +188,7 @@ def test_answers_are_unheeded_only_while_nobody_waits(countdown: Countdown) -> N
     assert countdown.unheeded == 1
 
 
-def test_a_permit_waits_for_all_who_do_not_fit_and_for_as_many_of_its_like_as_there_is_no_room_for(
+def test_a_permit_waits_for_strangers_and_for_permits_beyond_the_number(
     countdown: Countdown,
 ) -> None:
     like = ["permit/2/one", "permit/2/two", "permit/2/three"]

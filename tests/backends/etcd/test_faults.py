@@ -89,7 +89,9 @@ def test_a_lost_reply_to_a_release_is_a_release(server: EtcdServer, proxy: Fault
     assert other.lock("job").try_acquire(timeout=5) is not None
 
 
-def test_a_lost_reply_to_a_renewal_is_no_loss(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+def test_a_lost_reply_to_a_renewal_does_not_lose_the_lease(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect
+) -> None:
     client = connect(proxy.url, ttl=6)
     lease = client.lock("job").acquire()
     request = multilock_etcd.wire.LeaseKeepAliveRequest(ID=int(leases(server)[0], 16)).SerializeToString()
@@ -632,7 +634,7 @@ def test_the_time_of_a_lock_that_is_not_renewed_counts_from_its_grant(server: Et
         assert waits.result(5).remaining() > 2.0 - pulse.stopped()  # the callback has the last tenth
 
 
-def test_who_waits_without_renewal_for_longer_than_its_ttl_keeps_its_turn(server: EtcdServer, connect: Connect) -> None:
+def test_a_waiter_without_renewal_keeps_its_turn_beyond_its_ttl(server: EtcdServer, connect: Connect) -> None:
     first, second, third = (connect(server.url) for _ in range(3))
     holder = first.lock("job").acquire()
     waits = background(lambda: second.lock("job", renew=False, fair=True, ttl=3).acquire(timeout=20))

@@ -62,7 +62,7 @@ def test_a_held_lock_is_kept_over_a_new_connection_and_its_loss_is_still_pushed(
     eventually(lambda: keys(server) == [])
 
 
-def test_who_waits_hears_of_the_release_all_the_same(
+def test_a_waiter_hears_of_the_release_all_the_same(
     server: EtcdServer, polite: GoawayProxy, connect: Connect, say_goodbye: Goodbye
 ) -> None:
     theirs, ours = connect(server.url, ttl=20), connect(polite.url, ttl=20)

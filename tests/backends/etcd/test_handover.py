@@ -131,7 +131,7 @@ def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeyp
     eventually(turn, within=START)
 
 
-def test_who_is_too_far_behind_watches_one_key_until_it_is_near(
+def test_a_waiter_far_behind_watches_one_key_until_it_is_near(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.recipe.NEAR", 1)
@@ -208,7 +208,7 @@ def test_whatever_is_raised_in_the_thread_of_notices_is_a_broken_stream(
     pushed(them, behind)
 
 
-def test_who_asks_is_told_by_its_answer_and_then_what_the_watch_told_meanwhile(
+def test_a_waiter_that_asks_gets_its_answer_before_the_watch_events(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holding = us.claim()
@@ -265,7 +265,7 @@ def test_when_an_operator_deletes_the_whole_name_nobody_is_let_in_by_that(
     assert isinstance(them.attempt(waiting[0], join=True), Busy)
 
 
-def test_who_was_pushed_the_name_and_then_finds_its_key_gone_gives_that_id_up(
+def test_a_waiter_whose_pushed_key_is_gone_gives_that_id_up(
     us: Ours, them: Ours, shared: EtcdServer, prefix: str
 ) -> None:
     holding = us.claim()

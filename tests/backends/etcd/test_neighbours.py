@@ -71,7 +71,7 @@ def test_data_among_the_contenders_is_not_taken(server: EtcdServer, connect: Con
 
 
 @pytest.mark.parametrize("first", ["data", "a lock of a longer prefix"])
-def test_who_waits_behind_something_else_is_no_holder_to_be_shown_or_taken(
+def test_a_waiter_behind_a_foreign_key_is_not_shown_as_the_holder(
     server: EtcdServer, connect: Connect, put: Put, first: str
 ) -> None:
     key = "multilock/job/0"
@@ -92,7 +92,7 @@ def test_who_waits_behind_something_else_is_no_holder_to_be_shown_or_taken(
 
 
 @pytest.mark.parametrize("below", ["read/0", "write/0", "permit/3/0"])
-def test_who_reads_writes_or_has_a_permit_is_shown_as_the_holder_and_can_be_taken(
+def test_readers_writers_and_permits_are_shown_as_holders_and_can_be_taken(
     server: EtcdServer, connect: Connect, put: Put, below: str
 ) -> None:
     put(f"multilock/job/{below}")
@@ -105,7 +105,7 @@ def test_who_reads_writes_or_has_a_permit_is_shown_as_the_holder_and_can_be_take
 
 
 @pytest.mark.parametrize("below", ["read/0/1", "write/", "permit/0", "permit/x/0", "permit/3/0/1", "reader/0"])
-def test_what_only_looks_like_a_reader_a_writer_or_a_permit_is_no_lock(
+def test_a_key_that_only_looks_like_a_reader_or_permit_is_ignored(
     server: EtcdServer, connect: Connect, put: Put, below: str
 ) -> None:
     put(f"multilock/job/{below}")
@@ -176,9 +176,7 @@ def test_a_prefix_without_its_slash_shows_no_lock_without_a_name(server: EtcdSer
     assert connect(server.url, prefix="").force_release("app") is False
 
 
-def test_a_key_on_a_lease_straight_below_a_prefix_without_its_slash_is_no_lock(
-    server: EtcdServer, connect: Connect, put: Put
-) -> None:
+def test_a_key_below_a_prefix_without_its_slash_is_ignored(server: EtcdServer, connect: Connect, put: Put) -> None:
     put("app/x")
     assert names(connect(server.url, prefix="app")) == []
 

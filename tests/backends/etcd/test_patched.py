@@ -66,7 +66,7 @@ def test_etcd_is_refused_under_eventlet(monkeypatch: pytest.MonkeyPatch) -> None
         multilock.connect("etcd://127.0.0.1")
 
 
-def test_eventlet_that_has_patched_nothing_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eventlet_that_has_patched_nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "eventlet.patcher", is_monkey_patched=lambda name: False)
     multilock.connect("etcd://127.0.0.1").close()
 

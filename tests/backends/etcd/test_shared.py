@@ -100,7 +100,7 @@ def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
 
 
 @joining
-def test_who_is_refused_for_its_number_refuses_nobody_in_its_turn_also_when_those_before_it_have_left(
+def test_a_waiter_refused_for_its_number_refuses_nobody_in_its_turn(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
     """Even if it dies at once, it leaves nothing in the queue, because it never enters it."""
@@ -120,7 +120,7 @@ def test_who_is_refused_for_its_number_refuses_nobody_in_its_turn_also_when_thos
 
 
 @joining
-def test_data_of_an_application_is_no_permit_of_another_number(
+def test_data_of_an_application_is_not_taken_for_a_permit(
     us: Ours, shared: EtcdServer, prefix: str, standing: Standing, join: bool
 ) -> None:
     key = f"{prefix}job/permit/5/data"
@@ -180,7 +180,7 @@ def test_a_refused_permit_that_cannot_be_taken_back_may_be_there(
 
 @pytest.mark.parametrize("near", [0, NEAR])
 @pytest.mark.parametrize("permits", [1, 3, WATCHED + 4])
-def test_whoever_leaves_first_somebody_who_waits_is_woken_and_enters_and_nobody_sleeps_on(
+def test_a_waiter_is_woken_and_enters_in_whatever_order_holders_leave(
     us: Ours, them: Ours, permits: int, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No timer helps: a waiter asks only after it was woken."""

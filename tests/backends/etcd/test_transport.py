@@ -96,7 +96,7 @@ def test_without_time_nothing_is_sent(shared: EtcdServer, open_: Open) -> None:
     assert not caught.value.unknown
 
 
-def test_who_stood_still_until_it_knew_its_endpoint_sends_nothing(
+def test_a_client_that_was_stopped_until_it_knew_its_endpoint_sends_nothing(
     shared: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = open_(shared.endpoint)
@@ -178,7 +178,7 @@ def test_a_request_with_hardly_any_time_says_nothing_about_the_endpoint(
     assert proxy.connections == [connection]
 
 
-def test_a_lease_that_is_missing_is_no_outage(shared: EtcdServer, open_: Open) -> None:
+def test_a_missing_lease_does_not_count_as_an_outage(shared: EtcdServer, open_: Open) -> None:
     put = wire.RequestOp(request_put=wire.PutRequest(key=b"k", lease=12345))
     with pytest.raises(LeaseMissing):
         open_(shared.endpoint).call(calls.TXN, wire.TxnRequest(success=[put]), 2.0)
@@ -190,7 +190,7 @@ def test_what_etcd_refuses_is_rejected_with_its_words(shared: EtcdServer, open_:
         open_(shared.endpoint).call(calls.TXN, wire.TxnRequest(success=[put, put]), 2.0)
 
 
-def test_a_server_that_is_no_etcd_is_no_hang(open_: Open) -> None:
+def test_a_server_that_is_not_an_etcd_is_reported_and_does_not_hang(open_: Open) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as web:

@@ -182,7 +182,7 @@ class Rules:
         assert two.release(waiting) is False
         assert self.leftovers(one) == []
 
-    def test_release_sent_again_is_no_release(self, one: Asker, two: Asker) -> None:
+    def test_a_repeated_release_releases_nothing(self, one: Asker, two: Asker) -> None:
         first, second = one.claim(), two.claim()
         granted = one.hold(first)
         assert one.release(first, granted) is True

@@ -214,7 +214,7 @@ class SharedRules(Rules):
             two.attempt(odd)
         one.hold(last)
 
-    def test_one_permit_excludes_but_is_no_mutex_of_another_number(self, one: Asker, two: Asker) -> None:
+    def test_one_permit_excludes_but_is_not_a_mutex_of_another_number(self, one: Asker, two: Asker) -> None:
         one.hold(one.permit(1))
         assert isinstance(two.attempt(two.permit(1), join=False), Busy)
 

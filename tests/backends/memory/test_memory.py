@@ -119,7 +119,7 @@ class TestMemory(SharedRules):
             assert one.release(reader, granted)
         assert looked == 0
 
-    def test_closed_client_waits_no_more_and_wakes_the_next(self, one: Asker, two: Asker) -> None:
+    def test_a_closed_client_leaves_the_queue_and_wakes_the_next_waiter(self, one: Asker, two: Asker) -> None:
         held, first, second = one.claim(), two.claim(fair=True), one.claim(fair=True)
         granted = one.hold(held)
         two.wait(first)

@@ -225,7 +225,7 @@ def test_a_push_is_a_hint_since_every_node_passes_it_on(us: Ours, them: Ours, mo
 # ---- losses, and watches that move
 
 
-def test_a_move_is_no_loss_and_a_deletion_at_the_new_node_is_one(us: Ours, moving: Moving) -> None:
+def test_only_a_deletion_at_the_new_node_is_a_loss_after_a_move(us: Ours, moving: Moving) -> None:
     held = us.take(us.claim(moving.name))
     us.watch(held)
     moving.begin()

@@ -539,7 +539,7 @@ def test_a_node_of_a_cluster_is_told_to_be_one(text: str) -> None:
     assert "redis+cluster://" in str(refusal(text, "redis://h:1/0"))
 
 
-def test_what_is_no_redis_is_not_taken_for_one() -> None:
+def test_another_server_is_not_taken_for_a_redis() -> None:
     with socket.create_server(("127.0.0.1", 0)) as web:
 
         def answer() -> None:

@@ -81,7 +81,7 @@ def test_a_program_that_listens_to_everything_makes_no_dead_waiter_look_alive(
         assert holder_of(bare) == alive.owner
 
 
-def test_who_may_not_ask_who_listens_takes_everybody_for_listening(
+def test_a_client_that_may_not_ask_for_listeners_assumes_that_all_listen(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
     ours, them = connect(without(bare, server, "pubsub")), connect()
@@ -92,7 +92,7 @@ def test_who_may_not_ask_who_listens_takes_everybody_for_listening(
     them.ear.hears("wake", waiter.id)
 
 
-def test_a_deleted_lock_is_passed_on_by_who_had_it(server: RedisServer, bare: Bare) -> None:
+def test_a_deleted_lock_is_handed_over_by_its_last_holder(server: RedisServer, bare: Bare) -> None:
     """The watchdog's clean-up is the first request that comes: the waiters' next heartbeats are 1.8 s away."""
     with multilock.connect(server.url) as ours, multilock.connect(server.url) as theirs:
         former = ours.lock("a").acquire()
@@ -178,7 +178,9 @@ def test_no_subscription_is_made_for_a_name_that_is_free(us: Ours, bare: Bare) -
     assert len(clients(bare) - before) == 1
 
 
-def test_who_may_not_subscribe_waits_by_timers_and_is_served(server: RedisServer, bare: Bare, connect: Connect) -> None:
+def test_a_client_that_may_not_subscribe_waits_by_timers_and_is_served(
+    server: RedisServer, bare: Bare, connect: Connect
+) -> None:
     since(bare, "7.0", "rights on channels by default")
     bare.acl_setuser("deaf", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset=True)
     url = server.url.replace("redis://", "redis://deaf:x@")
@@ -190,7 +192,9 @@ def test_who_may_not_subscribe_waits_by_timers_and_is_served(server: RedisServer
     assert "wake-ups" in deaf.backend._node.listener.refused
 
 
-def test_who_may_not_publish_hands_over_all_the_same(server: RedisServer, bare: Bare, connect: Connect) -> None:
+def test_a_client_that_may_not_publish_hands_over_all_the_same(
+    server: RedisServer, bare: Bare, connect: Connect
+) -> None:
     bare.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-publish"], reset=True)
     mute, them = connect(server.url.replace("redis://", "redis://mute:x@")), connect()
     claim, _ = mute.take()

@@ -68,7 +68,7 @@ def test_a_loss_before_the_watch_began_is_reported_by_it(us: Ours, bare: Bare) -
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_a_release_is_no_loss(us: Ours, bare: Bare) -> None:
+def test_a_release_is_not_a_loss(us: Ours, bare: Bare) -> None:
     for _ in range(50):
         held = us.take()
         us.watch(held)
@@ -81,7 +81,7 @@ def test_a_release_is_no_loss(us: Ours, bare: Bare) -> None:
     assert us.ear.heard == []
 
 
-def test_a_renewal_over_another_connection_is_no_loss_and_the_watch_goes_on(us: Ours, bare: Bare) -> None:
+def test_a_renewal_over_another_connection_is_not_a_loss_and_the_watch_goes_on(us: Ours, bare: Bare) -> None:
     held = us.take()
     us.watch(held)
     bare.pexpire(LOCK, 20_000)  # like a renewal that found the tracked connection in use
@@ -156,7 +156,7 @@ def two_leases_of_one_name(us: Ours) -> tuple[tuple[Claim, Granted], tuple[Claim
     return first, second
 
 
-def test_a_second_lease_of_a_name_is_no_loss_of_the_first_and_both_hear_of_its_end(us: Ours, bare: Bare) -> None:
+def test_a_second_lease_of_a_name_is_not_a_loss_of_the_first(us: Ours, bare: Bare) -> None:
     first, second = two_leases_of_one_name(us)
     witness = us.take(us.claim("witness"))
     us.watch(witness)
@@ -358,7 +358,7 @@ def test_a_look_costs_what_is_watched_of_its_names_and_not_what_is_watched_besid
         assert cost(step) < 4 * before
 
 
-def test_who_takes_claims_out_misses_none_that_others_put_in_meanwhile() -> None:
+def test_taking_claims_out_misses_none_that_other_threads_add() -> None:
     """The last claim of a name leaves while another one comes. The entry of the name is removed, or stays with the new
     claim."""
     watched = Watched()

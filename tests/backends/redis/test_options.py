@@ -256,7 +256,7 @@ def test_one_address_is_all_it_takes(url: str) -> None:
         open_backend(url, {})
 
 
-def test_a_comma_in_a_password_is_no_second_address() -> None:
+def test_a_comma_in_a_password_does_not_begin_a_second_address() -> None:
     assert open_backend("redis://u:a,b@h:1/0", {})
 
 

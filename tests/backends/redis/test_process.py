@@ -274,7 +274,7 @@ def test_what_was_not_sent_when_a_request_is_given_up_never_reaches_the_server(
     assert holder_of(bare) is None
 
 
-def test_a_process_that_forks_faster_than_it_connects_does_not_try_for_ever(
+def test_a_process_that_forks_faster_than_it_connects_does_not_try_forever(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really: Any = Connection.connect

@@ -78,7 +78,7 @@ def test_an_older_request_that_is_executed_last_makes_the_push_count_for_less(us
 
 
 @pytest.mark.parametrize("how", ["renew=False", "a ttl below a liveness"])
-def test_who_would_have_it_for_too_short_a_time_is_only_told_to_look(us: Ours, them: Ours, how: str) -> None:
+def test_a_waiter_that_would_hold_for_too_short_a_time_is_only_told_to_look(us: Ours, them: Ours, how: str) -> None:
     claim = them.claim(ttl=0.9) if how != "renew=False" else them.claim()._replace(renew=False)
     assert handed_over(us, them, claim) is None
     assert isinstance(them.attempt(claim, join=True), Granted)
@@ -181,7 +181,7 @@ def client(server: RedisServer, url: str | None = None, **options: Any) -> multi
     return multilock.connect(url or server.url, ttl=10.0, **options)
 
 
-def test_who_waits_asks_once(server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_asks_once(server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
     with client(server) as one, client(server) as two:
         backend: Any = two._kernel.backend
         attempt, asked = backend.attempt, []

@@ -66,7 +66,7 @@ def test_a_replica_has_what_is_granted_when_it_is_granted(us: Ours, replica: Red
             assert other.exists(f"multilock/{claim.name}") == 1
 
 
-def test_what_too_few_replicas_have_is_no_grant(us: Ours, replica: RedisServer, bare: Bare) -> None:
+def test_a_lock_on_too_few_replicas_is_not_granted(us: Ours, replica: RedisServer, bare: Bare) -> None:
     us.take(us.claim("warm-up"))
     us.within = 1.0
     with replica.paused():
@@ -110,7 +110,7 @@ def test_what_was_granted_before_its_slot_moved_is_not_known_to_be_taken_back(
     assert holder_of(bare) == claim.owner
 
 
-def test_who_asked_in_time_goes_on_with_what_it_was_granted(us: Ours, replica: RedisServer) -> None:
+def test_a_client_that_asked_in_time_keeps_its_grant(us: Ours, replica: RedisServer) -> None:
     claim, _ = us.take()
     us.within = 1.0
     with replica.paused(), pytest.raises(BackendUnavailable):
@@ -173,7 +173,7 @@ def test_a_renewal_waits_for_replicas_where_that_is_asked_for(
 
 
 @pytest.mark.oracle
-def test_who_may_not_wait_is_told_and_leaves_nothing(
+def test_a_client_that_may_not_use_wait_is_told_and_leaves_nothing(
     server: RedisServer, bare: Bare, connect: Connect, replica: RedisServer
 ) -> None:
     ours = connect(without(bare, server, "wait"), replicas=1)
@@ -205,7 +205,7 @@ def test_on_a_cluster_the_replica_of_its_shard_has_what_is_granted(cluster: Redi
         assert at_replica(cluster.replica_of(primary), claim.name) == claim.owner
 
 
-def test_on_a_cluster_too_few_replicas_of_a_shard_are_no_grant_there(cluster: RedisCluster, connect: Connect) -> None:
+def test_on_a_cluster_each_shard_needs_its_replicas_for_a_grant(cluster: RedisCluster, connect: Connect) -> None:
     here, there, _ = (cluster.name_on(primary) for primary in cluster.primaries())
     us, greedy = (connect(cluster.url, replicas=wanted, within=2.0) for wanted in (1, 2))
     bare, replica = the_replicas_of(cluster, here)
@@ -296,7 +296,7 @@ def refused(them: Ours) -> bool:
 
 
 @pytest.mark.parametrize("url", ["redis://h", "redis+sentinel://h/name", "redis+cluster://h"])
-def test_that_it_is_no_consensus_stands_in_the_capabilities(url: str) -> None:
+def test_the_capabilities_say_that_replicas_are_not_a_consensus(url: str) -> None:
     plain, careful = (open_backend(url, {"replicas": wanted}).capabilities for wanted in (0, 2))
     assert not careful.survives_failover
     assert "not consensus" not in plain.fencing_scope

@@ -88,7 +88,7 @@ def test_the_first_who_wait_learn_when_the_rest_ends_and_nobody_is_given_the_nam
     them.take(waiters[1])
 
 
-def test_who_lets_rest_what_is_another_s_changes_nothing(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_rest_of_another_holders_name_changes_nothing(us: Ours, them: Ours, bare: Bare) -> None:
     late = us.take()
     bare.delete(LOCK)
     claim, _ = them.take()
@@ -126,7 +126,7 @@ def test_an_operator_ends_a_rest_and_only_who_waits_is_told(us: Ours, them: Ours
     assert us.ear.heard == []
 
 
-def test_a_name_that_rests_is_shown_with_who_released_it_and_until_when(us: Ours, them: Ours) -> None:
+def test_a_resting_name_is_shown_with_its_last_holder_and_its_end(us: Ours, them: Ours) -> None:
     held = us.take()
     before = us.backend.inspect("a", 1)
     rest(us, held)

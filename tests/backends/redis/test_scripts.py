@@ -151,9 +151,7 @@ def test_a_waiter_keeps_its_liveness_and_no_more_when_the_clock_of_the_server_wa
     assert 0 < bare.pttl(LOCK) <= 6_000
 
 
-def test_who_died_before_the_clock_of_the_server_was_stepped_back_is_dropped_as_soon_as_any_other(
-    us: Ours, bare: Bare
-) -> None:
+def test_a_waiter_that_died_before_a_clock_step_is_dropped_as_soon_as_others(us: Ours, bare: Bare) -> None:
     holder, _ = us.take()
     dead = killed(bare, 3, until=3_600_000)
     us.release(holder)
@@ -466,7 +464,7 @@ def test_the_token_outlives_a_lease_that_is_longer_than_its_own_ten_minutes(us: 
         assert bare.pttl(token) > 4_100_000
 
 
-def test_who_has_a_place_keeps_it_while_the_memory_is_full(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_waiter_keeps_its_place_while_the_memory_is_full(us: Ours, them: Ours, bare: Bare) -> None:
     held, _ = us.take()
     waiter = them.wait()
     before = bare.config_get("maxmemory")["maxmemory"]

@@ -123,7 +123,7 @@ def test_a_sentinel_whose_name_hangs_in_its_look_up_keeps_nobody_from_asking_ano
             over.set()
 
 
-def test_who_is_named_and_is_a_replica_is_not_believed(guarded: Guarded, connect: Connect) -> None:
+def test_a_named_primary_that_is_a_replica_is_not_believed(guarded: Guarded, connect: Connect) -> None:
     replica = guarded.replicas()[0]
     with SentinelServer(list) as mistaken, mistaken.client() as guard:
         guard.execute_command("SENTINEL", "MONITOR", "wrong", replica.host, replica.port, 2)
@@ -153,7 +153,7 @@ def test_a_sentinel_that_has_not_heard_of_the_last_failover_is_not_believed(guar
         assert on(guarded.primary(), "b") == at_b.owner
 
 
-def test_who_listens_to_a_sentinel_that_was_cut_off_hears_of_the_failover_from_another_one(
+def test_a_client_of_a_sentinel_that_was_cut_off_hears_of_the_failover_from_another(
     server: RedisServer, connect: Connect
 ) -> None:
     def knows(primary: RedisServer, epoch: int) -> SentinelServer:
@@ -312,7 +312,7 @@ def test_a_lock_that_had_reached_the_new_primary_is_held_on(guarded: Guarded, us
     assert (them.take(waiter)[1].token or 0) > (held[1].token or 0)
 
 
-def test_who_lost_it_by_a_failover_is_told_at_once(guarded: Guarded, us: Ours) -> None:
+def test_a_holder_that_lost_its_lock_by_a_failover_is_told_at_once(guarded: Guarded, us: Ours) -> None:
     held = us.take()
     us.watch(held)
     forgotten_by_the_replicas(guarded)
@@ -407,7 +407,7 @@ def test_a_release_that_a_failover_swallowed_is_made_at_the_new_primary(guarded:
             eventually(lambda: on(new) is None, within=WITHIN)
 
 
-def test_who_waits_through_a_failover_gets_it_from_the_new_primary_on_both_faces(guarded: Guarded) -> None:
+def test_a_waiter_gets_the_lock_from_the_new_primary_on_both_faces(guarded: Guarded) -> None:
     order: list[str] = []
 
     async def wait() -> None:
@@ -563,7 +563,7 @@ def test_a_name_that_no_sentinel_knows_is_told(guarded: Guarded, connect: Connec
         ours.take()
 
 
-def test_a_redis_that_is_no_sentinel_and_a_sentinel_that_is_no_redis_are_told(
+def test_redis_and_sentinel_taken_for_each_other_are_reported(
     guarded: Guarded, server: RedisServer, connect: Connect
 ) -> None:
     with pytest.raises(BackendRejected, match=r"it is not a Sentinel: give redis:// with this address"):

@@ -233,9 +233,7 @@ def test_a_permit_that_is_given_back_goes_to_the_first_who_waits(us: Ours, them:
     assert sharing(bare) == {first.owner, second.owner}
 
 
-def test_who_is_given_it_holds_it_for_a_waiter_s_liveness_and_then_for_its_ttl(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_a_handed_over_lock_lasts_for_a_waiters_liveness_and_then_for_its_ttl(us: Ours, them: Ours, bare: Bare) -> None:
     alone, _ = us.take()
     waiter = them.wait(them.reader(ttl=30))
     us.release(alone)
@@ -433,7 +431,7 @@ def test_all_readers_hear_of_a_deleted_marker_also_if_another_reader_makes_a_new
         us.ear.hears("gone", claim.id, TAKEN)
 
 
-def test_readers_that_come_and_go_are_no_loss_to_the_others(us: Ours, them: Ours) -> None:
+def test_readers_that_come_and_go_cost_the_others_nothing(us: Ours, them: Ours) -> None:
     held = us.take(us.reader())
     us.watch(held)
     for _ in range(20):

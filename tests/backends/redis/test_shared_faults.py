@@ -182,7 +182,9 @@ def test_under_a_full_memory_nobody_new_gets_a_free_name_and_what_is_shared_live
         bare.config_set("maxmemory", 0)
 
 
-def test_who_may_not_subscribe_is_never_taken_for_dead(server: RedisServer, bare: Bare, connect: Connect) -> None:
+def test_a_client_that_may_not_subscribe_is_never_taken_for_dead(
+    server: RedisServer, bare: Bare, connect: Connect
+) -> None:
     since(bare, "7.0", "rights on channels by default")
     bare.acl_setuser("deaf", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset=True)
     deaf, them = connect(server.url.replace("redis://", "redis://deaf:x@")), connect()

@@ -47,7 +47,7 @@ def test_a_slot_that_moved_has_another_primary_at_once() -> None:
 @pytest.mark.parametrize(
     "answer", [b"OK", [1], [[0, 1]], [[0, SLOTS, node(A)]], [[2, 1, node(A)]], [[0, 1, [b"h", b"x"]]], [[0, 1, None]]]
 )
-def test_what_is_no_table_is_told_apart(answer: Any) -> None:
+def test_a_reply_that_is_not_a_slot_table_is_told_apart(answer: Any) -> None:
     with pytest.raises(ValueError, match="which node serves which slot"):
         SlotTable.of(answer, A)
 

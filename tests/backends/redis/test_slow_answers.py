@@ -37,7 +37,7 @@ def test_a_slow_answer_is_never_taken_for_that_of_the_next_request(connect: Conn
     assert us.release(us.claim("another")) is False
 
 
-def test_who_stood_still_until_it_was_connected_sends_nothing_any_more(
+def test_a_client_that_was_stopped_until_it_was_connected_sends_nothing(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim may have been cancelled meanwhile, and the server remembers that for no longer than a minute."""
@@ -60,7 +60,7 @@ def test_who_stood_still_until_it_was_connected_sends_nothing_any_more(
 
 
 @pytest.mark.parametrize("within", [0.0, -60.0])
-def test_who_has_no_time_left_sends_nothing_on_an_idle_connection(us: Ours, bare: Bare, within: float) -> None:
+def test_a_request_without_time_left_is_not_sent_on_an_idle_connection(us: Ours, bare: Bare, within: float) -> None:
     us.release(us.take()[0])
     bare.flushall()
     before = connected(bare)
@@ -77,7 +77,7 @@ def test_who_has_no_time_left_sends_nothing_on_an_idle_connection(us: Ours, bare
     assert connected(bare) == before  # the old connection is still used
 
 
-def test_who_stood_still_while_it_subscribed_sends_nothing_any_more(
+def test_a_client_that_was_stopped_while_it_subscribed_sends_nothing(
     us: Ours, them: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     them.take()

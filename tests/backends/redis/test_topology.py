@@ -147,7 +147,7 @@ def test_many_silent_nodes_leave_time_for_the_others(nodes: Nodes) -> None:
     assert all(0.1 <= within <= WITHIN for _, within in nodes.asked), nodes.asked
 
 
-def test_what_is_no_node_any_more_is_not_remembered_as_silent(nodes: Nodes) -> None:
+def test_a_removed_node_is_not_remembered_as_silent(nodes: Nodes) -> None:
     nodes.topology.doubt(C)
     nodes.look()
     assert nodes.topology._silent == set()
@@ -213,7 +213,7 @@ def test_an_answer_that_lies_there_unread_does_not_count_either(hanging: socket.
 
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("step", ["owner", "node"])
-def test_who_has_just_been_sent_to_a_former_primary_does_not_ask_it_any_more(
+def test_a_client_sent_to_a_former_primary_no_longer_asks_it(
     nodes: Nodes,
     monkeypatch: pytest.MonkeyPatch,
     redis_server: RedisServer,

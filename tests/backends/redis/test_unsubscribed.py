@@ -90,7 +90,9 @@ def test_what_was_refused_is_asked_for_again(server: RedisServer, bare: Bare, co
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_what_stays_refused_is_asked_for_ever_more_rarely(server: RedisServer, bare: Bare, connect: Connect) -> None:
+def test_a_subscription_that_stays_refused_is_tried_less_and_less_often(
+    server: RedisServer, bare: Bare, connect: Connect
+) -> None:
     since(bare, "7.0", "rights on subcommands")
     bare.execute_command("ACL", "SETUSER", "managed", "reset", "on", "nopass", *EVERYTHING, "-client|tracking")
     us = connect(server.url.replace("//", "//managed:x@"))

@@ -120,11 +120,11 @@ def test_directory_that_is_missing_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-def test_directory_is_no_lock_file(tmp_path: Path) -> None:
+def test_a_directory_is_refused_as_lock_file(tmp_path: Path) -> None:
     assert "is a directory: name a file inside it" in rejection(tmp_path)
 
 
-def test_file_that_is_no_database_is_left_alone(path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_left_alone(path: Path) -> None:
     path.write_text("important" * 1000)
     assert "file is not a database" in rejection(path)
     assert path.read_text() == "important" * 1000
@@ -259,9 +259,7 @@ def test_log_that_was_deleted_is_there_again_after_the_next_request(path: Path, 
         other.wait_for("LockTimeout", within=20)
 
 
-def test_log_that_goes_with_the_last_connection_is_no_outage_for_who_opens_meanwhile(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_opens_while_the_last_connection_removes_the_log(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = threading.Event()
 
     def close_slowly(self: Connection) -> None:

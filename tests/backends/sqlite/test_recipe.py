@@ -276,7 +276,7 @@ def asker(url: str) -> Iterator[Asker]:
     asker.backend.close()
 
 
-def test_file_locked_for_longer_than_the_request_may_take_is_no_answer(asker: Asker, path: Path) -> None:
+def test_a_file_locked_for_longer_than_the_request_may_take_gives_no_answer(asker: Asker, path: Path) -> None:
     asker.backend.ping(WITHIN)
     with writer(path):
         started = time.monotonic()

@@ -17,7 +17,7 @@ SEAL = struct.pack("!i", 1) + b"/"
 
 
 @pytest.mark.parametrize("style", ["kazoo", "curator"])
-def test_the_last_number_is_no_place(style: str) -> None:
+def test_the_last_number_is_not_a_place(style: str) -> None:
     nodes = Nodes("multilock/", style)
     mark = {"kazoo": "__lock__", "curator": "-lock-"}[style]
     assert nodes.is_last(f"a{mark}2147483647")

@@ -115,7 +115,9 @@ def test_a_lost_reply_to_a_release_is_a_release(server: ZooKeeperServer, proxy: 
     assert other.lock("job").try_acquire(timeout=5) is not None
 
 
-def test_a_lost_reply_to_a_renewal_is_no_loss(server: ZooKeeperServer, proxy: FaultProxy, connect: Connect) -> None:
+def test_a_lost_reply_to_a_renewal_does_not_lose_the_lease(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+) -> None:
     client = connect(proxy.url, ttl=9)
     lease = client.lock("job").acquire()
     eventually(lambda: watched(client) == 1)  # its watch names the node, too
@@ -150,7 +152,7 @@ def test_a_create_that_is_executed_after_its_timeout_is_found_and_deleted(
     backend.close()
 
 
-def test_who_stood_still_until_it_had_a_session_creates_nothing(
+def test_a_client_that_was_stopped_until_it_had_a_session_creates_nothing(
     shared: ZooKeeperServer, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ear = Ear()

@@ -106,7 +106,7 @@ def test_no_more_hold_it_than_there_are_permits(open_ours: Callable[..., Ours], 
     them.take(them.permit())
 
 
-def test_who_made_its_node_and_could_ask_no_further_may_have_done_something(
+def test_a_client_that_made_its_node_reports_an_unknown_outcome(
     us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     us.take(us.mutex())
@@ -143,9 +143,7 @@ def test_another_number_meets_a_refusal_also_where_the_first_still_waits(us: Our
         them.attempt(them.permit(5), join=True)
 
 
-def test_who_is_just_being_refused_for_its_number_refuses_nobody_in_its_turn(
-    us: Ours, them: Ours, below: Below
-) -> None:
+def test_a_client_being_refused_for_its_number_refuses_nobody_else(us: Ours, them: Ours, below: Below) -> None:
     us.take(us.permit(3))
     leaving = below.stand("other!p5__lock__")
     behind = them.wait(them.permit(3))

@@ -78,10 +78,3 @@ def test_a_backend_has_a_file_for_each_job_under_the_name_that_all_give_it_and_n
 @pytest.mark.parametrize("backend", sorted(SERVERS))
 def test_a_backend_of_a_server_is_excused_from_no_job(backend: str) -> None:
     assert JOBS.keys() <= files_of(backend)
-
-
-@pytest.mark.parametrize("name", sorted(JOBS | EXTRAS))
-def test_the_page_for_those_who_write_one_says_what_is_in_which_file(name: str) -> None:
-    [job, _] = (JOBS | EXTRAS)[name]
-    page = (ROOT / "docs" / "writing-a-backend.md").read_text(encoding="utf-8")
-    assert f"| `{name}.py` | {job}" in page

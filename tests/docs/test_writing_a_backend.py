@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from multilock import backend
 
-PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-backend.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "writing-a-backend.md").read_text(encoding="utf-8")
+EXAMPLE = DOCS / "examples" / "third_party_backend"
 CODES = re.findall(r"`([^`\n]+)`", PAGE)
 
 
@@ -24,7 +28,7 @@ def members(protocol: type) -> dict[str, str]:
     return shown
 
 
-@pytest.mark.parametrize("protocol", [backend.Backend, backend.Rests, backend.OpensChannels])
+@pytest.mark.parametrize("protocol", [backend.Backend, backend.Rests, backend.OpensChannels, backend.FindsTheDead])
 def test_the_page_names_every_method_with_its_arguments(protocol: type) -> None:
     assert [each for each in members(protocol).values() if each not in CODES] == []
 
@@ -40,3 +44,20 @@ def test_the_table_names_no_method_that_is_not_there() -> None:
 
 def test_the_page_gives_the_version_that_is_checked() -> None:
     assert f"now `{backend.SPI_VERSION}`" in PAGE
+
+
+@pytest.mark.parametrize("values", [backend.Capabilities, backend.Granted, backend.Busy])
+def test_the_page_has_a_formula_for_every_field(values: Any) -> None:
+    rows = re.findall(r"^\| (.+?) \|", PAGE.partition(f"### {values.__name__}\n")[2].partition("\n#")[0], re.MULTILINE)
+    fields = values._fields if hasattr(values, "_fields") else [field.name for field in dataclasses.fields(values)]
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == list(fields)
+
+
+def test_the_page_names_every_report_of_a_backend() -> None:
+    names = [name for name in members(backend.Notices) if name not in ("client", "now")]
+    assert [name for name in names if not re.search(rf"`{name}\(", PAGE)] == []
+
+
+@pytest.mark.parametrize("file", ["multilock_directory/__init__.py", "tests/test_conformance.py", "pyproject.toml"])
+def test_the_page_has_the_example_whole(file: str) -> None:
+    assert (EXAMPLE / file).read_text(encoding="utf-8") in PAGE

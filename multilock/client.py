@@ -8,14 +8,15 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, overload
 
-from multilock import system, telling
+from multilock import log_thread, system
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
 from multilock.election import Election, Leadership
 from multilock.foreign import ForWith, hides_foreign, refuse
 from multilock.kernel.core import Kernel
 from multilock.kernel.face import BlockingFace, run
-from multilock.kernel.process import OfThisProcess, notice_fork
+from multilock.kernel.fork import notice_fork
+from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
 from multilock.lease import Lease
@@ -438,7 +439,7 @@ class Client(ForWith, OfThisProcess):
     def __del__(self) -> None:
         kernel: Kernel | None = getattr(self, "_kernel", None)  # missing if the arguments were wrong
         if kernel and not kernel.closed:
-            telling.defer(kernel.end.drop)
+            log_thread.defer(kernel.end.drop)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

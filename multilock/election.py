@@ -17,9 +17,9 @@ from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, inside
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.lock import HeldLease
+from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_grace
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel

@@ -57,7 +57,7 @@ class Waits(ForWith, AnyHeld, Lease):
         return self
 
     def release(self) -> bool:
-        return run(self._kernel.giving_back.release(self))
+        return run(self._kernel.releases.release(self))
 
     def renew(self) -> None:
         run(self._kernel.renew(self))
@@ -79,7 +79,7 @@ class Waits(ForWith, AnyHeld, Lease):
         if self._count > 1:
             self.release()  # only counts down
         else:
-            self._kernel.giving_back.take_back(self)
+            self._kernel.releases.take_back(self)
 
     def _release_after_interrupt(self, count: int) -> None:
         """Release the lease in the background, unless the interrupted release has counted it down already.
@@ -91,7 +91,7 @@ class Waits(ForWith, AnyHeld, Lease):
         if count > 1:
             self.release()  # only counts down
         else:
-            self._kernel.giving_back.later(self)
+            self._kernel.releases.later(self)
 
 
 class HeldLease(Holding, Waits):

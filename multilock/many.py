@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from multilock.errors import CapabilityMissing
 from multilock.kernel.acquire import Stop, Stopped, acquire
 from multilock.kernel.face import run
+from multilock.kernel.fork import notice_fork
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, Holding
-from multilock.kernel.process import notice_fork
 from multilock.kernel.scopes import Scope
 from multilock.kernel.want import Make, Want, want
 from multilock.lease import Lease
@@ -81,7 +81,7 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
             until = kernel.now() + want.request_timeout
             until = until if timeout == 0 else min(until, deadline)
             while held:
-                await kernel.giving_back.release(held[-1][0], until)
+                await kernel.releases.release(held[-1][0], until)
                 held.pop()
             if not (complete or stop.called()) or kernel.now() >= deadline:
                 return None
@@ -119,9 +119,9 @@ async def _acquire_part(
 def give_back_soon(kernel: Kernel, part: Holding) -> None:
     """Give a part back in the background. A part that was acquired more than once is only counted down."""
     if part._count > 1:
-        run(kernel.giving_back.release(part))  # counts down, without a request
+        run(kernel.releases.release(part))  # counts down, without a request
     else:
-        kernel.giving_back.later(part)
+        kernel.releases.later(part)
 
 
 class HeldSet(AnyHeld):
@@ -278,7 +278,7 @@ class HeldSet(AnyHeld):
         with self._kernel.lock:
             self._let_go()
         for part in self._going_back():
-            self._kernel.giving_back.soon(part)
+            self._kernel.releases.soon(part)
         self._kept.clear()
 
     def _no_rest(self) -> None:

@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from _pytest.logging import LogCaptureHandler
 
-from multilock import telling
+from multilock import log_thread
 from tests.oracles import is_of_conformance, no_thread_is_missing_or_dead, threads_may_die
 from tests.servers import RedisServer, address
 
@@ -49,13 +49,13 @@ class _Told(pytest.LogCaptureFixture):  # type: ignore[misc]
 
     @property
     def handler(self) -> LogCaptureHandler:
-        telling.flush(10)
+        log_thread.flush(10)
         return super().handler
 
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    telling.flush(10)  # drop the log lines of earlier tests
+    log_thread.flush(10)  # drop the log lines of earlier tests
     caplog.__class__ = _Told
     return caplog
 

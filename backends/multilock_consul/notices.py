@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Claim, Notices, start_worker
-from multilock.telling import logger
+from multilock.log_thread import logger
 from multilock_consul.keys import Keys, entry_of, names_of
 from multilock_consul.sessions import shows
 from multilock_consul.transport import Agents, Wire, judged

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock.backend import Claim
-from multilock.telling import logger
+from multilock.log_thread import logger
 from multilock_consul.keys import Entry, Keys
 from multilock_consul.sessions import Session, Sessions
 from multilock_consul.transactions import Transactions

@@ -21,7 +21,7 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Notices, start_worker
-from multilock.telling import logger
+from multilock.log_thread import logger
 from multilock_etcd import wire
 from multilock_etcd.counting import Countdown, Deletion, Outcome, Standing, Verdict
 from multilock_etcd.keys import Range

@@ -35,7 +35,7 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
 from multilock.backend import Busy, Claim, Granted, Held, Notices, other_number
-from multilock.telling import logger
+from multilock.log_thread import logger
 from multilock.values import encode_resting
 from multilock_etcd.counting import Standing
 from multilock_etcd.keys import Ahead, Keyspace, Range, rests

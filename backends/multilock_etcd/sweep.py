@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from multilock import MultilockError
 from multilock.backend import Held
-from multilock.telling import logger
+from multilock.log_thread import logger
 from multilock_etcd.keys import Keyspace
 from multilock_etcd.places import REMEMBERED
 from multilock_etcd.sessions import Session

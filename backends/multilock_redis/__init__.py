@@ -146,7 +146,7 @@ class RedisBackend:
     def renew(
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        return self._node.listener.renew(held, within)
+        return self._node.renew(held, within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         self._node.listener.watch(held, within)

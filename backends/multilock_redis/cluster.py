@@ -204,7 +204,7 @@ class ClusterBackend:
                 importing = _Importing(node, self._keys, self._now)
                 answers = importing.recipe.renew(held, importing.connections.exchange, left)
             else:
-                answers = node.listener.renew(held, left)
+                answers = node.renew(held, left)
         except BackendUnavailable as error:
             self._topology.doubt(address)
             self._hanging.setdefault(address, system.Lock())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from multilock.backend import Busy, Claim, Granted, Notices
+from collections.abc import Sequence
+
+from multilock import BackendUnavailable
+from multilock.backend import Busy, Claim, Granted, Held, Notices
 from multilock_redis.channel import Channel
 from multilock_redis.inspection import Inspection
 from multilock_redis.keys import Keyspace
@@ -58,6 +61,10 @@ class Node:
     def release(self, claim: Claim, unsure: bool, within: float) -> bool:
         self.listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
         return self.recipe.release(claim, unsure, within)
+
+    def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
+        with self.listener.tracking([claim.name for claim, _ in held]) as exchange:
+            return self.recipe.renew(held, exchange, within)
 
     def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
         self.listener.unwatch(claim.id)  # as before a release

@@ -15,15 +15,16 @@ Every other push is a hint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
-from multilock.backend import Granted, Held, Notices, start_worker
-from multilock.telling import logger
+from multilock.backend import Held, Notices, start_worker
+from multilock.log_thread import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Recipe
+from multilock_redis.transactions import Exchange
 from multilock_redis.transport import Answer, Connections, Endpoint, Wire
 from multilock_redis.watched import Watched
 from multilock_redis.wire import IS_REPLICA, Redirected, pack, refused
@@ -127,14 +128,16 @@ class Listener:
             self._look(names - followed.keys(), deadline - self._now())
         return "changes" not in self.refused
 
-    def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
-        """Renew over the tracked connection, so that what is watched stays tracked.
+    @contextmanager
+    def tracking(self, names: Collection[str]) -> Iterator[Exchange]:
+        """Return a context manager with an exchange over the tracked connection, so that these names stay tracked.
 
-        If that connection is in use or down, use another one. The server then pushes the renewal itself as a change,
-        and the look that follows tracks the keys again.
+        If that connection is in use or down, it is an exchange over another one. The server then pushes a renewal
+        itself as a change, and the look that follows tracks the keys again.
         """
         if self._tracked is None:
-            return self._recipe.renew(held, self._connections.exchange, within)
+            yield self._connections.exchange
+            return
         taken: list[bool] = []
         owners: list[Owner] = []
         before: list[Before] = []
@@ -142,9 +145,10 @@ class Listener:
             taken += map(self._using_tracked.acquire, [False])
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
-                return self._recipe.renew(held, self._connections.exchange, within)
+                yield self._connections.exchange
+                return
             # All claims of a name are read: a change that one of them makes here is pushed to none of them.
-            before = self._before({claim.name for claim, _ in held if self._matters(claim.name)})
+            before = self._before({name for name in names if self._matters(name)})
             reads = self._reads(before, tracked=True)
 
             def exchange(requests: Sequence[bytes], within: float) -> list[Answer]:
@@ -153,12 +157,11 @@ class Listener:
                     owners[:] = self._owners(answers[len(requests) :])
                 return answers[: len(requests)]
 
-            answers = self._recipe.renew(held, exchange, within)
+            yield exchange
         finally:
             if taken == [True]:
                 self._using_tracked.release()
         self._tell(zip(before, owners, strict=False))  # without replies there is nothing to report
-        return answers
 
     def watches(self) -> bool:
         """Return whether any claim is watched or any name followed."""

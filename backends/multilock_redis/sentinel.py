@@ -23,7 +23,7 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
-from multilock.telling import logger
+from multilock.log_thread import logger
 from multilock_redis.following import Following, Told
 from multilock_redis.slots import Address
 from multilock_redis.transport import Endpoint, Wire, not_connected

@@ -24,7 +24,7 @@ from kazoo.protocol.states import EventType
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Notices, Worker, start_worker
-from multilock.telling import logger
+from multilock.log_thread import logger
 from multilock_zookeeper.sessions import Session
 from multilock_zookeeper.transport import Answer, NodeMissing, Transport
 

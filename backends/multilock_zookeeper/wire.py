@@ -22,7 +22,7 @@ from kazoo.protocol.serialization import Auth
 
 from multilock import system
 from multilock.backend import Worker, start_worker
-from multilock.telling import Teller, logger
+from multilock.log_thread import QueuedLogger, logger
 
 __all__ = [
     "Handler",
@@ -45,10 +45,10 @@ def _mask(record: logging.LogRecord) -> bool:
     return True
 
 
-class _Log(Teller):
+class _Log(QueuedLogger):
     """A log for kazoo, which logs on the threads that keep the session and must not be held up by a handler."""
 
-    warn = Teller.warning
+    warn = QueuedLogger.warning
 
 
 logging.getLogger(LOG).addFilter(_mask)

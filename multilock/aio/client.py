@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, cast, overload
 
-from multilock import telling
+from multilock import log_thread
 from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.face import LoopFace
 from multilock.aio.lock import AsyncDistributedLock, AsyncLock, HeldAsyncLease
@@ -22,7 +22,8 @@ from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
 from multilock.foreign import ForAsyncWith, hides_foreign, refuse
 from multilock.kernel.core import Kernel
-from multilock.kernel.process import OfThisProcess, notice_fork
+from multilock.kernel.fork import notice_fork
+from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
 from multilock.lease import AsyncLease
@@ -393,7 +394,7 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
     def __del__(self) -> None:
         kernel: Kernel | None = getattr(self, "_kernel", None)  # missing if the arguments were wrong
         if kernel and not kernel.closed:
-            telling.defer(kernel.end.drop)
+            log_thread.defer(kernel.end.drop)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

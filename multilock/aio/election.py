@@ -19,9 +19,9 @@ from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, inside
 from multilock.kernel.term import INTERRUPTED, Leading, Term
+from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LeaderInfo, Loss, LossReason
 from multilock.names import check_grace, check_timeout
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel

@@ -19,8 +19,8 @@ from multilock.errors import BackendUnavailable
 from multilock.kernel.callbacks import CALLED, Callbacks, call_safely
 from multilock.kernel.face import WaiterBell
 from multilock.kernel.runtime import call_inside, wait_until
+from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted, Returned
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel

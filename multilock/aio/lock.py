@@ -41,7 +41,7 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
     _cancel_on_lost: bool
 
     async def release(self) -> bool:
-        return await self._kernel.giving_back.release(self)
+        return await self._kernel.releases.release(self)
 
     async def renew(self) -> None:
         await self._kernel.renew(self)

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from multilock import system, telling
+from multilock import log_thread, system
 from multilock.errors import (
     BackendRejected,
     BackendUnavailable,
@@ -81,7 +81,7 @@ class _Voice:
 
         The library's own lines arrive here through its log.
         """
-        telling.flush(LAST_WORDS * LAST_WORD)
+        log_thread.flush(LAST_WORDS * LAST_WORD)
         said = system.Event()
         self._lines.put(said)
         for _ in range(LAST_WORDS):  # in steps: if the machine stood still, the thread still gets its turn first

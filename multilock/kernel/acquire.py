@@ -15,8 +15,8 @@ from multilock.kernel import validity
 from multilock.kernel.gate import SHORT, Line
 from multilock.kernel.holding import Holding
 from multilock.kernel.monitor import Waiting
+from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
@@ -79,7 +79,7 @@ async def acquire(
         if gate:
             gate.leave(want.name, bell)
         if lease:
-            kernel.giving_back.take_back(lease)
+            kernel.releases.take_back(lease)
         if isinstance(error, MultilockError):
             kernel.name_error(error, want.name)
         if tell := kernel.events.tell:

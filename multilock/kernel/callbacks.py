@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from multilock import system
 from multilock.kernel.runtime import wait_until
+from multilock.log_thread import logger
 from multilock.model import Loss
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.runtime import Runtime

@@ -21,9 +21,9 @@ from multilock.kernel.office import Office
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.kernel.want import Want, check_hold_at_least, want
+from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_grace, check_timeout
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel

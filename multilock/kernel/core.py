@@ -1,7 +1,7 @@
 """`Kernel`: the part of a client that both faces share, with its leases, its watchdog and its backend.
 
 The life of a lease: `Kernel.claim`, the loop in `multilock.kernel.acquire`, `Kernel.adopt`, renewals by the watchdog,
-then `GivingBack.release` or `Monitor.lose`. State changes happen under `Kernel.lock`, which is never held during a
+then `Releases.release` or `Monitor.lose`. State changes happen under `Kernel.lock`, which is never held during a
 request or a callback.
 """
 
@@ -27,22 +27,24 @@ from multilock.errors import (
     NotHeld,
     behind,
 )
-from multilock.kernel import process, validity, worker
+from multilock.kernel import fork, process, validity, worker
 from multilock.kernel.callbacks import check_callback
+from multilock.kernel.cancel import Cancels
 from multilock.kernel.ending import End
+from multilock.kernel.exit import ends_with_the_interpreter
 from multilock.kernel.fence import Fence
 from multilock.kernel.gate import Gate
-from multilock.kernel.giving_back import Cancels, GivingBack
 from multilock.kernel.holding import HELD, RELEASING, AnyHeld, Holding
 from multilock.kernel.monitor import Monitor
 from multilock.kernel.observing import Followers
 from multilock.kernel.pushes import Pushes
+from multilock.kernel.release import Releases
 from multilock.kernel.subscribers import Events
 from multilock.kernel.timers import Timers
 from multilock.kernel.watchdog import Watchdog
+from multilock.log_thread import logger
 from multilock.model import Claim, Finding, Granted, LockInfo, LossReason, owner_text
 from multilock.names import default_identity
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.backend import Backend
@@ -148,7 +150,7 @@ class Kernel:
         self.events.begin(self.callbacks)
         self.watchdog = Watchdog(self)
         self.monitor = Monitor(self, self.client)
-        self.giving_back = GivingBack(self)
+        self.releases = Releases(self)
         self.cancels = Cancels(self)
         self.followers = Followers(self)
         self.pushes = Pushes(self)
@@ -257,7 +259,7 @@ class Kernel:
         self.cancel_waiters(list(self.monitor.waiting))
         for lease in list(self.held.values()):
             if lease._state == RELEASING:
-                self.giving_back.go_on(lease)
+                self.releases.go_on(lease)
 
     def cancel_waiters(self, claim_ids: Iterable[str]) -> None:
         for claim_id in claim_ids:
@@ -312,7 +314,7 @@ class Kernel:
 
     def _step(self) -> float:
         now = self.now()
-        self.giving_back.step()
+        self.releases.step()
         self.cancel_waiters(self.face.abandoned())
         following = min(self.watchdog.step(now), self.timers.step(now))
         return min(following, now + self.end.look_at_dropped()) if self.end.dropped else following
@@ -376,10 +378,10 @@ class Kernel:
 
     def check_open(self) -> None:
         """Raise ClientClosed if the client is closed. A user's daemon thread at exit gets SystemExit instead."""
-        if process.this_process[0] != process.OURS:
-            process.notice_fork()
+        if fork.this_process[0] != fork.OURS:
+            fork.notice_fork()
         if self.closed:
-            if process.ends_with_the_interpreter():
+            if ends_with_the_interpreter():
                 raise SystemExit  # ends a thread without a traceback
             raise self.closed_error()
 

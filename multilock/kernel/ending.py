@@ -10,14 +10,15 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from multilock import system, telling
+from multilock import log_thread, system
 from multilock.errors import BackendUnavailable
-from multilock.kernel import process
-from multilock.kernel.giving_back import call_to_give_back
+from multilock.kernel.cancel import call_to_give_back
+from multilock.kernel.fork import notice_fork
 from multilock.kernel.holding import HELD, RELEASING, Holding
+from multilock.kernel.process import in_the_middle
 from multilock.kernel.runtime import call_inside, wait_until
+from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LossReason
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
@@ -48,7 +49,7 @@ class End:
         Blocks until the end, within limits: one request timeout for callbacks, one for answers, and the grace of
         elections if that is more.
         """
-        process.notice_fork()
+        notice_fork()
         kernel = self._kernel
         leases: list[Holding] | None = None
         try:
@@ -82,7 +83,7 @@ class End:
                     give_back=False,
                 )
         until = max((ending.at for ending in endings), default=0.0)
-        if process.in_the_middle() or any(ending.awaits_caller for ending in endings):
+        if in_the_middle() or any(ending.awaits_caller for ending in endings):
             kernel.spawn(lambda: self._give_all_back(leases, budget, until), "multilock-close")
         else:
             self._give_all_back(leases, budget, until)
@@ -108,11 +109,11 @@ class End:
         finally:
             for lease in leases:
                 if not lease._loss:
-                    kernel.giving_back.later(lease)
+                    kernel.releases.later(lease)
         self._wait_for_requests(budget)
         kernel.cancels.wait(budget)
         self._finish()
-        telling.flush(TELL_WITHIN)
+        log_thread.flush(TELL_WITHIN)
 
     def drop(self) -> None:
         """Plan the end of a client that nobody refers to and nobody has closed.

@@ -57,7 +57,7 @@ class Handing(Generic[L]):
         if lease is None:
             return
         if not self._before:
-            self._kernel.giving_back.take_back(lease)
+            self._kernel.releases.take_back(lease)
             return
         with self._kernel.lock:
             if lease._count > self._before:

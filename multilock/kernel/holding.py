@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Self
 from multilock.errors import CapabilityMissing, LockLost, NotHeld
 from multilock.foreign import NamesOurs
 from multilock.kernel import validity
+from multilock.kernel.fork import OURS, notice_fork, this_process
 from multilock.kernel.interrupts import Once
-from multilock.kernel.process import OURS, OfThisProcess, notice_fork, this_process
+from multilock.kernel.process import OfThisProcess
 from multilock.lease import AnyLease
 from multilock.model import Claim, Granted, LeaseState, Loss
 

@@ -14,8 +14,8 @@ from multilock.kernel import validity
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.interrupts import surely
 from multilock.kernel.runtime import wait_until
+from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted, Loss, LossReason
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel

@@ -14,8 +14,8 @@ from multilock import system
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed
 from multilock.kernel.runtime import call_inside
 from multilock.kernel.want import SHARED
+from multilock.log_thread import logger
 from multilock.model import LeaderInfo, LockInfo
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel

@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 
 from multilock.kernel.holding import HELD, LOST, RELEASING, Holding
 from multilock.kernel.office import Office, Part, is_inside, mark, unmark
+from multilock.log_thread import logger
 from multilock.model import Loss, LossReason
-from multilock.telling import logger
 
 __all__ = ["INTERRUPTED", "Leading", "Term"]
 
@@ -176,7 +176,7 @@ class Term(Generic[T]):
         """Record that a part has ended. The last part gives the lease back if nobody waits for the end."""
         part.done = True
         if self.nobody_waits and self.all_ended():
-            self.office.kernel.giving_back.later(self.leadership)
+            self.office.kernel.releases.later(self.leadership)
         self.office.condition.notify()
 
     def callbacks_ended(self) -> bool:
@@ -284,7 +284,7 @@ class Term(Generic[T]):
         kernel, leadership, condition = self.office.kernel, self.leadership, self.office.condition
         await condition.wait_for(lambda: self.all_ended() or leadership._state != HELD, lambda: self.end_at)
         self._tell_outlasted()
-        await kernel.giving_back.release(leadership)
+        await kernel.releases.release(leadership)
         answered = kernel.now() + leadership._want.request_timeout
         await condition.wait_for(lambda: leadership._state != RELEASING, lambda: answered)
         return leadership._state != LOST
@@ -294,13 +294,13 @@ class Term(Generic[T]):
         self.nobody_waits = True
         kernel = self.office.kernel
         if self.all_ended():
-            kernel.giving_back.later(self.leadership)
+            kernel.releases.later(self.leadership)
         elif self.end_at < math.inf:
             kernel.timers.at(self.end_at, self._grace_over)
 
     def _grace_over(self) -> None:
         self._tell_outlasted()
-        self.office.kernel.giving_back.later(self.leadership)
+        self.office.kernel.releases.later(self.leadership)
 
     def _tell_outlasted(self) -> None:
         if self.leadership._state != HELD or self.outlasted or not (running := self._running()):

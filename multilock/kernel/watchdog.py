@@ -20,8 +20,8 @@ from multilock.kernel import validity
 from multilock.kernel.holding import HELD, Holding
 from multilock.kernel.runtime import call_inside
 from multilock.kernel.sessions import Sessions
+from multilock.log_thread import logger
 from multilock.model import Granted, LossReason
-from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel

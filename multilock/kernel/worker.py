@@ -169,7 +169,7 @@ def troubles() -> list[str]:
 
 
 def _log(message: str, *args: object, error: BaseException | None = None) -> None:
-    from multilock.telling import logger  # imported here, because the log's own thread is a worker too
+    from multilock.log_thread import logger  # imported here, because the log's own thread is a worker too
 
     logger.error(message, *args, exc_info=error)
 

@@ -15,16 +15,22 @@ from multilock.registry import OURS
 from tests.architecture.imports import imports_of, module_name, sources
 
 # A module may import modules of its own layer and of earlier layers.
+BELOW = ("validity", "timers", "runtime", "workers", "interrupts", "process", "fork", "exit", "fence")
 WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "tell", "scopes")
 LAYERS = [
     {"system"},
     {"errors", "model", "lease", "names", "foreign", "values", "events"},
-    {"kernel", "kernel.worker", "telling"},
+    {"kernel", "kernel.worker", "log_thread"},
     {"backend"},
-    {*(f"kernel.{name}" for name in ("validity", "timers", "runtime", "workers", "interrupts", "process", "fence"))},
+    {
+        *(
+            f"kernel.{name}"
+            for name in ("validity", "timers", "runtime", "workers", "interrupts", "process", "fork", "exit", "fence")
+        )
+    },
     {"kernel.holding", "kernel.want"},
     {*(f"kernel.{name}" for name in WATCHING)},
-    {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "giving_back", "handing", "ending"))},
+    {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "cancel", "release", "handing", "ending"))},
     {"kernel.office", "kernel.term", "kernel.observing", "kernel.candidacy"},
     {"kernel.core"},
     {"config", "urls", "registry", "options"},
@@ -41,7 +47,7 @@ BACKENDS = sorted({ours.module for ours in OURS.values()})
 # and values, the log (since their threads must not call a handler themselves), and the seam to threads and clocks.
 FOR_BACKENDS = {
     "multilock",
-    *(f"multilock.{name}" for name in ("backend", "names", "options", "system", "telling", "values")),
+    *(f"multilock.{name}" for name in ("backend", "names", "options", "system", "log_thread", "values")),
 }
 SEAM = {"threading", "queue", "time", "random", "select", "selectors", "sched", "concurrent", "_thread"}
 LIBRARIES = {
@@ -139,10 +145,10 @@ def test_every_module_says_what_it_is_and_what_it_exports(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*CORE, *sources("backends")], ids=module_name)
 def test_only_the_log_thread_calls_log_handlers(path: Path) -> None:
-    """A handler may block, and most threads here keep time or a session. `multilock.telling` calls the handlers."""
+    """A handler may block, and most threads here keep time or a session. `multilock.log_thread` calls the handlers."""
     text = path.read_text(encoding="utf-8")
     assert "isEnabledFor(" not in text, "it takes the lock of the logging module: ask logger.wants()"
-    if module_name(path) != "multilock.telling":
+    if module_name(path) != "multilock.log_thread":
         for call in re.findall(r"getLogger\([^)]*\)\S*", text):
             assert ".addHandler(" in call or ".addFilter(" in call, call
 

@@ -109,7 +109,7 @@ import logging
 import sys
 import time
 from multilock.cli.exits import leave, show_warnings
-from multilock.telling import logger
+from multilock.log_thread import logger
 
 logging.getLogger("multilock").addFilter(lambda record: time.sleep(0.2) or True)
 show_warnings()

@@ -38,8 +38,8 @@ from multilock import (
     LeaseState,
     LockLost,
     Loss,
+    log_thread,
     now,
-    telling,
 )
 from multilock.kernel.holding import Holding
 from multilock.kernel.validity import lost_at
@@ -454,7 +454,7 @@ def note_end() -> None:
 
 def _threads_left() -> list[str]:
     names = (thread.name for thread in threading.enumerate())
-    return sorted(name for name in names if name.startswith("multilock") and name != telling.THREAD)
+    return sorted(name for name in names if name.startswith("multilock") and name != log_thread.THREAD)
 
 
 def _sockets_left() -> int:

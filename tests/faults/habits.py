@@ -44,9 +44,9 @@ def hold_descriptors() -> None:
 
 def give_up_soon() -> None:
     """End a clean-up after 2 × ttl instead of a minute, so that an outage can outlast it soon."""
-    from multilock.kernel import giving_back
+    from multilock.kernel import cancel
 
-    giving_back.AT_LEAST = 0.0
+    cancel.AT_LEAST = 0.0
 
 
 HABITS: dict[str, Callable[[], None]] = {

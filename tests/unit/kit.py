@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason, system, telling
+from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason, log_thread, system
 from multilock.backend import Backend, Held, Notices
 from multilock.config import settings_for
 from multilock.errors import BackendUnavailable
@@ -157,7 +157,7 @@ def interrupted_at(step: int, function: str, within: str | None = None) -> Itera
 def our_threads() -> set[threading.Thread]:
     """Return the threads of all clients. Other threads, such as the log's, come and go independently of a test."""
     threads = threading.enumerate()
-    return {thread for thread in threads if thread.name.startswith("multilock-") and thread.name != telling.THREAD}
+    return {thread for thread in threads if thread.name.startswith("multilock-") and thread.name != log_thread.THREAD}
 
 
 def state_of(lease: Lease) -> LeaseState:

@@ -587,7 +587,7 @@ def test_a_release_interrupted_at_any_await_goes_on_in_the_background(
     acquired = Step(acquire(client._kernel, client.lock("n")._want, None))  # type: ignore[attr-defined]
     while acquired.on():
         pass
-    release = Step(client._kernel.giving_back.release(acquired.result))
+    release = Step(client._kernel.releases.release(acquired.result))
     assert drive(release, runtime, awaits)
     release.cancel(error())
     assert isinstance(release.error, error)

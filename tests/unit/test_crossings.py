@@ -14,7 +14,7 @@ import pytest
 
 from multilock import AsyncClient, BackendUnavailable, DistributedLock, Loss, LossReason, system
 from multilock.backend import Backend
-from multilock.kernel import process
+from multilock.kernel.exit import _at_exit
 from multilock.kernel.runtime import Threads, inside
 from multilock.model import Claim, Granted, Returned
 from multilock.testing import HandRuntime
@@ -190,7 +190,7 @@ def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind(monkeypatch: 
     monkeypatch.setattr(system, "Thread", Interrupted)
     for lease in leases:
         with pytest.raises(KeyboardInterrupt):
-            client._kernel.giving_back.later(inner(lease))
+            client._kernel.releases.later(inner(lease))
     eventually(lambda: backend.holders == {}, within=20)
     client.close()
 
@@ -238,7 +238,7 @@ def test_a_child_that_is_forked_in_a_close_gives_back_nothing_of_its_parents() -
         status = 99
         try:
             before = len(backend.calls)
-            process._at_exit()
+            _at_exit()
             status = len(backend.calls) - before
         finally:
             os._exit(status)

@@ -364,7 +364,7 @@ def test_a_client_that_is_closed_in_an_outage_is_not_killed_for_what_its_request
 def test_a_release_that_is_interrupted_anywhere_leaves_no_fence(client: Client, runtime: HandRuntime) -> None:
     for step in range(1000):
         lease = client.lock("n", hard_fence=True).acquire()
-        with contextlib.suppress(KeyboardInterrupt), interrupted_at(step, "GivingBack.release") as where:
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(step, "Releases.release") as where:
             lease.release()
         lease.release()  # if the interrupt came before the release began
         runtime.settle()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import multilock
-from multilock import telling
+from multilock import log_thread
 from multilock.backend import Returned
 from multilock.kernel import process
 from multilock.kernel.runtime import Threads
@@ -183,7 +183,7 @@ def test_a_lease_keeps_the_client_that_was_dropped_until_it_ends() -> None:
         assert lease.release()
         del lease
         eventually(lambda: (gc.collect(), backend.closed)[1], within=15)  # the reaper looks every 5 s
-        telling.flush(5)
+        log_thread.flush(5)
 
 
 def test_a_closed_client_may_be_dropped() -> None:
@@ -191,7 +191,7 @@ def test_a_closed_client_may_be_dropped() -> None:
         warnings.simplefilter("always")
         client_on(Ours(), Threads()).close()
         gc.collect()
-        assert telling.flush(10)
+        assert log_thread.flush(10)
     assert warned_of_ours(caught) == []
 
 
@@ -219,7 +219,7 @@ def test_the_clients_of_a_process_can_be_looked_through_while_others_are_made() 
     def look() -> None:
         try:
             for _ in range(2000):
-                process._living()
+                process.living()
         except BaseException as error:
             errors.append(error)
 

@@ -30,7 +30,7 @@ class Crowd:
         return step
 
     def release(self, step: Step) -> None:
-        release = Step(self.kernel.giving_back.release(step.result))
+        release = Step(self.kernel.releases.release(step.result))
         while release.on():
             pass
         assert release.result is True

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from multilock import Client, ClientClosed, LeaseState, LockLost, LossReason, NotHeld, connect
-from multilock.kernel import process
+from multilock.kernel.exit import _at_exit, _shares
 from multilock.kernel.monitor import Waiting
 from multilock.kernel.runtime import Threads, now
 from multilock.testing import HandRuntime
@@ -181,7 +181,7 @@ def test_a_child_that_closes_a_client_gives_back_nothing_of_its_parent(
 
     def end() -> int:
         client_in_threads.close()
-        process._at_exit()
+        _at_exit()
         return len(real.called("release"))
 
     assert in_child(end, fork) == 0
@@ -338,7 +338,7 @@ def last():
     except multilock.ClientClosed:
         print("closed")
 if "late" in sys.argv:
-    from multilock.kernel.process import _at_exit
+    from multilock.kernel.exit import _at_exit
     atexit.unregister(_at_exit); atexit.register(last); atexit.register(_at_exit)
 from tests.unit.kit import Scripted, client_on, silence
 from multilock.kernel.runtime import Threads, now
@@ -397,7 +397,7 @@ def test_an_exception_that_ends_the_program_gives_back_what_is_held() -> None:
 
 def test_exit_takes_two_seconds_at_most_however_silent_the_backend() -> None:
     lines, seconds, code = run(
-        "from multilock.kernel.process import _exit\n"
+        "from multilock.kernel.exit import _exit\n"
         "for n in range(5): client.lock(f'n{n}').acquire()\nbackend.always('release', silence())\n"
         "def tell(): print('clock', time.monotonic(), flush=True)\n"
         "atexit.unregister(_exit); atexit.register(tell); atexit.register(_exit); atexit.register(tell)\n"
@@ -664,6 +664,6 @@ def test_a_close_that_is_interrupted_anywhere_ends_the_client_in_the_background(
 
 def test_a_client_whose_server_is_silent_at_the_exit_leaves_time_for_the_others() -> None:
     began = now()
-    shares = process._shares(2, began + 2)
+    shares = _shares(2, began + 2)
     assert next(shares) == pytest.approx(began + 1, abs=0.5)
     assert next(shares) == pytest.approx(began + 2, abs=0.01)

@@ -114,7 +114,7 @@ def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
     client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt), client.lock("a"):
-        interrupt(monkeypatch, client._kernel.giving_back, "release", after=False)
+        interrupt(monkeypatch, client._kernel.releases, "release", after=False)
     assert free_for_everybody(client, url)
 
 
@@ -122,10 +122,10 @@ def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
 @pytest.mark.parametrize(
     ("function", "after"),
     [
-        ("GivingBack._finish", None),
-        ("GivingBack._released", None),
-        ("GivingBack._part_released", None),
-        ("GivingBack._part_released", "pop"),
+        ("Releases._finish", None),
+        ("Releases._released", None),
+        ("Releases._part_released", None),
+        ("Releases._part_released", "pop"),
     ],
 )
 def test_an_interrupt_after_the_answer_to_a_release_leaves_nobody_waiting_for_its_end(

@@ -155,7 +155,7 @@ def an_expiry(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
 
 
 def one_in_the_background(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
-    client._kernel.giving_back.later(inner(client.lock("n").acquire()))
+    client._kernel.releases.later(inner(client.lock("n").acquire()))
 
 
 def a_close(client: Client, backend: Scripted, runtime: HandRuntime) -> None:

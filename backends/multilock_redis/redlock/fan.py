@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
-from multilock.telling import logger
+from multilock.log_thread import logger
 from multilock_redis.redlock.guard import Guarded
 from multilock_redis.redlock.place import majority_of
 from multilock_redis.transport import Wire

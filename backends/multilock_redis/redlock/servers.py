@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Claim, Granted, Notices, start_worker
-from multilock.telling import logger
+from multilock.log_thread import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.redlock.fan import Link

@@ -27,8 +27,8 @@ from multilock import (
     Renewed,
     RenewFailed,
     Waiting,
+    log_thread,
     now,
-    telling,
 )
 from multilock.testing.conformance.base import NAME, SOON, Conformance, Recorder, eventually
 from multilock.testing.conformance.faces import Face, background
@@ -259,6 +259,6 @@ class CloseConformance(Conformance):
         def left() -> list[str]:
             names = [each.name for each in set(threading.enumerate()) - before]
             # One thread of the process logs for all clients.
-            return [name for name in names if name != telling.THREAD]
+            return [name for name in names if name != log_thread.THREAD]
 
         eventually(lambda: not left())

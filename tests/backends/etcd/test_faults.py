@@ -173,7 +173,7 @@ def test_a_cancel_outlasts_an_outage_that_its_session_outlives(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A claim that nobody renews is given up after 2 × ttl.
-    monkeypatch.setattr("multilock.kernel.giving_back.AT_LEAST", 0.5)
+    monkeypatch.setattr("multilock.kernel.cancel.AT_LEAST", 0.5)
     client = connect(proxy.url, ttl=2)
     client.lock("another").acquire()
     lost = proxy.drop_reply(b"multilock/job/", then="hold")

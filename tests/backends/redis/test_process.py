@@ -13,7 +13,7 @@ from redis.connection import Connection
 import multilock
 from multilock import now
 from multilock.errors import BackendUnavailable
-from multilock.kernel.process import EXIT_TIME
+from multilock.kernel.exit import EXIT_TIME
 from multilock.testing import FaultProxy, Helper, hear, say
 from multilock_redis import RedisBackend, open_backend, transport
 from multilock_redis.transactions import RELEASE

@@ -335,12 +335,12 @@ def interrupted_everywhere(function: str, end: Callable[[Client, Lease], object]
 
 
 def test_a_released_lock_is_never_told_to_be_at_risk_wherever_its_release_was_interrupted() -> None:
-    for backend in interrupted_everywhere("GivingBack._decide", lambda client, lease: lease.release()):
+    for backend in interrupted_everywhere("Releases._decide", lambda client, lease: lease.release()):
         assert not backend.holders
 
 
 def test_what_is_given_back_in_the_background_is_given_back_wherever_that_was_interrupted() -> None:
     for backend in interrupted_everywhere(
-        "GivingBack.later", lambda client, lease: client._kernel.giving_back.later(inner(lease))
+        "Releases.later", lambda client, lease: client._kernel.releases.later(inner(lease))
     ):
         assert not backend.holders

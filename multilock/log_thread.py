@@ -19,7 +19,7 @@ from typing import Any
 from multilock import system
 from multilock.kernel.worker import Worker, start_worker
 
-__all__ = ["THREAD", "Teller", "at_exit", "begin", "defer", "flush", "logger"]
+__all__ = ["THREAD", "QueuedLogger", "at_exit", "begin", "defer", "flush", "logger"]
 
 BACKLOG = 10_000  # lines kept for a handler that hangs; further lines are dropped and counted
 THREAD = "multilock-log"
@@ -30,7 +30,7 @@ _MOMENT = ("created", "msecs", "relativeCreated", "thread", "threadName", "taskN
 _complain = logging.NullHandler().handleError
 
 
-class Teller:
+class QueuedLogger:
     """A logger of this name for threads that must not wait.
 
     Its methods return at once, run no code of the user and never raise. Time, thread, place and context of each line
@@ -92,7 +92,7 @@ class Teller:
         moment = logging.LogRecord(  # without the arguments, whose code it would call
             self._log.name, level, code.co_filename, frame.f_lineno, message, (), _raised(exc_info), code.co_name
         )
-        _telling.put(_Entry(self._log, moment, args, extra).tell)
+        _log_thread.put(_Entry(self._log, moment, args, extra).tell)
 
 
 def _raised(exc_info: object) -> _Raised | None:
@@ -144,7 +144,7 @@ class _Entry:
         log.handle(record)
 
 
-class _Telling:
+class _LogThread:
     """The queue and its thread, which starts with the first line and never ends: at exit no thread could be started.
 
     Nothing here holds a lock for longer than a moment. A line may come from a signal handler, or from a finalizer, and
@@ -242,6 +242,6 @@ def _complete(record: logging.LogRecord) -> bool:
 
 _log = logging.getLogger("multilock")
 _log.addFilter(_complete)
-logger = Teller(_log.name)
-_telling = _Telling()
-defer, flush, at_exit, begin = _telling.defer, _telling.flush, _telling.at_exit, _telling.begin
+logger = QueuedLogger(_log.name)
+_log_thread = _LogThread()
+defer, flush, at_exit, begin = _log_thread.defer, _log_thread.flush, _log_thread.at_exit, _log_thread.begin

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from multilock import LossReason, telling
+from multilock import LossReason, log_thread
 from multilock.kernel.runtime import Threads
-from multilock.telling import logger
+from multilock.log_thread import logger
 from tests.unit.kit import Losses, Scripted, client_on, eventually
 from tests.unit.test_kernel_fork_exit import in_child
 
@@ -46,12 +46,12 @@ class Handler(logging.Handler):
 @contextmanager
 def heard_by(handler: Handler) -> Iterator[Handler]:
     log = logging.getLogger("multilock")
-    assert telling.flush(10)
+    assert log_thread.flush(10)
     log.addHandler(handler)
     try:
         yield handler
     finally:
-        telling.flush(10)
+        log_thread.flush(10)
         log.removeHandler(handler)
 
 
@@ -203,23 +203,23 @@ def test_no_argument_is_looked_into_where_it_is_said(caplog: pytest.LogCaptureFi
     logger.warning("it is %(x)s", Mine())
     logger.warning("it is %r and %s", 1, Mine())
     assert "it is True" in caplog.text
-    assert set(looked) == {telling.THREAD}
+    assert set(looked) == {log_thread.THREAD}
 
 
 def test_a_handler_that_blocks_holds_up_nobody_and_what_is_too_much_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(telling, "BACKLOG", 5)
+    monkeypatch.setattr(log_thread, "BACKLOG", 5)
     with blocked() as (handler, go_on):
         began = time.monotonic()
         for number in range(12):
             logger.warning("%d", number)
-        assert not telling.flush(0.05)
+        assert not log_thread.flush(0.05)
         assert time.monotonic() - began < 5
         go_on.set()
-        assert telling.flush(10)
+        assert log_thread.flush(10)
         logger.warning("afterwards")
-        assert telling.flush(10)
+        assert log_thread.flush(10)
     # The first lines are kept, because they show the cause.
     assert handler.messages == [
         "first",
@@ -280,10 +280,10 @@ def test_lines_for_which_no_thread_can_start_wait_for_the_next(monkeypatch: pyte
 
             monkeypatch.setattr(threading.Thread, "start", refuse)
             logger.warning("first")
-            waiting = telling.flush(0)
+            waiting = log_thread.flush(0)
             monkeypatch.setattr(threading.Thread, "start", start)
             logger.warning("second")
-            assert telling.flush(10)
+            assert log_thread.flush(10)
         return [str(waiting), *handler.messages]
 
     assert in_child(told) == ["False", "first", NO_THREAD, "second"]  # where no thread emits lines yet
@@ -301,7 +301,7 @@ def test_a_child_tells_what_it_says_and_nothing_of_its_parent() -> None:
 
         assert in_child(child) == ["said by the child"]
         go_on.set()
-        assert telling.flush(10)
+        assert log_thread.flush(10)
         assert handler.messages == ["first", "said by the parent"]
 
 

@@ -1,0 +1,52 @@
+"""What happens to all clients at the exit of the interpreter: waiters are withdrawn, then held locks are given back."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+
+from multilock import log_thread, system
+from multilock.kernel.fork import notice_fork
+from multilock.kernel.process import living
+from multilock.kernel.runtime import now
+
+__all__ = ["ends_with_the_interpreter"]
+
+EXIT_TIME = 2.0  # seconds at exit for all clients together
+FAREWELL = 0.5  # the last seconds of EXIT_TIME, for closing connections and ending sessions
+TELL_WITHIN = 0.5  # seconds after EXIT_TIME for the log handlers
+
+_exiting: set[int] = set()  # the id of the thread that ends the interpreter, once that has begun
+
+
+def ends_with_the_interpreter() -> bool:
+    """Return whether this is a user's daemon thread during the exit, where nobody would see its error."""
+    if not _exiting or system.get_ident() in _exiting:
+        return False
+    return not system.current_thread().name.startswith("multilock-")
+
+
+def _exit() -> None:
+    _exiting.add(system.get_ident())
+    _at_exit()
+
+
+def _at_exit() -> None:
+    """Give back all locks: first what waiters claim, in all clients, then what is held."""
+    notice_fork()  # a forked child must not give back the locks of its parent
+    began = now()
+    kernels = living()
+    shares = _shares(len(kernels), began + EXIT_TIME / 2)
+    still_open = [kernel for kernel in kernels if kernel.end.withdraw(next(shares))]
+    for kernel, deadline in zip(still_open, _shares(len(still_open), began + EXIT_TIME - FAREWELL), strict=True):
+        kernel.end.exit(deadline)
+    log_thread.at_exit(TELL_WITHIN)
+
+
+def _shares(count: int, end: float) -> Iterator[float]:
+    """Return a deadline for each of ``count`` clients, so that a silent server leaves time for the others."""
+    for left in range(count, 0, -1):
+        yield now() + (end - now()) / left
+
+
+atexit.register(_exit)

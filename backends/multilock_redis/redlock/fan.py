@@ -7,6 +7,7 @@ because the replies on one connection arrive in the order of their requests.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -218,11 +219,15 @@ class Lane:
             return None
         return BackendUnavailable("the server does not know the script, and nothing was executed", unknown=False)
 
+    def ends_at(self) -> float:
+        """Return when the first of the missing replies is too late, in seconds. If none is missing, that is never."""
+        return min((owed.until for owed in self.owed), default=math.inf)
+
     def expire(self, now: float) -> None:
-        """End the connection if its next reply is too late."""
-        if self.owed and now > self.owed[0].until:
+        """End the connection if a reply is too late."""
+        if now > self.ends_at():
             self.read()
-            if self.owed and now > self.owed[0].until:
+            if now > self.ends_at():
                 self.end(
                     BackendUnavailable(f"{self.link.endpoint.name} did not answer in time", unknown=True), late=True
                 )
@@ -336,8 +341,8 @@ class Fan:
         """Return the seconds until the first missing reply is too late, or None if no reply is missing."""
         if self.unanswered:
             return 0.0
-        ends = [lane.owed[0].until for lane in self.lanes if lane.owed]
-        return max(0.0, min(ends) - now) if ends else None
+        ends = min(lane.ends_at() for lane in self.lanes)
+        return None if ends == math.inf else max(0.0, ends - now)
 
     def expire(self, now: float) -> None:
         for lane in self.lanes:

@@ -34,7 +34,9 @@ LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for
 LEAST_GRACE = 0.003  # seconds at least to wait for the other replies, after a majority has replied
 TRIES = 10  # rounds of a single try while no claim is seen to have the name
 AT_ONCE = 0.01  # seconds until the kernel goes on with a new claim
-LATEST = 1.0  # seconds after which a reply is too late in any case, and its connection is ended
+# Seconds after which the connection of a missing reply is ended. A round does not wait for so long. But a reply that is
+# late for its round still counts, and a new connection for each of them would keep a loaded machine busy.
+LATEST = 1.0
 QUIET = 1000  # ms for which a single try keeps its place in the queue
 BETWEEN = 0.005  # seconds between two looks at replies that another thread reads
 
@@ -134,8 +136,8 @@ class Rounds:
         if evidence.leaving:
             return
         now = self.now()
-        at, claim = int(now * 1e6), evidence.claim
-        until = now + min(limit(claim, math.inf), LATEST)
+        at = int(now * 1e6)
+        until = now + LATEST
         proposal = max(system.wall(), evidence.newest_stamp + 1)  # the same for all servers, so that their stamps agree
         made: dict[tuple[bytes, bool], bytes] = {}
         for which, mode in modes.items():
@@ -590,7 +592,7 @@ class Rounds:
             for which, lane in enumerate(fan.lanes):
                 if evidence.stays(which, int(now * 1e6)):
                     waiting.add(which)
-                    self._tell(evidence, which, lane, waiting, min(limit(claim, math.inf), LATEST), made)
+                    self._tell(evidence, which, lane, waiting, LATEST, made)
             if not waiting:
                 self._forget_if_done(evidence)
         return evidence

@@ -15,7 +15,7 @@ import multilock
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LossReason, now
 from multilock.backend import Busy, Claim, Granted
 from multilock_redis import open_backend
-from multilock_redis.redlock import RedlockBackend, place
+from multilock_redis.redlock import RedlockBackend, place, rounds
 from multilock_redis.redlock.guard import Guarded
 from multilock_redis.transport import Endpoint
 from tests.backends.redis.kit import eventually
@@ -136,6 +136,23 @@ def test_servers_that_are_silent_do_not_use_up_the_time(contend: Contend) -> Non
     with pytest.raises(BackendUnavailable):
         us.attempt(us.claim(ttl=2.5))
     assert now() - began < 5.0  # out of ten seconds
+
+
+def test_a_reply_that_is_late_for_its_round_counts_and_costs_no_connection(
+    contend: Contend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us = contend()
+    us.teach()
+    monkeypatch.setattr(rounds, "LATEST", WITHIN)
+    made = [len(proxy.connections) for proxy in us.proxies]
+    for proxy in us.proxies:
+        proxy.delay(0.6, "down")  # a round has 0.25 s
+    claim = us.claim(ttl=2.0)
+    with pytest.raises(BackendUnavailable):
+        us.attempt(claim)
+    eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
+    assert not us.evidence(claim).spent()
+    assert [len(proxy.connections) for proxy in us.proxies] == made
 
 
 def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: RedisServers) -> None:

@@ -60,7 +60,7 @@ def on_a_majority(it: Question) -> bool:
 
 
 def on_uvloop(it: Question) -> bool:
-    return it.file == "test_uvloop" and it.backend not in ("memory", "redis")
+    return it.file == "test_uvloop" and it.backend not in ("memory", "redis", "redlock")
 
 
 def alone_on_a_loop(it: Question) -> bool:
@@ -90,7 +90,7 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
     on_a_cluster: "A single name is on a single node, as on redis://. What differs is several names at once. "
     "tests/backends/redis has the routing.",
     on_a_majority: "What differs from redis:// is a request that only some servers executed.",
-    on_uvloop: "Of a backend, only channels meet the loop, and only redis:// has them. memory:// stands for threads.",
+    on_uvloop: "Only channels meet the loop, and only redis:// and redlock:// have them. memory:// stands for threads.",
     alone_on_a_loop: "The suites of readers and permits ask the asyncio face. These ask the backend.",
     alone_on_consul: "Its writer is its mutex with another value. Its only permit has a protocol of its own, which "
     "matters where it is acquired and lost.",

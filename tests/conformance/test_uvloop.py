@@ -20,6 +20,7 @@ from tests.backends.redis.descriptors import its_number_is_free
 from tests.conformance.consul import Consul
 from tests.conformance.etcd import Etcd
 from tests.conformance.places import Memory, Redis, Sqlite
+from tests.conformance.redlock import Redlock
 from tests.conformance.zookeeper import ZooKeeper
 from tests.servers import RedisServer
 
@@ -42,6 +43,10 @@ class TestSqlite(OnUvloop, conformance.CancelConformance):
 
 class TestRedis(OnUvloop, conformance.CancelConformance):
     backend = Redis
+
+
+class TestRedlock(OnUvloop, conformance.CancelConformance):
+    backend = Redlock
 
 
 class TestConsul(OnUvloop, conformance.CancelConformance):

@@ -145,7 +145,8 @@ class Client(ForWith, OfThisProcess):
 
         ``hard_fence``: Linux only. The operating system kills this process (SIGKILL) if the validity of a lease passes
         without a renewal, even if the process is stopped or the interpreter is stuck. After a loss it does so too,
-        unless `release` or the end of ``with`` reports before that the work has ended.
+        unless `release` or the end of ``with`` reports before that the work has ended. If one acquire of a reentrant
+        lock asks for it, it applies until the last release.
 
         Raises ValueError or TypeError if an argument is wrong, CapabilityMissing if the backend cannot do what an
         option asks, and ClientClosed.

@@ -130,9 +130,8 @@ class HeldSet(AnyHeld):
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding]) -> None:
         super().__init__(kernel, want)
         self._parts = tuple(parts)
-        self._counts: list[int] | None = None  # the acquire count of each part when the work ended
-        # Parts whose fence began with an acquire of this set, and the acquire count of each then.
-        self._fenced: list[tuple[Holding, int]] = []
+        # Once the work has ended: each part that is still to be let go, and its acquire count at that time.
+        self._not_let_go: list[tuple[Holding, int]] | None = None
         self._kept: list[HeldSet] = []  # this lease itself, until the other parts are given back after a loss
         with kernel.lock:
             kernel.apart.add(self)
@@ -238,33 +237,22 @@ class HeldSet(AnyHeld):
     def _begin_work(self, want: Want) -> None:
         for part in self._parts:
             if part._state == HELD:
-                fenced = part._fenced_from
                 part._begin_work(want)
-                if part._fenced_from and not fenced:
-                    self._fenced.append((part, part._count))
-        if want.hard_fence and not self._fenced_from:
-            self._fenced_from = self._count
 
     def _lift_fence(self) -> None:
-        # Only the fences that this set set, unless another lease of the part may rely on one by now. That fence ends
-        # with the last work under the part: too late is harmless, too early is not.
-        for part, count in self._fenced:
-            if part._count == count:
-                part._lift_fence()
-        self._fenced.clear()
-        self._fenced_from = 0
+        """Change nothing: the fence of each part ends with the last work under that part."""
 
     def _let_go(self) -> None:
-        if self._counts is None:
-            self._counts = [part._count for part in self._parts]
-        for part, count in zip(self._parts, self._counts, strict=True):
-            if part._count != count:  # an interrupted call before this one has done this part
-                continue
-            if part._count_down():  # another lease holds this part too, and may rely on its fence
-                self._fenced = [each for each in self._fenced if each[0] is not part]
-                part._not_at_end(self._look)
-            elif not part._begin_release():
-                part._end_of_work()
+        if self._not_let_go is None:
+            self._not_let_go = [(part, part._count) for part in reversed(self._parts)]
+        while self._not_let_go:
+            part, count = self._not_let_go[-1]
+            if part._count == count:  # otherwise an interrupted call before this one has done this part
+                if part._count_down():  # another lease holds this part too
+                    part._not_at_end(self._look)
+                elif not part._begin_release():
+                    part._end_of_work()
+            self._not_let_go.pop()
 
     def _going_back(self) -> list[Holding]:
         return [part for part in reversed(self._parts) if part._state == RELEASING]
@@ -287,7 +275,7 @@ class HeldSet(AnyHeld):
                 part._no_rest()
 
     def _to_be_released(self) -> bool:
-        return super()._to_be_released() or (self._state == RELEASED and self._counts is None)
+        return super()._to_be_released() or (self._state == RELEASED and self._not_let_go is None)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.state.value} remaining={self.remaining():.3f}>"

@@ -46,7 +46,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         "__weakref__",
         "_callbacks",
         "_count",
-        "_fenced_from",
+        "_fenced",
         "_hooks",
         "_kernel",
         "_loss",
@@ -61,7 +61,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self._state = NEW
         self._loss: Loss[Any] | None = None
         self._count = 1  # acquires without their release; more than 1 only for a reentrant lock
-        self._fenced_from = 0  # the hard fence applies while `_count` is at least this; 0 for no hard fence
+        self._fenced = False  # whether a hard fence applies until the last work has ended
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
         self._hooks: list[Callable[[], None]] | None = None  # called by the thread that ends the lease
@@ -79,7 +79,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """HELD → HELD: release a reentrant lease once that was acquired more than once."""
         if self._state != HELD or self._count <= 1:
             return False
-        self._work_ends()
+        self._count -= 1
         return True
 
     def _begin_release(self) -> bool:
@@ -203,21 +203,16 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _begin_work(self, want: Want) -> None:
         """Apply the options of ``want`` that concern the work: hold_at_least and hard_fence.
 
-        The caller holds the kernel's lock.
+        A release does not say which acquire it ends. So a fence that one of several works asked for stays until the
+        last of them has ended. The caller holds the kernel's lock.
         """
         raise NotImplementedError
-
-    def _work_ends(self) -> None:
-        """Count down one of several works, and lift the hard fence with the work that asked for it."""
-        self._count -= 1
-        if self._count < self._fenced_from:
-            self._lift_fence()
 
     def _end_of_work(self) -> bool:
         """Record that one work under a lease that is already over has ended. Returns True if it was the last one."""
         with self._kernel.lock:
             if self._count > 1:
-                self._work_ends()
+                self._count -= 1
                 return False
         self._all_work_ended()
         return True
@@ -368,7 +363,7 @@ class Holding(AnyHeld):
         self._granted = granted
         self._valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
         self._lost_at = validity.lost_at(until, ttl)
-        if self._fenced_from and (fence := self._kernel.fence):  # None if the client has ended
+        if self._fenced and (fence := self._kernel.fence):  # None if the client has ended
             fence.keep(self._claim.id, until)
         self._failures = 0  # renewals since this proof that failed or were late
         self._renew_at: float | None = None  # set by the watchdog when it first looks at the lease
@@ -440,16 +435,16 @@ class Holding(AnyHeld):
     def _begin_work(self, want: Want) -> None:
         if want.hold_at_least:
             self._rest_until = max(self._rest_until or 0.0, self._kernel.now() + want.hold_at_least)
-        if want.hard_fence and not self._fenced_from:
-            self._fenced_from = self._count
+        if want.hard_fence and not self._fenced:
+            self._fenced = True
             self._kernel.hard_fence().keep(self._claim.id, self._valid_until)
 
     def _lift_fence(self) -> None:
-        if self._fenced_from:
+        if self._fenced:
             with self._kernel.lock:
                 if fence := self._kernel.fence:
                     fence.lift(self._claim.id)
-                self._fenced_from = 0
+                self._fenced = False
 
     def _let_go(self) -> None:
         self._lift_fence()

@@ -139,14 +139,33 @@ def test_a_set_that_ends_first_leaves_the_fence_of_a_lock_on_one_of_its_names(
     assert runtime.kills_at == NEVER
 
 
-def test_an_inner_acquire_of_several_locks_is_fenced_until_its_own_release(
+@pytest.mark.parametrize("several", [False, True])
+def test_a_fence_that_an_inner_acquire_asked_for_lasts_until_the_last_release(
+    client: Client, runtime: HandRuntime, several: bool
+) -> None:
+    def lock(*, hard_fence: bool = False) -> Any:
+        both = client.lock_all(["a", "b"], reentrant=True, hard_fence=hard_fence)
+        return both if several else client.lock("a", reentrant=True, hard_fence=hard_fence)
+
+    outer = lock().acquire()
+    assert runtime.kills_at == NEVER
+    fenced = lock(hard_fence=True).acquire()
+    assert runtime.kills_at < NEVER
+    outer.release()  # hand over hand: the work of the inner acquire goes on
+    assert runtime.kills_at < NEVER
+    fenced.release()
+    assert runtime.kills_at == NEVER
+
+
+def test_a_fenced_set_that_ends_after_a_lock_on_one_of_its_names_stays_fenced(
     client: Client, runtime: HandRuntime
 ) -> None:
-    with client.lock_all(["a", "b"], reentrant=True):
-        for _ in range(2):
-            with client.lock_all(["a", "b"], reentrant=True, hard_fence=True) as inner_set:
-                assert runtime.kills_at == min(map(valid_until, inner_set.leases))
-            assert runtime.kills_at == NEVER
+    single = client.lock("a", reentrant=True).acquire()
+    several = client.lock_all(["a"], reentrant=True, hard_fence=True).acquire()
+    single.release()
+    assert runtime.kills_at == min(map(valid_until, several.leases))
+    several.release()
+    assert runtime.kills_at == NEVER
 
 
 @pytest.mark.parametrize("how", ["release", "with"])
@@ -324,16 +343,6 @@ class Recorded:
         self.times += 1
 
     def close(self) -> None: ...
-
-
-def test_an_inner_lock_that_asks_for_it_is_fenced_until_it_ends(client: Client, runtime: HandRuntime) -> None:
-    with client.lock("n", reentrant=True):
-        assert runtime.kills_at == NEVER
-        with client.lock("n", reentrant=True, hard_fence=True) as lease:
-            assert runtime.kills_at == valid_until(lease)
-        assert runtime.kills_at == NEVER
-        runtime.advance(15)
-        assert runtime.kills_at == NEVER
 
 
 def test_a_proof_that_comes_after_the_client_ended_sets_no_fence(client: Client, runtime: HandRuntime) -> None:

@@ -453,3 +453,33 @@ def test_it_serves_as_a_threading_lock(client: Client, backend: Scripted) -> Non
         assert lock.locked()
         assert sorted(backend.holders) == ["a", "b"]
     assert backend.holders == {}
+
+
+def test_a_set_that_is_released_twice_gives_back_each_part_once(client: Client, backend: Scripted) -> None:
+    lock, both = client.lock("a", reentrant=True), client.lock_all(["a", "b"], reentrant=True)
+    with lock as outer:
+        with both as lease:
+            assert lease.release()  # by hand
+            lock.acquire()
+            assert not lease.release()
+        assert lock.acquire() is outer
+        for _ in range(2):
+            assert outer.release()
+        assert outer.is_held()
+        assert "a" in backend.holders
+    assert backend.holders == {}
+
+
+def test_a_lost_set_whose_time_is_over_counts_no_part_down_again(hand: Client, scripted: Resting) -> None:
+    lock = hand.lock("b", reentrant=True)
+    outer = lock.acquire()
+    lease = hand.lock_all(["a", "b"], reentrant=True).acquire()
+    claim = scripted.called("attempt")[1].claims[0]
+    scripted.notices.gone(claim.id, LossReason.TAKEN, "a test took it")
+    inner(lease)._give_back_parts()  # type: ignore[attr-defined]  # as the timer does after a ttl
+    lock.acquire()
+    assert not lease.release()
+    assert outer.release()
+    assert outer.is_held()
+    assert outer.release()
+    assert not outer.is_held()

@@ -1,9 +1,10 @@
 """Locks on etcd v3: leases, transactions, watches. The queue is etcd's own, so etcd's tools and libraries can join it.
 
-See docs/backends/etcd.md. `recipe` is the algorithm, `keys` lays out the queue of a name, and `places` records the
-state of each claim of this client. `sessions` keeps the leases of the claims, and `sweep` does what each renewal does
-on the side. `transactions` and `transport` carry the requests, `wire` defines their format, and `notices` receives what
-the server pushes. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this cluster.
+See docs/backends/etcd.md. `recipe` is the algorithm, `keys` lays out the queue of a name, `waiters` records the state
+of each claim of this client, and `queue` decides when a waiting claim is admitted. `sessions` keeps the leases of the
+claims, and `sweep` does what each renewal does on the side. `transactions` and `transport` carry the requests, `wire`
+defines their format, and `notices` receives what the server pushes. `inspection` is for operators, and `diagnosis`
+reports what weakens the lock on this cluster.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class EtcdBackend:
         _inherited.append(self._opened)
         transport = Transport(self._cluster, notices.now)
         self._sessions = Sessions(transport, notices)
-        transactions = Transactions(transport, notices.now)
+        transactions = Transactions(self._keys, transport, notices.now)
         self._watcher = Watcher(transport, transactions, self._sessions, notices)
         self._requests = transport
         self._opened = (transport, self._watcher)

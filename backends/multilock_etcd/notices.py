@@ -3,7 +3,7 @@
 Each client has one watch stream, opened when it is first needed and read by a thread. The watch of one key starts at
 the revision at which the key was last seen, so it also reports what happened before the watch was created. Its events
 are hints, never proof: a waiter that is woken looks again. Only the watch of a whole name proves something
-(`multilock_etcd.counting`). If the stream breaks, or etcd compacts revisions that a watch has not read yet, this module
+(`multilock_etcd.queue`). If the stream breaks, or etcd compacts revisions that a watch has not read yet, this module
 looks at everything, in steps, and watches it from that revision on.
 
 The watch of a name starts at the present revision. A watch that starts in the past would lag: etcd brings such watches
@@ -23,11 +23,12 @@ from multilock import BackendRejected, BackendUnavailable, LossReason, Multilock
 from multilock.backend import Notices, start_worker
 from multilock.log_thread import logger
 from multilock_etcd import wire
-from multilock_etcd.counting import Countdown, Deletion, Outcome, Standing, Verdict
 from multilock_etcd.keys import Range
+from multilock_etcd.queue import Admission, Decision, Deletion, Queue
 from multilock_etcd.sessions import ENDED, Sessions
-from multilock_etcd.transactions import AT_ONCE, Transactions, present_revision
+from multilock_etcd.transactions import AT_ONCE, Position, Transactions, present_revision
 from multilock_etcd.transport import Transport
+from multilock_etcd.waiters import Waiter
 
 __all__ = ["Watcher"]
 
@@ -42,7 +43,7 @@ CONNECTION = "watch stream"  # the name of the connection in messages
 REASON_WITHIN = 0.1
 IN_A_ROW = 1.0
 # How many watches of names are kept after the last waiter has left, and for how many answers in a row each is kept.
-KEPT_COUNTDOWNS = 8
+KEPT_QUEUES = 8
 KEPT_FOR = 32
 
 
@@ -50,10 +51,10 @@ class _Watch:
     """One watch of the stream.
 
     ``tell`` is called with each event. With ``once`` only deletions are reported, and the first one ends the watch. A
-    ``countdown`` receives the deletions of whole answers instead.
+    ``queue`` receives the deletions of whole answers instead.
     """
 
-    __slots__ = ("confirmed", "countdown", "id", "once", "start", "tell", "what")
+    __slots__ = ("confirmed", "id", "once", "queue", "start", "tell", "what")
 
     def __init__(
         self,
@@ -62,18 +63,18 @@ class _Watch:
         start: int,
         tell: Callable[[Any], None],
         once: bool = False,
-        countdown: Countdown | None = None,
+        queue: Queue | None = None,
     ) -> None:
         self.id = number
         self.what = what
         self.start = start
         self.tell = tell
         self.once = once
-        self.countdown = countdown
+        self.queue = queue
         self.confirmed = False
 
     def request(self) -> Any:
-        filters = [wire.NOPUT] if self.once or self.countdown is not None else []
+        filters = [wire.NOPUT] if self.once or self.queue is not None else []
         key, end = self.what
         create = wire.WatchCreateRequest(
             key=key, range_end=end, start_revision=self.start, filters=filters, watch_id=self.id
@@ -105,8 +106,8 @@ class Watcher:
         self._lock = system.RLock()
         self._numbers = itertools.count(1)
         self._waiting: dict[str, list[_Watch]] = {}
-        self._countdowns: dict[Range, _Watch] = {}
-        # Those of the countdowns that no claim waits in, in the order in which the last claim left them.
+        self._queues: dict[Range, _Watch] = {}
+        # Those of the queues that no claim waits in, in the order in which the last claim left them.
         self._unused: dict[Range, _Watch] = {}
         self._counting: dict[str, _Watch] = {}  # claim id -> the watch of a name that counts down for it
         self._holding: dict[str, _Holder] = {}
@@ -138,30 +139,29 @@ class Watcher:
             ]
         self._start()
 
-    def count(self, queue: Range, standing: Standing) -> None:
+    def count(self, keys: Range, waiter: Waiter, position: Position) -> None:
         """Grant this claim once all keys ahead of it are deleted, or wake it if the watch cannot decide that."""
-        claim_id = standing.claim.id
-        if standing.place.revision != standing.revision:
+        if waiter.revision != position.revision:
             return  # another attempt has put another key for this claim
         with self._lock:
-            self._drop(self._waiting.pop(claim_id, []))
-            watch = self._countdowns.get(queue)
+            self._drop(self._waiting.pop(waiter.claim.id, []))
+            watch = self._queues.get(keys)
             if watch is None or watch.id not in self._watches:
-                watch = self._countdowns[queue] = self._add(queue, 0, _nothing, countdown=Countdown(queue))
-            self._unused.pop(queue, None)
-            self._counting[claim_id] = watch
-            assert watch.countdown is not None
-            verdicts = self._judged(watch, watch.countdown.enter(standing))
-        self._tell(verdicts)
+                watch = self._queues[keys] = self._add(keys, 0, _nothing, queue=Queue(keys))
+            self._unused.pop(keys, None)
+            self._counting[waiter.claim.id] = watch
+            assert watch.queue is not None
+            decisions = self._decided(watch, watch.queue.enter(waiter, position))
+        self._tell(decisions)
         self._start()
 
     def count_no_more(self, claim_id: str) -> None:
         """Stop counting for this claim: it is about to query the server, or it watches a single key instead."""
         with self._lock:
             if watch := self._counting.pop(claim_id, None):
-                assert watch.countdown is not None
-                watch.countdown.leave(claim_id)
-                self._judged(watch, [])
+                assert watch.queue is not None
+                watch.queue.leave(claim_id)
+                self._decided(watch, [])
 
     def hold(self, claim_id: str, key: bytes, revision: int, lease: Hashable) -> None:
         """Report this claim lost when its key, created at ``revision``, is deleted or has already been deleted."""
@@ -214,9 +214,9 @@ class Watcher:
         start: int,
         tell: Callable[[Any], None],
         once: bool = False,
-        countdown: Countdown | None = None,
+        queue: Queue | None = None,
     ) -> _Watch:
-        watch = _Watch(next(self._numbers), what, start, tell, once, countdown)
+        watch = _Watch(next(self._numbers), what, start, tell, once, queue)
         self._watches[watch.id] = watch
         if self._outbox:
             self._outbox.put(watch.request())
@@ -236,36 +236,37 @@ class Watcher:
             if self._watches.pop(watch.id, None) and self._outbox:
                 self._outbox.put(wire.WatchRequest(cancel_request=wire.WatchCancelRequest(watch_id=watch.id)))
 
-    # ---- countdowns
+    # ---- queues
 
-    def _judged(self, watch: _Watch, verdicts: list[Verdict]) -> list[Verdict]:
-        """Update the records of claims and watches after a change in a countdown. The caller holds the lock."""
-        for standing, outcome, _ in verdicts:
-            if outcome is Outcome.FIRST:
-                standing.place.pushed = True
+    def _decided(self, watch: _Watch, decisions: list[Decision]) -> list[Decision]:
+        """Update the records of claims and watches after a change in a queue. The caller holds the lock."""
+        for waiter, admission, _ in decisions:
+            if admission is Admission.ADMITTED:
+                waiter.pushed = True
             else:
-                self._counting.pop(standing.claim.id, None)
-        countdown = watch.countdown
-        if countdown is not None and not countdown and self._countdowns.get(countdown.queue) is watch:
-            self._unused.setdefault(countdown.queue, watch)
-            if countdown.unheeded > KEPT_FOR:
-                self._close_countdown(countdown.queue)
-            elif len(self._unused) > KEPT_COUNTDOWNS:
-                self._close_countdown(next(iter(self._unused)))
-        return verdicts
+                self._counting.pop(waiter.claim.id, None)
+        queue = watch.queue
+        if queue is not None and not queue and self._queues.get(queue.keys) is watch:
+            self._unused.setdefault(queue.keys, watch)
+            if queue.unheeded > KEPT_FOR:
+                self._close_queue(queue.keys)
+            elif len(self._unused) > KEPT_QUEUES:
+                self._close_queue(next(iter(self._unused)))
+        return decisions
 
-    def _close_countdown(self, queue: Range) -> None:
-        self._drop([self._unused.pop(queue)])
-        del self._countdowns[queue]
+    def _close_queue(self, keys: Range) -> None:
+        self._drop([self._unused.pop(keys)])
+        del self._queues[keys]
 
-    def _tell(self, verdicts: list[Verdict]) -> None:
-        for standing, outcome, revision in verdicts:
-            claim, session = standing.claim, standing.session
-            if outcome is Outcome.FIRST and claim.renew and self._sessions.is_alive(session.lease):
-                self._notices.granted(claim.id, session.granted(standing.revision))
+    def _tell(self, decisions: list[Decision]) -> None:
+        for waiter, admission, revision in decisions:
+            claim, session = waiter.claim, waiter.session
+            assert session is not None
+            if admission is Admission.ADMITTED and claim.renew and self._sessions.is_alive(session.lease):
+                self._notices.granted(claim.id, session.granted(revision))
                 continue
             self._notices.wake(claim.id)  # this also drops an earlier grant, if the claim has not taken it yet
-            if outcome is Outcome.GONE:
+            if admission is Admission.TAKEN_BACK:
                 self._gone(claim.id, session.lease, revision)
 
     # ---- the reading thread
@@ -338,7 +339,7 @@ class Watcher:
             self._report(trouble)
         with self._lock:
             self._outbox = self._call = None
-            for mine in (self._watches, self._countdowns, self._unused, self._counting):
+            for mine in (self._watches, self._queues, self._unused, self._counting):
                 mine.clear()
         if not self._closed.is_set():
             for lease in self._sessions.leases():
@@ -419,8 +420,8 @@ class Watcher:
             if answer.created:
                 watch.confirmed = True
                 self._up_if_complete()
-            if watch.countdown is not None:
-                self._hear_countdown(watch, watch.countdown, answer)
+            if watch.queue is not None:
+                self._hear_deletions(watch, watch.queue, answer)
                 return
             if answer.events and watch.once:
                 with self._lock:
@@ -428,12 +429,12 @@ class Watcher:
             for event in answer.events:
                 watch.tell(event)
 
-    def _hear_countdown(self, watch: _Watch, countdown: Countdown, answer: Any) -> None:
+    def _hear_deletions(self, watch: _Watch, queue: Queue, answer: Any) -> None:
         deletions = [Deletion(event.kv.key, event.kv.mod_revision) for event in answer.events]
         with self._lock:
-            verdicts = countdown.begins(answer.header.revision) if answer.created else []
-            verdicts = self._judged(watch, verdicts + (countdown.hear(deletions) if deletions else []))
-        self._tell(verdicts)
+            decisions = queue.begins(answer.header.revision) if answer.created else []
+            decisions = self._decided(watch, decisions + (queue.hear(deletions) if deletions else []))
+        self._tell(decisions)
 
     def _cancelled(self, watch: _Watch | None, answer: Any) -> None:
         """Deal with the end of a watch.
@@ -453,7 +454,7 @@ class Watcher:
             raise BackendUnavailable(f"a watch was denied: {answer.cancel_reason}")
         if watch is None:
             with self._lock:
-                self._drop_unconfirmed_countdowns()
+                self._drop_unconfirmed_queues()
         self._report(f"etcd refuses a watch: {answer.cancel_reason}", refused=True)
         if not self._refused:
             self._refused = True
@@ -470,15 +471,15 @@ class Watcher:
 
         start_worker(ask_again, "multilock-etcd-again", once=True)
 
-    def _drop_unconfirmed_countdowns(self) -> None:
-        """Drop every countdown whose watch may be the refused one.
+    def _drop_unconfirmed_queues(self) -> None:
+        """Drop every queue whose watch may be the refused one.
 
         Its waiters are notified of nothing until their safety timers. The next claim to count creates a new watch.
         """
-        for queue, watch in list(self._countdowns.items()):
+        for queue, watch in list(self._queues.items()):
             if not watch.confirmed:
                 self._drop([watch])
-                del self._countdowns[queue]
+                del self._queues[queue]
                 self._unused.pop(queue, None)
 
     def _lost(self, claim_id: str, revision: int) -> None:

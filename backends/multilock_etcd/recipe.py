@@ -8,7 +8,7 @@ under ``<prefix><name>/`` holds the lock. That revision is the fencing token.
 just before ours. 4. When that key is deleted, go to 2. A release deletes our key.
 
 A waiter near the front does not repeat step 2. Steps 1 and 2 have read which keys are ahead, and one watch of the whole
-name counts these down (`multilock_etcd.counting`). Once no key is ahead, the watcher grants the claim.
+name counts these down (`multilock_etcd.queue`). Once no key is ahead, the watcher grants the claim.
 
 Readers, writers and permits wait in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name. The
 first two are those of etcd's own read-write lock. A reader waits for every older key that is not a reader's. A permit
@@ -19,7 +19,7 @@ Compared with those recipes, this one adds:
 
 * One request joins the queue or takes a free lock, and its reply shows the predecessor.
 * A claim holds the lock only on proof: a transaction put or read its own key, at its own revision, and saw no
-  predecessor; or the countdown has ended.
+  predecessor; or the watch has reported the deletion of every predecessor.
 * A cancel is final. It leaves the tombstone ``<prefix>!gone/<id>`` on the same lease, and a join requires that this key
   is absent. So a join that a paused server executes after its cancel changes nothing.
 * A grant is valid for the lease's ttl, counted from when the last acknowledged keep-alive was sent. A put extends
@@ -30,46 +30,26 @@ Compared with those recipes, this one adds:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import chain
 from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
-from multilock.backend import Busy, Claim, Granted, Held, Notices, other_number
+from multilock.backend import Busy, Claim, Granted, Held, Notices
 from multilock.log_thread import logger
 from multilock.values import encode_resting
-from multilock_etcd.counting import Standing
-from multilock_etcd.keys import Ahead, Keyspace, Range, rests
+from multilock_etcd.keys import Keyspace, rests
 from multilock_etcd.notices import Watcher
-from multilock_etcd.places import Place, Places
 from multilock_etcd.sessions import ENDED, RENEWALS, REVOKE_WITHIN, Session, Sessions
 from multilock_etcd.sweep import Sweep
-from multilock_etcd.transactions import (
-    Part,
-    Transactions,
-    absent,
-    created,
-    delete,
-    last_of,
-    modified,
-    nobody,
-    number_of,
-    oldest_of,
-    put,
-    read,
-    read_key,
-)
+from multilock_etcd.transactions import Part, Position, Transactions, delete, modified, read
 from multilock_etcd.transport import LeaseMissing, Transport
+from multilock_etcd.waiters import Waiter, Waiters
 
 __all__ = ["Recipe"]
 
 CLOSE_WITHIN = 0.5  # seconds for all leases and keys that are left when a client is closed
-# A claim with more keys than this ahead of it, or beside them, watches a single key: most waiters then receive nothing
-# when some other claim is released.
-NEAR = 32
 # fraction of the ttl: an older lease of a lock that is not renewed is extended before its claim looks again
 FRESH = 0.05
 TRIES = 3  # an operator who writes our key again and again must not block a release forever
-WATCHED = 16  # keys that a waiting permit watches one by one; more are watched as one range
 SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter looks again although no watch fired
 
 
@@ -92,214 +72,132 @@ class Recipe:
         self._watcher = watcher
         self._notices = notices
         self._now: Callable[[], float] = notices.now
-        self._places = Places(notices.now)
+        self._waiters = Waiters(keys, notices.now)
         self._sweep = Sweep(keys, transactions, notices.now)
 
     # ---- acquire
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         deadline = self._now() + within
-        place = self._places.enter(claim)
-        if place is None:
+        waiter = self._waiters.enter(claim)
+        if waiter is None:
             return _busy(claim)
         answer = None
         try:
-            self._keep_own_session(claim, place, deadline)
-            if place.revision:
+            self._keep_own_session(waiter, deadline)
+            if waiter.revision:
                 self._watcher.count_no_more(claim.id)
-                answer = self._stand(claim, place, deadline)
+                answer = self._look(waiter, waiter.revision, deadline)
             while answer is None:
-                answer = self._enter(claim, place, join, deadline)
+                answer = self._enter(waiter, join, deadline)
         finally:
-            self._attempted(claim, place, answer, deadline)
+            self._attempted(waiter, answer, deadline)
         return answer
 
-    def _enter(self, claim: Claim, place: Place, join: bool, deadline: float) -> Granted | Busy | None:
+    def _enter(self, waiter: Waiter, join: bool, deadline: float) -> Granted | Busy | None:
         """Send one request, on a lease that is alive. Returns None if the lease had ended or our key had vanished:
         nothing was written then, and the caller tries again."""
-        session = place.session
+        session = waiter.session
         if session is None or not self._sessions.is_alive(session.lease):
-            session = self._sessions.of(claim, self._left(deadline))
-        before = place.lease
-        with self._places.lock:
-            place.session = session
-            if place.cancelled:  # since this attempt began; no request naming this lease was sent, nor will be
-                return _busy(claim)
-            place.lease = session.lease
+            session = self._sessions.of(waiter.claim, self._left(deadline))
+        before = waiter.lease
+        with self._waiters.lock:
+            waiter.session = session
+            if waiter.cancelled:  # since this attempt began; no request naming this lease was sent, nor will be
+                return _busy(waiter.claim)
+            waiter.lease = session.lease
         try:
-            if join:
-                return self._join(claim, place, session, deadline)
-            return self._take_if_free(claim, place, session, deadline)
+            return self._join(waiter, session, deadline) if join else self._take_if_free(waiter, session, deadline)
         except LeaseMissing:
             self._sessions.end(session.lease)
-            place.lease = None
+            waiter.lease = None
             return None
         except (BackendUnavailable, BackendRejected) as error:
-            if not getattr(error, "unknown", False) and not place.revision:
-                place.lease = before
+            if not getattr(error, "unknown", False) and not waiter.revision:
+                waiter.lease = before
             raise
 
-    def _join(self, claim: Claim, place: Place, session: Session, deadline: float) -> Granted | Busy | None:
-        """Steps 1 and 2: read which keys ours will be behind, and put our key at the end of the queue.
+    def _join(self, waiter: Waiter, session: Session, deadline: float) -> Granted | Busy | None:
+        """Steps 1 and 2: put our key at the end of the queue, and read which keys it is behind."""
+        waiter.revision, position = self._transactions.put(waiter.claim, session.lease, True, deadline)
+        if position:
+            return self._hold_or_wait(waiter, position)
+        if waiter.revision is None:  # the claim was cancelled: its tombstone refused the join
+            return _busy(waiter.claim)
+        return self._look(waiter, waiter.revision, deadline)
 
-        Idempotent: if it is sent again, the reply shows the key that the first one put. A claim with another number of
-        permits never enters the queue. If it did, it would be the first permit once the keys before it were gone, and
-        claims with the right number would then be refused.
-        """
-        own, ahead = self._keys.own(claim), self._keys.ahead(claim)
-        said = self._transactions.execute(
-            [absent(own), absent(self._keys.gone(claim)), *map(nobody, ahead.strangers)],
-            [*_last_of(ahead), put(own, claim, session.lease)],
-            [*map(oldest_of, ahead.strangers), read_key(own)],
-            deadline,
-        )
-        if said.succeeded:
-            place.revision = said.header.revision
-            return self._hold_or_wait(claim, place, said, said.responses[:-1])
-        found = said.responses[-1].response_range.kvs
-        if not found:
-            self._refuse_another_number(claim, said.responses[:-1])
-            return _busy(claim)  # the claim was cancelled: its tombstone refused the join
-        place.revision = found[0].create_revision
-        return self._stand(claim, place, deadline)
-
-    def _stand(self, claim: Claim, place: Place, deadline: float) -> Granted | Busy | None:
+    def _look(self, waiter: Waiter, revision: int, deadline: float) -> Granted | Busy | None:
         """Step 2: read which keys ours is behind, if ours still exists at its revision. Returns None if it is missing.
 
-        If the watch had already granted the claim, that grant must not be believed now, so the id is given up.
+        If the watch had already admitted the claim, that grant must not be believed now, so the id is given up.
         """
-        assert place.revision is not None
-        said = self._transactions.execute(
-            [created(self._keys.own(claim), place.revision)],
-            _last_of(self._keys.ahead(claim), before=place.revision),
-            [],
-            deadline,
-        )
-        if not said.succeeded:
-            place.revision = None
-            return Busy(0.0, spent=True) if place.pushed else None
-        return self._hold_or_wait(claim, place, said, said.responses)
+        if position := self._transactions.look(waiter.claim, revision, deadline):
+            return self._hold_or_wait(waiter, position)
+        waiter.revision = None
+        return Busy(0.0, spent=True) if waiter.pushed else None
 
-    def _take_if_free(self, claim: Claim, place: Place, session: Session, deadline: float) -> Granted | Busy:
-        """Step 1 without a queue: put our key only if no key excludes it. A refused claim leaves nothing behind.
-
-        For a permit, no comparison can check that there is room among its like. So a permit puts its key, and deletes
-        it again if there is none.
-        """
-        own, ahead = self._keys.own(claim), self._keys.ahead(claim)
-        look = _last_of(ahead) if ahead.like else []
-        said = self._transactions.execute(
-            [*map(nobody, ahead.others), absent(own), absent(self._keys.gone(claim))],
-            [*look, put(own, claim, session.lease)],
-            [*map(oldest_of, ahead.strangers), read_key(own)],
-            deadline,
-        )
-        if said.succeeded:
-            place.revision = said.header.revision
-            behind = self._behind(claim, said.responses[:-1])
-            answer: Granted | Busy | None = _busy(claim) if behind else _granted(place)
-        elif found := said.responses[-1].response_range.kvs:  # sent again: the first request had put our key
-            place.revision = found[0].create_revision
-            answer = self._stand(claim, place, deadline)
+    def _take_if_free(self, waiter: Waiter, session: Session, deadline: float) -> Granted | Busy:
+        """Step 1 without a queue: put our key only if no key excludes it. A refused claim leaves nothing behind: a
+        permit puts its key, and deletes it again if there is no room among its like."""
+        waiter.revision, position = self._transactions.put(waiter.claim, session.lease, False, deadline)
+        if waiter.revision is None:
+            return _busy(waiter.claim)
+        if position is None:  # sent again: the first request had put our key
+            answer = self._look(waiter, waiter.revision, deadline)
         else:
-            self._refuse_another_number(claim, said.responses[:-1])
-            return _busy(claim)
+            answer = _busy(waiter.claim) if position.to_go else waiter.granted()
         if isinstance(answer, Busy):
-            self._take_back(claim, place, deadline)
-        return answer or _busy(claim)
+            self._take_back(waiter, deadline)
+        return answer or _busy(waiter.claim)
 
-    def _hold_or_wait(self, claim: Claim, place: Place, said: Any, last: Sequence[Any]) -> Granted | Busy:
+    def _hold_or_wait(self, waiter: Waiter, position: Position) -> Granted | Busy:
         """Steps 2 and 3: hold the lock, or watch the keys ahead from the revision at which they were read. A later
         start could miss a deletion in between."""
-        behind = self._behind(claim, last)
-        if not behind:
-            return _granted(place)
-        standing = self._standing(claim, place, last, said.header.revision)
-        if self._crowd(claim, standing, last) <= NEAR:
-            self._watcher.count(self._keys.queue(claim.name), standing)
+        if not position.to_go:
+            return waiter.granted()
+        if position.is_near():
+            self._watcher.count(self._keys.queue(waiter.claim.name), waiter, position)
         else:
-            self._watcher.wait(claim.id, [*behind, (self._keys.own(claim), b"")], said.header.revision + 1)
-        return _busy(claim)
+            self._watcher.wait(waiter.claim.id, [*position.to_watch(), (waiter.own, b"")], position.at + 1)
+        return _busy(waiter.claim)
 
-    def _behind(self, claim: Claim, last: Sequence[Any]) -> list[Range]:
-        """Return which keys to watch, given the newest keys ahead of ours (``last``). Returns [] if the claim holds.
-
-        If any key excludes the claim, watch the newest of these. Otherwise watch as many of its like as can hold the
-        name together: the claim has room as soon as one of them is deleted, whichever it is.
-        """
-        ahead = self._keys.ahead(claim)
-        found = [answer.response_range.kvs for answer in last]
-        others = [rows[0] for rows in found[: len(ahead.others)] if rows]
-        if others:
-            return [(max(others, key=lambda row: row.create_revision).key, b"")]
-        like = [(row.key, b"") for rows in found[len(ahead.others) :] for row in rows[: ahead.room]]
-        if len(like) < ahead.room:
-            return []
-        return like if len(like) <= WATCHED else list(ahead.like)
-
-    def _standing(self, claim: Claim, place: Place, last: Sequence[Any], at: int) -> Standing:
-        """Return the state for the countdown, as far as ``last`` shows it: exact with at most `NEAR` keys ahead."""
-        ahead = self._keys.ahead(claim)
-        found = [[row.key for row in answer.response_range.kvs] for answer in last]
-        others, like = found[: len(ahead.others)], found[len(ahead.others) :][: len(ahead.like)]
-        return Standing(claim, place, self._keys.own(claim), chain(*others), chain(*like), ahead.room, at)
-
-    def _crowd(self, claim: Claim, standing: Standing, last: Sequence[Any]) -> int:
-        """Return the size of the crowd before this claim, never less than the number of keys that must be deleted.
-
-        If a key excludes the claim, the crowd also contains the keys of its like, whose deletions are reported to it
-        too.
-        """
-        if not standing.others:
-            return standing.to_go
-        ahead = self._keys.ahead(claim)
-        beside = last[len(ahead.others)].response_range.count if ahead.beside else 0
-        return len(standing.others) + len(standing.like) + int(beside)
-
-    def _refuse_another_number(self, claim: Claim, strangers: Sequence[Any]) -> None:
-        for answer in strangers:
-            for row in answer.response_range.kvs:
-                kind, permits = self._keys.kind(row) or (None, 0)
-                if kind == "permit":
-                    raise other_number(claim, permits, "etcd")
-
-    def _take_back(self, claim: Claim, place: Place, deadline: float) -> None:
+    def _take_back(self, waiter: Waiter, deadline: float) -> None:
         """Delete our key after a refused try: it must not wait in the queue."""
-        if not place.revision:
+        if not waiter.revision:
             return
-        self._watcher.stop(claim.id)
+        self._watcher.stop(waiter.claim.id)
         try:
-            self._transactions.delete(self._keys.own(claim), self._left(deadline))
+            self._transactions.delete(waiter.own, self._left(deadline))
         except MultilockError as error:  # the key was put: only a cancel can delete it now
             raise BackendUnavailable(f"a refused claim may be left behind: {error}") from error
-        place.revision = None
+        waiter.revision = None
 
-    def _attempted(self, claim: Claim, place: Place, answer: Granted | Busy | None, deadline: float) -> None:
-        if place.cancelled:
-            self._watcher.stop(claim.id)
+    def _attempted(self, waiter: Waiter, answer: Granted | Busy | None, deadline: float) -> None:
+        if waiter.cancelled:
+            self._watcher.stop(waiter.claim.id)
             # The release revoked the separate lease that existed then. One made since then must be revoked here.
-            self._end_own_session(claim, place, self._now() + REVOKE_WITHIN)
+            self._end_own_session(waiter, self._now() + REVOKE_WITHIN)
         elif isinstance(answer, Granted):
-            self._watcher.stop(claim.id)
-        elif place.lease is None or (answer and not answer.spent and not place.revision):
+            self._watcher.stop(waiter.claim.id)
+        elif waiter.lease is None or (answer and not answer.spent and not waiter.revision):
             # Nothing of this claim is at the server, nor will be, so the kernel asks for no release. For a spent claim
             # it does ask: a join of that claim whose reply was lost may still be executed.
-            self._places.forget(claim, place)
-            self._end_own_session(claim, place, deadline)
+            self._waiters.forget(waiter)
+            self._end_own_session(waiter, deadline)
 
-    def _keep_own_session(self, claim: Claim, place: Place, deadline: float) -> None:
+    def _keep_own_session(self, waiter: Waiter, deadline: float) -> None:
         """Extend the separate lease of a lock that is not renewed, if it is not fresh.
 
         The ttl of such a lock must count from its grant. So its lease is kept alive while the claim waits, and a waiter
         that was woken extends it before it looks.
         """
-        session = place.session
-        if session is not None and not claim.renew and self._now() > session.sent_at + FRESH * session.ttl:
+        session = waiter.session
+        if session is not None and not waiter.claim.renew and self._now() > session.sent_at + FRESH * session.ttl:
             self._sessions.keep_alive(session.lease, self._left(deadline))
 
-    def _end_own_session(self, claim: Claim, place: Place, deadline: float) -> None:
-        if place.session is not None and not claim.renew:
-            self._sessions.revoke(place.session, self._left(deadline))
+    def _end_own_session(self, waiter: Waiter, deadline: float) -> None:
+        if waiter.session is not None and not waiter.claim.renew:
+            self._sessions.revoke(waiter.session, self._left(deadline))
 
     # ---- renew
 
@@ -321,19 +219,19 @@ class Recipe:
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
         deadline = self._now() + within
-        with self._places.lock:
-            place = self._places.cancel(claim, unsure)
-            lease = place.lease if granted is None else granted.group
+        with self._waiters.lock:
+            waiter = self._waiters.cancel(claim, unsure)
+            lease = waiter.lease if granted is None else granted.group
         self._watcher.stop(claim.id)
         if lease is None or not self._sessions.is_alive(lease):  # no key was ever sent, or the server deleted it
             deleted = False
-        elif self._places.may_rest(claim):
+        elif self._waiters.may_rest(claim):
             deleted = self._delete_unless_it_rests(claim, lease, unsure, deadline)
         elif unsure:
             deleted = self._cancel(claim, lease, deadline)
         else:
-            deleted = self._transactions.delete(self._keys.own(claim), within)
-        self._given_back(claim, place, deadline)
+            deleted = self._transactions.delete(waiter.own, within)
+        self._given_back(waiter, deadline)
         return deleted
 
     def _cancel(self, claim: Claim, lease: Any, deadline: float) -> bool:
@@ -354,24 +252,24 @@ class Recipe:
     def _tombstone(self, claim: Claim, lease: Any) -> Part:
         return {"request_put": {"key": self._keys.gone(claim), "lease": lease}}
 
-    def _given_back(self, claim: Claim, place: Place, deadline: float) -> None:
-        self._places.given_back(claim)
-        self._end_own_session(claim, place, deadline)
+    def _given_back(self, waiter: Waiter, deadline: float) -> None:
+        self._waiters.given_back(waiter.claim)
+        self._end_own_session(waiter, deadline)
 
     # ---- rest
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
         deadline = self._now() + within
-        with self._places.lock:
-            place = self._places.cancel(claim, unsure=True)
-            self._places.will_rest(claim, granted.group)
+        with self._waiters.lock:
+            waiter = self._waiters.cancel(claim, unsure=True)
+            self._waiters.will_rest(claim, granted.group)
         self._watcher.stop(claim.id)
         if self._sessions.is_alive(granted.group):
             ours = self._rest(claim, granted, unsure, seconds, deadline)
         else:  # an earlier request moved the key, or the lock was lost
             row = self._transactions.row(self._keys.own(claim), deadline)
             ours = row is not None and rests(row)
-        self._given_back(claim, place, deadline)
+        self._given_back(waiter, deadline)
         return ours
 
     def _rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, deadline: float) -> bool:
@@ -458,10 +356,10 @@ class Recipe:
         if self._transport.silent:
             return
         deadline = self._now() + CLOSE_WITHIN
-        places, unheard = self._places.left()
-        left = [place.claim for place in places if not place.claim.renew and place.lease]
+        waiters, unheard = self._waiters.left()
+        left = [waiter.own for waiter in waiters if not waiter.claim.renew and waiter.lease]
         try:
-            self._transactions.delete_all([self._keys.own(claim) for claim in left], deadline)
+            self._transactions.delete_all(left, deadline)
         except MultilockError as error:
             logger.debug("locks that are not renewed are left to their ttl: %s", error)
         else:
@@ -473,17 +371,3 @@ class Recipe:
 
 def _busy(claim: Claim) -> Busy:
     return Busy(max(SAFETY_TIMER, claim.ttl) if claim.renew else claim.ttl / RENEWALS)
-
-
-def _last_of(ahead: Ahead, before: int = 0) -> list[Part]:
-    """Read the newest keys that a claim may have to wait for, one more than `NEAR` allows. A reader also reads the
-    number of readers."""
-    others = [last_of(each, NEAR + 1, before) for each in ahead.others]
-    like = [last_of(each, ahead.room + NEAR, before) for each in ahead.like]
-    like += [number_of(ahead.beside)] if ahead.beside else []
-    return others + like
-
-
-def _granted(place: Place) -> Granted:
-    assert place.session is not None
-    return place.session.granted(place.revision)

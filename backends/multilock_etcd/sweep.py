@@ -10,9 +10,9 @@ from multilock import MultilockError
 from multilock.backend import Held
 from multilock.log_thread import logger
 from multilock_etcd.keys import Keyspace
-from multilock_etcd.places import REMEMBERED
 from multilock_etcd.sessions import Session
 from multilock_etcd.transactions import AT_ONCE, Transactions
+from multilock_etcd.waiters import REMEMBERED
 
 __all__ = ["Sweep"]
 

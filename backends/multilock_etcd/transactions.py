@@ -6,33 +6,32 @@ copied into the request, which takes twice as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from multilock.backend import Claim
+from multilock.backend import Claim, other_number
 from multilock.values import encode_value
 from multilock_etcd import wire
-from multilock_etcd.keys import Range
+from multilock_etcd.keys import Ahead, Keyspace, Range
 from multilock_etcd.transport import TooMuch, Transport, calls
 
 __all__ = [
     "AT_ONCE",
+    "NEAR",
+    "WATCHED",
+    "Joined",
     "Looked",
     "Part",
+    "Position",
     "Steps",
     "Transactions",
-    "absent",
     "created",
     "delete",
     "in_order",
-    "last_of",
     "modified",
-    "nobody",
-    "number_of",
-    "oldest_of",
     "present_revision",
-    "put",
     "read",
     "read_key",
 ]
@@ -41,6 +40,10 @@ __all__ = [
 AT_ONCE = 100  # operations
 BYTES = 1_000_000
 PER_KEY = 64  # bytes around a key
+# A claim with more keys than this ahead of it, or beside them, watches a single key: most waiters then receive nothing
+# when some other claim is released.
+NEAR = 32
+WATCHED = 16  # keys that a waiting permit watches one by one; more are watched as one range
 
 Part = dict[str, Any]
 Key = tuple[bytes, int | None, Hashable]
@@ -56,6 +59,55 @@ class Looked(NamedTuple):
     many: int
     gone: set[bytes]
     revision: int
+
+
+class Position:
+    """The keys ahead of a claim's key, which was created at ``revision``, as a reply showed them at revision ``at``.
+
+    The reply shows the newest keys only. The position is exact with at most `NEAR` keys ahead.
+    """
+
+    __slots__ = ("_beside", "_ranges", "at", "like", "others", "revision")
+
+    def __init__(self, ranges: Ahead, revision: int, at: int, answers: Iterable[Any]) -> None:
+        """Parse the answers to the reads of these ranges."""
+        found = [answer.response_range for answer in answers]
+        others, like = found[: len(ranges.others)], found[len(ranges.others) :]
+        self._ranges, self.revision, self.at = ranges, revision, at
+        # Keys ahead that exclude the claim, and those that share the name with it, up to a limit; newest first.
+        self.others: dict[bytes, int] = {row.key: row.create_revision for each in others for row in each.kvs}
+        self.like = dict.fromkeys(row.key for each in like for row in each.kvs)
+        self._beside: int = sum(each.count for each in like) if ranges.beside else 0
+
+    @property
+    def to_go(self) -> int:
+        """Return the least number of keys that must be deleted before the claim holds the name."""
+        return len(self.others) + max(0, len(self.like) - self._ranges.room + 1)
+
+    def is_near(self) -> bool:
+        """Return whether few enough keys must be deleted to count them down.
+
+        If a key excludes the claim, the keys of its like count too, because their deletions are reported to it as well.
+        """
+        return (len(self.others) + len(self.like) + self._beside if self.others else self.to_go) <= NEAR
+
+    def to_watch(self) -> list[Range]:
+        """Return which keys ahead a claim that is not near watches.
+
+        If any key excludes the claim, watch the newest of these. Otherwise watch as many of its like as can hold the
+        name together: the claim has room as soon as one of them is deleted, whichever it is.
+        """
+        if self.others:
+            return [(max(self.others, key=self.others.__getitem__), b"")]
+        room = self._ranges.room
+        return [(key, b"") for key in islice(self.like, room)] if room <= WATCHED else list(self._ranges.like)
+
+
+class Joined(NamedTuple):
+    """The reply to a claim's request to put its key."""
+
+    revision: int | None  #: that of the claim's key, or None if the request was refused
+    position: Position | None = None  #: None if an earlier request had put the key: the claim must look
 
 
 class Steps:
@@ -102,7 +154,8 @@ class Steps:
 class Transactions:
     """Requests about keys, sent through one transport."""
 
-    def __init__(self, transport: Transport, now: Callable[[], float]) -> None:
+    def __init__(self, keys: Keyspace, transport: Transport, now: Callable[[], float]) -> None:
+        self._keys = keys
         self._transport = transport
         self._now = now
         self.steps = Steps()
@@ -113,6 +166,42 @@ class Transactions:
         """Execute all of ``success`` if every comparison holds, else all of ``failure``; return the reply."""
         request = wire.TxnRequest(compare=compare, success=success, failure=failure)
         return self._transport.call(calls.TXN, request, deadline - self._now())[0]
+
+    def put(self, claim: Claim, lease: int, join: bool, deadline: float) -> Joined:
+        """Put the claim's key on this lease, at the end of the queue or, without ``join``, only if no key excludes it.
+
+        Idempotent: if it is sent again, the reply shows the key that the first one put. The request is refused if a
+        tombstone of the claim exists, or without ``join`` if a key excludes the claim.
+
+        Raises if a permit of another number is in the queue. If the claim entered there, it would be the first permit
+        once the keys before it were gone, and claims with the right number would then be refused. No comparison can
+        check that there is room among the claim's like, so without ``join`` the reply shows these.
+        """
+        own, ahead = self._keys.own(claim), self._keys.ahead(claim)
+        look = _newest_of(ahead) if join or ahead.like else []
+        said = self.execute(
+            [absent(own), absent(self._keys.gone(claim)), *map(nobody, ahead.strangers if join else ahead.others)],
+            [*look, {"request_put": {"key": own, "value": encode_value(claim), "lease": lease}}],
+            [*map(_oldest_of, ahead.strangers), read_key(own)],
+            deadline,
+        )
+        *answers, last = said.responses
+        revision: int = said.header.revision
+        if said.succeeded:
+            return Joined(revision, Position(ahead, revision, revision, answers))
+        if found := last.response_range.kvs:
+            return Joined(found[0].create_revision)
+        for row in (row for answer in answers for row in answer.response_range.kvs):
+            kind, permits = self._keys.kind(row) or (None, 0)
+            if kind == "permit":
+                raise other_number(claim, permits, "etcd")
+        return Joined(None)
+
+    def look(self, claim: Claim, revision: int, deadline: float) -> Position | None:
+        """Read which keys are ahead of the claim's key. Returns None if the key does not exist at this revision."""
+        ahead = self._keys.ahead(claim)
+        said = self.execute([created(self._keys.own(claim), revision)], _newest_of(ahead, revision), [], deadline)
+        return Position(ahead, revision, said.header.revision, said.responses) if said.succeeded else None
 
     def row(self, key: bytes, deadline: float) -> Any:
         """Return the row of this key, or None if the key is missing."""
@@ -188,11 +277,6 @@ def modified(key: bytes, at: int | None) -> Part:
 # ---- operations
 
 
-def put(key: bytes, claim: Claim, lease: int) -> Part:
-    """Write the claim's key on this lease."""
-    return {"request_put": {"key": key, "value": encode_value(claim), "lease": lease}}
-
-
 def delete(key: bytes) -> Part:
     """Delete this key."""
     return {"request_delete_range": {"key": key}}
@@ -213,21 +297,23 @@ def in_order(queue: Range, limit: int = 0, keys_only: bool = False) -> Part:
     return {"request_range": {**_sorted(queue, wire.ASCEND, limit), "keys_only": keys_only}}
 
 
-def last_of(there: Range, limit: int, before: int = 0) -> Part:
-    """Read the newest contenders that came ``before`` this revision (0: of all), without their values."""
-    ahead = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
-    return {"request_range": {**_sorted(there, wire.DESCEND, limit), **ahead}}
-
-
-def number_of(there: Range) -> Part:
-    """Read the number of contenders, and nothing else."""
-    begin, end = there
-    return {"request_range": {"key": begin, "range_end": end, "count_only": True}}
-
-
-def oldest_of(there: Range) -> Part:
+def _oldest_of(there: Range) -> Part:
     """Read the contender that came first, without its value."""
     return in_order(there, 1, keys_only=True)
+
+
+def _newest_of(ahead: Ahead, before: int = 0) -> list[Part]:
+    """Read the newest keys that a claim may have to wait for, one more than `NEAR` allows, without their values.
+
+    Only keys that came ``before`` this revision count (0: all). A reader also reads the number of readers.
+    """
+    most = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
+    limits = [*((there, NEAR + 1) for there in ahead.others), *((there, ahead.room + NEAR) for there in ahead.like)]
+    parts = [{"request_range": {**_sorted(there, wire.DESCEND, limit), **most}} for there, limit in limits]
+    if ahead.beside:
+        begin, end = ahead.beside
+        parts.append({"request_range": {"key": begin, "range_end": end, "count_only": True}})
+    return parts
 
 
 def _sorted(there: Range, order: int, limit: int) -> Part:

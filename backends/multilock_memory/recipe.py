@@ -41,7 +41,7 @@ class Holder:
 
 
 @dataclass(slots=True)
-class Waiter:
+class WaitingClaim:
     """A claim that waits for a name."""
 
     claim: Claim
@@ -54,7 +54,7 @@ class Name:
     """One name: its holders and its queue."""
 
     holders: dict[str, Holder] = field(default_factory=dict)  # by claim id, the oldest first; all of one mode
-    queue: dict[str, Waiter] = field(default_factory=dict)  # by claim id, in order of arrival
+    queue: dict[str, WaitingClaim] = field(default_factory=dict)  # by claim id, in order of arrival
     none_ends_before: float = inf  # no holder's lease ends earlier, so a look need not read thousands of readers
 
     def held_by(self, claim_id: str) -> Holder | None:
@@ -105,11 +105,11 @@ class Name:
                 return waiter.until
         return min(ends) if len(ends) >= _room(claim) else None
 
-    def _before(self, claim: Claim) -> Iterator[Waiter]:
+    def _before(self, claim: Claim) -> Iterator[WaitingClaim]:
         """Yield the waiters that came before the claim; all of them if the claim is not in the queue."""
         return takewhile(lambda waiter: waiter.claim.id != claim.id, self.queue.values())
 
-    def next_in(self) -> Iterator[Waiter]:
+    def next_in(self) -> Iterator[WaitingClaim]:
         """Yield the waiters that fit beside the holders and each other, strictly in order.
 
         Then yield a waiter whose number of permits differs from the holders', so that it can be refused.
@@ -164,7 +164,7 @@ class Store:
         if (until := name.awaits(claim)) is None:
             return self._take(key, name, claim, notices, now)
         if join:
-            name.queue.setdefault(claim.id, Waiter(claim, notices, now + _liveness(claim)))
+            name.queue.setdefault(claim.id, WaitingClaim(claim, notices, now + _liveness(claim)))
         return Busy(_liveness(claim) / 3, until - now)
 
     def renew(self, key: str, claim: Claim, now: float) -> int | None:
@@ -278,7 +278,7 @@ class Store:
         elif not name.holders:
             self.names.pop(key, None)
 
-    def _wake(self, waiter: Waiter) -> None:
+    def _wake(self, waiter: WaitingClaim) -> None:
         self.outbox.wake(waiter.notices, waiter.claim.id)
 
 

@@ -28,8 +28,9 @@ JOBS = {
 EXTRAS = {
     "transactions": ("operations that the server executes completely or not at all", {"redis", "consul", "etcd"}),
     "sessions": ("the sessions or leases that keep locks alive at the server", {"consul", "etcd", "zookeeper"}),
-    "places": ("the place of each claim of this client, and the claims that were given up", {"etcd", "zookeeper"}),
-    "counting": ("the keys ahead of a claim, counted down by notifications", {"etcd"}),
+    "places": ("the place of each claim of this client, and the claims that were given up", {"zookeeper"}),
+    "waiters": ("the state of each claim of this client, and the claims that were given up", {"etcd"}),
+    "queue": ("the keys ahead of a claim, counted down by notifications", {"etcd"}),
     "sweep": ("other work of a renewal, such as looking for leftovers", {"consul", "etcd"}),
     "readers": ("the keys of readers, and the wait for readers", {"consul"}),
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),

@@ -62,10 +62,10 @@ def cached_is_held() -> None:
 
 def validity_from_the_acquire() -> None:
     """Count a lock's validity from its own request, although that does not renew the session that keeps the lock."""
-    import multilock_etcd.recipe as recipe
+    import multilock_etcd.transactions as transactions
     from multilock_etcd.recipe import Recipe
 
-    vars(recipe)["NEAR"] = 0  # only a request grants a lock here, never the watch
+    vars(transactions)["NEAR"] = 0  # only a request grants a lock here, never the watch
     proven = Recipe.attempt
 
     def attempt(self: Recipe, claim: Claim, join: bool, within: float) -> Granted | Busy:

@@ -276,8 +276,8 @@ def is_counted(client: multilock.Client) -> bool:
     backend: Any = client._kernel.backend
     watcher = backend._watcher
     with watcher._lock:
-        countdowns = [watch.countdown for watch in watcher._countdowns.values()]
-        return any(each and each._after is not None for each in countdowns)
+        queues = [watch.queue for watch in watcher._queues.values()]
+        return any(each and each._after is not None for each in queues)
 
 
 @contextmanager

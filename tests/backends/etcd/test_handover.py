@@ -16,7 +16,7 @@ from multilock.testing import FaultProxy, Helper, hear, say
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from multilock_etcd import notices, wire
-from multilock_etcd.counting import Countdown
+from multilock_etcd.queue import Queue
 from multilock_etcd.transactions import Transactions
 from multilock_etcd.transport import Method, Transport, calls
 from tests.backends.etcd.conftest import Connect
@@ -35,14 +35,14 @@ def pushed(ours: Ours, claim: Claim) -> Granted:
 def listening(ours: Ours, *waiting: Claim) -> None:
     """Wait until the server has reported where the watch begins. Each waiter that counted before that asks again."""
     watcher = ours.backend._watcher
-    eventually(lambda: all(watch.confirmed for watch in list(watcher._countdowns.values())))
+    eventually(lambda: all(watch.confirmed for watch in list(watcher._queues.values())))
     for claim in waiting:
         assert isinstance(ours.attempt(claim, join=True), Busy)
     ours.woken()
 
 
-def countdowns(ours: Ours) -> int:
-    return len(ours.backend._watcher._countdowns)
+def queues(ours: Ours) -> int:
+    return len(ours.backend._watcher._queues)
 
 
 @pytest.mark.parametrize("kind", ["lock", "read", "write", "permit"])
@@ -111,7 +111,7 @@ def test_the_waiters_of_a_client_share_a_watch_and_it_stays_for_the_next_one(ser
 
 
 def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "KEPT_COUNTDOWNS", 2)
+    monkeypatch.setattr(notices, "KEPT_QUEUES", 2)
     monkeypatch.setattr(notices, "KEPT_FOR", 1)
     for name in ("a", "b", "c"):
         holding, waiting = (ours.claim()._replace(name=name) for ours in (us, them))
@@ -119,14 +119,14 @@ def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeyp
         them.wait(waiting)
         them.release(waiting)
         us.release(holding)
-    assert countdowns(them) <= 2
+    assert queues(them) <= 2
 
     def turn() -> bool:
         for name in ("a", "b", "c"):
             claim = us.claim()._replace(name=name)
             us.take(claim)
             us.release(claim)
-        return countdowns(them) == 0
+        return queues(them) == 0
 
     eventually(turn, within=START)
 
@@ -134,13 +134,13 @@ def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeyp
 def test_a_waiter_far_behind_watches_one_key_until_it_is_near(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 1)
+    monkeypatch.setattr("multilock_etcd.transactions.NEAR", 1)
     queue = [us.claim(), us.claim(), us.claim()]
     us.take(queue[0])
     for claim in queue[1:]:
         us.wait(claim)
     far = them.wait(them.claim())
-    assert countdowns(them) == 0
+    assert queues(them) == 0
     us.release(queue[1])
     us.release(queue[2])
     them.hears_a_wake_for(far)
@@ -153,13 +153,13 @@ def test_a_waiter_far_behind_watches_one_key_until_it_is_near(
 def test_beside_many_of_its_like_a_reader_watches_one_key_only(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 3)
+    monkeypatch.setattr("multilock_etcd.transactions.NEAR", 3)
     writer = us.writer()
     us.take(writer)
     crowd = [us.wait(us.reader()) for _ in range(3)]
-    assert countdowns(us) == 1
+    assert queues(us) == 1
     far = them.wait(them.reader())
-    assert countdowns(them) == 0
+    assert queues(them) == 0
     for claim in crowd:
         us.release(claim)
     us.release(writer)
@@ -173,13 +173,13 @@ def test_a_name_whose_watch_is_denied_is_watched_again_for_the_next_one(us: Ours
     deaf = them.wait(them.claim())
     listening(them)
     watcher = them.backend._watcher
-    [denied] = watcher._countdowns.values()
+    [denied] = watcher._queues.values()
     denied.confirmed = False
     watcher._denied_at = watcher._notices.now()
     answer = {"created": True, "canceled": True, "compact_revision": 0, "cancel_reason": "permission denied"}
     watcher._hear(SimpleNamespace(watch_id=-1, events=(), **answer))
     waiting = them.wait(them.claim())
-    assert denied not in watcher._countdowns.values()
+    assert denied not in watcher._queues.values()
     listening(them, waiting)
     them.release(deaf)
     us.release(holding)
@@ -194,11 +194,11 @@ def test_whatever_is_raised_in_the_thread_of_notices_is_a_broken_stream(
     waiting, behind = them.wait(them.claim()), them.wait(them.claim())
     listening(them, waiting, behind)
 
-    def breaks(_: Countdown, __: Any) -> Any:
+    def breaks(_: Queue, __: Any) -> Any:
         raise ValueError("by the test")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Countdown, "hear", breaks)
+        patched.setattr(Queue, "hear", breaks)
         us.release(holding)
         assert them.ear.wait(lambda: None in them.ear.wakes, WITHIN)
     assert "by the test" in caplog.text
@@ -220,8 +220,8 @@ def test_a_waiter_that_asks_gets_its_answer_before_the_watch_events(
     def slow(self: Transactions, *asked: Any) -> Any:
         said = execute(self, *asked)
         us.release(holding)
-        [watch] = them.backend._watcher._countdowns.values()
-        eventually(lambda: watch.countdown is not None and watch.countdown._told)
+        [watch] = them.backend._watcher._queues.values()
+        eventually(lambda: watch.queue is not None and watch.queue._told)
         assert them.ear.pushed == {}
         return said
 
@@ -378,7 +378,7 @@ def test_after_the_stream_broke_it_looks_and_counts_from_there(shared: EtcdServe
         proxy.cut()
         assert waiter.ear.wait(lambda: None in waiter.ear.wakes, START)
         assert isinstance(waiter.attempt(waiting, join=True), Busy)
-        eventually(lambda: countdowns(waiter) == 1)
+        eventually(lambda: queues(waiter) == 1)
         listening(waiter, waiting)
         holder.release(queue[1])
         assert waiter.ear.wait(lambda: waiting.id in waiter.ear.pushed, START)

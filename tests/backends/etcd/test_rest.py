@@ -304,7 +304,7 @@ def test_an_operator_who_ends_a_rest_leaves_no_lease(server: EtcdServer, open_: 
 def test_a_queue_keeps_its_order_over_a_rest(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 0)  # each waiter is woken once, by the one ahead of it
+    monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)  # each waiter is woken once, by the one ahead of it
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     waiters = [ear.claim("job", fair=True) for _ in range(3)]

@@ -11,8 +11,7 @@ import pytest
 from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Busy, Claim
 from multilock.testing.conformance.base import eventually
-from multilock_etcd.recipe import NEAR, WATCHED
-from multilock_etcd.transactions import Transactions
+from multilock_etcd.transactions import NEAR, WATCHED, Transactions
 from multilock_etcd.transport import Method, Transport, calls
 from tests.backends.etcd.kit import WITHIN, Ours
 from tests.backends.etcd.test_faults import keys
@@ -184,7 +183,7 @@ def test_a_waiter_is_woken_and_enters_in_whatever_order_holders_leave(
     us: Ours, them: Ours, permits: int, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No timer helps: a waiter asks only after it was woken."""
-    monkeypatch.setattr("multilock_etcd.recipe.NEAR", near)
+    monkeypatch.setattr("multilock_etcd.transactions.NEAR", near)
     order = random.Random(8)
     holding: list[Claim] = []
     waiting: dict[str, Claim] = {}
@@ -207,7 +206,7 @@ def test_a_waiter_is_woken_and_enters_in_whatever_order_holders_leave(
 def test_a_release_of_a_permit_wakes_no_more_than_there_are_permits_of_those_who_are_far_behind(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 0)
+    monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)
     held = [us.permit(2) for _ in range(2)]
     for claim in held:
         us.take(claim)
@@ -223,7 +222,7 @@ def test_a_release_of_a_permit_wakes_no_more_than_there_are_permits_of_those_who
 def test_readers_enter_when_the_last_writer_before_them_has_given_up(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 0)
+    monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)
     us.take(us.reader())
     older, newer = them.wait(them.writer()), them.wait(them.claim())
     behind = us.wait(us.reader())
@@ -236,7 +235,7 @@ def test_readers_enter_when_the_last_writer_before_them_has_given_up(
 
 
 def test_a_waiter_keeps_the_watches_that_it_still_needs(us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 0)
+    monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)
     held = [us.permit(3) for _ in range(3)]
     for claim in held:
         us.take(claim)

@@ -5,66 +5,79 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from multilock import system
-from multilock.backend import Claim
+from multilock.backend import Claim, Granted
+from multilock_etcd.keys import Keyspace
 from multilock_etcd.sessions import Session
+from multilock_etcd.transactions import Position
 
-__all__ = ["REMEMBERED", "Place", "Places"]
+__all__ = ["REMEMBERED", "Waiter", "Waiters"]
 
 # Seconds for which a cancel is remembered. No request survives longer in the buffers of a connection that is closed.
 REMEMBERED = 600.0
 
 
-class Place:
-    """The state of one claim.
+class Waiter:
+    """The state of one claim, from its first request until its release was answered.
 
     ``lease`` is set once a request that puts the claim's key on that lease may have been executed. ``revision`` is the
-    revision of the key, once a reply has shown it. ``pushed`` is set once the watch has granted the claim: its owner
-    may believe so from then on.
+    revision of the key, once a reply has shown it. ``position`` is set when the claim enters a `Queue`. ``pushed`` is
+    set once the watch has admitted the claim: its owner may believe so from then on.
     """
 
-    __slots__ = ("cancelled", "claim", "lease", "pushed", "revision", "session")
+    __slots__ = ("cancelled", "claim", "lease", "own", "position", "pushed", "revision", "session")
 
-    def __init__(self, claim: Claim) -> None:
+    position: Position
+
+    def __init__(self, claim: Claim, own: bytes) -> None:
         self.claim = claim
+        self.own = own  # the key of the claim
         self.session: Session | None = None
         self.lease: int | None = None
         self.revision: int | None = None
         self.pushed = False
         self.cancelled = False
 
+    def granted(self) -> Granted:
+        """Return the grant for the claim's key."""
+        assert self.session is not None
+        return self.session.granted(self.revision)
 
-class Places:
+
+class Waiters:
     """All claims of this client that may have something at the server.
 
-    A `Place` changes only with ``lock`` held. So a thread that cancels a claim finds out which lease a request of that
+    A `Waiter` changes only with ``lock`` held. So a thread that cancels a claim finds out which lease a request of that
     claim may have named, and can be sure that no other such request will be sent.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, keys: Keyspace, now: Callable[[], float]) -> None:
         self.lock = system.Lock()
+        self._keys = keys
         self._now = now
-        self._places: dict[str, Place] = {}  # by claim id
+        self._waiters: dict[str, Waiter] = {}  # by claim id
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
         # Cancelled claims whose name must stay taken -> the lease of their key, or None once the server has moved it.
         self._rests: dict[str, Hashable] = {}
 
-    def enter(self, claim: Claim) -> Place | None:
-        """Return the claim's place, or None if the claim was cancelled before this attempt began."""
+    def enter(self, claim: Claim) -> Waiter | None:
+        """Return the waiter of the claim, or None if the claim was cancelled before this attempt began."""
         with self.lock:
-            return None if claim.id in self._cancelled else self._places.setdefault(claim.id, Place(claim))
+            if claim.id in self._cancelled:
+                return None
+            return self._waiters.get(claim.id) or self._waiters.setdefault(claim.id, self._new(claim))
 
-    def cancel(self, claim: Claim, unsure: bool) -> Place:
+    def cancel(self, claim: Claim, unsure: bool) -> Waiter:
         """Mark the claim as cancelled. The caller holds ``lock``.
 
         An attempt that runs in another thread sends nothing more. With ``unsure``, attempts that begin later send
         nothing either.
         """
-        place = self._places.get(claim.id) or Place(claim)
-        place.cancelled = True
+        waiter = self._waiters.get(claim.id) or self._new(claim)
+        waiter.cancelled = True
         if unsure:
             self._forget_old()
             self._cancelled[claim.id] = self._now() + REMEMBERED
-        return place
+        return waiter
 
     def will_rest(self, claim: Claim, lease: Hashable) -> None:
         """Record that this cancelled claim's key, on this lease, must keep the name taken. The caller holds
@@ -76,23 +89,26 @@ class Places:
         return claim.id in self._rests
 
     def given_back(self, claim: Claim) -> None:
-        """Drop the place of a claim whose release or rest was answered."""
+        """Drop the waiter of a claim whose release or rest was answered."""
         with self.lock:
-            self._places.pop(claim.id, None)
+            self._waiters.pop(claim.id, None)
             if claim.id in self._rests:
                 self._rests[claim.id] = None
 
-    def forget(self, claim: Claim, place: Place) -> None:
-        """Drop the place of a claim that has nothing at the server and sends nothing any longer."""
+    def forget(self, waiter: Waiter) -> None:
+        """Drop a waiter that has nothing at the server and sends nothing any longer."""
         with self.lock:
-            if self._places.get(claim.id) is place and not place.cancelled:
-                del self._places[claim.id]
+            if self._waiters.get(waiter.claim.id) is waiter and not waiter.cancelled:
+                del self._waiters[waiter.claim.id]
 
-    def left(self) -> tuple[list[Place], set[Hashable]]:
-        """Return the places not given back, and the leases of claims whose request to rest had no reply."""
+    def left(self) -> tuple[list[Waiter], set[Hashable]]:
+        """Return the waiters not given back, and the leases of claims whose request to rest had no reply."""
         unheard = {claim_id: lease for claim_id, lease in self._rests.copy().items() if lease}
-        places = [place for id_, place in self._places.copy().items() if id_ not in unheard]
-        return places, set(unheard.values())
+        waiters = [waiter for id_, waiter in self._waiters.copy().items() if id_ not in unheard]
+        return waiters, set(unheard.values())
+
+    def _new(self, claim: Claim) -> Waiter:
+        return Waiter(claim, self._keys.own(claim))
 
     def _forget_old(self) -> None:
         now = self._now()

@@ -1,0 +1,137 @@
+"""Prove that a claim is first in the queue of a name, by counting down the keys ahead of it in one watch.
+
+A request that puts a key, or reads it again, also reads the keys that are ahead of it at the same revision. The watch
+of the whole name then reports each deletion after that revision: in order, and either all or none of one revision. A
+key that was deleted since is no longer ahead. Once none is left, the watch has proved two things: at this revision
+nobody was ahead, and our own key had not been deleted up to it. `tests/models/etcd.cpp` checks this rule exhaustively.
+
+A proof counts until the same watch contradicts it. A client that was paused reads everything at once afterwards: that
+its claim became first, and later that its key was deleted. So the watch reports our own key from the proof on.
+
+We count keys, not events: some servers replay events on the same stream, and a replay must not count twice.
+
+Nothing in this module sends requests, waits or locks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from multilock_etcd.keys import Range
+from multilock_etcd.transactions import Position
+from multilock_etcd.waiters import Waiter
+
+__all__ = ["Admission", "Decision", "Deletion", "Queue"]
+
+REMEMBERED = 256  # deletions; a claim whose read is older than all of them must query the server
+
+
+class Admission(Enum):
+    ADMITTED = "admitted"  #: no key is ahead of the claim: the claim holds the name
+    ASK_AGAIN = "ask again"  #: the watch cannot decide: the claim must query the server
+    WAIT = "wait"  #: some key is still ahead of the claim
+    TAKEN_BACK = "taken back"  #: the claim was admitted, and its own key has been deleted since
+
+
+class Deletion(NamedTuple):
+    """One key that was deleted, at this revision."""
+
+    key: bytes
+    revision: int
+
+
+class Decision(NamedTuple):
+    """What the queue tells one waiter."""
+
+    waiter: Waiter
+    admission: Admission
+    revision: int  #: that of the waiter's key, or that of its deletion if the name is taken back
+
+
+class Queue:
+    """The claims of one client that wait for one name, and the deletions that the watch of that name has reported."""
+
+    def __init__(self, keys: Range) -> None:
+        self.keys = keys
+        self.unheeded = 0  # answers in a row that came while no claim waited
+        self._after: int | None = None  # the watch reports all deletions after this revision
+        self._told: deque[Deletion] = deque()
+        self._waiting: dict[str, Waiter] = {}  # by claim id
+        self._admitted: dict[str, Waiter] = {}  # by the watch, which may contradict that later
+
+    def __bool__(self) -> bool:
+        """Return whether any claim still needs the watch."""
+        return bool(self._waiting or self._admitted)
+
+    def begins(self, after: int) -> list[Decision]:
+        """Start counting: the server has confirmed that the watch reports all deletions after this revision."""
+        self._after = after
+        return self._decide([(each, self._catch_up(each)) for each in self._waiting.values()])
+
+    def enter(self, waiter: Waiter, position: Position) -> list[Decision]:
+        """Start counting for this claim. Returns its decision, if the reported deletions already allow one."""
+        self.unheeded = 0
+        waiter.position = position
+        self._waiting[waiter.claim.id] = waiter
+        return self._decide([(waiter, self._catch_up(waiter))])
+
+    def leave(self, claim_id: str) -> None:
+        """Stop counting for this claim."""
+        self._waiting.pop(claim_id, None)
+        self._admitted.pop(claim_id, None)
+
+    def hear(self, deletions: Sequence[Deletion]) -> list[Decision]:
+        """Count the deletions of one answer of the watch. An answer contains whole revisions only."""
+        if not self:
+            self.unheeded += 1
+        for each in deletions:
+            self._told.append(each)
+            if len(self._told) > REMEMBERED:
+                # The deletions are complete only after the revision of this one. It may be a replay, hence max().
+                self._after = max(self._after or 0, self._told.popleft().revision)
+        taken = self._taken_back(deletions)
+        return taken + self._decide([(each, _count_down(each, deletions)) for each in self._waiting.values()])
+
+    def _taken_back(self, deletions: Sequence[Deletion]) -> list[Decision]:
+        """Return a decision for each claim that was admitted and whose own key is among these deletions."""
+        at = {each.key: each.revision for each in deletions}
+        taken = [each for each in self._admitted.values() if at.get(each.own, 0) > each.position.revision]
+        for each in taken:
+            del self._admitted[each.claim.id]
+        return [Decision(each, Admission.TAKEN_BACK, at[each.own]) for each in taken]
+
+    def _catch_up(self, waiter: Waiter) -> Admission:
+        """Count down what the watch has reported since the claim read the keys ahead of it."""
+        if self._after is None:
+            return Admission.WAIT
+        if waiter.position.at < self._after:
+            return Admission.ASK_AGAIN
+        return _count_down(waiter, self._told)
+
+    def _decide(self, admissions: Sequence[tuple[Waiter, Admission]]) -> list[Decision]:
+        decisions = [
+            Decision(waiter, admission, waiter.position.revision)
+            for waiter, admission in admissions
+            if admission is not Admission.WAIT
+        ]
+        for waiter, admission, _ in decisions:
+            del self._waiting[waiter.claim.id]
+            if admission is Admission.ADMITTED:
+                self._admitted[waiter.claim.id] = waiter
+        return decisions
+
+
+def _count_down(waiter: Waiter, deletions: Iterable[Deletion]) -> Admission:
+    """Remove these deleted keys from those ahead of the claim. If its own key was deleted, the claim must ask again."""
+    position = waiter.position
+    for each in deletions:
+        if each.revision <= position.at:
+            continue
+        if each.key == waiter.own:
+            return Admission.ASK_AGAIN
+        position.others.pop(each.key, None)
+        position.like.pop(each.key, None)
+    return Admission.WAIT if position.to_go else Admission.ADMITTED

@@ -20,9 +20,10 @@ from rich.text import Text
 from multilock import ConfigurationError, now
 from multilock.cli.exits import say
 from multilock.testing import compare as comparison
-from multilock.testing.compare import SCENARIOS, Progress, Report, changes, summary, tables
+from multilock.testing.compare import SCENARIOS, Options, Progress, Report, summary
+from multilock.testing.compare.history import HISTORY
 from multilock.testing.compare.loads import LOADS
-from multilock.testing.compare.report import HISTORY, history_of, pieces_of, write_whole
+from multilock.testing.compare.report import gather, history_of, pieces_of, write_whole
 
 __all__ = ["Wanted", "compare", "show", "verify"]
 
@@ -74,8 +75,7 @@ def compare(wanted: Wanted) -> int:
         folder = Path(wanted.out) if wanted.out else None
         if folder is None and wanted.card:
             folder = Path(stack.enter_context(TemporaryDirectory()))
-        report = comparison.run(
-            wanted.urls,
+        options = Options(
             adapters=wanted.adapters,
             locks=MANY_LOCKS if wanted.scale else LOCKS,
             server_pids=wanted.server_pids,
@@ -90,8 +90,8 @@ def compare(wanted: Wanted) -> int:
             all_of_controls=not wanted.quick,
             out=folder,
             resume=wanted.resume,
-            progress=_progress(console, stack, _Progress()),
         )
+        report = comparison.run(wanted.urls, options, progress=_progress(console, stack, _Progress()))
         if folder is not None:
             write_whole(folder / "report.md", summary.markdown(report))
             draw(folder, report)
@@ -101,9 +101,9 @@ def compare(wanted: Wanted) -> int:
         _show(console, report)
     if older is not None:
         console.print(Text(f"\nagainst {wanted.against}", style="bold"), soft_wrap=True)
-        for line in list(changes.verdicts(older, report)) or ["every verdict is as before"]:
+        for line in list(summary.verdicts(older, report)) or ["every verdict is as before"]:
             console.print(Text(line), soft_wrap=True)
-        for line in changes.figures(older, report):
+        for line in summary.figures(older, report):
             console.print(Text(line, style="dim"), soft_wrap=True)
     if report.data["partial"] == comparison.INTERRUPTED:
         return report.exit_code if report.violations else INTERRUPTED
@@ -149,8 +149,7 @@ def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
     runs. If only jinja2 is missing and ``must`` is False, the returned function says so instead of drawing.
     """
     try:
-        from multilock.testing.compare import card as cards
-        from multilock.testing.compare import evidence, page
+        from multilock.testing.compare import page
     except ConfigurationError as missing:
         if must:
             raise
@@ -164,12 +163,12 @@ def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
 
     def draw(folder: Path, report: Report) -> None:
         try:
-            found = evidence.gather(history_of(folder))
+            found = gather(history_of(folder))
         except OSError as error:
             raise ConfigurationError(f"cannot read {folder / HISTORY}: {error.strerror or error}") from error
         write_whole(folder / PAGE, page.page(report, found))
         if card:
-            write_whole(Path(card), cards.card(report, found))
+            write_whole(Path(card), page.card(report, found))
 
     return draw
 
@@ -234,13 +233,13 @@ def _show(console: Console, report: Report) -> None:
         console.print(Text(summary.LEGEND, style="dim"), soft_wrap=True)
     for text, kind in summary.notes(report):
         console.print(Text(text, style=STYLES[kind]), soft_wrap=True)
-    for each in tables.tables(report):
+    for each in summary.tables(report):
         console.print(Text(f"\n{each.title}", style="bold"), soft_wrap=True)
-        for line in tables.aligned(each):
+        for line in summary.aligned(each):
             console.print(Text(line), soft_wrap=True)
         if each.note:
             console.print(Text(each.note, style="dim"), soft_wrap=True)
-    if broken_off := list(tables.broken_off(report)):
+    if broken_off := list(summary.broken_off(report)):
         console.print()
     for line in broken_off:
         console.print(Text(line, style=STYLES["undecided"]), soft_wrap=True)

@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from multilock import now
-from multilock.testing.compare.contestants import Blocking, Holding, Lock, Place
+from multilock.testing.compare.contestants import AdapterClient, AdapterHolding, AdapterLock, Blocking
 
 __all__ = [
     "Boundless",
@@ -111,7 +111,7 @@ class NoCallback(Blocking):
     """Our lock, except that it never calls the callback."""
 
     @staticmethod
-    def open(url: str, ttl: float) -> Place:
+    def open(url: str, ttl: float) -> AdapterClient:
         return _Deaf(Blocking.open(url, ttl))
 
 
@@ -124,10 +124,10 @@ class _Deaf:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._its, name)
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> AdapterLock:
         return _Deaf(self._its.lock(name))
 
-    def acquire(self, timeout: float) -> Holding | None:
+    def acquire(self, timeout: float) -> AdapterHolding | None:
         holding = self._its.acquire(timeout)
         return None if holding is None else _Deaf(holding)
 

@@ -20,6 +20,7 @@ import redis
 
 from multilock import ConfigurationError
 from multilock.testing import FaultProxy, Helper, compare, say
+from multilock.testing.compare import runner
 from multilock.testing.compare.columns import columns_for
 from multilock.testing.compare.history import Event, event_of, write_cycle
 from multilock.testing.compare.report import write_whole
@@ -44,7 +45,9 @@ def server() -> Iterator[RedisServer]:
 def test_a_url_that_is_named_twice_is_two_columns(server: RedisServer) -> None:
     names = [column.name for column in columns_for([server.url, server.url], [], 2.0)]
     assert names == ["redis", "naive", "redis-py", "redis-2", "naive-2", "redis-py-2"]
-    found = compare.run([server.url, server.url], scenarios=["lost-release"], cycles=1, ttl=1.0, controls=False)
+    found = compare.run(
+        [server.url, server.url], compare.Options(scenarios=["lost-release"], cycles=1, ttl=1.0, controls=False)
+    )
     assert {name for name, _ in found.cells} == {"redis", "redis-2"}
     assert found.violations == []
 
@@ -79,7 +82,7 @@ def test_a_url_without_the_rights_to_make_a_session_is_a_column_that_says_so(
 def test_a_full_disk_is_told_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").symlink_to("/dev/full")
     with pytest.raises(ConfigurationError, match="No space left"):
-        compare.run(["memory://"], out=tmp_path)
+        compare.run(["memory://"], compare.Options(out=tmp_path))
 
 
 def test_a_disk_that_is_full_in_the_midst_of_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,9 @@ def test_a_disk_that_is_full_in_the_midst_of_it_is_told(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("multilock.testing.compare.runner.write_cycle", write)
     with pytest.raises(OSError, match=r"the history cannot be written on: No space"):
-        compare.run([f"sqlite://{tmp_path}/locks.db"], scenarios=["kill"], cycles=3, ttl=1.0, out=tmp_path)
+        compare.run(
+            [f"sqlite://{tmp_path}/locks.db"], compare.Options(scenarios=["kill"], cycles=3, ttl=1.0, out=tmp_path)
+        )
 
 
 @pytest.mark.parametrize(
@@ -106,8 +111,9 @@ def test_a_disk_that_is_full_in_the_midst_of_it_is_told(tmp_path: Path, monkeypa
 def test_a_mistake_leaves_the_report_that_was_kept_there(tmp_path: Path, wrong: dict[str, Any]) -> None:
     for name in ("history.jsonl", "report.json"):
         (tmp_path / name).write_text(f"the {name} of an hour\n")
+    its = {"scenarios": ["kill"], "out": tmp_path, **wrong}
     with pytest.raises(ConfigurationError):
-        compare.run(**{"scenarios": ["kill"], "out": tmp_path, **wrong})
+        compare.run(its.pop("urls"), compare.Options(**its))
     kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert kept == {name: f"the {name} of an hour\n" for name in ("history.jsonl", "report.json")}
 
@@ -124,7 +130,10 @@ def test_a_disk_that_gets_full_leaves_a_report_of_what_was_done_until_then(
 
     monkeypatch.setattr("multilock.testing.compare.runner.write_cycle", write)
     with pytest.raises(OSError, match="No space"):
-        compare.run([f"sqlite://{tmp_path}/locks.db"], scenarios=["taken"], cycles=3, ttl=1.0, out=tmp_path, at_once=1)
+        compare.run(
+            [f"sqlite://{tmp_path}/locks.db"],
+            compare.Options(scenarios=["taken"], cycles=3, ttl=1.0, out=tmp_path, at_once=1),
+        )
     kept = compare.read_report(tmp_path)
     assert "No space left on device" in kept.data["partial"]
     assert sum(cell["cycles"] for cell in kept.data["cells"]) == 1
@@ -164,11 +173,12 @@ def test_a_file_of_a_report_is_whole_though_its_writing_is_interrupted(
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.json", "after")]
 
 
-@pytest.mark.parametrize("what", ["_end", "_look_for_leftovers", "data"])
+@pytest.mark.parametrize("what", ["_end", "_find_leftovers", "_content"])
 def test_an_interrupt_after_the_last_cycle_still_leaves_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    its = getattr(_Runner, what)
+    where = _Runner if what == "_end" else runner
+    its = getattr(where, what)
     calls = 0
 
     def once(*arguments: Any) -> Any:
@@ -178,10 +188,10 @@ def test_an_interrupt_after_the_last_cycle_still_leaves_a_report(
             signal.raise_signal(signal.SIGTERM)
         return its(*arguments)
 
-    monkeypatch.setattr(_Runner, what, once)
-    found = compare.run(["memory://"], scenarios=["kill"], out=tmp_path)
+    monkeypatch.setattr(where, what, once)
+    found = compare.run(["memory://"], compare.Options(scenarios=["kill"], out=tmp_path))
     assert (calls, compare.read_report(tmp_path).data) == (2, found.data)
-    assert found.data["partial"] == (None if what == "data" else "interrupted")
+    assert found.data["partial"] == (None if what == "_content" else "interrupted")
 
 
 def test_a_signal_while_the_servers_are_asked_ends_it_and_nothing_is_kept(
@@ -193,7 +203,7 @@ def test_a_signal_while_the_servers_are_asked_ends_it_and_nothing_is_kept(
     monkeypatch.setattr("multilock.testing.compare.columns._probe", ask)
     (tmp_path / "history.jsonl").write_text("of an hour")
     with pytest.raises(KeyboardInterrupt):
-        compare.run(["memory://"], scenarios=["kill"], out=tmp_path)
+        compare.run(["memory://"], compare.Options(scenarios=["kill"], out=tmp_path))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("history.jsonl", "of an hour")]
 
 
@@ -208,9 +218,10 @@ def test_a_server_that_dies_leaves_a_column_that_names_the_cause(
                 dying.kill()
 
         found = compare.run(
-            [dying.url, f"sqlite://{tmp_path}/locks.db"], scenarios=["kill"], cycles=4, ttl=1.0, at_once=2,
-            progress=end, out=tmp_path, controls=False,
-        )  # fmt: skip
+            [dying.url, f"sqlite://{tmp_path}/locks.db"],
+            compare.Options(scenarios=["kill"], cycles=4, ttl=1.0, at_once=2, out=tmp_path, controls=False),
+            progress=end,
+        )
     columns = {column["name"]: column for column in found.data["columns"]}
     assert "BackendUnavailable" in columns["redis"]["gone"]
     assert columns["sqlite"]["gone"] is None
@@ -228,7 +239,7 @@ def compare_while_the_clock_jumps(url: str, offset: str, folder: str) -> None:
         with Path(offset).open("r+b") as file:
             file.write(struct.pack("q", (-1) ** next(steps) * 3600 * 10**6))
 
-    found = compare.run([url], scenarios=["pause"], cycles=1, ttl=2.0, progress=step, out=Path(folder))
+    found = compare.run([url], compare.Options(scenarios=["pause"], cycles=1, ttl=2.0, out=Path(folder)), progress=step)
     say("found", found.exit_code, len(found.violations), len(found.void))
 
 
@@ -256,7 +267,9 @@ def test_the_output_of_a_lock_library_is_not_taken_for_events(line: str) -> None
 
 
 def test_a_history_may_be_compressed_and_a_damaged_one_is_told(tmp_path: Path) -> None:
-    compare.run([f"sqlite://{tmp_path}/locks.db"], scenarios=["kill"], cycles=1, controls=False, out=tmp_path)
+    compare.run(
+        [f"sqlite://{tmp_path}/locks.db"], compare.Options(scenarios=["kill"], cycles=1, controls=False, out=tmp_path)
+    )
     subprocess.run(["gzip", tmp_path / "history.jsonl"], check=True)
     assert compare.verify(tmp_path) == []
     packed = (tmp_path / "history.jsonl.gz").read_bytes()

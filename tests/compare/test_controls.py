@@ -51,7 +51,9 @@ def test_kazoo_has_the_login_and_the_prefix_of_ours_and_leaves_no_node() -> None
             operator.create("/ours", acl=CREATOR_ALL_ACL + READ_ACL_UNSAFE)
             operator.set_acls("/", READ_ACL_UNSAFE)
         url = f"zookeeper://me:secret@{server.endpoint}?prefix=ours/"
-        found = compare.run([url], scenarios=["pause", "kill"], cycles=1, ttl=1.0, all_of_controls=True)
+        found = compare.run(
+            [url], compare.Options(scenarios=["pause", "kill"], cycles=1, ttl=1.0, all_of_controls=True)
+        )
         assert found.cells["kazoo", "pause"]["verdict"] == "broken", found.cells["kazoo", "pause"]["not_decided"]
         assert found.void == []
         number = [column["name"] for column in found.data["columns"]].index("kazoo")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,16 +12,14 @@ from typing import Any, cast
 import pytest
 
 from multilock import ConfigurationError
-from multilock.testing import compare
 from multilock.testing.compare import worker
 from multilock.testing.compare.columns import Column, columns_for
 from multilock.testing.compare.contestants import BLOCKING
 from multilock.testing.compare.cycle import Plan, play
-from multilock.testing.compare.mates import Mate, Stopped
-from multilock.testing.compare.runner import _AtOnce, _Runner
+from multilock.testing.compare.plan import Options, Plans
+from multilock.testing.compare.pool import Limit, Mate, RunEnded
 from multilock.testing.compare.scenarios import SCENARIOS
-from multilock.testing.compare.servers import ServerFault, ServerProcess
-from multilock.testing.compare.together import Together
+from multilock.testing.compare.servers import ServerFault, ServerProcess, Together
 
 ENDS = {"what": "end", "at": 10.0}
 CONTROLS = "multilock.testing.compare.controls"
@@ -90,7 +87,7 @@ def play_together(together: Together, server: Server, cycles: int, also: Any = N
             with together.stopped(cast("ServerProcess", server), 9.0, lambda: None, stop):
                 saw.append(server.down)
                 all_in.wait(20)
-        except (ServerFault, Stopped) as error:
+        except (ServerFault, RunEnded) as error:
             saw.append(str(error))
         finally:
             together.leave()
@@ -136,14 +133,14 @@ def test_more_run_at_once_as_long_as_they_run_when_they_want_to(
     stalls: list[tuple[int, float, float]], becomes: int
 ) -> None:
     said = [{"what": "stall", "pid": pid, "at": at, "until": until} for pid, at, until in stalls]
-    limit = _AtOnce(6, 40)
+    limit = Limit(6, 40)
     limit.now = 10
     limit.learn([{"what": "cycle", "at": 0.0}, {"what": "fault", "pid": 8, "at": 5.0, "until": 8.0}, *said, ENDS])
     assert limit.now == becomes
 
 
 def test_there_are_never_more_nor_fewer_at_once_than_was_said() -> None:
-    limit = _AtOnce(6, 7)
+    limit = Limit(6, 7)
     busy = {"what": "stall", "pid": 1, "at": 0.0, "until": 9.0}
     seen = []
     for events in ([], [], [busy], [busy]):
@@ -154,24 +151,23 @@ def test_there_are_never_more_nor_fewer_at_once_than_was_said() -> None:
 
 def test_controls_have_as_many_cycles_as_was_said_from_the_first_round_to_the_last(tmp_path: Path) -> None:
     columns = columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0)
-    runner = _Runner(columns, 1, None, _AtOnce(1, 1), io.BytesIO(), None, "")
-    runner.plan(["kill", "pause"], 30, 3, all_of_controls=True)
-    cycles = Counter((plan.contestant, plan.scenario.name) for _, plan in runner._plans)
+    options = Options(scenarios=["kill", "pause"], cycles=30, control_cycles=3)
+    plans = Plans(columns, options, 1, "", 1)
+    cycles = Counter((plan.contestant, plan.scenario.name) for _, plan in plans.cycles)
     assert cycles == {
         ("sqlite", "kill"): 30, ("sqlite", "pause"): 30, ("sqlite-flag", "kill"): 3, ("sqlite-flag", "pause"): 3,
     }  # fmt: skip
-    rounds = [plan.number for _, plan in runner._plans if plan.contestant == "sqlite-flag"]
+    rounds = [plan.number for _, plan in plans.cycles if plan.contestant == "sqlite-flag"]
     assert [sum(low < number <= low + 22 for number in rounds) for low in (0, 22, 44)] == [2, 2, 2]
-    blocking = Counter(plan.adapter.rpartition(":")[2] for _, plan in runner._plans if plan.contestant == "sqlite")
+    blocking = Counter(plan.adapter.rpartition(":")[2] for _, plan in plans.cycles if plan.contestant == "sqlite")
     assert blocking == {"Blocking": 30, "Asyncio": 30}
     with pytest.raises(ConfigurationError, match="0 for controls"):
-        compare.run(["memory://"], control_cycles=0)
+        Options(control_cycles=0)
 
 
-def planned(columns: list[Column], scenarios: list[str], cycles: int = 2) -> _Runner:
-    runner = _Runner(columns, 1, None, _AtOnce(1, 1), io.BytesIO(), None, "")
-    runner.plan(scenarios, cycles, cycles, all_of_controls=False)
-    return runner
+def planned(columns: list[Column], scenarios: list[str], **more: Any) -> Plans:
+    options = Options(scenarios=scenarios, **{"cycles": 2, "all_of_controls": False, **more})
+    return Plans(columns, options, 1, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -199,36 +195,35 @@ def test_each_url_has_a_control_that_must_fail_whatever_was_chosen(
         for url, names in urls.items()
         for name in names
     ]  # fmt: skip
-    runner = planned(columns, scenarios)
-    cycles = Counter(plan.cell for column, plan in runner._plans if column.control)
+    plans = planned(columns, scenarios)
+    cycles = Counter(plan.cell for column, plan in plans.cycles if column.control)
     assert cycles == of_controls
-    assert runner.scenarios == [*dict.fromkeys([*scenarios, "pause"])] or scenarios == ["pause"]
-    assert runner._planned == len(runner._plans)
+    assert plans.scenarios == [*dict.fromkeys([*scenarios, "pause"])] or scenarios == ["pause"]
+    assert plans.planned == len(plans.cycles)
 
 
 def test_an_undecided_cell_is_run_again_but_not_forever(tmp_path: Path) -> None:
-    runner = planned(columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0), ["kill", "pause"])
-    plans = runner._plans
+    plans = planned(columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0), ["kill", "pause"])
     run = Counter[tuple[str, str]]()
-    while plans:
-        _, plan = plans.popleft()
+    while plans.cycles:
+        _, plan = plans.cycles.popleft()
         run[plan.cell] += 1
         if plan.cell == ("sqlite", "pause"):
-            runner._settled.add(plan.cell)
-        plans.extend(runner._once_more(plans, plan))
+            plans.settle(plan.cell)
+        plans.cycles.extend(plans.once_more(plans.cycles, plan))
     assert run == {("sqlite", "kill"): 4, ("sqlite", "pause"): 2, ("sqlite-flag", "pause"): 4}
 
 
 def test_each_cell_gets_a_cycle_that_is_decided_however_short_the_time(tmp_path: Path) -> None:
-    runner = planned(columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0), ["kill", "pause"], cycles=9)
-    runner.within = runner._for_the_rest = 0.001
+    columns = columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0)
+    plans = planned(columns, ["kill", "pause"], cycles=9, within=0.001)
     run = Counter[tuple[str, str]]()
-    while (following := runner._next(runner._plans)) is not None:
+    while (following := plans.take(plans.cycles, 0.0)) is not None:
         _, plan = following
         run[plan.cell] += 1
         if plan.cell == ("sqlite", "pause"):
-            runner._settled.add(plan.cell)
-        del runner._running[plan.number]
+            plans.settle(plan.cell)
+        plans.ended(plan)
     assert run == {("sqlite", "kill"): 3, ("sqlite", "pause"): 1, ("sqlite-flag", "pause"): 3}
 
 

@@ -13,15 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from multilock.testing.compare import Report, summary
-from multilock.testing.compare.card import card
-from multilock.testing.compare.charts import ecdf, scatter
-from multilock.testing.compare.evidence import Evidence, gap_of, gather
+from multilock.testing.compare.charts import ecdf, scatter, timeline_of
 from multilock.testing.compare.history import Event
-from multilock.testing.compare.host import host
 from multilock.testing.compare.loads import rows_of
-from multilock.testing.compare.page import page
-from multilock.testing.compare.report import conclude, history_of, read_report
-from multilock.testing.compare.timeline import timeline_of
+from multilock.testing.compare.page import card, page
+from multilock.testing.compare.report import Gathered, conclude, gap_of, gather, history_of, read_report
+from multilock.testing.compare.summary import host
 from multilock.testing.compare.verdicts import cells_of, judge_cycle
 from tests import chromium
 
@@ -74,8 +71,8 @@ def loads_of(number: int, who: str) -> list[list[Event]]:
 
 def made_of(
     cycles: list[list[Event]], loads: list[list[Event]], *, control: str = "weak", **more: Any
-) -> tuple[Report, Evidence]:
-    evidence, line = Evidence(), 1
+) -> tuple[Report, Gathered]:
+    evidence, line = Gathered(), 1
     for events in (*cycles, *loads):
         evidence.add(events, line)
         line += len(events)
@@ -103,7 +100,7 @@ def made_of(
 
 
 @pytest.fixture(scope="module")
-def hostile() -> tuple[Report, Evidence]:
+def hostile() -> tuple[Report, Gathered]:
     """Return a report in which every text that others choose is markup."""
     cycles = [
         cycle_of(1, HOSTILE, "partition", until=1.5, b_began=1.8),
@@ -134,7 +131,7 @@ class Seen(HTMLParser):
         self.links |= {value or "" for name, value in attrs if name == "href"}
 
 
-def test_what_others_named_is_text_and_never_markup(hostile: tuple[Report, Evidence]) -> None:
+def test_what_others_named_is_text_and_never_markup(hostile: tuple[Report, Gathered]) -> None:
     seen = Seen(page(*hostile))
     assert not seen.tags & {"script", "img", "iframe", "object", "link", "base", "form"}
     assert not {name for name in seen.attributes if name.startswith("on") or name in ("style", "src", "srcset")}
@@ -144,11 +141,11 @@ def test_what_others_named_is_text_and_never_markup(hostile: tuple[Report, Evide
     }  # fmt: skip
 
 
-def test_nothing_turns_the_text_around(hostile: tuple[Report, Evidence]) -> None:
+def test_nothing_turns_the_text_around(hostile: tuple[Report, Gathered]) -> None:
     assert not {"\u202e", "\x00", "\x1b"} & {*page(*hostile), *card(*hostile)}
 
 
-def test_each_link_of_the_page_leads_to_something_on_it_or_beside_it(hostile: tuple[Report, Evidence]) -> None:
+def test_each_link_of_the_page_leads_to_something_on_it_or_beside_it(hostile: tuple[Report, Gathered]) -> None:
     seen = Seen(page(*hostile))
     assert len(seen.ids) == len(set(seen.ids))
     assert {"cycle-2", "cycle-3", "fault-partition"} <= set(seen.ids)
@@ -166,7 +163,7 @@ def test_each_link_of_the_example_in_the_docs_leads_somewhere() -> None:
     assert drawn.links == seen.links, "draw it again: multilock compare --page docs/comparison"
 
 
-def test_the_worst_cycle_is_the_one_that_is_shown(hostile: tuple[Report, Evidence]) -> None:
+def test_the_worst_cycle_is_the_one_that_is_shown(hostile: tuple[Report, Gathered]) -> None:
     _, evidence = hostile
     worst = evidence.worst[HOSTILE, "partition"]
     assert worst.events[0]["cycle"] == 2
@@ -177,7 +174,7 @@ def test_the_worst_cycle_is_the_one_that_is_shown(hostile: tuple[Report, Evidenc
     assert {bar.kind for bar in timeline_of(worst).bars} >= {"belief-A", "belief-B", "valid", "fault"}
 
 
-def test_two_who_believed_are_shown_so_and_only_they(hostile: tuple[Report, Evidence]) -> None:
+def test_two_who_believed_are_shown_so_and_only_they(hostile: tuple[Report, Gathered]) -> None:
     _, evidence = hostile
     weak = evidence.worst["weak", "partition"]
     assert gap_of(weak.events) is not None
@@ -190,11 +187,11 @@ def test_two_who_believed_are_shown_so_and_only_they(hostile: tuple[Report, Evid
     assert gap_of(later) is None
 
 
-def test_the_card_says_for_how_long_both_believed_where_there_is_room(hostile: tuple[Report, Evidence]) -> None:
+def test_the_card_says_for_how_long_both_believed_where_there_is_room(hostile: tuple[Report, Gathered]) -> None:
     assert "✗ 1/1 400ms" in card(*hostile)
 
 
-def test_a_void_or_partial_report_says_so_first(hostile: tuple[Report, Evidence]) -> None:
+def test_a_void_or_partial_report_says_so_first(hostile: tuple[Report, Gathered]) -> None:
     hostile_report, evidence = hostile
     report = Report({**hostile_report.data, "exit_code": 3})
     text = page(report, evidence)
@@ -243,7 +240,7 @@ def test_a_report_without_a_cycle_is_a_page_too() -> None:
     assert "No cycle was run" in text
     assert "Many locks held by one client" in text
     ElementTree.fromstring(card(report, evidence))
-    ElementTree.fromstring(card(Report({**report.data, "loads": [], "columns": []}), Evidence()))
+    ElementTree.fromstring(card(Report({**report.data, "loads": [], "columns": []}), Gathered()))
 
 
 def test_a_control_is_on_the_same_chart_of_throughput_as_those_it_stands_beside() -> None:
@@ -322,7 +319,7 @@ def browser() -> Iterator[chromium.Browser]:
 
 
 @pytest.fixture(scope="module")
-def address(hostile: tuple[Report, Evidence], tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(hostile: tuple[Report, Gathered], tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(page(*hostile), encoding="utf-8")
     return path.as_uri()
@@ -394,7 +391,7 @@ def test_a_timeline_can_be_magnified_and_has_an_address(browser: chromium.Browse
 
 
 def test_the_card_is_a_picture_of_its_size(
-    browser: chromium.Browser, hostile: tuple[Report, Evidence], tmp_path: Path
+    browser: chromium.Browser, hostile: tuple[Report, Gathered], tmp_path: Path
 ) -> None:
     path = tmp_path / "card.svg"
     path.write_text(card(*hostile), encoding="utf-8")

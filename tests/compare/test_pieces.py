@@ -24,7 +24,7 @@ WANTED: dict[str, Any] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run whose time was over after one cycle of each cell."""
     folder = tmp_path_factory.mktemp("pieces")
-    first = compare.run([url_of(folder)], **WANTED, seed=5, within=0.001, out=folder)
+    first = compare.run([url_of(folder)], compare.Options(**WANTED, seed=5, within=0.001, out=folder))
     assert sum(cell["cycles"] for cell in first.data["cells"]) == 2
     return folder
 
@@ -36,7 +36,7 @@ def url_of(folder: Path) -> str:
 def test_what_is_left_is_run_and_the_report_is_of_all_pieces(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     first = compare.read_report(tmp_path)
-    report = compare.run([url_of(tmp_path)], **WANTED, out=tmp_path, resume=True)
+    report = compare.run([url_of(tmp_path)], compare.Options(**WANTED, out=tmp_path, resume=True))
     assert {name: cell["cycles"] for (name, _), cell in report.cells.items()} == {"sqlite": 2, "sqlite-flag": 1}
     assert [piece["cycles"] for piece in report.data["pieces"]] == [2, 1]
     assert report.data["seed"] == 5
@@ -64,7 +64,7 @@ def test_what_is_left_is_run_and_the_report_is_of_all_pieces(folder: Path, tmp_p
 def test_another_run_is_refused_before_anything_is_written(folder: Path, other: dict[str, Any], why: str) -> None:
     before = (folder / "history.jsonl").read_bytes()
     with pytest.raises(ConfigurationError, match=why):
-        compare.run([url_of(folder)], **{**WANTED, "out": folder, **other}, resume=True)
+        compare.run([url_of(folder)], compare.Options(**{**WANTED, "out": folder, **other}, resume=True))
     assert (folder / "history.jsonl").read_bytes() == before
 
 
@@ -84,10 +84,10 @@ def test_a_history_that_cannot_be_gone_on_with_is_refused(folder: Path, tmp_path
     path = tmp_path / "history.jsonl"
     path.write_text("".join(what(path.read_text().splitlines(keepends=True))))
     with pytest.raises(ConfigurationError, match=why):
-        compare.run([url_of(tmp_path)], **WANTED, out=tmp_path, resume=True)
+        compare.run([url_of(tmp_path)], compare.Options(**WANTED, out=tmp_path, resume=True))
 
 
 def test_a_run_of_another_version_is_not_gone_on_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multilock, "__version__", "0.0.0")
     with pytest.raises(ConfigurationError, match=r"and is 0\.0\.0"):
-        compare.run([url_of(folder)], **WANTED, out=folder, resume=True)
+        compare.run([url_of(folder)], compare.Options(**WANTED, out=folder, resume=True))

@@ -15,7 +15,7 @@ import redis
 
 from multilock import ConfigurationError, now
 from multilock.testing import Helper, compare, say
-from multilock.testing.compare.interrupted import interrupted_once
+from multilock.testing.compare.runner import interrupted_once
 from tests.servers import RedisServer
 
 BROKEN = "tests.compare.broken"
@@ -42,8 +42,10 @@ def report(server: RedisServer, folder: Path) -> compare.Report:
     adapters = [f"{BROKEN}:{name}={server.url}" for name in (*SOUND, *DEFECTS, *STRANGE)]
     return compare.run(
         [server.url, "memory://", "redis://127.0.0.1:1"],
-        adapters=adapters, scenarios=["pause", "late-answer"], cycles=2, ttl=1.0, seed=1, at_once=10, out=folder,
-    )  # fmt: skip
+        compare.Options(
+            adapters=adapters, scenarios=["pause", "late-answer"], cycles=2, ttl=1.0, seed=1, at_once=10, out=folder
+        ),
+    )
 
 
 pytestmark = pytest.mark.timeout(150)
@@ -92,14 +94,16 @@ def test_an_adapter_whose_bound_cannot_be_is_told_and_takes_no_part(
 def test_an_adapter_that_hangs_is_undecided_and_its_processes_end(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.testing.compare.cycle.PATIENCE", 2.0)
-    found = compare.run([], adapters=[f"{BROKEN}:Hanging={server.url}"], scenarios=["kill"], cycles=1, controls=False)
-    assert "A did not come to got" in found.cells["Hanging", "kill"]["not_decided"][0]["why"][0]
+    monkeypatch.setattr("multilock.testing.compare.cycle.PATIENCE", 5.0)
+    found = compare.run(
+        [], compare.Options(adapters=[f"{BROKEN}:Hanging={server.url}"], scenarios=["kill"], cycles=1, controls=False)
+    )
+    assert "A did not come to" in found.cells["Hanging", "kill"]["not_decided"][0]["why"][0]
     assert found.exit_code == 3
 
 
 def test_contention_leaves_nobody_waiting_and_counts_what_is_sent(server: RedisServer) -> None:
-    found = compare.run([server.url], scenarios=["contention"], controls=False, all_of_controls=False)
+    found = compare.run([server.url], compare.Options(scenarios=["contention"], controls=False, all_of_controls=False))
     rows = found.data["loads"]
     assert [row["deadlocks"] for row in rows] == [0, 0]
     [counted] = [row["sends_per_grant"] for row in rows if row["sends_per_grant"] is not None]
@@ -168,7 +172,9 @@ def unfit(value: Any, schema: dict[str, Any], where: str = "report") -> Iterator
 
 def compare_for_long(url: str, folder: str) -> None:
     report = compare.run(
-        [url], cycles=100, scenarios=["pause"], out=Path(folder), progress=lambda at: say("progress", len(at.running))
+        [url],
+        compare.Options(cycles=100, scenarios=["pause"], out=Path(folder)),
+        progress=lambda at: say("progress", len(at.running)),
     )
     say("ended", report.data["partial"], report.exit_code)
 
@@ -233,7 +239,7 @@ def held(key: bytes) -> bool:
 )
 def test_what_is_misspelled_is_told_before_anything_runs(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
-        compare.run(**wrong)
+        compare.run(wrong.pop("urls"), compare.Options(**wrong))
 
 
 def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -19,12 +19,11 @@ import pytest
 from multilock import ConfigurationError, now
 from multilock.testing import Helper, compare, hear, say
 from multilock.testing.compare.columns import Column
-from multilock.testing.compare.contestants import ASYNCIO, BLOCKING
+from multilock.testing.compare.contestants import ASYNCIO, BLOCKING, close_kazoo
 from multilock.testing.compare.cycle import Plan, _Scene
 from multilock.testing.compare.keeper import states
 from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import ServerFault, ServerProcess, each_of, given
-from multilock.testing.compare.sessions import close_kazoo
 from tests.compare.test_many_at_once import mate_that_said
 from tests.open_files import over_a_thousand
 from tests.servers import RedisServer
@@ -137,9 +136,11 @@ def test_a_server_that_stood_still_gives_the_lock_to_the_next_only_after_the_fir
     server: RedisServer, tmp_path: Path
 ) -> None:
     found = compare.run(
-        [server.url], scenarios=["server-stop"], cycles=1, ttl=2.0, controls=False, server_pids=[str(server.pid)],
-        out=tmp_path,
-    )  # fmt: skip
+        [server.url],
+        compare.Options(
+            scenarios=["server-stop"], cycles=1, ttl=2.0, controls=False, server_pids=[str(server.pid)], out=tmp_path
+        ),
+    )
     cell = found.cells["redis", "server-stop"]
     assert (cell["violations"], cell["broken"], cell["no_fault"]) == ([], 0, 0), cell
     assert not stands_still(server.pid)
@@ -149,9 +150,11 @@ def test_a_server_that_stood_still_gives_the_lock_to_the_next_only_after_the_fir
 
 def test_a_process_that_is_not_the_server_makes_no_fault(server: RedisServer, sleeper: subprocess.Popen[bytes]) -> None:
     found = compare.run(
-        [server.url], scenarios=["server-stop"], cycles=1, ttl=1.0, controls=False,
-        server_pids=[f"redis={sleeper.pid}"],
-    )  # fmt: skip
+        [server.url],
+        compare.Options(
+            scenarios=["server-stop"], cycles=1, ttl=1.0, controls=False, server_pids=[f"redis={sleeper.pid}"]
+        ),
+    )
     assert ("redis", "server-stop") in found.cells, found.data["columns"]
     assert found.cells["redis", "server-stop"]["kept"] == 0
     assert "met nothing" in found.cells["redis", "server-stop"]["not_decided"][0]["why"][0]
@@ -178,7 +181,7 @@ def test_a_server_that_is_misspelled_or_not_there_is_told_before_anything_runs(
 def test_a_server_must_be_one_of_those_compared(sleeper: subprocess.Popen[bytes]) -> None:
     for urls, which in ((["memory://"], ""), (["memory://"], "etcd="), (["redis://127.0.0.1:1"], "redis://elsewhere=")):
         with pytest.raises(ConfigurationError, match=r"which URL does|not one of the compared"):
-            compare.run(urls, server_pids=[f"{which}{sleeper.pid}"])
+            compare.run(urls, compare.Options(server_pids=[f"{which}{sleeper.pid}"]))
     with pytest.raises(ConfigurationError, match="given before"):
         given([str(sleeper.pid), str(sleeper.pid)], [])
 
@@ -244,9 +247,15 @@ def test_a_restart_counts_only_where_the_server_was_away_and_its_container_was_s
         engine.chmod(engine.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", str(tmp_path))
         found = compare.run(
-            [mine.url, paused.url, unlike.url], scenarios=["server-restart"], cycles=1, ttl=1.0, controls=False,
-            server_containers=[f"{mine.url}=mine", f"{paused.url}=paused", f"{unlike.url}=of-another"],
-        )  # fmt: skip
+            [mine.url, paused.url, unlike.url],
+            compare.Options(
+                scenarios=["server-restart"],
+                cycles=1,
+                ttl=1.0,
+                controls=False,
+                server_containers=[f"{mine.url}=mine", f"{paused.url}=paused", f"{unlike.url}=of-another"],
+            ),
+        )
     no_fault = {name: cell["no_fault"] for (name, _), cell in found.cells.items()}
     assert no_fault == {"redis": 0, "redis-2": 1, "redis-3": 1}, found.cells
     assert found.violations == []
@@ -299,7 +308,7 @@ def test_a_session_has_ended_only_when_the_server_gives_another_one(
         client_id, hosts, _session_timeout = (7, b"password"), [("127.0.0.1", 1)], 2000
 
     given_out = iter(numbers)
-    monkeypatch.setattr("multilock.testing.compare.sessions._close", lambda *_: next(given_out))
+    monkeypatch.setattr("multilock.testing.compare.contestants._close", lambda *_: next(given_out))
     assert close_kazoo(Client()) is ended
 
 

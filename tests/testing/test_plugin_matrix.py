@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from multilock.testing.plugin import matrix as matrix_module
-from multilock.testing.plugin.matrix import Cell, Column, Matrix, row_of
+from multilock.testing.plugin.matrix import Cell, Matrix, MatrixColumn, row_of
 from multilock.testing.plugin.sites import Sites
 from tests.compare.test_run import unfit
 
@@ -496,7 +496,7 @@ def test_a_row_is_a_test_without_its_backend(nodeid: str, label: str, row: str) 
 
 
 def test_backends_that_agree_are_named_together() -> None:
-    matrix = Matrix([Column(label, "") for label in ("a", "b", "c", "d")])
+    matrix = Matrix([MatrixColumn(label, "") for label in ("a", "b", "c", "d")])
     for column, outcome in enumerate(("passed", "failed", "passed", "away")):
         matrix.put("t", column, Cell(outcome, "x" if outcome == "failed" else ""))
     assert matrix.differences() == [("t", "passed on a, c; failed on b (x)")]

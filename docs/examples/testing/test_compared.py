@@ -10,7 +10,7 @@ from multilock.testing import compare
 @pytest.mark.multilock(requires={"cross_host"})
 @pytest.mark.timeout(300)
 def test_no_process_believes_in_its_lock_across_a_partition(multilock_url: str) -> None:
-    report = compare.run([multilock_url], scenarios=["partition"], cycles=2, all_of_controls=False)
+    report = compare.run([multilock_url], compare.Options(scenarios=["partition"], cycles=2, all_of_controls=False))
     assert report.violations == []
     if report.void:  # the run shows nothing, perhaps because this machine is busy
         pytest.skip(f"undecided: {report.void}")

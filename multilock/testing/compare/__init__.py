@@ -2,7 +2,8 @@
 
     from multilock.testing import compare
 
-    report = compare.run(["redis://localhost:6379"], scenarios=["pause", "partition"], cycles=20)
+    options = compare.Options(scenarios=["pause", "partition"], cycles=20)
+    report = compare.run(["redis://localhost:6379"], options)
     assert report.exit_code == 0, report.violations + report.void
 
 In each cycle three contenders compete, one fault happens, and the beliefs that they recorded are judged. Controls,
@@ -10,19 +11,21 @@ which are known to be weak, run as well: if they do not fail, the report is void
 an `Adapter`. It needs Linux, or another system with SIGSTOP and one CLOCK_MONOTONIC for all processes.
 """
 
-from multilock.testing.compare.changes import against
-from multilock.testing.compare.contestants import Adapter, Holding, Lock, Place
+from multilock.testing.compare.contestants import Adapter, AdapterClient, AdapterHolding, AdapterLock
+from multilock.testing.compare.plan import Options
 from multilock.testing.compare.report import Report, read_report, verify
 from multilock.testing.compare.runner import INTERRUPTED, Progress, run
 from multilock.testing.compare.scenarios import SCENARIOS, Scenario
+from multilock.testing.compare.summary import against
 
 __all__ = [
     "INTERRUPTED",
     "SCENARIOS",
     "Adapter",
-    "Holding",
-    "Lock",
-    "Place",
+    "AdapterClient",
+    "AdapterHolding",
+    "AdapterLock",
+    "Options",
     "Progress",
     "Report",
     "Scenario",

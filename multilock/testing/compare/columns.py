@@ -1,29 +1,40 @@
-"""The contestants: each URL and the controls beside it. Each server is asked once before anything runs."""
+"""The contestants: each URL and the controls beside it.
+
+Each server is asked once before anything runs, and afterwards for leftovers.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import sqlite3
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions, version
 from typing import Any
 
 import multilock
-from multilock import ConfigurationError, MultilockError
+from multilock import ConfigurationError, MultilockError, now
+from multilock.backend import Backend
 from multilock.config import resolve
+from multilock.registry import OURS
 from multilock.testing.compare.contestants import ASYNCIO, BLOCKING, load
 from multilock.testing.compare.controls import CONTROLS
 from multilock.testing.compare.scenarios import SCENARIOS, Need, Scenario
 from multilock.testing.compare.servers import Given, ServerProcess
-from multilock.testing.compare.versions import versions_of
 from multilock.testing.network import has_network, why_no_network
 from multilock.urls import redact
 
-__all__ = ["Column", "columns_for", "is_ours"]
+__all__ = ["Column", "columns_for"]
 
 CONTROLS_MODULE = "multilock.testing.compare.controls"
 LIBRARIES = {"naive": "redis", "redis-py": "redis", "kazoo": "kazoo"}
 PROBE_WITHIN = 10.0
+ALIVE_WITHIN = 5.0
+LOOK_AROUND = 5.0  # seconds within which a released lock must be gone from the server
+LOOK_EVERY = 0.1
 BOUND_MAX = 300.0  # seconds: each cycle may wait so long
 
 
@@ -68,10 +79,29 @@ class Column:
                 has.add("restart")
         return has
 
-    def sweep(self, begin: str) -> list[str] | None:
-        """Remove all names that begin like this, and return those that are left; None if the adapter cannot do it."""
-        sweep = getattr(load(self.adapters[0]), "sweep", None)
-        return None if sweep is None else sorted(map(str, sweep(self.url, begin)))
+    def check_alive(self) -> None:
+        """Set ``gone`` if the server does not answer, as far as we can ask it."""
+        if _is_ours(self.url):
+            try:
+                with multilock.connect(self.url, request_timeout=ALIVE_WITHIN) as client:
+                    client.ping()
+            except MultilockError as error:
+                self.gone = f"{type(error).__name__}: {error}"
+
+    def find_leftovers(self, begin: str, *, patient: bool) -> None:
+        """Set ``leftovers`` to the names with this beginning at the server. An adapter that can sweep removes them.
+
+        With ``patient``, wait for locks that end by themselves.
+        """
+        if self.gone or self.url.startswith("memory:"):
+            return
+        try:
+            if (sweep := getattr(load(self.adapters[0]), "sweep", None)) is not None:
+                self.leftovers = sorted(map(str, sweep(self.url, begin)))
+            elif _is_ours(self.url):
+                self.leftovers = _left_at(self.url, begin, LOOK_AROUND + (self.bound if patient else 0.0))
+        except Exception as error:  # the adapter may be anybody's
+            self.gone = f"{type(error).__name__}: {error}"
 
     @property
     def data(self) -> dict[str, Any]:
@@ -139,7 +169,16 @@ def _assign(servers: Given, columns: list[Column]) -> None:
                 column.server = server
 
 
-def is_ours(url: str) -> bool:
+def _left_at(url: str, begin: str, within: float) -> list[str]:
+    """Return the names with this beginning that are still at the server after this time."""
+    until = now() + within
+    with multilock.connect(url) as client:
+        while (left := sorted({info.name for info in client.inspect_all(begin)})) and now() < until:
+            time.sleep(LOOK_EVERY)
+    return left
+
+
+def _is_ours(url: str) -> bool:
     """Return whether multilock has a backend for this URL. If not, we cannot ask its server anything."""
     return bool(_scheme(url))
 
@@ -195,7 +234,7 @@ def _probe(column: Column) -> None:
         with multilock.connect(column.url, request_timeout=PROBE_WITHIN) as client:
             client.ping()
             findings = client.diagnose()
-            versions = versions_of(client, PROBE_WITHIN)
+            versions = _versions_of(client, PROBE_WITHIN)
         with multilock.connect(column.url, ttl=column.ttl, outage_timeout=PROBE_WITHIN) as client:
             with client.lock("compare-probe").acquire(PROBE_WITHIN) as lease:
                 column.ttl = lease.ttl
@@ -213,3 +252,53 @@ def _probe(column: Column) -> None:
         raise
     except MultilockError as error:
         column.gone = f"{type(error).__name__}: {error}"
+
+
+# ---- the versions of servers and client libraries, for information only
+
+
+def _versions_of(client: multilock.Client, within: float) -> dict[str, str]:
+    """Return the versions that are known, for the report."""
+    backend = client._kernel.backend
+    found = {"server": server} if (server := _server(backend, within)) else {}
+    return found | _library(backend.scheme)
+
+
+def _library(scheme: str) -> dict[str, str]:
+    library = OURS[scheme].library if scheme in OURS else None
+    if library is not None:
+        names = packages_distributions().get(library, ())
+        return {"client library": ", ".join(f"{name} {version(name)}" for name in sorted(set(names)))}
+    return {"client library": f"sqlite {sqlite3.sqlite_version}"} if scheme == "sqlite" else {}
+
+
+def _server(backend: Backend, within: float) -> str:
+    """Return the versions of the servers of a URL. Empty if there is none, or if this user may not see it."""
+    try:
+        return ", ".join(dict.fromkeys(_told(backend, within)))
+    except Exception:  # somebody else's backend, or a user without the permission: it is only information
+        return ""
+
+
+def _told(backend: Backend, within: float) -> list[str]:
+    its: Any = backend
+    match backend.scheme:
+        case "redis" | "rediss" | "unix":
+            from multilock_redis.wire import pack
+
+            [(info, _)] = its._node.connections.exchange([pack("INFO", "server")], within)
+            found = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+            kind = "valkey" if "valkey_version" in found else "redis"
+            return [f"{kind} {found[f'{kind}_version']}"]
+        case "etcd" | "etcds":
+            from multilock_etcd.transport import calls
+            from multilock_etcd.wire import StatusRequest
+
+            said = [each for _, each in its._requests.each(calls.STATUS, StatusRequest(), within)]
+            return [f"etcd {each.version}" for each in said if not isinstance(each, Exception)]
+        case "consul" | "consuls":
+            return [f"consul {its._agents.api(within).agent.self()['Config']['Version']}"]
+        case "zookeeper" | "zk":
+            [number] = re.findall(r"version: ([\d.]+)", its._transport.command(b"srvr", within))
+            return [f"zookeeper {number}"]
+    return []

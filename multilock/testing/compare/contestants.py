@@ -4,9 +4,9 @@ An adapter has a name of the form ``package.module:Name``, and must be importabl
 
     class Theirs:
         @staticmethod
-        def open(url: str, ttl: float) -> Place: ...
+        def open(url: str, ttl: float) -> AdapterClient: ...
 
-Only one thread at a time calls these methods, except `Holding.believes`.
+Only one thread at a time calls these methods, except `AdapterHolding.believes`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,20 @@ from typing import Any, Protocol, TypeVar
 
 import multilock
 from multilock import ConfigurationError
-from multilock.testing.compare.sessions import HAVE_SESSIONS, end_session
+from multilock.backend import Backend
 
-__all__ = ["ASYNCIO", "BLOCKING", "Adapter", "Asyncio", "Blocking", "Holding", "Lock", "Place", "load"]
+__all__ = [
+    "ASYNCIO",
+    "BLOCKING",
+    "Adapter",
+    "AdapterClient",
+    "AdapterHolding",
+    "AdapterLock",
+    "Asyncio",
+    "Blocking",
+    "close_kazoo",
+    "load",
+]
 
 BLOCKING = "multilock.testing.compare.contestants:Blocking"
 ASYNCIO = "multilock.testing.compare.contestants:Asyncio"
@@ -31,7 +42,7 @@ ANSWER_WITHIN = 60.0  # seconds for the loop of an asyncio client, which a scena
 T = TypeVar("T")
 
 
-class Holding(Protocol):
+class AdapterHolding(Protocol):
     """A lock that was acquired.
 
     Optional members: ``on_lost(callback)``, which calls ``callback()`` once the holding is lost. ``ttl``, the granted
@@ -49,14 +60,14 @@ class Holding(Protocol):
         """Release it. False or an exception means that it was not ours any longer."""
 
 
-class Lock(Protocol):
+class AdapterLock(Protocol):
     """A lock with a name, made by a place."""
 
-    def acquire(self, timeout: float) -> Holding | None:
+    def acquire(self, timeout: float) -> AdapterHolding | None:
         """Wait for the lock for so many seconds. Returns None if somebody else still has it."""
 
 
-class Place(Protocol):
+class AdapterClient(Protocol):
     """A client.
 
     Optional members: ``ping()``, one round trip. ``on_loop(call)``, which runs ``call()`` on its event loop, like user
@@ -64,7 +75,7 @@ class Place(Protocol):
     operator would, and returns True if there was one.
     """
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> AdapterLock:
         """Return the lock of this name."""
 
     def close(self) -> object:
@@ -81,7 +92,7 @@ class Adapter(Protocol):
     this, and returns the names that it could not remove.
     """
 
-    def open(self, url: str, ttl: float) -> Place:
+    def open(self, url: str, ttl: float) -> AdapterClient:
         """Return a place: a client of this URL."""
 
 
@@ -128,7 +139,7 @@ class Blocking(_Ours):
     """multilock's blocking face."""
 
     @staticmethod
-    def open(url: str, ttl: float) -> Place:
+    def open(url: str, ttl: float) -> AdapterClient:
         """Return a blocking client."""
         return _Client(multilock.connect(url, ttl=ttl, outage_timeout=OUTAGE))
 
@@ -138,7 +149,7 @@ class _Client:
         self._client = client
         self.newest: multilock.Lease | None = None
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> AdapterLock:
         return _Lock(self, self._client.lock(name))
 
     def end_session(self) -> bool:
@@ -152,14 +163,14 @@ class _Client:
 
 
 def _end_session_of(client: multilock.Client | multilock.AsyncClient, lease: Any) -> bool:
-    return lease is not None and end_session(client._kernel.backend, lease._granted.group)
+    return lease is not None and _end_session(client._kernel.backend, lease._granted.group)
 
 
 class _Lock:
     def __init__(self, client: _Client, lock: multilock.DistributedLock) -> None:
         self._client, self._lock = client, lock
 
-    def acquire(self, timeout: float) -> Holding | None:
+    def acquire(self, timeout: float) -> AdapterHolding | None:
         lease = self._client.newest = self._lock.try_acquire(timeout)
         return None if lease is None else _Lease(lease)
 
@@ -189,7 +200,7 @@ class Asyncio(_Ours):
     loop = True
 
     @staticmethod
-    def open(url: str, ttl: float) -> Place:
+    def open(url: str, ttl: float) -> AdapterClient:
         """Return an asyncio client, behind blocking methods."""
         return _AsyncClient(url, ttl)
 
@@ -202,7 +213,7 @@ class _AsyncClient:
         self._client = multilock.connect_async(url, ttl=ttl, outage_timeout=OUTAGE)
         self.newest: multilock.AsyncLease | None = None
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> AdapterLock:
         return _AsyncLock(self, self._client.lock(name, cancel_on_lost=False))
 
     def ping(self) -> object:
@@ -228,7 +239,7 @@ class _AsyncLock:
     def __init__(self, client: _AsyncClient, lock: multilock.AsyncDistributedLock) -> None:
         self._client, self._lock = client, lock
 
-    def acquire(self, timeout: float) -> Holding | None:
+    def acquire(self, timeout: float) -> AdapterHolding | None:
         lease = self._client.newest = self._client.run(self._lock.try_acquire(timeout), timeout)
         return None if lease is None else _AsyncLease(self._client, lease)
 
@@ -250,3 +261,67 @@ class _AsyncLease:
 
     def release(self) -> object:
         return self._client.run(self._lease.release())
+
+
+# ---- the end of a session of Consul or ZooKeeper, or of a lease of etcd, as an operator would end it
+#
+# The request goes through the backend's client library, separately from the lock. So the holder of the lock learns of
+# it only from the server, not from us.
+
+HAVE_SESSIONS = frozenset({"consul", "consuls", "etcd", "etcds", "zookeeper", "zk"})
+"""The schemes of backends with sessions."""
+
+WITHIN = 5.0
+TRIES = 8
+
+
+def _end_session(backend: Backend, session: Any) -> bool:
+    """End a session. ``session`` is the group of a grant. Returns False if it did not exist."""
+    its: Any = backend
+    match backend.scheme:
+        case "consul" | "consuls":
+            agents = its._agents
+            answer, _ = agents.call("PUT", agents.target(f"/v1/session/destroy/{session}"), WITHIN)
+            return bool(answer.json())
+        case "etcd":
+            from multilock_etcd.transport import LeaseMissing, calls
+            from multilock_etcd.wire import LeaseRevokeRequest
+
+            try:
+                its._requests.call(calls.REVOKE, LeaseRevokeRequest(ID=session), WITHIN)
+            except LeaseMissing:
+                return False
+            return True
+        case "zookeeper":
+            return close_kazoo(its._transport._client, its._ensemble.tls)
+    return False
+
+
+def close_kazoo(client: Any, tls: Any = None) -> bool:
+    """End the session of this KazooClient, which learns of it from the server.
+
+    Another connection takes over the session and closes it. On a busy machine this client may take it back first. So we
+    ask for the session once more: if we get another one, the first one has ended.
+    """
+    if (its := client.client_id) is None:
+        return False
+    hosts = ",".join(f"{host}:{port}" for host, port in client.hosts)
+    timeout = client._session_timeout / 1000
+    for tried in range(TRIES):
+        number = _close(hosts, its, timeout, tls or {})
+        if number is not None and number != its[0]:
+            return tried > 0  # at the first try it means that the session had ended before
+    return False
+
+
+def _close(hosts: str, its: tuple[int, bytes], timeout: float, tls: Any) -> int | None:
+    """Return the number of the session that was closed. It is another one if ``its`` does not exist any longer."""
+    from kazoo.client import KazooClient
+
+    other = KazooClient(hosts, client_id=its, timeout=timeout, **tls)
+    other.start(WITHIN)
+    try:
+        return None if other.client_id is None else int(other.client_id[0])
+    finally:
+        other.stop()
+        other.close()

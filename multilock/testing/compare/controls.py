@@ -18,8 +18,7 @@ from typing import Any
 import multilock
 from multilock.config import open_configured, resolve
 from multilock.options import LOGIN
-from multilock.testing.compare.contestants import Blocking, Holding, Lock, Place
-from multilock.testing.compare.sessions import close_kazoo
+from multilock.testing.compare.contestants import AdapterClient, AdapterHolding, AdapterLock, Blocking, close_kazoo
 
 __all__ = ["CONTROLS", "Flag", "Kazoo", "Naive", "RedisPy"]
 
@@ -35,16 +34,16 @@ class Flag(Blocking):
     control = WEAK
 
     @staticmethod
-    def open(url: str, ttl: float) -> Place:
+    def open(url: str, ttl: float) -> AdapterClient:
         """Return a client."""
         return _FlagPlace(Blocking.open(url, ttl))
 
 
 class _FlagPlace:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: AdapterClient) -> None:
         self._place = place
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> AdapterLock:
         return _FlagLock(self._place.lock(name))
 
     def end_session(self) -> bool:
@@ -55,16 +54,16 @@ class _FlagPlace:
 
 
 class _FlagLock:
-    def __init__(self, lock: Lock) -> None:
+    def __init__(self, lock: AdapterLock) -> None:
         self._lock = lock
 
-    def acquire(self, timeout: float) -> Holding | None:
+    def acquire(self, timeout: float) -> AdapterHolding | None:
         holding = self._lock.acquire(timeout)
         return None if holding is None else _FlagHolding(holding)
 
 
 class _FlagHolding:
-    def __init__(self, holding: Holding) -> None:
+    def __init__(self, holding: AdapterHolding) -> None:
         self._holding = holding
         self._locked = True
         self.token = holding.token
@@ -84,7 +83,7 @@ class Naive:
     control = WEAK
 
     @staticmethod
-    def open(url: str, ttl: float) -> Place:
+    def open(url: str, ttl: float) -> AdapterClient:
         """Return a client."""
         return _NaivePlace(_redis(url), ttl, _prefix(url))
 
@@ -103,7 +102,7 @@ class _NaivePlace:
     def __init__(self, client: Any, ttl: float, prefix: str) -> None:
         self._client, self._ttl, self._prefix = client, ttl, prefix
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> AdapterLock:
         return _NaiveLock(self._client, self._prefix + name, self._ttl)
 
     def close(self) -> None:
@@ -114,7 +113,7 @@ class _NaiveLock:
     def __init__(self, client: Any, name: str, ttl: float) -> None:
         self._client, self._name, self._ttl = client, name, ttl
 
-    def acquire(self, timeout: float) -> Holding | None:
+    def acquire(self, timeout: float) -> AdapterHolding | None:
         milliseconds = int(self._ttl * 1000)
         owner = secrets.token_hex(8)
         until = multilock.now() + timeout
@@ -168,7 +167,7 @@ class RedisPy:
     control: frozenset[str] = frozenset()
 
     @staticmethod
-    def open(url: str, ttl: float) -> Place:
+    def open(url: str, ttl: float) -> AdapterClient:
         """Return a client."""
         return _RedisPyPlace(_redis(url), ttl, _prefix(url))
 
@@ -187,7 +186,7 @@ class _RedisPyPlace:
     def __init__(self, client: Any, ttl: float, prefix: str) -> None:
         self._client, self._ttl, self._prefix = client, ttl, prefix
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> AdapterLock:
         return _RedisPyLock(self._client.lock(self._prefix + name, timeout=self._ttl, thread_local=False), self._ttl)
 
     def close(self) -> None:
@@ -198,7 +197,7 @@ class _RedisPyLock:
     def __init__(self, lock: Any, ttl: float) -> None:
         self._lock, self._ttl = lock, ttl
 
-    def acquire(self, timeout: float) -> Holding | None:
+    def acquire(self, timeout: float) -> AdapterHolding | None:
         taken = self._lock.acquire(blocking_timeout=timeout)
         return _RedisPyHolding(self._lock, self._ttl) if taken else None
 
@@ -228,7 +227,7 @@ class Kazoo:
     control = frozenset({"pause", "partition", "session"})
 
     @staticmethod
-    def open(url: str, ttl: float) -> Place:
+    def open(url: str, ttl: float) -> AdapterClient:
         """Return a client."""
         return _KazooPlace(url, ttl)
 
@@ -266,7 +265,7 @@ class _KazooPlace:
         self._client.start(timeout=START_WITHIN)
         self._ttl = ttl
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> AdapterLock:
         return _KazooLock(self._client, self._nodes.parent(name), self._ttl)
 
     def end_session(self) -> bool:
@@ -287,7 +286,7 @@ class _KazooLock:
         _make_container(self._client, self._path)
         return self._client.Lock(self._path)
 
-    def acquire(self, timeout: float) -> Holding | None:
+    def acquire(self, timeout: float) -> AdapterHolding | None:
         from kazoo.exceptions import LockTimeout, NoNodeError
 
         try:

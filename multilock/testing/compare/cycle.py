@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from multilock import now
 from multilock.testing.compare.contestants import load
 from multilock.testing.compare.history import Event
-from multilock.testing.compare.mates import LOOK_EVERY, TICK, Late, Mate, Stopped, Trouble
+from multilock.testing.compare.pool import LOOK_EVERY, TICK, Late, Mate, RunEnded, Trouble
 from multilock.testing.compare.scenarios import Scenario
-from multilock.testing.compare.servers import ServerFault, ServerProcess, answers, each_of
-from multilock.testing.compare.together import WHEN, Together
+from multilock.testing.compare.servers import WHEN, ServerFault, ServerProcess, Together, answers, each_of
 from multilock.testing.network import Network
 
 __all__ = ["Cell", "Plan", "play"]
@@ -78,7 +77,7 @@ def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
                 stack.callback(scene.network.close)
             end["took_place"] = scene.play()
         except (Trouble, ServerFault, OSError, ValueError) as trouble:
-            end |= {"reached": False, "why": str(trouble), "stopped": isinstance(trouble, Stopped)}
+            end |= {"reached": False, "why": str(trouble), "stopped": isinstance(trouble, RunEnded)}
             a.fit = b.fit = False
         finally:
             with suppress(OSError):
@@ -214,13 +213,13 @@ class _Scene:
 
     def pass_time(self, seconds: float) -> None:
         if self._stop.wait(seconds):
-            raise Stopped("the run was interrupted")
+            raise RunEnded("the run was interrupted")
 
     def until_said(self, mate: Mate, what: str, role: str, within: float) -> bool:
         ends = now() + within
         while mate.said(what, role) is None:
             if self._stop.is_set():
-                raise Stopped("the run was interrupted")
+                raise RunEnded("the run was interrupted")
             if (left := ends - now()) <= 0:
                 return False
             mate.listen(min(left, TICK))
@@ -236,7 +235,7 @@ class _Scene:
         ends = now() + within
         while not look():
             if self._stop.is_set():
-                raise Stopped("the run was interrupted")
+                raise RunEnded("the run was interrupted")
             if (left := ends - now()) <= 0:
                 return False
             time.sleep(min(left, LOOK_EVERY))

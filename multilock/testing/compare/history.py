@@ -2,7 +2,8 @@
 
 Each line has ``cycle``, a number, and ``what``, its kind. All lines of a cycle are together: first its plan (``cycle``,
 or ``load`` for a measurement), then the lines of its processes (with their ``pid``) and the faults, then ``end``. Times
-are in seconds on the clock of `multilock.now()`, which is the same for all processes.
+are in seconds on the clock of `multilock.now()`, which is the same for all processes. The folder of a run is checked
+for writing before anything runs, and before an old history is overwritten.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from multilock import ConfigurationError
 from multilock.testing.beliefs import Record
 
-__all__ = ["Event", "event_of", "read_cycles", "record_of", "write_cycle"]
+__all__ = ["HISTORY", "Event", "check_writable", "event_of", "open_history", "read_cycles", "record_of", "write_cycle"]
+
+HISTORY = "history.jsonl"
 
 Event = dict[str, Any]
 
@@ -113,3 +118,38 @@ def read_cycles(path: Path) -> Iterator[list[Event]]:
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         for _, events in itertools.groupby(map(json.loads, file), key=lambda event: event["cycle"]):
             yield list(events)
+
+
+# ---- the folder of a run: it is checked before anything runs, and before an old history is overwritten
+
+DISK = 65_536  # bytes to write as a trial
+
+
+def check_writable(out: Path | None) -> None:
+    """Raise ConfigurationError if the folder cannot be made or the disk is full. Its present files are not touched."""
+    if out is None:
+        return
+    trial = out / f"{HISTORY}.trial"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            trial.write_bytes(b"\n" * DISK)
+        finally:
+            trial.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def open_history(out: Path | None, *, resume: bool) -> IO[bytes]:
+    """Open the history, once everything else is known to be right. Unless ``resume``, this deletes the old history."""
+    path = Path(os.devnull) if out is None else out / HISTORY
+    try:
+        if out is not None and not resume:
+            path.write_bytes(b"\n" * DISK)
+        return path.open("ab" if resume else "wb", buffering=0)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+
+
+def _unwritable(out: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"{out} cannot be written: {error.strerror}")

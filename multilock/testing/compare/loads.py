@@ -18,7 +18,7 @@ from typing import Any
 from multilock import now
 from multilock.testing.beliefs.oracles import within
 from multilock.testing.compare.history import Event, record_of
-from multilock.testing.compare.mates import LOOK_EVERY, Mate, Stopped, Trouble
+from multilock.testing.compare.pool import LOOK_EVERY, Mate, RunEnded, Trouble
 from multilock.testing.network import Network, why_no_network
 
 __all__ = ["LOADS", "Load", "play_load", "rows_of"]
@@ -86,7 +86,7 @@ def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tu
         why = str(trouble)
         for each in mates:
             each.fit = False
-        if isinstance(trouble, Stopped):
+        if isinstance(trouble, RunEnded):
             raise
     finally:
         if network is not None:
@@ -148,7 +148,7 @@ def _wait(seconds: float, stop: threading.Event) -> None:
     until = now() + seconds
     while now() < until:
         if stop.is_set():
-            raise Stopped("the run was interrupted")
+            raise RunEnded("the run was interrupted")
         time.sleep(LOOK_EVERY)
 
 

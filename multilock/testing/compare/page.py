@@ -1,6 +1,6 @@
-"""``report.html``: a report and its history on one page, in the order of a reader's doubts.
+"""``report.html``: a report and its history on one page, in the order of a reader's doubts; and the card to share.
 
-It shows neither a score nor a winner: the losses by a pause and by a partition have no common unit.
+The page shows neither a score nor a winner: the losses by a pause and by a partition have no common unit.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from multilock.testing.compare import summary
-from multilock.testing.compare.charts import Plot, ecdf, scatter, strip, trend
-from multilock.testing.compare.evidence import Cycle, Evidence, Measured
+from multilock.testing.compare.charts import Plot, Timeline, ecdf, scatter, strip, timeline_of, trend
 from multilock.testing.compare.history import Event
-from multilock.testing.compare.host import describe
-from multilock.testing.compare.render import render
-from multilock.testing.compare.report import Report
+from multilock.testing.compare.report import Cycle, Gathered, Measured, Report
 from multilock.testing.compare.scenarios import SCENARIOS
-from multilock.testing.compare.tables import face_of
-from multilock.testing.compare.timeline import Timeline, timeline_of
+from multilock.testing.compare.summary import describe, face_of
+from multilock.testing.render import render
 
-__all__ = ["Shown", "page", "shown", "worst_of"]
+__all__ = ["Shown", "card", "page", "shown", "worst_of"]
 
 LOOKS = 8
 ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # the looks of points over time
@@ -33,13 +30,13 @@ TOLD = {
 }  # fmt: skip
 
 
-def page(report: Report, evidence: Evidence) -> str:
+def page(report: Report, evidence: Gathered) -> str:
     """Return the page."""
     return render("page.html.j2", page=_Page(report, evidence), data=report.data)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GridCell:
     """A cell of the grid. ``kind`` is that of `summary.Mark`; ``cycle`` is the number of the shown cycle, or None."""
 
     kind: str
@@ -138,7 +135,7 @@ def shown(key: tuple[str, str], cycle: Cycle, *, control: bool) -> Shown:
 class _Page:
     """The values that the template uses."""
 
-    def __init__(self, report: Report, evidence: Evidence) -> None:
+    def __init__(self, report: Report, evidence: Gathered) -> None:
         self.report, self.evidence = report, evidence
         data = report.data
         self.columns = sorted(data["columns"], key=lambda column: bool(column["control"]))
@@ -161,7 +158,7 @@ class _Page:
         shown = {*report.violations, *(f"{lead}: {line}" for lead in ("VOID", "not shown") for line in report.void)}
         return [(text, kind) for text, kind in summary.notes(report) if text not in shown]
 
-    def grid(self, *, controls: bool) -> tuple[list[str], list[tuple[str, str, list[Cell]]]]:
+    def grid(self, *, controls: bool) -> tuple[list[str], list[tuple[str, str, list[GridCell]]]]:
         """Return the names of the columns, and for each fault its name, its description and its cells."""
         cells = self.report.cells
         names = [
@@ -176,19 +173,21 @@ class _Page:
         ]
         return names, rows
 
-    def _cell(self, cell: dict[str, Any] | None) -> Cell:
+    def _cell(self, cell: dict[str, Any] | None) -> GridCell:
         if cell is None:
-            return Cell("absent", "–", "", "", None, "not applicable")
+            return GridCell("absent", "–", "", "", None, "not applicable")
         shown = self.evidence.worst.get((cell["contestant"], cell["scenario"]))
         number = None if shown is None else int(shown.events[0]["cycle"])
         worst = cell["overlap_worst"]
         overlap = _ms(worst) if cell["broken"] and worst is not None and worst > 0 else ""
         if not cell["decided"]:
-            return Cell("undecided", f"0 of {cell['cycles']}", "", "", number, "undecided")
+            return GridCell("undecided", f"0 of {cell['cycles']}", "", "", number, "undecided")
         below = "" if cell["below"] is None else f"< {cell['below'] * 100:.2g} %"
-        return Cell(cell["verdict"], f"{cell['broken']} of {cell['decided']}", overlap, below, number, cell["verdict"])
+        return GridCell(
+            cell["verdict"], f"{cell['broken']} of {cell['decided']}", overlap, below, number, cell["verdict"]
+        )
 
-    def control_rows(self) -> Iterator[tuple[str, str, Cell, bool]]:
+    def control_rows(self) -> Iterator[tuple[str, str, GridCell, bool]]:
         """Yield control, fault in which it must fail, cell, and whether it failed. Only faults of this run."""
         cells = self.report.cells
         for column in self.controls:
@@ -409,3 +408,85 @@ def _ms(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+
+
+# ---- ``--card FILE``: the grid and the worst cycles as one picture of 1200 × 630, to share
+
+EDGE, TOP, HEAD, BOTTOM = 48.0, 118.0, 34.0, 438.0
+NAMES = 150.0  # width of the names of the faults
+WIDEST, HIGHEST = 112.0, 30.0
+LETTER = 0.62  # the width of a letter, roughly, as a share of its size
+MARKS = {"kept": "✓", "broken": "✗", "undecided": "?", "": "–"}
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One cell of the grid, in the picture."""
+
+    x: float
+    y: float
+    kind: str
+    sign: str
+    text: str
+
+
+def card(report: Report, evidence: Gathered) -> str:
+    """Return the picture, as SVG."""
+    names, rows = summary.grid(report)
+    controls = {column["name"] for column in report.data["columns"] if column["control"]}
+    width = min(WIDEST, (1200 - 2 * EDGE - NAMES) / max(1, len(names)))
+    height = min(HIGHEST, (BOTTOM - TOP - HEAD) / max(1, len(rows)))
+    boxes = [
+        Box(
+            EDGE + NAMES + column * width,
+            TOP + HEAD + row * height,
+            kind or "absent",
+            MARKS[kind],
+            _room(text, kind, width),
+        )
+        for row, (_, marks) in enumerate(rows)
+        for column, (text, kind) in enumerate(marks)
+    ]
+    headline = summary.headline(report)
+    return render(
+        "card.svg.j2",
+        data=report.data,
+        headline=headline[:1].upper() + headline[1:],
+        size=min(34.0, (1200 - 2 * EDGE) / (len(headline) * LETTER)),
+        names=[(_cut(name, width - 8, 13), EDGE + NAMES + n * width, name in controls) for n, name in enumerate(names)],
+        rows=[(name, TOP + HEAD + number * height) for number, (name, _) in enumerate(rows)],
+        boxes=boxes,
+        width=width,
+        height=height,
+        edge=EDGE,
+        top=TOP,
+        cycles=_cycles(report, evidence, controls),
+    )
+
+
+def _cycles(report: Report, evidence: Gathered, controls: set[str]) -> list[Shown]:
+    """Return the worst cycle of our locks, and that of the controls.
+
+    Faults after which the holder cannot be notified in time are left out if there are others.
+    """
+    found = []
+    told = [each for each in evidence.worst.items() if SCENARIOS[each[0][1]].hears] or list(evidence.worst.items())
+    for weak in (False, True):
+        worst = worst_of(each for each in told if (each[0][0] in controls) is weak)
+        if worst is not None:
+            found.append(shown(*worst, control=weak))
+    return found
+
+
+def _room(text: str, kind: str, width: float) -> str:
+    """Return the text beside the sign, as far as there is room for it."""
+    if not kind or kind == "undecided":
+        return ""
+    short = text.partition(" ")[0]
+    wanted = (text, short) if kind == "broken" else (short,)
+    return next((each for each in wanted if (len(each) + 2) * 14 * LETTER < width - 6), "")
+
+
+def _cut(text: str, width: float, size: float) -> str:
+    most = max(1, int(width / (size * LETTER)))
+    return text if len(text) <= most else f"{text[: most - 1]}…"

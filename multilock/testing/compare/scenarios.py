@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from multilock import now
-from multilock.testing.compare.mates import Mate
+from multilock.testing.compare.pool import Mate
 from multilock.testing.compare.servers import ServerProcess
 from multilock.testing.network import Network
 

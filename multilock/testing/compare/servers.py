@@ -1,26 +1,33 @@
-"""A server that a comparison may stop: given as the pid of its process, or the name of its container."""
+"""A server that a comparison may stop: given as the pid of its process, or the name of its container.
+
+Several cycles may share one stop of their server.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import random
 import select
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import multilock
-from multilock import ConfigurationError, MultilockError
+from multilock import ConfigurationError, MultilockError, now
 from multilock.testing.compare.keeper import COMMAND_WITHIN, states
+from multilock.testing.compare.pool import TICK, RunEnded
 
-__all__ = ["Given", "ServerFault", "ServerProcess", "answers", "each_of", "given"]
+__all__ = ["WHEN", "Given", "ServerFault", "ServerProcess", "Together", "answers", "each_of", "given"]
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
 DOWN_WITHIN = 30.0  # seconds within which the fault must have happened
@@ -226,3 +233,84 @@ def _engine(*words: str) -> str:
     if done.returncode:
         raise ConfigurationError(f"{' '.join(words[:2])}: {done.stderr.strip()[-200:]}")
     return done.stdout.strip()
+
+
+# ---- several cycles that share one stop of their server: it affects all its users anyway
+
+WHEN = 0.2, 0.8  # of a ttl: the range of the time from A's grant to the fault
+GATHER_WITHIN = 60.0  # seconds; a cycle that comes later has missed the fault
+
+
+class Together:
+    """A group of ``cycles`` cycles. Each calls `gather` and then `stopped` once, or only `leave`."""
+
+    def __init__(self, cycles: int, seed: str = "") -> None:
+        self.share = random.Random(seed).uniform(*WHEN)  #: of a ttl: the time from the grants to the fault
+        self._expected = cycles
+        self._ready = self._here = 0
+        self._led = False
+        self._down = self._up = False
+        self._why = ""
+        self._changed = threading.Condition()
+
+    def gather(self, stop: threading.Event) -> None:
+        """Wait for the other cycles before anything is held: a lock that is not renewed would expire meanwhile."""
+        with self._changed:
+            self._ready += 1
+            self._changed.notify_all()
+        self._wait(lambda: self._ready >= self._expected, stop, now() + GATHER_WITHIN)
+
+    @contextmanager
+    def stopped(
+        self, server: ServerProcess, within: float, begin: Callable[[], None], stop: threading.Event
+    ) -> Iterator[None]:
+        """Stop the server inside this context. ``begin`` is called right before.
+
+        The first cycle stops the server once all are here, and continues it at the end of its context. The contexts of
+        the others end then, too.
+        """
+        with self._changed:
+            if self._down:
+                raise ServerFault("the cycle came too late for the fault of its server")
+            self._here += 1
+            self._changed.notify_all()
+            leads, self._led = not self._led, True
+        if not leads:
+            self._wait(lambda: self._down, stop)
+            begin()
+            yield
+            self._wait(lambda: self._up, stop)
+            return
+        try:
+            self._wait(lambda: self._here >= self._expected, stop, now() + GATHER_WITHIN)
+            begin()
+            with server.stopped(within):
+                self._set(down=True)
+                yield
+        except BaseException as error:
+            self._why = str(error) or type(error).__name__
+            raise
+        finally:
+            self._set(down=True, up=True)
+
+    def leave(self) -> None:
+        """Report that a cycle has ended, or does not come to its fault."""
+        with self._changed:
+            self._expected -= 1
+            self._changed.notify_all()
+
+    def _set(self, *, down: bool, up: bool = False) -> None:
+        with self._changed:
+            self._down, self._up = down, up
+            self._changed.notify_all()
+
+    def _wait(self, look: Callable[[], bool], stop: threading.Event, until: float = float("inf")) -> None:
+        with self._changed:
+            while not look():
+                if stop.is_set():
+                    raise RunEnded("the run was interrupted")
+                if now() > until:
+                    return
+                self._changed.wait(TICK)
+        if self._why:
+            raise ServerFault(f"the cycle that stopped the server for this one failed: {self._why}")

@@ -19,7 +19,7 @@ from multilock.testing.beliefs.oracles import within
 from multilock.testing.compare.history import Event, record_of
 from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 
-__all__ = ["Verdict", "cells_of", "judge_cycle"]
+__all__ = ["CycleVerdict", "cells_of", "judge_cycle"]
 
 ROUNDED = 6  # digits of a second
 UNSEEN = 0.05  # seconds: two stalls that are too short to be noted, one before each event
@@ -28,7 +28,7 @@ TOLD_WITHIN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CycleVerdict:
     """The verdict of one cycle. Figures are in seconds; nan means that there is none."""
 
     cycle: int
@@ -90,7 +90,7 @@ class _Cycle:
         return min(kills, default=math.inf)
 
 
-def judge_cycle(events: list[Event]) -> Verdict:
+def judge_cycle(events: list[Event]) -> CycleVerdict:
     """Return the verdict of one cycle, from its events in the history."""
     cycle = _Cycle(events)
     number = cycle.header["cycle"]
@@ -115,20 +115,20 @@ def judge_cycle(events: list[Event]) -> Verdict:
         "refused": sum(not event["taken"] for event in cycle.writes),
     }
     if broken:
-        return Verdict(number, "broken", tuple(broken), **figures)
+        return CycleVerdict(number, "broken", tuple(broken), **figures)
     if not cycle.end["reached"]:
-        return Verdict(number, "undecided", (cycle.end["why"],), **figures)
+        return CycleVerdict(number, "undecided", (cycle.end["why"],), **figures)
     if not cycle.end["took_place"]:
-        return Verdict(number, "no-fault", ("the fault met nothing",), **figures)
+        return CycleVerdict(number, "no-fault", ("the fault met nothing",), **figures)
     if scenario.when == "hold" and a is not None and (not a.confirmed or (a.over_by or math.inf) < at):
-        return Verdict(number, "no-fault", ("A had lost it before",), **figures)
+        return CycleVerdict(number, "no-fault", ("A had lost it before",), **figures)
     unclear = [apart.why for apart, _ in pairs if apart.outcome is Outcome.UNDECIDED]
     unclear += _unclear(cycle, told_before=told_before)
     if not scenario.hears and (a is None or a.over_by is None):
         unclear.append("A did not say that it had heard of it")
     if not unclear and len(cycle.beliefs) < 2:
         unclear = ["fewer than two ever held it"]
-    return Verdict(number, "undecided" if unclear else "kept", tuple(unclear), **figures)
+    return CycleVerdict(number, "undecided" if unclear else "kept", tuple(unclear), **figures)
 
 
 def _since(at: float, then: float | None) -> float:
@@ -244,15 +244,15 @@ def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
 # ---- cells
 
 
-def cells_of(verdicts: Iterable[tuple[Event, Verdict]]) -> list[dict[str, Any]]:
+def cells_of(verdicts: Iterable[tuple[Event, CycleVerdict]]) -> list[dict[str, Any]]:
     """Return the cells of the grid, from the headers of all cycles and their verdicts."""
-    cells: dict[tuple[str, str], list[tuple[Event, Verdict]]] = defaultdict(list)
+    cells: dict[tuple[str, str], list[tuple[Event, CycleVerdict]]] = defaultdict(list)
     for header, verdict in verdicts:
         cells[header["contestant"], header["scenario"]].append((header, verdict))
     return [_cell(*key, rows) for key, rows in sorted(cells.items())]
 
 
-def _cell(contestant: str, scenario: str, rows: list[tuple[Event, Verdict]]) -> dict[str, Any]:
+def _cell(contestant: str, scenario: str, rows: list[tuple[Event, CycleVerdict]]) -> dict[str, Any]:
     verdicts = [verdict for _, verdict in rows]
     count = {outcome: sum(each.outcome == outcome for each in verdicts) for outcome in OUTCOMES}
     decided = count["kept"] + count["broken"]

@@ -43,7 +43,7 @@ from typing import Any
 from multilock import now
 from multilock.testing import hear
 from multilock.testing.beliefs import Account, note, watch_pulse
-from multilock.testing.compare.contestants import Holding, Place, load
+from multilock.testing.compare.contestants import AdapterClient, AdapterHolding, load
 
 __all__ = ["work"]
 
@@ -106,7 +106,7 @@ class _Role:
     name: str
     ledger: str = ""  #: the address of the ledger; empty in a measurement
     do: str = ""
-    place: Place | None = None
+    place: AdapterClient | None = None
     release_now: threading.Event = field(default_factory=threading.Event)
     _last: threading.Thread | None = None
     closed: bool = False
@@ -279,7 +279,7 @@ class _Role:
         at = now()
         note("lost", at, self.role, "lost", at)
 
-    def _note_validity(self, holding: Holding, before: float) -> float:
+    def _note_validity(self, holding: AdapterHolding, before: float) -> float:
         """Record how long the lease is valid, if the adapter can say it. It is information only, not for verdicts."""
         remaining = getattr(holding, "remaining", None)
         if remaining is None or (left := float(remaining())) <= 0:
@@ -289,7 +289,7 @@ class _Role:
             note("valid", self.role, valid)
         return valid
 
-    def _hold(self, holding: Holding, yes: bool, asked: float, valid: float) -> None:
+    def _hold(self, holding: AdapterHolding, yes: bool, asked: float, valid: float) -> None:
         """Check the lock until it is not believed any longer, or must be released.
 
         The last yes before a pause or the end is recorded. ``yes`` is the answer of the first check, at ``asked``;
@@ -319,7 +319,7 @@ class _Role:
             at = now()
             note("over", at, self.role, at)
 
-    def _believes(self, holding: Holding) -> bool:
+    def _believes(self, holding: AdapterHolding) -> bool:
         said: object = holding.believes()
         if type(said) is not bool:
             raise TypeError(f"believes() is True or False, not {said!r:.40}")

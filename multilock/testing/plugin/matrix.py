@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AWAY", "BAD", "LACKS", "SCHEMA", "UNDECIDED", "Cell", "Column", "Matrix", "row_of"]
+__all__ = ["AWAY", "BAD", "LACKS", "SCHEMA", "UNDECIDED", "Cell", "Matrix", "MatrixColumn", "row_of"]
 
 SCHEMA = 1
 BAD = ("failed", "error", "crashed")
@@ -22,7 +22,7 @@ SHORT = 160  # the most characters of a reason in a line
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MatrixColumn:
     """A backend: its name in test ids, and its URL without secrets."""
 
     label: str
@@ -47,7 +47,7 @@ class Cell:
 class Matrix:
     """The results of all tests on all backends."""
 
-    columns: Sequence[Column]
+    columns: Sequence[MatrixColumn]
     rows: dict[str, dict[int, Cell]] = field(default_factory=dict)  #: by test, by number of the column
     partial: str = ""  #: why the run ended early
 

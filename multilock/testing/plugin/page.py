@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from multilock.testing.compare.render import render
 from multilock.testing.plugin.matrix import BAD, Matrix
+from multilock.testing.render import render
 
 __all__ = ["page"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from multilock.testing.plugin.matrix import AWAY, BAD, Cell, Column, Matrix, row_of
+from multilock.testing.plugin.matrix import AWAY, BAD, Cell, Matrix, MatrixColumn, row_of
 from multilock.testing.plugin.sites import SITES, Site
 
 __all__ = ["JSON", "PAGE", "Results"]
@@ -28,7 +28,7 @@ class Results:
     def __init__(self, config: pytest.Config, run: str) -> None:
         self.config, self.run = config, run
         self.sites = config.stash[SITES]
-        self.matrix = Matrix([Column(site.label, site.shown) for site in self.sites.all])
+        self.matrix = Matrix([MatrixColumn(site.label, site.shown) for site in self.sites.all])
         self._where: dict[str, tuple[str, int]] = {}  # by node id: row and column
         self._folder = self._open_folder()
         self._notes: list[str] = []

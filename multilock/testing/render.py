@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:  # pragma: no cover
 
 __all__ = ["render"]
 
-TEMPLATES = "multilock.testing.compare"
+TEMPLATES = "multilock.testing"
 # Characters that XML forbids, and those that change the direction of the text around them.
 UNFIT = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u200e\u200f\u202a-\u202e\u2066-\u2069]"

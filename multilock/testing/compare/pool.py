@@ -1,17 +1,21 @@
-"""The worker processes, as the runner sees them."""
+"""The worker processes of a run, and how many cycles use them at the same time."""
 
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 
 from multilock import now
 from multilock.testing.compare.history import Event, event_of
 from multilock.testing.process import Helper
 
-__all__ = ["Late", "Mate", "Stopped", "Trouble"]
+__all__ = ["Late", "Limit", "Mate", "Mates", "RunEnded", "Trouble"]
 
+STOOD_STILL = 0.01  # if the processes of a cycle did not run for more than this share of it, fewer run at once
 LOOK_EVERY = 0.005  # seconds between two checks of a condition that sends no event
 TICK = 0.1  # seconds between two checks whether the run ends
 WORKER = "multilock.testing.compare.worker:work"
@@ -26,7 +30,7 @@ class Late(Trouble):
     """Something did not happen in time."""
 
 
-class Stopped(Trouble):
+class RunEnded(Trouble):
     """The whole run has ended."""
 
 
@@ -97,7 +101,7 @@ class Mate:
             if (wrong := self._first.get(WRONG)) is not None:
                 raise Trouble(f"{wrong['id']}: {wrong['why']}")
             if self._stop.is_set():
-                raise Stopped("the run was interrupted")
+                raise RunEnded("the run was interrupted")
             if self.helper.returncode is not None:
                 self.fit = False
                 raise Trouble(f"a worker ended by itself ({self.helper.returncode}): {self.helper.errors[-200:]}")
@@ -110,3 +114,83 @@ class Mate:
         events, self._events = self.events(), []
         self._first.clear()
         return events
+
+
+class Mates:
+    """All worker processes of a run. One that was given back is used again.
+
+    They end with the thread that makes them. So one thread calls `make`, and others `borrow` what it makes.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._wanted: queue.SimpleQueue[Future[Mate]] = queue.SimpleQueue()
+        self._idle: list[Mate] = []
+        self._all: list[Mate] = []
+
+    def make(self) -> None:
+        """Make the next worker for a thread that waits for one, or return after a moment."""
+        with suppress(queue.Empty):
+            wanted = self._wanted.get(timeout=TICK)
+            try:
+                mate = Mate(self._stop)
+            except OSError as error:
+                wanted.set_exception(error)
+            else:
+                self._all.append(mate)
+                wanted.set_result(mate)
+
+    def borrow(self, *, fresh: bool = False) -> Mate:
+        """Return a worker; with ``fresh`` a new one. Raises RunEnded if the run ends meanwhile."""
+        with self._lock:
+            if self._idle and not fresh:
+                return self._idle.pop()
+        wanted: Future[Mate] = Future()
+        self._wanted.put(wanted)
+        while True:
+            try:
+                return wanted.result(TICK)
+            except TimeoutError:
+                if self._stop.is_set():
+                    raise RunEnded("the run ends") from None
+
+    def give_back(self, mate: Mate) -> None:
+        """Keep a worker for another cycle, or end it."""
+        if mate.fit and not self._stop.is_set():
+            with self._lock:
+                self._idle.append(mate)
+        else:
+            mate.helper.kill()
+
+    def close(self) -> None:
+        """End all workers."""
+        for mate in self._all:
+            mate.helper.close()
+
+
+class Limit:
+    """How many cycles run at the same time.
+
+    The number grows by one after a cycle whose processes all ran when they wanted to, and falls by one after another
+    cycle. An overloaded machine would decide fewer cycles.
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        self.now, self._least, self.most = least, least, most
+
+    def learn(self, events: list[Event]) -> None:
+        """Change the number after this cycle."""
+        faults = [event for event in events if event["what"] == "fault"]
+        stood_still = sum(
+            each["until"] - each["at"]
+            for each in events
+            if each["what"] == "stall"
+            if not any(fault["pid"] == each["pid"] and _meet(fault, each) for fault in faults)
+        )
+        busy = stood_still > STOOD_STILL * 2 * (events[-1]["at"] - events[0]["at"])
+        self.now = max(self._least, self.now - 1) if busy else min(self.most, self.now + 1)
+
+
+def _meet(one: Event, other: Event) -> bool:
+    return bool(one["at"] <= other["until"] and other["at"] <= one["until"])

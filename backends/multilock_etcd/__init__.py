@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 # This import comes first: it imports grpc, and the registry explains to the user when grpc is missing.
-from multilock_etcd.transport import Cluster, Transport, refuse_eventlet
+from multilock_etcd.transport import Cluster, EtcdTransport, refuse_eventlet
 
 # isort: split
 from multilock import ConfigurationError
@@ -29,12 +29,12 @@ from multilock.options import (
     user_info,
 )
 from multilock_etcd.diagnosis import diagnose
-from multilock_etcd.inspection import Inspection
-from multilock_etcd.keys import Keyspace
-from multilock_etcd.notices import Watcher
-from multilock_etcd.recipe import Recipe
-from multilock_etcd.sessions import Sessions
-from multilock_etcd.transactions import Transactions, present_revision
+from multilock_etcd.inspection import EtcdInspection
+from multilock_etcd.keys import EtcdKeyspace
+from multilock_etcd.notices import EtcdWatcher
+from multilock_etcd.recipe import EtcdRecipe
+from multilock_etcd.sessions import EtcdSessions
+from multilock_etcd.transactions import EtcdTransactions, present_revision
 
 __all__ = ["EtcdBackend", "open_backend"]
 
@@ -69,7 +69,7 @@ class EtcdBackend:
 
     def __init__(self, cluster: Cluster, *, prefix: str, ttl: float) -> None:
         self._cluster = cluster
-        self._keys = Keyspace(prefix)
+        self._keys = EtcdKeyspace(prefix)
         self._opened: object = None
         self.capabilities = Capabilities(
             fencing=True,
@@ -90,14 +90,14 @@ class EtcdBackend:
 
     def open(self, notices: Notices) -> None:
         _inherited.append(self._opened)
-        transport = Transport(self._cluster, notices.now)
-        self._sessions = Sessions(transport, notices)
-        transactions = Transactions(self._keys, transport, notices.now)
-        self._watcher = Watcher(transport, transactions, self._sessions, notices)
+        transport = EtcdTransport(self._cluster, notices.now)
+        self._sessions = EtcdSessions(transport, notices)
+        transactions = EtcdTransactions(self._keys, transport, notices.now)
+        self._watcher = EtcdWatcher(transport, transactions, self._sessions, notices)
         self._requests = transport
         self._opened = (transport, self._watcher)
-        self._recipe = Recipe(self._keys, transport, transactions, self._sessions, self._watcher, notices)
-        self._inspection = Inspection(self._keys, transport, transactions, self._sessions, notices.now)
+        self._recipe = EtcdRecipe(self._keys, transport, transactions, self._sessions, self._watcher, notices)
+        self._inspection = EtcdInspection(self._keys, transport, transactions, self._sessions, notices.now)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._recipe.attempt(claim, join, within)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from multilock import Finding, MultilockError
 from multilock_etcd import wire
 from multilock_etcd.sessions import ACKNOWLEDGES_NOTHING
-from multilock_etcd.transport import Cluster, Transport, calls
+from multilock_etcd.transport import Cluster, EtcdTransport, calls
 
 __all__ = ["diagnose"]
 
@@ -21,7 +21,7 @@ _REVOKES_EARLY: dict[tuple[int, int], int] = {(3, 4): 31, (3, 5): 13}
 _RENEWS_REVOKED: dict[tuple[int, int], int] = {(3, 4): 38, (3, 5): 23, (3, 6): 5}
 
 
-def diagnose(transport: Transport, cluster: Cluster, within: float) -> list[Finding]:
+def diagnose(transport: EtcdTransport, cluster: Cluster, within: float) -> list[Finding]:
     """Query every endpoint of the URL, and the list of members. Raises the first error if no endpoint replies."""
     findings: list[Finding] = []
     silent: list[Exception] = []

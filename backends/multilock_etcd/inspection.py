@@ -11,26 +11,26 @@ from multilock.backend import LockInfo
 from multilock.names import escape
 from multilock.values import decode_value
 from multilock_etcd import wire
-from multilock_etcd.keys import SHARED, Keyspace, end_of, rests
-from multilock_etcd.sessions import Sessions
-from multilock_etcd.transactions import Transactions, created, delete, in_order, read_key
-from multilock_etcd.transport import Transport, calls
+from multilock_etcd.keys import SHARED, EtcdKeyspace, end_of, rests
+from multilock_etcd.sessions import EtcdSessions
+from multilock_etcd.transactions import EtcdTransactions, created, delete, in_order, read_key
+from multilock_etcd.transport import EtcdTransport, calls
 
-__all__ = ["Inspection"]
+__all__ = ["EtcdInspection"]
 
 PAGE = 500  # keys read at once when all locks are listed
 SHOWN = 100  # holders of one name that inspect() returns
 
 
-class Inspection:
+class EtcdInspection:
     """The operators' requests of one client."""
 
     def __init__(
         self,
-        keys: Keyspace,
-        transport: Transport,
-        transactions: Transactions,
-        sessions: Sessions,
+        keys: EtcdKeyspace,
+        transport: EtcdTransport,
+        transactions: EtcdTransactions,
+        sessions: EtcdSessions,
         now: Callable[[], float],
     ) -> None:
         self._keys = keys

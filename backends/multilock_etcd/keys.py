@@ -11,7 +11,7 @@ from multilock.backend import Claim
 from multilock.names import escape, unescape
 from multilock.values import decode_value
 
-__all__ = ["SHARED", "Ahead", "Keyspace", "Range", "end_of", "rests"]
+__all__ = ["SHARED", "Ahead", "EtcdKeyspace", "Range", "end_of", "rests"]
 
 SHARED = ("read", "permit")  # the kinds of which several claims hold a name together
 
@@ -32,7 +32,7 @@ class Ahead(NamedTuple):
     strangers: tuple[Range, ...] = ()  #: permits of another number; while there are any, the claim is refused
 
 
-class Keyspace:
+class EtcdKeyspace:
     """The mapping between names and keys, below one prefix."""
 
     def __init__(self, prefix: str) -> None:

@@ -25,12 +25,12 @@ from multilock.log_thread import logger
 from multilock_etcd import wire
 from multilock_etcd.keys import Range
 from multilock_etcd.queue import Admission, Decision, Deletion, Queue
-from multilock_etcd.sessions import ENDED, Sessions
-from multilock_etcd.transactions import AT_ONCE, Position, Transactions, present_revision
-from multilock_etcd.transport import Transport
+from multilock_etcd.sessions import ENDED, EtcdSessions
+from multilock_etcd.transactions import AT_ONCE, EtcdTransactions, Position, present_revision
+from multilock_etcd.transport import EtcdTransport
 from multilock_etcd.waiters import Waiter
 
-__all__ = ["Watcher"]
+__all__ = ["EtcdWatcher"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to open the stream again
 LOOK_WITHIN = 2.0  # seconds for one step of looking at everything
@@ -95,10 +95,12 @@ class _Holder:
         self.seen = True
 
 
-class Watcher:
+class EtcdWatcher:
     """The watch stream of one client, and the thread that reads it."""
 
-    def __init__(self, transport: Transport, transactions: Transactions, sessions: Sessions, notices: Notices) -> None:
+    def __init__(
+        self, transport: EtcdTransport, transactions: EtcdTransactions, sessions: EtcdSessions, notices: Notices
+    ) -> None:
         self._transport = transport
         self._transactions = transactions
         self._sessions = sessions

@@ -36,15 +36,15 @@ from multilock import BackendRejected, BackendUnavailable, LossReason, Multilock
 from multilock.backend import Busy, Claim, Granted, Held, Notices
 from multilock.log_thread import logger
 from multilock.values import encode_resting
-from multilock_etcd.keys import Keyspace, rests
-from multilock_etcd.notices import Watcher
-from multilock_etcd.sessions import ENDED, RENEWALS, REVOKE_WITHIN, Session, Sessions
-from multilock_etcd.sweep import Sweep
-from multilock_etcd.transactions import Part, Position, Transactions, delete, modified, read
-from multilock_etcd.transport import LeaseMissing, Transport
+from multilock_etcd.keys import EtcdKeyspace, rests
+from multilock_etcd.notices import EtcdWatcher
+from multilock_etcd.sessions import ENDED, RENEWALS, REVOKE_WITHIN, EtcdSession, EtcdSessions
+from multilock_etcd.sweep import EtcdSweep
+from multilock_etcd.transactions import EtcdTransactions, Part, Position, delete, modified, read
+from multilock_etcd.transport import EtcdTransport, LeaseMissing
 from multilock_etcd.waiters import Waiter, Waiters
 
-__all__ = ["Recipe"]
+__all__ = ["EtcdRecipe"]
 
 CLOSE_WITHIN = 0.5  # seconds for all leases and keys that are left when a client is closed
 # fraction of the ttl: an older lease of a lock that is not renewed is extended before its claim looks again
@@ -53,16 +53,16 @@ TRIES = 3  # an operator who writes our key again and again must not block a rel
 SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter looks again although no watch fired
 
 
-class Recipe:
+class EtcdRecipe:
     """The algorithm of the module's docstring, for all claims of one client."""
 
     def __init__(
         self,
-        keys: Keyspace,
-        transport: Transport,
-        transactions: Transactions,
-        sessions: Sessions,
-        watcher: Watcher,
+        keys: EtcdKeyspace,
+        transport: EtcdTransport,
+        transactions: EtcdTransactions,
+        sessions: EtcdSessions,
+        watcher: EtcdWatcher,
         notices: Notices,
     ) -> None:
         self._keys = keys
@@ -73,7 +73,7 @@ class Recipe:
         self._notices = notices
         self._now: Callable[[], float] = notices.now
         self._waiters = Waiters(keys, notices.now)
-        self._sweep = Sweep(keys, transactions, notices.now)
+        self._sweep = EtcdSweep(keys, transactions, notices.now)
 
     # ---- acquire
 
@@ -117,7 +117,7 @@ class Recipe:
                 waiter.lease = before
             raise
 
-    def _join(self, waiter: Waiter, session: Session, deadline: float) -> Granted | Busy | None:
+    def _join(self, waiter: Waiter, session: EtcdSession, deadline: float) -> Granted | Busy | None:
         """Steps 1 and 2: put our key at the end of the queue, and read which keys it is behind."""
         waiter.revision, position = self._transactions.put(waiter.claim, session.lease, True, deadline)
         if position:
@@ -136,7 +136,7 @@ class Recipe:
         waiter.revision = None
         return Busy(0.0, spent=True) if waiter.pushed else None
 
-    def _take_if_free(self, waiter: Waiter, session: Session, deadline: float) -> Granted | Busy:
+    def _take_if_free(self, waiter: Waiter, session: EtcdSession, deadline: float) -> Granted | Busy:
         """Step 1 without a queue: put our key only if no key excludes it. A refused claim leaves nothing behind: a
         permit puts its key, and deletes it again if there is no room among its like."""
         waiter.revision, position = self._transactions.put(waiter.claim, session.lease, False, deadline)

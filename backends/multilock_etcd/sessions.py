@@ -17,9 +17,9 @@ from contextlib import suppress
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Claim, Granted, Notices
 from multilock_etcd import wire
-from multilock_etcd.transport import LeaseMissing, Transport, calls
+from multilock_etcd.transport import EtcdTransport, LeaseMissing, calls
 
-__all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "RENEWALS", "REVOKE_WITHIN", "Session", "Sessions"]
+__all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "RENEWALS", "REVOKE_WITHIN", "EtcdSession", "EtcdSessions"]
 
 ENDED = "its etcd lease expired or was revoked"
 RENEWALS = 3  # per ttl
@@ -27,7 +27,7 @@ ACKNOWLEDGES_NOTHING = "UNKNOWN: context canceled"  # as an etcd grpc-proxy answ
 REVOKE_WITHIN = 0.5  # seconds for one lease
 
 
-class Session:
+class EtcdSession:
     """One lease. ``sent_at`` is when the newest acknowledged grant or keep-alive was sent."""
 
     __slots__ = ("lease", "seen_at", "sent_at", "ttl", "turn")
@@ -44,21 +44,21 @@ class Session:
         return Granted(revision, self.ttl, self.sent_at, self.ttl, self.ttl / RENEWALS, self.lease, revision)
 
 
-class Sessions:
+class EtcdSessions:
     """The leases of one client. See the module's docstring for why no id is used twice."""
 
-    def __init__(self, transport: Transport, notices: Notices) -> None:
+    def __init__(self, transport: EtcdTransport, notices: Notices) -> None:
         self._transport = transport
         self._notices = notices
         self._now: Callable[[], float] = notices.now
-        self._alive: dict[Hashable, Session] = {}
-        self._shared: dict[float, Session] = {}  # by the ttl of the claims
+        self._alive: dict[Hashable, EtcdSession] = {}
+        self._shared: dict[float, EtcdSession] = {}  # by the ttl of the claims
         self._unwanted: deque[int] = deque()  # leases without keys whose revocation had no answer
         self._lock = system.Lock()
         self._granting = system.Lock()
         self._acknowledges = False  # whether the server has acknowledged a renewal yet
 
-    def of(self, claim: Claim, within: float) -> Session:
+    def of(self, claim: Claim, within: float) -> EtcdSession:
         """Return the lease for this claim's key, and make it if there is none. Raises what a request raises."""
         if not claim.renew:
             return self._grant(claim.ttl, within)
@@ -73,7 +73,7 @@ class Sessions:
         finally:
             self._granting.release()
 
-    def keep_alive(self, lease: Hashable, within: float) -> Session | None:
+    def keep_alive(self, lease: Hashable, within: float) -> EtcdSession | None:
         """Extend this lease. Returns None if the server has reported that it ended."""
         session = self._alive.get(lease)
         if session is None:
@@ -121,7 +121,7 @@ class Sessions:
         if self._forget(lease) and shared:
             self._notices.group_gone(lease, ENDED)
 
-    def revoke(self, session: Session, within: float) -> None:
+    def revoke(self, session: EtcdSession, within: float) -> None:
         """Revoke a lease that nothing needs any longer. If the reply is lost, a later call tries again."""
         if not self._forget(session.lease):
             return
@@ -154,7 +154,7 @@ class Sessions:
             if lease not in keep and not self._try_revoke(lease, deadline):
                 return
 
-    def _renewed_or_new(self, ttl: float, deadline: float) -> Session:
+    def _renewed_or_new(self, ttl: float, deadline: float) -> EtcdSession:
         session = self._shared.get(ttl)
         if session and self._is_over(session):
             # This process was paused. Only the server can tell whether it has kept the lease.
@@ -165,18 +165,18 @@ class Sessions:
             self._notices.group(session.lease, session.ttl, session.ttl / RENEWALS)
         return session
 
-    def _is_over(self, session: Session) -> bool:
+    def _is_over(self, session: EtcdSession) -> bool:
         return self._now() >= session.sent_at + session.ttl
 
-    def _grant(self, ttl: float, within: float) -> Session:
+    def _grant(self, ttl: float, within: float) -> EtcdSession:
         said, sent_at = self._transport.call(calls.GRANT, wire.LeaseGrantRequest(TTL=math.ceil(ttl)), within)
-        session = Session(said.ID, float(said.TTL), sent_at)
+        session = EtcdSession(said.ID, float(said.TTL), sent_at)
         self._alive[session.lease] = session
         if not self._acknowledges:
             self._check(session, sent_at + within)
         return session
 
-    def _check(self, session: Session, deadline: float) -> None:
+    def _check(self, session: EtcdSession, deadline: float) -> None:
         """Check once, before any lock is held, that renewals are acknowledged.
 
         An etcd grpc-proxy ends the stream of a renewal without a reply, so every lock would be lost after its first

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from multilock import MultilockError
 from multilock.backend import Held
 from multilock.log_thread import logger
-from multilock_etcd.keys import Keyspace
-from multilock_etcd.sessions import Session
-from multilock_etcd.transactions import AT_ONCE, Transactions
+from multilock_etcd.keys import EtcdKeyspace
+from multilock_etcd.sessions import EtcdSession
+from multilock_etcd.transactions import AT_ONCE, EtcdTransactions
 from multilock_etcd.waiters import REMEMBERED
 
-__all__ = ["Sweep"]
+__all__ = ["EtcdSweep"]
 
 
 class _Tombstone(NamedTuple):
@@ -24,17 +24,17 @@ class _Tombstone(NamedTuple):
     until: float
 
 
-class Sweep:
+class EtcdSweep:
     """The side work of the renewals of one client."""
 
-    def __init__(self, keys: Keyspace, transactions: Transactions, now: Callable[[], float]) -> None:
+    def __init__(self, keys: EtcdKeyspace, transactions: EtcdTransactions, now: Callable[[], float]) -> None:
         self._keys = keys
         self._transactions = transactions
         self._now = now
         self._tombstones: deque[_Tombstone] = deque()
 
     def missing(
-        self, session: Session, doubtful: Sequence[Held], deadline: float, within: float
+        self, session: EtcdSession, doubtful: Sequence[Held], deadline: float, within: float
     ) -> tuple[set[bytes], int]:
         """Return which of these keys are gone, as far as there was time to look, and the revision of the last look.
 

@@ -14,19 +14,19 @@ from typing import Any, NamedTuple, TypeVar
 from multilock.backend import Claim, other_number
 from multilock.values import encode_value
 from multilock_etcd import wire
-from multilock_etcd.keys import Ahead, Keyspace, Range
-from multilock_etcd.transport import TooMuch, Transport, calls
+from multilock_etcd.keys import Ahead, EtcdKeyspace, Range
+from multilock_etcd.transport import EtcdTransport, TooMuch, calls
 
 __all__ = [
     "AT_ONCE",
     "NEAR",
     "WATCHED",
+    "EtcdTransactions",
     "Joined",
     "Looked",
     "Part",
     "Position",
     "Steps",
-    "Transactions",
     "created",
     "delete",
     "in_order",
@@ -151,10 +151,10 @@ class Steps:
         return count, size
 
 
-class Transactions:
+class EtcdTransactions:
     """Requests about keys, sent through one transport."""
 
-    def __init__(self, keys: Keyspace, transport: Transport, now: Callable[[], float]) -> None:
+    def __init__(self, keys: EtcdKeyspace, transport: EtcdTransport, now: Callable[[], float]) -> None:
         self._keys = keys
         self._transport = transport
         self._now = now
@@ -244,7 +244,7 @@ class Transactions:
         return said.kvs, said.count
 
 
-def present_revision(transport: Transport, within: float) -> int:
+def present_revision(transport: EtcdTransport, within: float) -> int:
     """Return the cluster's present revision, confirmed by a majority."""
     said, _ = transport.call(calls.TXN, wire.TxnRequest(), within)
     now: int = said.header.revision

@@ -32,7 +32,7 @@ from multilock.backend import start_worker
 from multilock.options import NO_TLS
 from multilock_etcd import wire
 
-__all__ = ["Cluster", "LeaseMissing", "Method", "TooMuch", "Transport", "calls", "refuse_eventlet"]
+__all__ = ["Cluster", "EtcdTransport", "LeaseMissing", "Method", "TooMuch", "calls", "refuse_eventlet"]
 
 Code = grpc.StatusCode
 
@@ -123,11 +123,11 @@ class _Traffic:
     PATIENCE = 0.25  # seconds; most calls end sooner
 
     def __init__(self) -> None:
-        self._transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+        self._transports: weakref.WeakSet[EtcdTransport] = weakref.WeakSet()
         self._begin()
         os.register_at_fork(before=self._stop, after_in_parent=self._go_on, after_in_child=self._begin)
 
-    def add(self, transport: Transport) -> None:
+    def add(self, transport: EtcdTransport) -> None:
         self._transports.add(transport)
 
     def __enter__(self) -> None:
@@ -247,7 +247,7 @@ class Cluster:
     pid: int = field(default_factory=os.getpid)
 
 
-class Transport:
+class EtcdTransport:
     """One client's connections to one cluster. Every call ends within its time, or raises as `Backend` specifies."""
 
     def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 
 from multilock import system
 from multilock.backend import Claim, Granted
-from multilock_etcd.keys import Keyspace
-from multilock_etcd.sessions import Session
+from multilock_etcd.keys import EtcdKeyspace
+from multilock_etcd.sessions import EtcdSession
 from multilock_etcd.transactions import Position
 
 __all__ = ["REMEMBERED", "Waiter", "Waiters"]
@@ -31,7 +31,7 @@ class Waiter:
     def __init__(self, claim: Claim, own: bytes) -> None:
         self.claim = claim
         self.own = own  # the key of the claim
-        self.session: Session | None = None
+        self.session: EtcdSession | None = None
         self.lease: int | None = None
         self.revision: int | None = None
         self.pushed = False
@@ -50,7 +50,7 @@ class Waiters:
     claim may have named, and can be sure that no other such request will be sent.
     """
 
-    def __init__(self, keys: Keyspace, now: Callable[[], float]) -> None:
+    def __init__(self, keys: EtcdKeyspace, now: Callable[[], float]) -> None:
         self.lock = system.Lock()
         self._keys = keys
         self._now = now

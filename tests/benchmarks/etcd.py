@@ -22,7 +22,7 @@ from typing import Any
 
 import multilock
 from multilock_etcd import wire
-from multilock_etcd.transport import Cluster, Transport, calls
+from multilock_etcd.transport import Cluster, EtcdTransport, calls
 from tests.benchmarks import sessions
 from tests.benchmarks.crowd import ASYNCIO, FAIR, OURS, SECONDS, crowds, ours
 from tests.benchmarks.measure import interleave, pin
@@ -176,7 +176,7 @@ def _cycle(lock: multilock.DistributedLock) -> Callable[[], None]:
 
 def _notices() -> dict[str, Any]:
     with EtcdServer(synced=True) as server:
-        operator = Transport(Cluster([server.endpoint]), multilock.now)
+        operator = EtcdTransport(Cluster([server.endpoint]), multilock.now)
 
         def row(name: str) -> Any:
             begin = f"multilock/{name}".encode()

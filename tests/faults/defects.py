@@ -63,12 +63,12 @@ def cached_is_held() -> None:
 def validity_from_the_acquire() -> None:
     """Count a lock's validity from its own request, although that does not renew the session that keeps the lock."""
     import multilock_etcd.transactions as transactions
-    from multilock_etcd.recipe import Recipe
+    from multilock_etcd.recipe import EtcdRecipe
 
     vars(transactions)["NEAR"] = 0  # only a request grants a lock here, never the watch
-    proven = Recipe.attempt
+    proven = EtcdRecipe.attempt
 
-    def attempt(self: Recipe, claim: Claim, join: bool, within: float) -> Granted | Busy:
+    def attempt(self: EtcdRecipe, claim: Claim, join: bool, within: float) -> Granted | Busy:
         sent_at = now()
         answer = proven(self, claim, join, within)
         if isinstance(answer, Busy):
@@ -76,7 +76,7 @@ def validity_from_the_acquire() -> None:
         its = answer
         return Granted(its.token, its.ttl, sent_at, its.valid_for, its.renew_every, its.group, its.key)
 
-    Recipe.attempt = attempt  # type: ignore[method-assign]
+    EtcdRecipe.attempt = attempt  # type: ignore[method-assign]
 
 
 def end_the_newest() -> None:

@@ -31,8 +31,8 @@ from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear, take
 from multilock_etcd import open_backend
 from multilock_etcd.notices import REASON_WITHIN
-from multilock_etcd.sessions import Session, Sessions
-from multilock_etcd.transport import Transport, calls
+from multilock_etcd.sessions import EtcdSession, EtcdSessions
+from multilock_etcd.transport import EtcdTransport, calls
 from tests.backends.etcd.conftest import Connect
 from tests.servers_etcd import EtcdServer, etcdctl
 
@@ -105,12 +105,12 @@ class Unsent:
     """A transport that keeps the next transaction about ``name`` and does not send it, so that it gets no reply."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        self._really = Transport.call
+        self._really = EtcdTransport.call
         self._name = f"/{name}/".encode()
-        self.kept: list[tuple[Transport, Any]] = []
-        monkeypatch.setattr(Transport, "call", lambda *args: self._call(*args))
+        self.kept: list[tuple[EtcdTransport, Any]] = []
+        monkeypatch.setattr(EtcdTransport, "call", lambda *args: self._call(*args))
 
-    def _call(self, transport: Transport, method: Any, request: Any, within: float) -> Any:
+    def _call(self, transport: EtcdTransport, method: Any, request: Any, within: float) -> Any:
         if method is calls.TXN and not self.kept and self._name in request.SerializeToString():
             self.kept.append((transport, request))
             raise BackendUnavailable("the test swallowed the request", unknown=True)
@@ -352,14 +352,14 @@ def test_a_lease_revoked_between_its_renewal_and_the_look_at_its_keys_is_told_as
         granted = backend.attempt(claim, False, 2.0)
         assert isinstance(granted, Granted)
         held.append((claim, granted))
-    keep_alive = Sessions.keep_alive
+    keep_alive = EtcdSessions.keep_alive
 
-    def revoked_then(sessions: Sessions, lease: Any, within: float) -> Session | None:
+    def revoked_then(sessions: EtcdSessions, lease: Any, within: float) -> EtcdSession | None:
         session = keep_alive(sessions, lease, within)
         etcdctl(server.endpoint, "lease", "revoke", leases(server)[0])
         return session
 
-    monkeypatch.setattr(Sessions, "keep_alive", revoked_then)
+    monkeypatch.setattr(EtcdSessions, "keep_alive", revoked_then)
     assert list(backend.renew(held[0][1].group, held, 5.0)) == [None, None]
     assert {reason for _, reason in ear.losses} == {LossReason.SESSION_LOST}
     backend.close()
@@ -497,10 +497,10 @@ def test_a_lock_taken_late_ends_with_its_lease_and_no_later(
 def test_the_overlap_is_seen_if_validity_counts_from_the_acquire(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def granted(self: Session, revision: int | None) -> Granted:
+    def granted(self: EtcdSession, revision: int | None) -> Granted:
         return Granted(revision, self.ttl, now(), self.ttl, self.ttl / 3, self.lease, revision)
 
-    monkeypatch.setattr(Session, "granted", granted)
+    monkeypatch.setattr(EtcdSession, "granted", granted)
     assert overlap(server, proxy, connect) > 0
 
 
@@ -669,14 +669,14 @@ def test_an_own_lease_that_is_granted_after_the_cancel_is_revoked(
     backend = open_backend(server.url, {})
     backend.open(ear)
     claim = ear.claim("job", renew=False)
-    grant = Sessions._grant
+    grant = EtcdSessions._grant
 
-    def cancelled_meanwhile(sessions: Sessions, ttl: float, within: float) -> Session:
+    def cancelled_meanwhile(sessions: EtcdSessions, ttl: float, within: float) -> EtcdSession:
         session = grant(sessions, ttl, within)
         backend.release(claim, None, True, 2.0)
         return session
 
-    monkeypatch.setattr(Sessions, "_grant", cancelled_meanwhile)
+    monkeypatch.setattr(EtcdSessions, "_grant", cancelled_meanwhile)
     assert isinstance(backend.attempt(claim, join, 2.0), Busy)
     assert leases(server) == []
     assert keys(server) == []
@@ -702,15 +702,15 @@ def test_a_lease_whose_revocation_had_no_answer_is_revoked_with_the_next(
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)
-    really, unanswered = Transport.call, [calls.REVOKE]
+    really, unanswered = EtcdTransport.call, [calls.REVOKE]
 
-    def call(transport: Transport, method: Any, request: Any, within: float) -> Any:
+    def call(transport: EtcdTransport, method: Any, request: Any, within: float) -> Any:
         if method in unanswered:
             unanswered.clear()
             raise BackendUnavailable("the test keeps silent")
         return really(transport, method, request, within)
 
-    monkeypatch.setattr(Transport, "call", call)
+    monkeypatch.setattr(EtcdTransport, "call", call)
     for name, left in (("first", 1), ("second", 0)):
         claim = ear.claim(name, renew=False)
         granted = backend.attempt(claim, False, 2.0)
@@ -754,16 +754,16 @@ def test_a_first_renewal_without_an_answer_costs_no_acquire(
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)
-    really, unanswered = Transport.call, [calls.KEEP_ALIVE]
+    really, unanswered = EtcdTransport.call, [calls.KEEP_ALIVE]
 
-    def call(transport: Transport, method: Any, request: Any, within: float) -> Any:
+    def call(transport: EtcdTransport, method: Any, request: Any, within: float) -> Any:
         if method in unanswered:
             unanswered.clear()
             time.sleep(within)
             raise BackendUnavailable("the test keeps silent")
         return really(transport, method, request, within)
 
-    monkeypatch.setattr(Transport, "call", call)
+    monkeypatch.setattr(EtcdTransport, "call", call)
     before = now()
     granted = backend.attempt(ear.claim("job", renew=renew), True, 4.0)
     assert isinstance(granted, Granted)

@@ -17,8 +17,8 @@ from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from multilock_etcd import notices, wire
 from multilock_etcd.queue import Queue
-from multilock_etcd.transactions import Transactions
-from multilock_etcd.transport import Method, Transport, calls
+from multilock_etcd.transactions import EtcdTransactions
+from multilock_etcd.transport import EtcdTransport, Method, calls
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.kit import WITHIN, Ours
 from tests.backends.etcd.test_faults import Unsent, keys, sent
@@ -66,14 +66,14 @@ def test_a_hand_over_is_one_request_to_join_and_one_to_release(
     server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, granted: int
 ) -> None:
     """A server grants no ttl of less than 1.5 times its election timeout."""
-    really = Transport.call
+    really = EtcdTransport.call
 
-    def call(transport: Transport, method: Method, request: Any, within: float) -> Any:
+    def call(transport: EtcdTransport, method: Method, request: Any, within: float) -> Any:
         if method is calls.GRANT:
             request = wire.LeaseGrantRequest(TTL=granted)
         return really(transport, method, request, within)
 
-    monkeypatch.setattr(Transport, "call", call)
+    monkeypatch.setattr(EtcdTransport, "call", call)
     clients = [connect(server.url, ttl=30) for _ in range(2)]
     locks = [client.lock("job") for client in clients]
     lease = locks[0].acquire()
@@ -215,9 +215,9 @@ def test_a_waiter_that_asks_gets_its_answer_before_the_watch_events(
     us.take(holding)
     waiting = them.wait(them.claim())
     listening(them, waiting)
-    execute = Transactions.execute
+    execute = EtcdTransactions.execute
 
-    def slow(self: Transactions, *asked: Any) -> Any:
+    def slow(self: EtcdTransactions, *asked: Any) -> Any:
         said = execute(self, *asked)
         us.release(holding)
         [watch] = them.backend._watcher._queues.values()
@@ -226,7 +226,7 @@ def test_a_waiter_that_asks_gets_its_answer_before_the_watch_events(
         return said
 
     with monkeypatch.context() as patched:
-        patched.setattr(Transactions, "execute", slow)
+        patched.setattr(EtcdTransactions, "execute", slow)
         assert isinstance(them.attempt(waiting, join=True), Busy)
     assert waiting.id in them.ear.pushed
 

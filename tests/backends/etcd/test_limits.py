@@ -12,7 +12,7 @@ from multilock import BackendRejected, Client, Loss, LossReason, now
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, eventually, inner
 from multilock_etcd import EtcdBackend, transactions
-from multilock_etcd.notices import Watcher
+from multilock_etcd.notices import EtcdWatcher
 from multilock_etcd.transactions import Steps
 from multilock_etcd.transport import TooMuch
 from tests.backends.etcd.conftest import Connect
@@ -24,7 +24,7 @@ LONGEST = "\U0001f512" * 1000  # its key has 12,000 bytes
 MANY = 70
 
 
-def watcher_of(client: Client) -> Watcher:
+def watcher_of(client: Client) -> EtcdWatcher:
     backend = client._kernel.backend
     assert isinstance(backend, EtcdBackend)
     return backend._watcher
@@ -135,7 +135,7 @@ def test_the_stream_is_opened_although_the_look_before_it_is_refused(
         def refused(*_: Any) -> Any:
             raise BackendRejected("the test refuses it")
 
-        monkeypatch.setattr(transactions.Transactions, "missing", refused)
+        monkeypatch.setattr(transactions.EtcdTransactions, "missing", refused)
         before = watcher._call
         proxy.cut()
         eventually(lambda: watcher._call not in (None, before), 20)

@@ -16,8 +16,8 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Pulse, eventually, until_renewed
 from multilock.testing.conformance.faces import background
 from multilock_etcd import wire
-from multilock_etcd.notices import Watcher
-from multilock_etcd.transport import Transport
+from multilock_etcd.notices import EtcdWatcher
+from multilock_etcd.transport import EtcdTransport
 from tests.backends.etcd.conftest import Connect
 from tests.servers_etcd import EtcdServer, etcdctl
 
@@ -114,20 +114,20 @@ def test_a_refused_watch_is_told_once_and_asked_for_again_after_a_pause(
 ) -> None:
     opened = []
     refuses = True
-    hear, watch = Watcher._hear, Transport.watch
+    hear, watch = EtcdWatcher._hear, EtcdTransport.watch
 
-    def denied(watcher: Watcher, answer: Any) -> None:
+    def denied(watcher: EtcdWatcher, answer: Any) -> None:
         if answer.created and refuses:
             refused = {"watch_id": -1, "created": True, "canceled": True, "cancel_reason": "permission denied"}
             answer = wire.WatchResponse(**refused)
         hear(watcher, answer)
 
-    def counted(transport: Transport, requests: Any) -> Any:
+    def counted(transport: EtcdTransport, requests: Any) -> Any:
         opened.append(requests)
         return watch(transport, requests)
 
-    monkeypatch.setattr(Watcher, "_hear", denied)
-    monkeypatch.setattr(Transport, "watch", counted)
+    monkeypatch.setattr(EtcdWatcher, "_hear", denied)
+    monkeypatch.setattr(EtcdTransport, "watch", counted)
     client = connect(shared.url, prefix="denied/", ttl=60)
     with caplog.at_level(logging.WARNING, "multilock"):
         held = [client.lock(f"job-{number}").acquire() for number in range(5)]

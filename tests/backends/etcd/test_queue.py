@@ -12,13 +12,13 @@ import pytest
 from multilock.backend import Claim
 from multilock.model import owner_text
 from multilock_etcd import queue as queue_module
-from multilock_etcd.keys import Ahead, Keyspace
+from multilock_etcd.keys import Ahead, EtcdKeyspace
 from multilock_etcd.queue import Admission, Decision, Deletion, Queue
-from multilock_etcd.sessions import Session
+from multilock_etcd.sessions import EtcdSession
 from multilock_etcd.transactions import Position
 from multilock_etcd.waiters import Waiter
 
-KEYS = Keyspace("p/")
+KEYS = EtcdKeyspace("p/")
 ID = "f" * 32
 ADMITTED, ASK_AGAIN, TAKEN_BACK = Admission.ADMITTED, Admission.ASK_AGAIN, Admission.TAKEN_BACK
 
@@ -31,7 +31,7 @@ def waiter(
     owner = owner_text(claim_id, kind, "host", os.getpid(), "me", 60.0)
     claim = Claim("job", kind, claim_id, owner, 60.0, True, True, "me", permits)
     made = Waiter(claim, KEYS.own(claim))
-    made.revision, made.session = revision, Session(1, 60.0, 0.0)
+    made.revision, made.session = revision, EtcdSession(1, 60.0, 0.0)
     ranges = Ahead((KEYS.queue("job"),), (KEYS.queue("job"),), max(1, permits))
     made.position = Position(ranges, revision, at, [answer(others or ["one"]), answer(like)])
     return made

@@ -18,7 +18,7 @@ from multilock.testing.conformance.base import eventually, inner
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock_etcd import EtcdBackend, open_backend
-from multilock_etcd.transport import Method, Transport, calls
+from multilock_etcd.transport import EtcdTransport, Method, calls
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.test_faults import keys, leases
 from tests.servers_etcd import EtcdServer, etcdctl
@@ -65,13 +65,13 @@ class Mishap:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, method: Method, mark: bytes = b"", *, executed: bool = True
     ) -> None:
-        self._really = Transport.call
+        self._really = EtcdTransport.call
         self._wanted = method, mark
         self._executed = executed
-        self.kept: list[tuple[Transport, Any]] = []
-        monkeypatch.setattr(Transport, "call", lambda *args: self._call(*args))
+        self.kept: list[tuple[EtcdTransport, Any]] = []
+        monkeypatch.setattr(EtcdTransport, "call", lambda *args: self._call(*args))
 
-    def _call(self, transport: Transport, method: Method, request: Any, within: float) -> Any:
+    def _call(self, transport: EtcdTransport, method: Method, request: Any, within: float) -> Any:
         wanted, mark = self._wanted
         if method is wanted and not self.kept and mark in request.SerializeToString():
             self.kept.append((transport, request))
@@ -172,16 +172,16 @@ def test_a_move_that_is_sent_when_its_lease_has_ended_moves_nothing(
     """This process was paused between the two requests."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
-    really = Transport.call
+    really = EtcdTransport.call
 
-    def stand_still(transport: Transport, method: Method, request: Any, within: float) -> Any:
+    def stand_still(transport: EtcdTransport, method: Method, request: Any, within: float) -> Any:
         if method is calls.TXN and MOVE in request.SerializeToString():
             for rest in [lease for lease in leases(server) if int(lease, 16) != granted.group]:
                 etcdctl(server.endpoint, "lease", "revoke", rest)
         return really(transport, method, request, within)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Transport, "call", stand_still)
+        patched.setattr(EtcdTransport, "call", stand_still)
         with pytest.raises(BackendUnavailable, match="too late") as silence:
             backend.rest(claim, granted, unsure, LONG, WITHIN)
     assert not silence.value.unknown

@@ -11,8 +11,8 @@ import pytest
 from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Busy, Claim
 from multilock.testing.conformance.base import eventually
-from multilock_etcd.transactions import NEAR, WATCHED, Transactions
-from multilock_etcd.transport import Method, Transport, calls
+from multilock_etcd.transactions import NEAR, WATCHED, EtcdTransactions
+from multilock_etcd.transport import EtcdTransport, Method, calls
 from tests.backends.etcd.kit import WITHIN, Ours
 from tests.backends.etcd.test_faults import keys
 from tests.backends.etcd.test_rest import Mishap
@@ -110,7 +110,7 @@ def test_a_waiter_refused_for_its_number_refuses_nobody_in_its_turn(
         raise BackendUnavailable("no time", unknown=False)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Transactions, "delete", silent)
+        patched.setattr(EtcdTransactions, "delete", silent)
         with pytest.raises(BackendRejected, match="has 3 permits here, but 5 were requested"):
             them.attempt(them.permit(5), join=join)
     assert standing() == [f"permit/3/{held.id}"]
@@ -165,7 +165,7 @@ def test_a_refused_permit_that_cannot_be_taken_back_may_be_there(
 
     claim = them.permit(1)
     with monkeypatch.context() as patched:
-        patched.setattr(Transactions, "delete", no_time)
+        patched.setattr(EtcdTransactions, "delete", no_time)
         with pytest.raises(BackendUnavailable) as silence:
             them.attempt(claim)
     assert silence.value.unknown
@@ -354,16 +354,16 @@ def test_force_release_takes_those_who_are_left_when_some_leave_meanwhile(
     leaving, staying = us.reader(), us.reader()
     for claim in (leaving, staying):
         us.take(claim)
-    execute = Transactions.execute
+    execute = EtcdTransactions.execute
 
-    def leave_first(self: Transactions, *asked: Any) -> Any:
+    def leave_first(self: EtcdTransactions, *asked: Any) -> Any:
         if leaving.id in str(asked):
             us.release(leaving)
             us.take(us.reader())
         return execute(self, *asked)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Transactions, "execute", leave_first)
+        patched.setattr(EtcdTransactions, "execute", leave_first)
         assert them.backend.force_release("job", WITHIN) is True
     assert staying.id not in str(standing())
     # The claim that joined later is still there, since it joined after the question who holds the name.
@@ -417,9 +417,9 @@ def test_a_reader_asks_and_reads_as_much_beside_a_thousand_as_beside_one(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
-    really = Transport.call
+    really = EtcdTransport.call
 
-    def count(transport: Transport, method: Method, request: Any, within: float) -> Any:
+    def count(transport: EtcdTransport, method: Method, request: Any, within: float) -> Any:
         said = really(transport, method, request, within)
         asked.append((request.ByteSize(), sum(len(r.response_range.kvs) for r in getattr(said[0], "responses", ()))))
         return said
@@ -435,7 +435,7 @@ def test_a_reader_asks_and_reads_as_much_beside_a_thousand_as_beside_one(
 
     us.take(us.reader())
     cost()  # this acquire creates the session
-    monkeypatch.setattr(Transport, "call", count)
+    monkeypatch.setattr(EtcdTransport, "call", count)
     beside_one = cost()
     for _ in range(1000):
         us.take(us.reader())
@@ -450,12 +450,12 @@ def test_thousands_of_readers_of_a_client_are_renewed_by_one_request(us: Ours, m
     us.watch(*held)
     eventually(lambda: all(us.backend._watcher.covers(claim.id) for claim, _ in held), WITHIN)
     asked: list[Method] = []
-    really = Transport.call
+    really = EtcdTransport.call
 
-    def count(transport: Transport, method: Method, request: Any, within: float) -> Any:
+    def count(transport: EtcdTransport, method: Method, request: Any, within: float) -> Any:
         asked.append(method)
         return really(transport, method, request, within)
 
-    monkeypatch.setattr(Transport, "call", count)
+    monkeypatch.setattr(EtcdTransport, "call", count)
     assert us.renew(*held) == [True] * 300
     assert asked == [calls.KEEP_ALIVE]

@@ -16,19 +16,19 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from multilock_etcd import wire
-from multilock_etcd.transport import Cluster, LeaseMissing, Transport, _translate, calls
+from multilock_etcd.transport import Cluster, EtcdTransport, LeaseMissing, _translate, calls
 from tests.servers import free_port
 from tests.servers_etcd import EtcdCluster, EtcdServer
 
-Open = Callable[..., Transport]
+Open = Callable[..., EtcdTransport]
 
 
 @pytest.fixture
 def open_() -> Iterator[Open]:
-    made: list[Transport] = []
+    made: list[EtcdTransport] = []
 
-    def open_(*endpoints: str) -> Transport:
-        made.append(Transport(Cluster(endpoints), now))
+    def open_(*endpoints: str) -> EtcdTransport:
+        made.append(EtcdTransport(Cluster(endpoints), now))
         return made[-1]
 
     yield open_
@@ -135,7 +135,7 @@ def test_frozen_members_are_passed_over_however_little_time_there_is(cluster: Et
     leader.resume()
 
 
-def _answered(transport: Transport, within: float) -> bool:
+def _answered(transport: EtcdTransport, within: float) -> bool:
     try:
         transport.call(calls.TXN, wire.TxnRequest(), within)
     except BackendUnavailable:

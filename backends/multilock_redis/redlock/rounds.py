@@ -325,7 +325,7 @@ class Rounds:
                 if not self.is_split(evidence) or self.now() >= deadline:
                     return BUSY
                 evidence.round_at = self.now()
-                self.ask(evidence, fan, self._to_give_way(evidence), Joins.QUIETLY)
+                self.ask(evidence, fan, self._to_give_way(evidence, again=True), Joins.QUIETLY)
             said = self._round(evidence, fan, min(deadline, self.now() + limit(evidence.claim, math.inf)))
             if said is not BUSY:
                 return said
@@ -336,15 +336,15 @@ class Rounds:
         """Return whether the claim has votes, and no other claim is seen to have a majority."""
         return bool(evidence.votes(int(self.now() * 1e6))) and not evidence.taken() and not evidence.spent()
 
-    def _to_give_way(self, evidence: Evidence) -> dict[int, bytes]:
+    def _to_give_way(self, evidence: Evidence, *, again: bool = False) -> dict[int, bytes]:
         """Return the next request to each server: to give way if the server votes for the claim, else to ask.
 
-        A server at which the claim already waits is left out. So is one with a request without a reply, because the
-        server may execute that request at any time.
+        A server at which the claim already waits is left out, unless it must be asked ``again`` because it notifies
+        nobody. A server with a request without a reply is left out, because it may execute that request at any time.
         """
         modes: dict[int, bytes] = {}
         for which, ballot in enumerate(evidence.ballots):
-            if not ballot.pending and not ballot.unsure and ballot.state in (VOTES, OUT):
+            if not ballot.pending and not ballot.unsure and (again or ballot.state in (VOTES, OUT)):
                 modes[which] = GIVE_WAY if ballot.state is VOTES else ASK
         return modes
 

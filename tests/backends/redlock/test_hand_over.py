@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +11,9 @@ import redis
 
 from multilock import BackendUnavailable, system
 from multilock.backend import Busy, Claim, Granted
+from multilock_redis.redlock.fan import Fan
+from multilock_redis.redlock.place import Evidence
+from multilock_redis.redlock.rounds import Joins
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
 from tests.servers_redlock import RedisServers
@@ -181,3 +184,28 @@ def test_nobody_is_granted_and_all_are_told_why_after_a_cold_start(contend: Cont
         us.attempt(us.claim())
     with pytest.raises(BackendUnavailable, match="have restarted"):
         us.backend.inspect("a", WITHIN)
+
+
+def test_a_single_try_learns_that_another_try_gave_way_to_it(
+    contend: Contend, servers: RedisServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us, them = contend(), contend()
+    them.cut_off(0, 2)
+    theirs = them.claim()
+    with pytest.raises(BackendUnavailable):
+        them.attempt(theirs)
+    us.cut_off(2)
+    claim = us.claim()
+    rounds, gave_way = us.backend.rounds, list[bool]()
+    proven = rounds.ask
+
+    def ask(evidence: Evidence, fan: Fan, modes: Mapping[int, bytes], joins: Joins) -> None:
+        proven(evidence, fan, modes, joins)
+        if joins is Joins.QUIETLY and not gave_way:
+            gave_way.append(True)
+            with redis.Redis(port=servers.members[1].port) as bare:
+                eventually(lambda: bare.zscore("{multilock/a}:queue", claim.owner) is not None, within=WITHIN)
+            them.give_back(theirs)
+
+    monkeypatch.setattr(rounds, "ask", ask)
+    assert isinstance(us.attempt(claim), Granted)

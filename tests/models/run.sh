@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")"
 built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
-for model in etcd redis redlock redlock_claims sentinel; do
+for model in etcd redis redlock redlock_claims redlock_progress sentinel; do
     ${CXX:-g++} -O2 -std=c++20 -Wall -Wextra -Werror -o "$built/$model" "$model.cpp"
 done
 
@@ -65,6 +65,10 @@ if [ "${1-}" = long ]; then
         found 2 1 0 $mistake 400
     done
     found 2 2 0 no-floor 400
+
+    model=redlock_progress # see below
+    holds 2 0 1 12
+    holds 2 1 1 28
 
     model=redlock # see below
     found lock 2 1 0 2 1 renewsgivenup
@@ -222,4 +226,15 @@ for mistake in no-guard raise-anywhere no-clock; do
     found 2 0 1 $mistake
 done
 found 2 1 0 no-tombstone
+
+model=redlock_progress # claims, stopped servers, lost messages, most ticks for which a name is free
+holds 2 0 0 6
+holds 2 1 0 10
+holds 1 1 1 18
+for mistake in keeps-its-minority push-starts-no-timer; do
+    found 2 1 0 10 $mistake
+done
+for mistake in lost-give-way-waits no-heartbeat; do
+    found 1 1 1 18 $mistake
+done
 echo "all hold, and every mistake was found"

@@ -1,4 +1,4 @@
-# Two commands run in a fresh clone: `make demo` and `make test`. Everything that they need is installed into .venv.
+# `make help` lists the commands. All run in a fresh clone, and install what they need into .venv.
 
 PYTHON ?= python3
 URL ?= sqlite:///$(CURDIR)/.state/demo.db
@@ -20,7 +20,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/'
+	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
 
 demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes over; URL=redis://… for another backend
 	@mkdir -p .state
@@ -37,12 +37,12 @@ test: $(VENV)/.dev servers lint types ## everything that must be green: style, t
 quick: $(VENV)/.dev ## the tests without the slow ones and without what needs an absent server
 	$(BIN)/python -m pytest -m "not slow"
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev ## style, and the number of hard sentences
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m tests.architecture.sentences
 
-types: $(VENV)/.dev
+types: $(VENV)/.dev ## mypy and pyright
 	$(BIN)/mypy
 	$(BIN)/mypy docs/examples
 	$(BIN)/pyright
@@ -86,16 +86,19 @@ docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker eng
 	tests/docker/run.sh $(BIN)/python
 
 conformance: $(VENV)/.dev servers ## the suites whole: also what `make test` leaves out (tests/conformance/chosen.py says why)
-	MULTILOCK_CONFORMANCE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance
+	MULTILOCK_CONFORMANCE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance tests/examples/test_third_party.py
 
 versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked from Debian's packages
 	tests/versions.sh $(BIN)/python
+
+lowest: $(VENV)/.pip servers ## two suites on every backend, with the lowest version of each library that is allowed
+	MULTILOCK_REQUIRE=$(SERVERS) tests/lowest.sh $(BIN)/python
 
 pythons: $(VENV)/.dev redis ## the tests of the kernel and of three backends on Python 3.13 and 3.14, unpacked likewise
 	tests/pythons.sh $(BIN)/python
 
 # Install the servers for the tests, except those that are installed already or that MULTILOCK_TEST_<NAME>_URL names.
-servers: redis consul etcd zookeeper postgresql chromium
+servers: redis consul etcd zookeeper postgresql chromium ## install the servers for the tests (Debian, Ubuntu)
 redis consul etcd zookeeper postgresql chromium:
 	@tests/bootstrap/$@.sh >/dev/null
 
@@ -130,4 +133,4 @@ $(VENV)/peers/.ready: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock
 	@touch $@
 
-.PHONY: help demo test quick lint types bench compare interrupts chaos mutants interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql chromium clean
+.PHONY: help demo test quick lint types bench compare interrupts chaos mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean

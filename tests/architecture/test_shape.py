@@ -79,3 +79,10 @@ def test_a_backend_has_a_file_for_each_job_under_the_name_that_all_give_it_and_n
 @pytest.mark.parametrize("backend", sorted(SERVERS))
 def test_a_backend_of_a_server_is_excused_from_no_job(backend: str) -> None:
     assert JOBS.keys() <= files_of(backend)
+
+
+def test_contributing_lists_the_common_files() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert [
+        f"| `{name}.py` | {job} |" for name, (job, _) in JOBS.items() if f"| `{name}.py` | {job} |" not in page
+    ] == []

@@ -20,6 +20,7 @@ WITHIN = 100.0  # seconds for one block; `multilock demo` takes about twenty
 NOT_RUN = {
     "make demo": "CI runs it as a step of its own",
     "make test": "it runs this test",
+    "make quick": "it runs this test",
     "make bench": "it takes minutes, and is not a matter of passing",
     "make mutants": "it takes most of an hour",
     "make conformance": "it takes minutes, and tries what the product promises, not the docs",
@@ -36,6 +37,7 @@ NO_RUN = {
     "docs/backends/zookeeper.md": "it names an ensemble of the reader's",
     "docs/backends/redlock.md": "it names three servers of the reader's",
     "docs/backends/consul.md": "it needs a token of the reader's",
+    "CONTRIBUTING.md": "its environment is that of `make quick`, and the tests that it starts run here too",
     "docs/writing-a-backend.md": "it installs a copy that the reader made; tests/examples installs the example",
 }
 

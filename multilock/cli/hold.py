@@ -6,6 +6,7 @@ import math
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from multilock import Client, ConfigurationError, DistributedLock, Lease, LockTimeout, Loss, system
 from multilock.backend import FindsTheDead
@@ -14,6 +15,9 @@ from multilock.cli.exits import LOST, leave, say
 from multilock.cli.signals import Signalled, Signals
 from multilock.kernel.runtime import Threads, now
 from multilock.kernel.worker import start_worker
+
+if TYPE_CHECKING:
+    from multilock.kernel.holding import AnyHeld
 
 __all__ = ["elect", "run"]
 
@@ -145,8 +149,11 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
     }
     try:
         child = Child(command, environment)
-    except CannotStart as error:
+    except BaseException as error:
+        cast("AnyHeld", lease)._no_rest()  # nothing ran: the next attempt must not wait for --hold-at-least
         lease.release()
+        if not isinstance(error, CannotStart):  # the system refused a process or a pipe
+            raise
         say(str(error))
         return error.code
     ended = system.Event()

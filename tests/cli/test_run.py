@@ -161,6 +161,13 @@ def test_a_short_job_is_not_run_again_before_its_time(run: Run, url: str) -> Non
     assert run(*job).stdout == "ran\n"
 
 
+def test_a_command_that_cannot_be_started_leaves_no_rest(run: Run, url: str) -> None:
+    job = ("run", "job", "--hold-at-least", "600", "--timeout", "0", "--url", url, "--")
+    assert run(*job, "no-such-command").returncode == 127
+    assert run(*job, "/").returncode == 126
+    assert run(*job, "echo", "ran").stdout == "ran\n"
+
+
 def test_a_command_waits_until_the_other_has_ended(run: Run, start: Start, url: str) -> None:
     first = start("run", "job", "--url", url, "--", "sh", "-c", OBEDIENT)
     assert line_of(first) == "ready"

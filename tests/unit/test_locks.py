@@ -311,6 +311,18 @@ def test_every_reentrant_lock_object_that_acquired_a_lease_is_told_once_of_its_l
     assert never.calls == []
 
 
+def test_the_callback_of_an_inner_acquire_stays_until_the_last_release(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    inner = Losses(runtime)
+    outer = client.lock("n", reentrant=True).acquire()
+    client.lock("n", reentrant=True, on_lost=inner).acquire()
+    outer.release()  # says not which of the two it ends
+    take(backend)
+    runtime.settle()
+    assert inner.reasons == [LossReason.TAKEN]
+
+
 def test_a_reentrant_lock_is_taken_for_other_threads_and_other_clients(
     client: Client, make: Callable[..., Client], backend: Scripted
 ) -> None:

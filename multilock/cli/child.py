@@ -23,6 +23,7 @@ __all__ = ["CannotStart", "Child"]
 INHERITED = frozenset(inheritable_descriptors())
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 LOOK_EVERY = 0.02  # seconds between checks of a group that is being ended, which sends no event
+LOOK_FOR_ZOMBIES_EVERY = 0.2  # seconds, because this reads a file for each process of the machine
 DYING = 5.0  # seconds for the kernel to end a killed process; one inside a system call may never end
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in a shell
 
@@ -53,6 +54,8 @@ class Child:
         self._over = False  # True when the number of the group may belong to somebody else
         self._reaped = system.Event()
         self._ending = False
+        self._zombies: set[str] = set()
+        self._look_for_zombies_at = 0.0
         report, report_end = os.pipe()
         self._watch_end: int | None
         watch, self._watch_end = os.pipe()  # closes when this process ends, whatever the cause
@@ -159,7 +162,12 @@ class Child:
             return _Left.NOTHING
         except PermissionError:
             return _Left.FORBIDDEN
-        return _Left.OURS
+        if not self._reaped.is_set() or now() < self._look_for_zombies_at:
+            return _Left.OURS
+        before, self._zombies = self._zombies, _zombies(self.group)
+        self._look_for_zombies_at = now() + LOOK_FOR_ZOMBIES_EVERY
+        # Only the same zombies twice: a process that was born during the first look is alive in the second.
+        return _Left.NOTHING if self._zombies and self._zombies == before else _Left.OURS
 
     def close(self) -> None:
         """Send no further signal. Call it once CMD has been waited for."""
@@ -179,6 +187,27 @@ class Child:
                     os.write(self._watch_end, b".")
                 os.close(self._watch_end)
                 self._watch_end = None
+
+
+def _zombies(group: int) -> set[str]:
+    """Return the processes of a group if all of them have ended, otherwise an empty set.
+
+    They stay as zombies under a process 1 that waits for nobody, as in some containers. Needs /proc, otherwise the set
+    is empty.
+    """
+    found = set()
+    with contextlib.suppress(OSError):
+        Path("/proc/1/stat").read_bytes()  # some machines hide the processes of other users
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is gone
+                fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
+                state, its_group, threads = fields[0], int(fields[2]), int(fields[17])
+                if its_group == group:
+                    if state not in b"ZX" or threads > 1:
+                        return set()
+                    found.add(process.name)
+        return found
+    return set()
 
 
 def _in_foreground() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -56,6 +57,25 @@ def test_the_next_command_begins_after_the_last_line_of_whatever_the_old_one_sta
     assert line_of(second) == "leads"
     assert (tmp_path / "log").read_text() == "last\nfirst\n"
     assert first.wait(WITHIN) == 128 + signal.SIGTERM
+
+
+REAPS_NOBODY = """
+import ctypes, signal, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+child = subprocess.Popen(sys.argv[1:])
+signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+sys.exit(child.wait())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the zombies of a group")
+def test_zombies_that_nobody_reaps_do_not_use_up_the_grace(start: Start, sqlite_url: str) -> None:
+    orphan = "(trap exit TERM; echo ready; while :; do sleep 0.05; done) & wait"
+    arguments = ("elect", "lead", "--ttl", "60", "--grace", "300", "--url", sqlite_url, "--", "sh", "-c", orphan)
+    process = start(*arguments, through=(sys.executable, "-c", REAPS_NOBODY))
+    assert line_of(process) == "ready"
+    process.terminate()
+    assert process.wait(WITHIN) == 128 + signal.SIGTERM
 
 
 def test_a_command_that_does_not_end_is_killed_after_the_grace_before_another_leads(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from multilock import system
 from multilock.errors import ClientClosed, MultilockError
 from multilock.foreign import ForWith
 from multilock.kernel.acquire import Stop
@@ -16,6 +17,7 @@ from multilock.kernel.face import run
 from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, inside
 from multilock.kernel.term import INTERRUPTED, Leading, Term
+from multilock.kernel.worker import SOON
 from multilock.lock import HeldLease
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LeaderInfo, Loss
@@ -196,6 +198,7 @@ class Election(ForWith, Candidacy[Leadership]):
         """Stand for election in the background until `stop`, and call the callbacks. A second call does nothing.
 
         Raises ClientClosed, and RuntimeError if a `stop` before it has returned although work or callbacks still run.
+        If the operating system refuses every thread, this call waits until there is one.
         """
         stop = Stop()
 
@@ -211,6 +214,8 @@ class Election(ForWith, Candidacy[Leadership]):
             self._kernel.check_open()
             if self._begin_unless_standing(stop):
                 self._kernel.spawn(stand, "multilock-election")
+                while not self._kernel.starts_threads():
+                    system.sleep(SOON)
         except BaseException:  # interrupted: the thread may have begun, and must not go on
             if self._stop is stop:
                 self._end_interrupted()

@@ -26,6 +26,7 @@ from multilock.kernel.fork import notice_fork
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
+from multilock.kernel.worker import SOON
 from multilock.lease import AsyncLease
 from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
@@ -377,6 +378,8 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
 
         here = contextvars.copy_context()  # tells an election whether its own work closes the client
         self._kernel.spawn(lambda: here.run(close), "multilock-close")
+        while not self._kernel.starts_threads():
+            await asyncio.sleep(SOON)
         await closed.wait()
 
     def __await__(self) -> Generator[Any, Any, AsyncClient]:

@@ -41,7 +41,7 @@ def run(
         except LockTimeout:
             if not quiet:
                 taken_for = f"still taken after {timeout:g} s" if timeout else "taken"
-                say(f"{lock.name!r} is {taken_for}: see who holds it with multilock status")
+                say(f"{lock.name!r} is {taken_for}: multilock status shows who holds it, or until when it rests")
             return taken
         except Signalled as signalled:
             return signalled.code

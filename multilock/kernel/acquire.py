@@ -349,6 +349,7 @@ class _Contender:
         kernel = self.kernel
         if self.scope and self.scope.keeps_out(self.want):
             kernel.warn_of_itself(self.want.name)
+        kernel.warn_of_stopped_loop(self.want.name)
         logger.debug("waiting for the lock %r", self.want.name, extra={"lock_name": self.want.name})
         if tell := kernel.events.tell:
             tell.waiting(self.want.name, claim.owner if claim else None)

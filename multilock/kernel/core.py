@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import partial
@@ -124,6 +125,7 @@ class Kernel:
         self.finished = False  # all work has ended
         self.died = False  # the watchdog thread died at least once
         self._told_of_ttl = False  # the log has the warning that another ttl was granted
+        self._told_of_loop = False  # the log has the warning of `warn_of_stopped_loop`
         self._make_face = make_face
         self.closers: dict[Callable[[], Ending], None] = {}  # active elections, which close() ends first
         self.elections: weakref.WeakSet[Candidate] = weakref.WeakSet()
@@ -294,6 +296,13 @@ class Kernel:
         if worker.is_any_missing():
             self.poke(self.now())  # the ticking thread tries again
 
+    def starts_threads(self) -> bool:
+        """Return False if a thread was refused, and no ticking thread will try again: then the caller must call again.
+
+        Each call tries.
+        """
+        return not (worker.is_any_missing() and worker.try_again()) or bool(worker.helpers)
+
     def _start_ticker(self) -> str | None:
         """Start the ticking thread if needed. Returns the reason if the operating system refuses it, otherwise None.
 
@@ -398,11 +407,11 @@ class Kernel:
 
     def still_taken(self, name: str, timeout: float | None, by_itself: bool) -> LockTimeout:
         """Return the error of an acquire that timed out. ``by_itself``: the calling thread or task holds the lock."""
-        remedy = "see who holds it with inspect(), or wait for it with a timeout"
+        remedy = "inspect() shows who holds it, or until when it rests. Or wait for it with a timeout"
         if by_itself:
             remedy = f"this {self.who} holds it itself: release it first, or make the lock with reentrant=True"
         elif timeout:
-            remedy = "wait longer, or see who holds it with inspect()"
+            remedy = "wait longer. inspect() shows who holds it, or until when it rests"
         return LockTimeout(
             f"lock {name!r} is {f'still taken after {timeout:g} s' if timeout else 'taken'}: {remedy}",
             name=name,
@@ -427,6 +436,22 @@ class Kernel:
         logger.warning(
             "this %s waits for the lock %r, which it holds: make the lock with reentrant=True, or release it first",
             self.who,
+            name,
+            extra={"lock_name": name},
+        )
+
+    def warn_of_stopped_loop(self, name: str) -> None:
+        """Log once for each client that a blocking acquire waits in a thread that runs an event loop."""
+        if self.face.asynchronous or self._told_of_loop:
+            return
+        try:
+            sys.modules["asyncio"].get_running_loop()
+        except (KeyError, AttributeError, RuntimeError):  # not imported, being imported, or no loop runs here
+            return
+        self._told_of_loop = True
+        logger.warning(
+            "a blocking acquire() waits for the lock %r in a thread that runs an event loop, so the whole loop stands "
+            "still: use multilock.connect_async(), or call it with asyncio.to_thread() (logged once for each client)",
             name,
             extra={"lock_name": name},
         )

@@ -105,6 +105,23 @@ def test_asyncio_waits_for_a_thread_too(backend: Scripted, threads: dict[str, in
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_asyncio_close_ends_although_the_watchdog_was_refused_too(backend: Scripted, threads: dict[str, int]) -> None:
+    async def main() -> None:
+        client = AsyncClient(backend)
+        threads.update({"multilock-close": 3, "multilock-watchdog": 3})
+        await client.close()
+        assert threads["multilock-close"] == 0
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_an_election_stands_although_the_watchdog_was_refused_too(client: Client, threads: dict[str, int]) -> None:
+    threads.update({"multilock-election": 3, "multilock-watchdog": 3})
+    with client.election("n") as election:
+        eventually(election.is_leader, within=10)
+    assert threads["multilock-election"] == 0
+
+
 def test_a_watchdog_that_dies_where_no_other_can_start_loses_all_it_had(
     client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:

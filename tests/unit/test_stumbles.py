@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import pickle
@@ -35,16 +36,33 @@ def test_waiting_for_another_holder_or_only_trying_reports_nothing(
         with client.lock("m").acquire(timeout=1):
             pass
     backend.holders["n"] = "somebody"
-    with pytest.raises(LockTimeout, match="still taken after 1 s: wait longer"):
+    with pytest.raises(
+        LockTimeout,
+        match=r"still taken after 1 s: wait longer\. inspect\(\) shows who holds it, or until when it rests",
+    ):
         client.lock("n").acquire(timeout=1)
     assert "which it holds" not in caplog.text
 
 
 def test_a_single_try_is_not_told_to_wait_longer(client: Client, backend: Scripted) -> None:
     backend.holders["n"] = "somebody"
-    with pytest.raises(LockTimeout, match="lock 'n' is taken: see who holds it with inspect") as caught:
+    with pytest.raises(LockTimeout, match=r"lock 'n' is taken: inspect\(\) shows who holds it") as caught:
         client.lock("n").acquire(timeout=0)
     assert "longer" not in str(caught.value)
+
+
+def test_a_blocking_acquire_that_stops_an_event_loop_is_told_so_once(
+    client: Client, backend: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        for _ in range(2):
+            assert client.lock("n").try_acquire(timeout=1) is None
+
+    backend.holders["n"] = "somebody"
+    assert client.lock("n").try_acquire(timeout=1) is None, "outside of a loop nothing is told"
+    assert "event loop" not in caplog.text
+    asyncio.run(main())
+    assert caplog.text.count("in a thread that runs an event loop") == 1
 
 
 @pytest.mark.parametrize("timeout", [0, 3.0, None])

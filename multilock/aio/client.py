@@ -378,7 +378,7 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
 
         here = contextvars.copy_context()  # tells an election whether its own work closes the client
         self._kernel.spawn(lambda: here.run(close), "multilock-close")
-        while not self._kernel.starts_threads():
+        while not self._kernel.starts_threads():  # noqa: ASYNC110 - no event tells of a free thread
             await asyncio.sleep(SOON)
         await closed.wait()
 

@@ -92,6 +92,7 @@ def test_the_wheel_names_the_command_the_backends_and_the_plugin(wheel: zipfile.
     points.read_string(wheel.read(path).decode())
     assert dict(points["console_scripts"]) == {"multilock": "multilock.cli:main"}
     assert dict(points["pytest11"]) == {"multilock": "multilock.testing.plugin"}
+    assert dict(points["pyinstaller40"]) == {"hook-dirs": "multilock.contrib.pyinstaller:hook_dirs"}
     assert set(points["multilock.backends"]) == set(OURS)
 
 

@@ -1,0 +1,15 @@
+"""What PyInstaller needs to know, which finds this package by the entry point ``pyinstaller40``.
+
+multilock imports a backend only when a URL needs it, so a program that PyInstaller builds would contain none of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["hook_dirs"]
+
+
+def hook_dirs() -> list[str]:
+    """Return the directory of the hooks."""
+    return [str(Path(__file__).parent)]

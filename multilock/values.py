@@ -83,7 +83,7 @@ def decode_value(value: bytes) -> LockInfo:
             resting_until=_moment(said.get("resting_until")),
             permits=said.get("permits"),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError, RecursionError):
         return LockInfo("", identity=value.decode(errors="replace") or None)
 
 

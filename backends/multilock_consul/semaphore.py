@@ -88,7 +88,7 @@ class Semaphore:
             limit, holders = said["Limit"], frozenset(said["Holders"] or ())
             if not isinstance(limit, int) or any("/" in session for session in holders):
                 raise TypeError("not a semaphore of Consul")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise BackendRejected(
                 f"the key {self._keys.of(name)!r} is in use by something else: choose another name, or delete the key "
                 "if it was left behind",

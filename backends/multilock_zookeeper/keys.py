@@ -14,7 +14,8 @@ __all__ = ["LAST_NUMBER", "STYLES", "Contender", "Nodes"]
 
 STYLES = {"kazoo": "curator", "curator": "kazoo"}  # each style, and the one whose programs do not see it
 LAST_NUMBER = 2**31 - 1  # a server whose counter has reached this gives it to every later node as well
-_CONTENDER = re.compile(r"(?:!(p\d+))?(__lock__|__rlock__|-lock-|__WRIT__|__READ__)(\d{10}|-\d{9,10})$")
+# A number of permits has at most seven digits. A node with more keeps everybody out, like a lock.
+_CONTENDER = re.compile(r"(?:!(p\d{1,7}))?(__lock__|__rlock__|-lock-|__WRIT__|__READ__)(\d{10}|-\d{9,10})$")
 _MARKS = {"__lock__": "kazoo", "__rlock__": "kazoo", "-lock-": "curator", "__WRIT__": "curator", "__READ__": "curator"}
 _READS = {"__rlock__", "__READ__"}
 _SEMAPHORE = re.compile(r"[0-9a-f]{32}|locks|leases")  # a lease of kazoo's semaphore; the children of Curator's

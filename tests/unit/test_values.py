@@ -50,7 +50,10 @@ def test_the_value_of_a_permit_says_how_many_there_are() -> None:
     assert decode_value(encode_value(claim())).permits is None
 
 
-@pytest.mark.parametrize("value", [b"10.0.0.7:80", b"[1]", b"1", b'{"v":1}', b'{"v":2,"id":"x"}', b"\xff", b"null"])
+FOREIGN = [b"10.0.0.7:80", b"[1]", b"1", b'{"v":1}', b'{"v":2,"id":"x"}', b"\xff", b"null", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("value", FOREIGN, ids=lambda value: value[:20])
 def test_a_value_of_another_program_is_shown_as_it_is(value: bytes) -> None:
     assert decode_value(value) == LockInfo("", identity=value.decode(errors="replace"))
 

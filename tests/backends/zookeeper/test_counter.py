@@ -26,6 +26,11 @@ def test_the_last_number_is_not_a_place(style: str) -> None:
     assert not nodes.is_last("another node")
 
 
+def test_a_foreign_node_with_an_absurd_number_of_permits_counts_as_a_lock() -> None:
+    [foreign] = Nodes("multilock/", "kazoo").queue([f"x!p{'9' * 5000}__lock__0000000001"])
+    assert (foreign.mode, foreign.permits) == ("x", 0)
+
+
 def count_to(server: ZooKeeperServer, path: str, number: int) -> None:
     """Set the counter of the node at ``path``, in the newest snapshot of a server that is not running."""
     assert server._folder is not None

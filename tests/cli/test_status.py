@@ -15,6 +15,7 @@ import pytest
 import redis
 
 import multilock
+from multilock.cli.status import show
 from tests.cli.conftest import TTL, WITHIN, Run, Start, environment, line_of
 from tests.servers import RedisServer, free_port
 
@@ -43,6 +44,16 @@ def test_status_without_a_terminal_is_a_line_of_fields_for_each_lock(
     assert [line.split("\t")[0] for line in lines] == ["a", "b"]
     assert lines[0].split("\t")[1] == "lock"
     assert lines[0].split("\t")[3] == str(lease.token)
+
+
+def test_status_on_a_terminal_without_rich_is_a_line_for_each_lock(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with multilock.connect("memory://without-rich") as client, client.lock("job") as lease:
+        show(client, "", False)
+    assert capsys.readouterr().out.split("\t")[:4] == ["job", "lock", f"{os.uname().nodename}:{os.getpid()}", str(lease.token)]
 
 
 def test_watch_without_a_terminal_prints_each_change(start: Start, url: str, client: multilock.Client) -> None:

@@ -7,6 +7,8 @@ import gc
 import json
 import os
 import re
+import shutil
+import subprocess
 import threading
 import urllib.request
 import weakref
@@ -283,6 +285,21 @@ def test_alerts_dashboard_and_page_name_metrics_that_exist(
     assert spoken_of - there == set()
     if page.endswith(".md"):
         assert spoken_of == there
+
+
+def test_promtool_is_told_when_each_alert_fires_and_when_not() -> None:
+    rules = re.findall(r"- alert: (\w+)", (PAGES / "alerts.yaml").read_text(encoding="utf-8"))
+    text = (PAGES / "alerts-test.yaml").read_text(encoding="utf-8")
+    silent = re.findall(r"alertname: (\w+)\n +eval_time: \w+\n +exp_alerts: \[\]", text)
+    firing = re.findall(r"alertname: (\w+)\n +eval_time: \w+\n +exp_alerts:\n", text)
+    assert set(rules) == set(silent) == set(firing)
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
+def test_promtool_finds_that_each_alert_fires_when_it_should() -> None:
+    command = ["promtool", "test", "rules", "alerts-test.yaml"]
+    ended = subprocess.run(command, cwd=PAGES, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_the_dashboard_is_json_that_grafana_takes() -> None:

@@ -131,6 +131,14 @@ def test_a_client_handed_over_is_used_and_stays_open(server: RedisServer, settin
         assert client.ping() is True
 
 
+def test_a_fake_redis_is_refused_at_once_with_the_remedy() -> None:
+    theirs = type("FakeConnection", (redis.Connection,), {"__module__": "fakeredis._connection"})
+    pool = redis.ConnectionPool(connection_class=theirs)
+    for connect in (multilock.connect, multilock.connect_async):
+        with pytest.raises(multilock.ConfigurationError, match=r"is a FakeRedis.* use memory:// in a test"):
+            connect("redis://", client=redis.Redis(connection_pool=pool))
+
+
 def test_the_retries_of_a_client_handed_over_are_not_ours(server: RedisServer) -> None:
     with redis.Redis(host="127.0.0.1", port=1) as client:  # by default ten retries with a back-off
         ours = Ours("redis://", client=client)

@@ -36,7 +36,10 @@ class Leading(Holding):
 
     @property
     def term(self) -> int | None:
-        """The fencing token of this leadership: greater for every later leader."""
+        """The fencing token of this leadership: greater for every later leader. None if the backend has no tokens.
+
+        ``fence()`` returns the same number, never None: it raises instead.
+        """
         return self.token
 
     @property

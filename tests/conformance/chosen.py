@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from multilock.testing.conformance import (
     BackendConformance,
     CancelConformance,
     ClientConformance,
+    Conformance,
     LockAllConformance,
     LockConformance,
     LossConformance,
@@ -42,7 +44,7 @@ class Question:
 
 
 def on_threads(it: Question) -> bool:
-    files = ("test_sqlite", "test_consul", "test_etcd", "test_zookeeper", "test_cluster", "test_redlock")
+    files = ("test_consul", "test_etcd", "test_zookeeper", "test_cluster")
     return it.file in files and it.face == "asyncio" and not it.is_of(CancelConformance)
 
 
@@ -60,7 +62,7 @@ def on_a_majority(it: Question) -> bool:
 
 
 def on_uvloop(it: Question) -> bool:
-    return it.file == "test_uvloop" and it.backend not in ("memory", "redis", "redlock")
+    return it.file == "test_uvloop" and it.backend not in ("memory", "redis", "redlock", "sqlite")
 
 
 def alone_on_a_loop(it: Question) -> bool:
@@ -83,14 +85,16 @@ def a_set_on_a_loop(it: Question) -> bool:
 
 
 LEFT_OUT: dict[Callable[[Question], bool], str] = {
-    on_threads: "The asyncio face asks these backends from threads, as it asks memory://. Only redis:// has channels, "
-    "which the loop itself reads. Cancellation, where a request outlives its caller, runs on all of them.",
+    on_threads: "The asyncio face asks these backends from threads, as it asks sqlite://. The loop asks memory:// "
+    "itself, and redis:// and redlock:// through channels. Cancellation, where a request outlives its caller, runs on "
+    "all of them.",
     behind_sentinels: "Once connected, the backend is that of redis://. What differs is connecting, and requests that "
     "are interrupted. tests/backends/redis has the failovers.",
     on_a_cluster: "A single name is on a single node, as on redis://. What differs is several names at once. "
     "tests/backends/redis has the routing.",
     on_a_majority: "What differs from redis:// is a request that only some servers executed.",
-    on_uvloop: "Only channels meet the loop, and only redis:// and redlock:// have them. memory:// stands for threads.",
+    on_uvloop: "The loop asks memory:// itself, and redis:// and redlock:// through channels. All others are asked "
+    "from threads, as sqlite:// is.",
     alone_on_a_loop: "The suites of readers and permits ask the asyncio face. These ask the backend.",
     alone_on_consul: "Its writer is its mutex with another value. Its only permit has a protocol of its own, which "
     "matters where it is acquired and lost.",
@@ -100,11 +104,11 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
 
 
 def question_of(item: Any) -> Question | None:
-    """Return the question of a collected test, or None if it belongs to no suite."""
-    given = item.callspec.params if hasattr(item, "callspec") else {}
-    place = given.get("place") or getattr(item.cls, "backend", None)
-    if place is None:
+    """Return the question of a collected test, or None if it belongs to no suite of this folder."""
+    if item.path.parent != Path(__file__).parent or item.cls is None or not issubclass(item.cls, Conformance):
         return None
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    place = given.get("place") or item.cls.backend
     more = (getattr(item.cls, "kind", None), getattr(item.cls, "count", None))
     return Question(item.path.stem, item.cls, place.scheme, given.get("face"), *more)
 

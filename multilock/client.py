@@ -133,7 +133,10 @@ class Client(ForWith, OfThisProcess):
         ends ``ttl`` seconds after the grant.
 
         ``reentrant``: The thread that holds the lock may acquire it again and gets the same lease, with the options of
-        the first acquire. Every release counts down, and the last one gives the lock back.
+        the first acquire. Every release counts down, and the last one gives the lock back. So do not release a lease
+        by hand inside a ``with``: together with the end of that ``with`` it counts down twice, and an outer ``with``
+        would go on without the lock. In asyncio, acquires of one task that wait at the same time (`asyncio.gather`)
+        wait for each other: acquire one after the other.
 
         ``fair``: Serve the waiters that ask for it in order of arrival. False promises no order.
 
@@ -425,7 +428,7 @@ class Client(ForWith, OfThisProcess):
 
         Waits for the work and callbacks of elections for their ``grace``, and for other callbacks and for answers for
         one ``request_timeout`` each. A lock whose release is not answered by then ends with its ttl. If the work or a
-        callback of an election calls it, the rest happens in the background. A second call does nothing.
+        callback of an election calls it, the rest happens in the background. A second call waits for the first.
         """
         self._kernel.end.close()
 

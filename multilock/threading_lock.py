@@ -137,7 +137,8 @@ class ThreadingLock(OfThisProcess):
         """Return the entries that a release now applies to, newest first.
 
         These are the entries of this frame's ``with`` statement, or else of this thread. If there are none and the lock
-        is not reentrant, it is one of any thread: a lost lease is preferred to the one that is held.
+        is not reentrant, it is one of any thread. A ``with`` of another thread ends its own entry, so entries without
+        one come first. Among these, a lost lease is preferred to the one that is held.
         """
         taken = list(self._taken.items())[::-1]
         thread = _this_thread()
@@ -146,6 +147,7 @@ class ThreadingLock(OfThisProcess):
         if mine or self._reentrant:
             return mine
         others = [(key, entry) for key, entry in taken if entry.lease._state in (HELD, LOST)]
+        others = [each for each in others if each[1].frame is None] or others
         return ([(key, entry) for key, entry in others if entry.lease._is_lost()] or others)[:1]
 
     def _not_acquired(self) -> NotHeld:
@@ -165,7 +167,12 @@ class ThreadingLock(OfThisProcess):
     # The private methods of an RLock that threading.Condition calls
 
     def _is_owned(self) -> bool:
-        return bool(self._mine())
+        mine = self._mine()
+        if mine and sys._getframe(1).f_code.co_name == "wait":
+            # Raised here, before the Condition has added a waiter. It would keep that one forever, and notify it in
+            # place of another.
+            mine[0][1].lease.check()
+        return bool(mine)
 
     def _release_save(self) -> list[_Key]:
         """Release every level.

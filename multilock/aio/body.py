@@ -36,7 +36,7 @@ class Body:
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if self._task is not None and self._lease._loss_for_the_body():
+        if self._task is not None and not self._cancelled and self._lease._loss_for_the_body():
             self._cancelled = True
             self._task.cancel()
 

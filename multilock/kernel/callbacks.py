@@ -98,6 +98,10 @@ def refuse_awaitable(callback: Callable[..., object], result: object) -> None:
             result.close()
 
 
+def _nothing() -> None:
+    """Do nothing, in place of a callback that was taken out of its call."""
+
+
 class _Call:
     """One call of a callback. Calls are sorted by the time at which they should begin."""
 
@@ -212,7 +216,10 @@ class ThreadCallbacks:
                 again, call.begun = call.begun, True
             if not again:
                 CALLED.set(call)
-                call_in_thread(call.callback, *call.args)
+                # Taken out, because the thread that started this one may drop the call last: see `Once`.
+                callback, args, call.callback, call.args = call.callback, call.args, _nothing, ()
+                call_in_thread(callback, *args)
+                del callback, args
                 CALLED.set(None)
             with self._lock:
                 counted = self._young.pop(call, self) is None

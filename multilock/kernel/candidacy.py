@@ -135,7 +135,8 @@ class Candidacy(OfThisProcess, Generic[T]):
         try:
             # The callbacks of one term end before those of the next begin. A callback that calls this cannot wait.
             if not self._office.inside() and not await self._callbacks_ended(stop, deadline):
-                raise self._not_won(f"in {seconds:g} s: callbacks of the last leadership are still running")
+                what = "this node leads already" if self.is_leader() else "callbacks of the last leadership still run"
+                raise self._not_won(f"in {seconds:g} s: {what}")
             left = None if seconds is None else max(0.0, deadline - self._kernel.now())
             lease = await handing.acquire(acquire(self._kernel, self._want, left, stop))
             if lease is None:
@@ -400,6 +401,10 @@ class Candidacy(OfThisProcess, Generic[T]):
         """
         term = self._term
         return term is not None and not term.over()
+
+    def _inside(self) -> bool:
+        """Return whether the caller is inside the work or a callback of this election."""
+        return self._office.inside()
 
     def _stands(self) -> bool:
         """Return whether it leads, or campaigns and stands again: between ``start()`` or ``run()`` and ``stop()``."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multilock import log_thread, system
 from multilock.errors import BackendUnavailable
+from multilock.kernel.callbacks import CALLED
 from multilock.kernel.cancel import call_to_give_back
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.holding import HELD, RELEASING, Holding
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["End", "Ending"]
 
 LOOK_AGAIN = 5.0  # seconds between checks whether a dropped client can end
+LIMITS = 6  # request timeouts that close() may take in all, besides the grace of elections
 TELL_WITHIN = 0.5  # seconds for which close() waits until the log handlers have every line
 
 
@@ -41,29 +43,42 @@ class End:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._closing: int | None = None  # the thread that runs `close`
+        self._over_by = math.inf  # when that call is over at the latest
+        self._ended = False  # nothing of the client is left
         self.dropped = False  # the user has dropped the client, and it has not ended yet
 
     def close(self) -> None:
         """End the client: see ``Client.close``.
 
         Blocks until the end, within limits: one request timeout for callbacks, one for answers, and the grace of
-        elections if that is more.
+        elections if that is more. A second call waits for the first.
         """
         notice_fork()
         kernel = self._kernel
         leases: list[Holding] | None = None
         try:
             with kernel.lock:
-                if kernel.closed:
-                    return
-                leases = list(kernel.held.values())
-                kernel.closed = True
-            self._close(leases)
+                if not kernel.closed:
+                    leases = list(kernel.held.values())
+                    self._closing = system.get_ident()
+                    kernel.closed = True
+            if leases is None:
+                self._wait_for_the_end()
+            else:
+                self._close(leases)
         except BaseException:
-            if leases is not None and not kernel.finished:  # interrupted: nothing else would end the client
+            if leases is not None and not self._ended:  # interrupted: nothing else would end the client
                 kernel.closed = True
                 kernel.spawn(lambda: self._close(leases), "multilock-close")
             raise
+
+    def _wait_for_the_end(self) -> None:
+        """Wait for the `close` of another thread, unless that one waits for the caller."""
+        kernel = self._kernel
+        inside = in_the_middle() or CALLED.get() or any(election._inside() for election in kernel.elections)
+        if not inside and self._closing not in (None, system.get_ident()):
+            wait_until(kernel.runtime, lambda: self._ended or kernel.now() >= self._over_by, math.inf)
 
     def _close(self, leases: list[Holding]) -> None:
         """End a client that accepts no new work, with the leases it held. A second call changes nothing."""
@@ -83,6 +98,7 @@ class End:
                     give_back=False,
                 )
         until = max((ending.at for ending in endings), default=0.0)
+        self._over_by = max(until, kernel.now()) + LIMITS * budget
         if in_the_middle() or any(ending.awaits_caller for ending in endings):
             kernel.spawn(lambda: self._give_all_back(leases, budget, until), "multilock-close")
         else:
@@ -157,13 +173,14 @@ class End:
         kernel = self._kernel
         with kernel.lock:
             kernel.finished = True
-        kernel.followers.close()
-        kernel.watchdog.close()
-        kernel.cancels.close()
-        kernel.face.close()
-        kernel.backend.close()
+        for part in (kernel.followers, kernel.watchdog, kernel.cancels, kernel.face, kernel.backend):
+            try:
+                part.close()
+            except Exception:  # the other parts must end all the same
+                logger.exception("a part of the client could not be closed")
         if kernel.ticker:
             kernel.ticker.close()
+        self._ended = True
 
     def withdraw(self, deadline: float) -> bool:
         """Cancel the claims of all waiters, because the interpreter ends. Returns False if the client has ended before.
@@ -217,6 +234,7 @@ class End:
         The child opens connections of its own.
         """
         kernel = self._kernel
+        self._closing = None
         kernel.lock = system.RLock()  # another thread of the parent may have held it, even in a closed client
         kernel.fence = None  # the timer belongs to the parent
         for lease in [*kernel.held.values(), *kernel.apart]:

@@ -33,20 +33,28 @@ def surely(step: Callable[..., R], *args: Any) -> R:
 
 
 class Once:
-    """A callback that runs only the first time, even if an interrupt made the kernel start it again."""
+    """A callback that runs only the first time, even if an interrupt made the kernel start it again.
 
-    __slots__ = ("_callback", "_left")
+    The thread that runs it takes the callback out. Otherwise a thread that keeps time could drop the last reference to
+    an object of the user, and run its ``__del__``.
+    """
+
+    __slots__ = ("_left", "_name")
 
     def __init__(self, callback: Callable[..., object]) -> None:
-        self._callback = callback
         self._left = [callback]
+        self._name = ""
 
     def __call__(self, *args: Any) -> object:
         try:
             callback = self._left.pop()
         except IndexError:
             return None
-        return callback(*args)
+        try:
+            return callback(*args)
+        except BaseException:
+            self._name = repr(callback)  # for the log line
+            raise
 
     def __repr__(self) -> str:
-        return repr(self._callback)
+        return self._name or repr(self._left[0] if self._left else None)

@@ -13,6 +13,7 @@ import pytest
 from multilock import Loss, LossReason
 from multilock.kernel.callbacks import ThreadCallbacks
 from multilock.kernel.face import BlockingFace
+from multilock.kernel.interrupts import Once
 from multilock.kernel.runtime import Threads, now
 from multilock.kernel.timers import Timers
 from multilock.testing import HandRuntime
@@ -60,6 +61,27 @@ def test_one_whose_start_is_interrupted_is_called_once(ticking: Ticking, functio
     time.sleep(0.3)  # a second thread would have started by now
     assert called == [1]
     assert ticking.callbacks.wait(0)
+
+
+def test_the_last_reference_to_what_a_callback_holds_is_dropped_on_its_own_thread() -> None:
+    ended: list[str] = []
+
+    class Job:
+        def stop(self, *_: object) -> None: ...
+
+        def __del__(self) -> None:
+            ended.append(threading.current_thread().name)
+
+    class Joining(Threads):
+        """Returns from a start only after the thread has ended, as a starter that is stopped meanwhile."""
+
+        def spawn(self, run: Callable[[], None], name: str) -> None:
+            thread = threading.Thread(target=run, name=name)
+            thread.start()
+            thread.join()
+
+    ThreadCallbacks(Joining(), Timers(lambda at: None)).start(Once(Job().stop))
+    assert ended == ["multilock-callback"]
 
 
 def test_one_that_raises_is_logged_and_harms_nothing(ticking: Ticking, caplog: pytest.LogCaptureFixture) -> None:

@@ -1074,6 +1074,39 @@ def test_the_body_of_an_async_campaign_is_cancelled_when_another_task_steps_down
     asyncio.run(main())
 
 
+def test_the_body_of_an_async_campaign_is_cancelled_once(server: Scripted) -> None:
+    async def main() -> None:
+        cleaned_up = False
+        async with AsyncClient(server, ttl=20.0) as client:
+            election = client.election("e")
+            leads, cancelled = asyncio.Event(), asyncio.Event()
+
+            async def step_down() -> None:
+                await leads.wait()
+                first = asyncio.create_task(election.stop())
+                await cancelled.wait()
+                await asyncio.gather(first, election.resign(), client.close())
+
+            async def lead() -> None:
+                nonlocal cleaned_up
+                async with election.campaign():
+                    leads.set()
+                    try:
+                        await asyncio.sleep(10)
+                    finally:
+                        cancelled.set()
+                        await asyncio.sleep(0.05)
+                        cleaned_up = True
+
+            ending = asyncio.create_task(step_down())
+            with pytest.raises(LockLost, match="resigned"):
+                await lead()
+            await ending
+            assert cleaned_up
+
+    asyncio.run(main())
+
+
 def test_the_body_of_an_async_campaign_that_steps_down_itself_goes_on(server: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=20.0) as client:

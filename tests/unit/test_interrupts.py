@@ -78,10 +78,10 @@ def test_an_error_of_the_step_itself_comes_out_after_the_second_try() -> None:
 def test_a_callback_that_two_start_is_called_once() -> None:
     calls: list[str] = []
     once = Once(calls.append)
+    assert repr(once) == repr(calls.append)
     once("first")
     once("second")
     assert calls == ["first"]
-    assert repr(once) == repr(calls.append)
 
 
 def test_no_interrupt_is_raised_as_a_generator_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -464,6 +464,32 @@ def test_close_twice_is_harmless(client: Client, backend: Scripted) -> None:
     assert backend.closed == 1
 
 
+def test_a_second_close_waits_for_the_first(real: Scripted, client_in_threads: Client) -> None:
+    client, hangs = client_in_threads, threading.Event()
+    client.lock("n", on_lost=lambda _: hangs.wait(10)).acquire()
+    first = threading.Thread(target=client.close)
+    first.start()
+    eventually(lambda: client._kernel.closed)
+    second = threading.Thread(target=client.close)
+    second.start()
+    second.join(0.05)
+    assert second.is_alive()
+    hangs.set()
+    second.join(10)
+    assert real.holders == {}
+    first.join(10)
+
+
+def test_a_part_that_cannot_be_closed_keeps_no_other_one(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ValueError("a defect")
+
+    client.lock("n").acquire()
+    monkeypatch.setattr(client._kernel.backend, "close", broken)
+    client.close()
+    assert client._kernel.end._ended
+
+
 def test_after_close_every_call_says_so(client: Client) -> None:
     lock = client.lock("n")
     client.close()
@@ -655,7 +681,7 @@ def test_a_close_that_is_interrupted_anywhere_ends_the_client_in_the_background(
             client.close()
         runtime.advance(10)
         assert not backend.holders, where
-        assert client._kernel.finished, where
+        assert client._kernel.end._ended, where
         if not where:
             break
         step += 1

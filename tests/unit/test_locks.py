@@ -766,6 +766,34 @@ def test_a_condition_over_an_rlock_gives_back_every_level_while_it_waits(threads
     assert not lock.locked()
 
 
+def test_a_loss_before_a_condition_waits_swallows_no_notification(client: Client, backend: Scripted) -> None:
+    condition = threading.Condition(client.lock("n").as_threading_lock())  # type: ignore[arg-type]
+
+    def wait_with_a_lost_lock() -> None:
+        with condition:
+            take(backend)
+            condition.wait(0.01)
+
+    with pytest.raises(LockLost):
+        wait_with_a_lost_lock()
+    assert not condition._waiters  # type: ignore[attr-defined]
+
+
+def test_a_stranger_releases_no_entry_of_a_with(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n").as_threading_lock()
+
+    def lose_it_inside() -> None:
+        with lock:
+            take(backend)
+            backend.holders.clear()
+            in_thread(lock.acquire)
+            in_thread(lock.release)  # any thread may, and this one has lost nothing
+            assert backend.holders == {}
+
+    with pytest.raises(LockLost):
+        lose_it_inside()
+
+
 def test_a_lost_lock_is_not_passed_off_as_held(client: Client, backend: Scripted) -> None:
     lock = client.lock("n").as_threading_lock()
     lock.acquire()

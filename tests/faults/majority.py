@@ -36,6 +36,7 @@ from multilock_redis.redlock.servers import LEAST_LIMIT
 from tests.faults.chaos import (
     FOR_A_WHILE,
     KEYS,
+    NAMES,
     PROCESS_PACE,
     RECOVERY,
     SERVER_PACE,
@@ -144,6 +145,20 @@ class RedlockArena(RemoteArena):
                 holders.update(filter(None, self.operators[which].mget(KEYS)))
         return [parse_owner(owner.decode()) for owner, times in holders.items() if times > SERVERS // 2]
 
+    def standing(self) -> Iterator[str]:
+        """Yield for each name and server the holder, the time that its lease has left, and the queue."""
+        for name, key in zip(NAMES, KEYS, strict=True):
+            for which, operator in enumerate(self.operators):
+                try:
+                    holder, left = operator.get(key), operator.pttl(key)
+                    queue = operator.zrange(f"{{{key}}}:queue", 0, -1, withscores=True)
+                    live = {owner: place.decode() for owner, place in operator.hgetall(f"{{{key}}}:live").items()}
+                except redis.RedisError as error:
+                    yield f"{name} at server {which}: {error}"
+                    continue
+                waiting = [f"{_short(owner)} at {ticket:.0f}, {live.get(owner)}" for owner, ticket in queue]
+                yield f"{name} at server {which}: {_short(holder)} for {left} ms; waiting: {waiting or '-'}"
+
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0
         for which, operator in enumerate(self.operators):
@@ -157,6 +172,13 @@ class RedlockArena(RemoteArena):
             for key in operator.scan_iter():
                 if overstays(key.decode(), left := operator.pttl(key)):
                     yield f"O7: the key {key!r} is left at server {which}, and ends in {left} ms"
+
+
+def _short(owner: bytes | None) -> str:
+    """Return the end of the claim's id, and the process that it belongs to."""
+    if owner is None:
+        return "nobody"
+    return f"{owner.partition(b'@')[0][-8:].decode()} of process {parse_owner(owner.decode()).pid}"
 
 
 class Majority(Chaos):
@@ -349,7 +371,13 @@ class Majority(Chaos):
                 self._found[owner.partition("@")[0], which, what] = at
 
     def stood_still(self, since: float) -> float:
-        return within(self._of_network.those, since, now())
+        """Return the seconds in which the network did not run, and those in which the slowest contender did not.
+
+        That contender may be the next one that the servers hand a name to.
+        """
+        at = now()
+        of_contenders = max((within(those, since, at) for those in self.record.stalls.values()), default=0.0)
+        return within(self._of_network.those, since, at) + of_contenders
 
     def standstills(self) -> Iterator[Fault]:
         """Yield pauses of an overloaded machine, and times of slow networks, as faults.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -185,6 +186,20 @@ def test_two_who_believed_are_shown_so_and_only_they(hostile: tuple[Report, Gath
         if event.get("id") == "A" and event["what"] != "asking":
             event.update({key: event[key] + 50 for key in ("at", "until", "by", "due") if key in event})
     assert gap_of(later) is None
+
+
+def test_a_third_who_believes_beside_another_has_a_lane_and_a_red_area(hostile: tuple[Report, Gathered]) -> None:
+    _, evidence = hostile
+    cycle = evidence.worst["weak", "partition"]
+    events = [event for event in cycle.events if event.get("id") != "C"]
+    third = [{**event, "id": "C"} for event in events if event.get("id") == "B"]
+    drawn = timeline_of(dataclasses.replace(cycle, events=[*events[:-1], *third, events[-1]]))
+    assert [bar.says.partition(":")[0] for bar in drawn.bars if bar.kind == "overlap"] == [
+        "both believed",
+        "A and C both believed",
+        "B and C both believed",
+    ]
+    assert "belief-C" in {bar.kind for bar in drawn.bars}
 
 
 def test_the_card_says_for_how_long_both_believed_where_there_is_room(hostile: tuple[Report, Gathered]) -> None:

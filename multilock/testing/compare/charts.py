@@ -352,7 +352,7 @@ class _Drawing:
         if (a := self.beliefs.get("A")) is not None:
             if (valid := self._valid_until(a)) is not None:
                 yield self._bar("valid", a.began, valid, "the lease of A was valid, as its client counts")
-            yield from self._overlap()
+            yield from self._overlaps()
         for id, belief in self.beliefs.items():
             until = self._until(belief)
             yield self._bar(f"belief-{id}", belief.began, until, f"{id} believed")
@@ -371,12 +371,18 @@ class _Drawing:
             return None
         return min(known[-1], a.release) if a.over is None and a.release is not None else float(known[-1])
 
-    def _overlap(self) -> Iterator[Bar]:
+    def _overlaps(self) -> Iterator[Bar]:
+        """Return a bar for each time in which two believed: for A and B as the gap has it."""
         gap = self.cycle.gap
+        kind = "overlap" if self.cycle.verdict.outcome == "broken" else "together"
         if gap is not None and gap.seconds < 0 and gap.of == "belief":
             began = self.beliefs["B"].began
-            kind = "overlap" if self.cycle.verdict.outcome == "broken" else "together"
             yield self._bar(kind, began, began - gap.seconds, "both believed")
+        for id in "AB":
+            if (other := self.beliefs.get(id)) and (c := self.beliefs.get("C")):
+                start, until = max(other.began, c.began), min(self._until(other), self._until(c))
+                if start < until:
+                    yield self._bar(kind, start, until, f"{id} and C both believed")
 
     def _points(self) -> Iterator[Moment]:
         for event in self._of("asking"):

@@ -25,8 +25,10 @@ __all__ = ["NAME", "Guarded", "SentinelServer"]
 
 NAME = "mymaster"
 DOWN_AFTER = 0.3  # seconds
+NEVER_DOWN_AFTER = 600.0  # seconds; Sentinels start no failover of their own
 FAILOVER_TIMEOUT = 1.0  # seconds
 AGREED_WITHIN = 40.0  # seconds, on a busy machine
+HEALED_WITHIN = 15.0  # seconds; after that, all servers start afresh
 LAST_LINES = 12  # of each server's log
 
 # With their default periods the Sentinels need seconds for a change of roles, and ten to demote a former primary. Since
@@ -82,11 +84,12 @@ class Guarded(Service):
         self._first = RedisServer(*fixed)
         self.servers = [self._first, *(RedisServer(*fixed) for _ in range(replicas))]
         self.guards = [SentinelServer(self._monitor) for _ in range(guards)]
+        self._down_after = DOWN_AFTER  # of Sentinels that start from now on
 
     def _monitor(self) -> list[str]:
         return [
             f"sentinel monitor {NAME} {self._first.host} {self._first.port} {len(self.guards) // 2 + 1}",
-            f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER * 1000:.0f}",
+            f"sentinel down-after-milliseconds {NAME} {self._down_after * 1000:.0f}",
             f"sentinel failover-timeout {NAME} {FAILOVER_TIMEOUT * 1000:.0f}",
         ]
 
@@ -98,11 +101,14 @@ class Guarded(Service):
         return f"redis+sentinel://{','.join(each.endpoint for each in guards)}/{NAME}/0"
 
     def start(self) -> None:
+        self._start()
+        self._repair(AGREED_WITHIN)
+
+    def _start(self) -> None:
         for server in self.servers:
             server.start()
         for guard in self.guards:
             guard.start()
-        self.heal()
 
     def stop(self) -> None:
         for server in (*self.guards, *self.servers):
@@ -150,12 +156,18 @@ class Guarded(Service):
 
     def make_sentinels_anew(self) -> None:
         """Start other Sentinels at the same addresses, as containers without a volume would. They know the present
-        primary, but no earlier failover."""
-        self._first = self.primary()
+        primary, but no earlier failover. Until `heal`, a primary that answers late costs no failover."""
         for guard in self.guards:
             guard.stop()
-        for guard in self.guards:
-            guard.start()
+        # Before they ended, they may have chosen another primary, so only the servers know which one it is.
+        self._first = next(server for server in self.servers if _is_primary(server))
+        self._lead(self._first)
+        self._down_after = NEVER_DOWN_AFTER
+        try:
+            for guard in self.guards:
+                guard.start()
+        finally:
+            self._down_after = DOWN_AFTER
 
     def move_sentinels_to(self, primary: Server) -> None:
         """Point all Sentinels at another primary. First all of them forget the old one, or they would remind each
@@ -166,8 +178,7 @@ class Guarded(Service):
         for guard in self.guards:
             with guard.client() as client:
                 client.execute_command("SENTINEL", "MONITOR", NAME, primary.host, primary.port, 2)
-                for name, seconds in (("down-after-milliseconds", DOWN_AFTER), ("failover-timeout", FAILOVER_TIMEOUT)):
-                    client.execute_command("SENTINEL", "SET", NAME, name, int(1000 * seconds))
+        self._set(DOWN_AFTER, FAILOVER_TIMEOUT)
 
     def report(self) -> str:
         """Return what the Sentinels say of the primary, the role of each server, and their last log lines, to
@@ -197,14 +208,17 @@ class Guarded(Service):
         finally:
             self._let_replicas_follow(True)
 
-    def _let_replicas_follow(self, follow: bool) -> None:
+    def _set(self, down_after: float, failover_timeout: float) -> None:
         for guard in self.guards:
             with guard.client() as client:
-                for name, usual, now in (
-                    ("failover-timeout", FAILOVER_TIMEOUT, 180.0),
-                    ("down-after-milliseconds", DOWN_AFTER, 20.0),  # nobody waits for a replica that seems to be down
-                ):
-                    client.execute_command("SENTINEL", "SET", NAME, name, int(1000 * (usual if follow else now)))
+                for name, seconds in (("down-after-milliseconds", down_after), ("failover-timeout", failover_timeout)):
+                    client.execute_command("SENTINEL", "SET", NAME, name, int(1000 * seconds))
+
+    def _let_replicas_follow(self, follow: bool) -> None:
+        if follow:
+            self._set(DOWN_AFTER, FAILOVER_TIMEOUT)
+        else:
+            self._set(20.0, 180.0)  # nobody waits for a replica that seems to be down
         for server in self.servers:
             with redis.Redis(port=server.port) as client:
                 client.config_set("masteruser", "" if follow else "nobody")
@@ -224,14 +238,26 @@ class Guarded(Service):
                         client.execute_command("SENTINEL", "DEBUG", name, milliseconds)
 
     def heal(self) -> None:
-        """Start or resume every server, wait until all agree, and empty the data."""
+        """Start or resume every server, wait until all agree, and empty the data.
+
+        Sentinels can be in a state that they never leave, such as watching a replica. Then all servers start afresh.
+        """
+        try:
+            self._repair(HEALED_WITHIN)
+        except (TimeoutError, OSError, redis.RedisError):
+            self.stop()
+            self._first = self.servers[0]
+            self.start()
+
+    def _repair(self, within: float) -> None:
         for server in (*self.guards, *self.servers):
             if server.alive:
                 server.resume()
             else:
                 server.start()
         self.tell(QUICK)
-        self._until(self._of_one_mind)
+        self._set(DOWN_AFTER, FAILOVER_TIMEOUT)
+        self._until(self._of_one_mind, within)
         with redis.Redis(port=self.primary().port) as primary:
             primary.config_set("min-replicas-to-write", 0)
             primary.flushall()
@@ -263,9 +289,9 @@ class Guarded(Service):
         online = [facts[f"slave{n}"]["state"] == "online" for n in range(facts.get("connected_slaves", 0))]
         return facts["role"] == "master" and len(online) == len(self.servers) - 1 and all(online)
 
-    def _until(self, condition: Callable[[], bool]) -> None:
+    def _until(self, condition: Callable[[], bool], within: float = AGREED_WITHIN) -> None:
         pause = threading.Event()
-        until = time.monotonic() + AGREED_WITHIN
+        until = time.monotonic() + within
         while True:
             with contextlib.suppress(redis.RedisError):
                 if condition():
@@ -280,7 +306,20 @@ class Guarded(Service):
         return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
 
     def _at(self, port: str) -> RedisServer:
-        return next(server for server in self.servers if server.port == int(port))
+        """Return the server of ours at this port. Raises `RedisError` if the Sentinels watch another one."""
+        for server in self.servers:
+            if server.port == int(port):
+                return server
+        raise redis.RedisError(f"the Sentinels watch port {port}, where none of these servers is")
+
+
+def _is_primary(server: RedisServer) -> bool:
+    """Return whether a replica of ours follows this server."""
+    if not server.alive:
+        return False
+    with redis.Redis(port=server.port, socket_timeout=2) as client:
+        facts: Any = client.info("replication")
+    return bool(facts["role"] == "master" and facts["connected_slaves"])
 
 
 def _role(server: RedisServer) -> object:

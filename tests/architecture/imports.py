@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 __all__ = ["ROOT", "imports_of", "module_name", "sources"]
@@ -27,8 +28,12 @@ def module_name(path: Path) -> str:
 def imports_of(path: Path, *, everywhere: bool = True, types: bool = False) -> set[str]:
     """Return the modules that this file imports when it runs. With ``everywhere=False``, return only those that
     importing it imports. With ``types``, add those that only its annotations need."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    return {name for node in _statements(tree, everywhere, types) for name in _modules(node)}
+    return {name for node in _statements(_tree(path), everywhere, types) for name in _modules(node)}
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def _statements(node: ast.AST, everywhere: bool, types: bool) -> Iterator[ast.AST]:

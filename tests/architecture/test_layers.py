@@ -7,9 +7,8 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-
-import pytest
 
 from multilock.registry import OURS
 from tests.architecture.imports import imports_of, module_name, sources
@@ -60,6 +59,24 @@ LIBRARIES = {
 HEAVY = ["asyncio", "secrets", "importlib.metadata", "typing_extensions", "urllib.request", "tomllib", "subprocess"]
 
 
+def each_of(paths: Iterable[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """Make one test of a rule for each of these files. A failure names its module."""
+
+    def decorate(rule: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            for path in paths:
+                try:
+                    rule(path)
+                except AssertionError as broken:
+                    broken.add_note(f"in {module_name(path)}")
+                    raise
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return decorate
+
+
 def layer_of(module: str) -> int:
     parts = module.split(".")[1:] or ["__init__"]
     name = ".".join(parts[:2] if parts[0] == "kernel" else parts[:1])
@@ -67,7 +84,7 @@ def layer_of(module: str) -> int:
     return layer
 
 
-@pytest.mark.parametrize("path", CORE, ids=module_name)
+@each_of(CORE)
 def test_a_module_imports_only_its_own_layer_and_those_before(path: Path) -> None:
     module = module_name(path)
     later = {
@@ -83,19 +100,19 @@ def test_no_modules_import_each_other() -> None:
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("path", CORE, ids=module_name)
+@each_of(CORE)
 def test_the_core_imports_no_backend_and_nothing_outside_the_standard_library(path: Path) -> None:
     foreign = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names - {"multilock"}
     assert foreign == set()
 
 
-@pytest.mark.parametrize("path", CORE, ids=module_name)
+@each_of(CORE)
 def test_only_the_asyncio_face_imports_asyncio(path: Path) -> None:
     if not module_name(path).startswith("multilock.aio"):
         assert "asyncio" not in imports_of(path)
 
 
-@pytest.mark.parametrize("path", sources("backends"), ids=module_name)
+@each_of(sources("backends"))
 def test_a_backend_imports_the_interface_its_own_library_and_itself(path: Path) -> None:
     package = module_name(path).split(".")[0]
     allowed = sys.stdlib_module_names | {package} | LIBRARIES.get(package, set())
@@ -103,20 +120,20 @@ def test_a_backend_imports_the_interface_its_own_library_and_itself(path: Path) 
     assert names - FOR_BACKENDS == set()
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=module_name)
+@each_of(PRODUCT)
 def test_only_the_seam_imports_threads_queues_clocks_and_chance(path: Path) -> None:
     used = {name.split(".")[0] for name in imports_of(path)} & SEAM
     assert used <= (SEAM if module_name(path) == "multilock.system" else set())
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=module_name)
+@each_of(PRODUCT)
 def test_only_the_supervised_worker_starts_threads(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if module_name(path) not in ("multilock.system", "multilock.kernel.worker"):
         assert not re.search(r"system\.Thread\b|\bThread\(|start_new_thread|ThreadPoolExecutor|\bTimer\(", text)
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=module_name)
+@each_of(PRODUCT)
 def test_the_product_does_not_import_its_test_kit(path: Path) -> None:
     """Only the command line may: its ``compare`` is the front of `multilock.testing.compare`."""
     if module_name(path) != "multilock.cli.compare":
@@ -136,14 +153,14 @@ def test_importing_multilock_imports_nothing_heavy_and_nothing_foreign() -> None
     assert {name.split(".")[0] for name in loaded} - sys.stdlib_module_names == {"multilock"}
 
 
-@pytest.mark.parametrize("path", sources("multilock", "backends"), ids=module_name)
+@each_of(sources("multilock", "backends"))
 def test_every_module_says_what_it_is_and_what_it_exports(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith('"""')
     assert "\n__all__" in text or "\nif __name__ == " in text  # a program exports nothing
 
 
-@pytest.mark.parametrize("path", [*CORE, *sources("backends")], ids=module_name)
+@each_of([*CORE, *sources("backends")])
 def test_only_the_log_thread_calls_log_handlers(path: Path) -> None:
     """A handler may block, and most threads here keep time or a session. `multilock.log_thread` calls the handlers."""
     text = path.read_text(encoding="utf-8")
@@ -153,7 +170,7 @@ def test_only_the_log_thread_calls_log_handlers(path: Path) -> None:
             assert ".addHandler(" in call or ".addFilter(" in call, call
 
 
-@pytest.mark.parametrize("path", sources("multilock", "backends"), ids=module_name)
+@each_of(sources("multilock", "backends"))
 def test_the_state_of_a_lease_is_changed_in_one_file(path: Path) -> None:
     """Only the transitions of a lease change it, and each transition defines from which state it leads to which."""
     changes = [

@@ -16,10 +16,14 @@ from multilock.testing.conformance import (
     CancelConformance,
     ClientConformance,
     Conformance,
+    DescriptorConformance,
+    ElectionConformance,
     LockAllConformance,
     LockConformance,
     LossConformance,
+    OptionConformance,
     OutageConformance,
+    RestConformance,
     WithConformance,
 )
 
@@ -46,6 +50,11 @@ class Question:
 def on_threads(it: Question) -> bool:
     files = ("test_consul", "test_etcd", "test_zookeeper", "test_cluster")
     return it.file in files and it.face == "asyncio" and not it.is_of(CancelConformance)
+
+
+def above_requests(it: Question) -> bool:
+    asked = (DescriptorConformance, ElectionConformance, LockAllConformance, OptionConformance, RestConformance)
+    return it.file in ("test_redis", "test_sqlite") and it.face == "asyncio" and it.is_of(WithConformance, *asked)
 
 
 def behind_sentinels(it: Question) -> bool:
@@ -88,6 +97,7 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
     on_threads: "The asyncio face asks these backends from threads, as it asks sqlite://. The loop asks memory:// "
     "itself, and redis:// and redlock:// through channels. Cancellation, where a request outlives its caller, runs on "
     "all of them.",
+    above_requests: "These suites ask what is above a request: memory:// is asked on both faces.",
     behind_sentinels: "Once connected, the backend is that of redis://. What differs is connecting, and requests that "
     "are interrupted. tests/backends/redis has the failovers.",
     on_a_cluster: "A single name is on a single node, as on redis://. What differs is several names at once. "

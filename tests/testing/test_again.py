@@ -98,7 +98,7 @@ def test_the_shared_suites_have_their_oracles(suite: type | None, name: str, ask
     assert is_of_conformance(item) == asks  # type: ignore[arg-type]
 
 
-# Each start of pytest takes seconds on a loaded machine, so that two lone runs are allowed, not ten.
+# Each start of pytest takes seconds on a loaded machine, so two lone runs are enough here, and no plugins are loaded.
 TWICE = "import sys; from tests import again; again.RUNS = 2; sys.exit(again.main(sys.argv[1:]))"
 
 
@@ -109,7 +109,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(
             [sys.executable, "-c", TWICE, "-p", "no:cacheprovider", "test_it.py", *arguments],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             capture_output=True,
             text=True,
             timeout=300,
@@ -159,5 +159,5 @@ def test_a_run_in_which_an_oracle_complains_once_is_red(run: Callable[..., subpr
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_in_which_a_process_crashes_is_red(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = run("import os\ndef test_a(): os._exit(3)", "-n", "1")
+    done = run("import os\ndef test_a(): os._exit(3)", "-p", "xdist.plugin", "-n", "1")
     assert (done.returncode, "its process crashed" in done.stdout) == (1, True), done.stdout

@@ -20,7 +20,7 @@ from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Busy
 from multilock.testing import FaultProxy
 from multilock_redis import open_backend
-from multilock_redis.sentinel import ASK_WITHIN, TEND_EVERY, SentinelEndpoint
+from multilock_redis.sentinel import SentinelEndpoint
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Ours, eventually, holder_of
 from tests.servers import RedisServer, free_port
@@ -231,7 +231,7 @@ def test_sentinels_made_anew_are_followed_at_the_next_failover(guarded: Guarded,
     with guarded.slow_to_demote():
         former = guarded.primary()
         new = guarded.failover()
-        eventually(lambda: led_to(us, new), within=TEND_EVERY + 2 * ASK_WITHIN)
+        eventually(lambda: led_to(us, new), within=WITHIN)
         them.be_patient(WITHIN)
         claim, _ = us.take()
         assert on(former) is None
@@ -361,7 +361,7 @@ def test_a_new_primary_is_followed_from_its_promotion_on_and_not_when_the_last_r
             guard.execute_command("SENTINEL", "FAILOVER", NAME)
         eventually(lambda: guarded.promoted_by(leading) is not former, within=WITHIN)
         new = guarded.promoted_by(leading)
-        eventually(lambda: led_to(us, new) and led_to(them, new), within=TEND_EVERY + 2 * ASK_WITHIN)
+        eventually(lambda: led_to(us, new) and led_to(them, new), within=WITHIN)
         assert guarded.primary() is former, "the failover is over: this shows nothing"
         us.be_patient(WITHIN)
         them.be_patient(WITHIN)

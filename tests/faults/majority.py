@@ -68,6 +68,7 @@ CUT_OFF_AT_A_TIME = [1, 2, 3, 4], [3, 4, 3, 2]
 DIRECTIONS: list[Direction] = ["both", "up", "down"]
 FAR = 0.1, 0.2  # seconds of delay: less than a request may take, and more than the next holder needs to come
 FAR_FOR = 5.0
+MOST_STALLED = 15.0  # seconds for which a run waits longer because the machine is overloaded
 TOGETHER = 2, 4  # processes on one side of a partition
 
 
@@ -147,16 +148,17 @@ class RedlockArena(RemoteArena):
 
     def standing(self) -> Iterator[str]:
         """Yield for each name and server the holder, the time that its lease has left, and the queue."""
-        for name, key in zip(NAMES, KEYS, strict=True):
-            for which, operator in enumerate(self.operators):
-                try:
-                    holder, left = operator.get(key), operator.pttl(key)
-                    queue = operator.zrange(f"{{{key}}}:queue", 0, -1, withscores=True)
-                    live = {owner: place.decode() for owner, place in operator.hgetall(f"{{{key}}}:live").items()}
-                except redis.RedisError as error:
-                    yield f"{name} at server {which}: {error}"
-                    continue
-                waiting = [f"{_short(owner)} at {ticket:.0f}, {live.get(owner)}" for owner, ticket in queue]
+        for which, operator in enumerate(self.operators):
+            together = operator.pipeline(transaction=False)
+            for key in KEYS:
+                together.get(key).pttl(key).zrange(f"{{{key}}}:queue", 0, -1, withscores=True)
+            try:
+                answers = together.execute()
+            except redis.RedisError as error:
+                yield f"server {which}: {error}"
+                continue
+            for name, holder, left, queue in zip(NAMES, answers[::3], answers[1::3], answers[2::3], strict=True):
+                waiting = [f"{_short(owner)} at {ticket:.0f}" for owner, ticket in queue]
                 yield f"{name} at server {which}: {_short(holder)} for {left} ms; waiting: {waiting or '-'}"
 
     def leftovers(self) -> Iterator[str]:
@@ -373,11 +375,12 @@ class Majority(Chaos):
     def stood_still(self, since: float) -> float:
         """Return the seconds in which the network did not run, and those in which the slowest contender did not.
 
-        That contender may be the next one that the servers hand a name to.
+        That contender may be the next one that the servers hand a name to. At most `MOST_STALLED` seconds count, so
+        that a name that nobody ever gets ends the run.
         """
         at = now()
         of_contenders = max((within(those, since, at) for those in self.record.stalls.values()), default=0.0)
-        return within(self._of_network.those, since, at) + of_contenders
+        return min(MOST_STALLED, within(self._of_network.those, since, at) + of_contenders)
 
     def standstills(self) -> Iterator[Fault]:
         """Yield pauses of an overloaded machine, and times of slow networks, as faults.

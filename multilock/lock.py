@@ -44,7 +44,7 @@ class Waits(ForWith, AnyHeld, Lease):
                 ended.wait(math.inf if seconds is None else seconds)
         finally:
             self._not_at_end(ended.ring)
-        return self._loss if self._is_lost() else None
+        return self.loss if self._is_lost() else None
 
     def __enter__(self) -> Self:
         try:
@@ -52,7 +52,7 @@ class Waits(ForWith, AnyHeld, Lease):
         except MultilockError:
             raise
         except BaseException:  # interrupted: Python will not call __exit__ for this `with`
-            self._release_after_interrupt(self._count)
+            self._release_after_interrupt(self.count)
             raise
         return self
 
@@ -65,7 +65,7 @@ class Waits(ForWith, AnyHeld, Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        count = self._count
+        count = self.count
         try:
             self.release()
         except BaseException:
@@ -76,7 +76,7 @@ class Waits(ForWith, AnyHeld, Lease):
 
     def _take_back(self) -> None:
         """Release the lease, whose acquire was interrupted before the caller had it. Nothing else would release it."""
-        if self._count > 1:
+        if self.count > 1:
             self.release()  # only counts down
         else:
             self._kernel.releases.take_back(self)
@@ -86,7 +86,7 @@ class Waits(ForWith, AnyHeld, Lease):
 
         ``count`` is the number of acquires before that release, which may not even have begun.
         """
-        if self._count != count:
+        if self.count != count:
             return
         if count > 1:
             self.release()  # only counts down
@@ -293,14 +293,14 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
                 entry = self._entered.ending(sys._getframe(1), self._client._scope())
                 if entry is None:
                     raise self._kernel.not_held(self.name)
-            count = entry.lease._count
+            count = entry.lease.count
             entry.lease.__exit__(kind, error, trace)
         except MultilockError:
             raise
         except BaseException:  # interrupted, perhaps before the release has begun: nothing else would release it
             entry = entry or self._entered.ending(sys._getframe(1), self._client._scope())
             if entry:
-                entry.lease._release_after_interrupt(count or entry.lease._count)
+                entry.lease._release_after_interrupt(count or entry.lease.count)
             raise
         finally:
             if entry:

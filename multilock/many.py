@@ -87,7 +87,7 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
                 return None
     except BaseException:  # nothing may be awaited while the coroutine unwinds
         for holding, count in reversed(held):
-            if holding._count == count:  # otherwise it was counted down before the interrupt
+            if holding.count == count:  # otherwise it was counted down before the interrupt
                 give_back_soon(kernel, holding)
         raise
 
@@ -105,7 +105,7 @@ async def _acquire_part(
             part = await handing.acquire(acquire(kernel, want, left, stop, scope))
             if part is None:
                 return False
-        held.append((part, part._count))
+        held.append((part, part.count))
     except BaseException:
         if len(held) == noted:
             handing.take_back()
@@ -118,7 +118,7 @@ async def _acquire_part(
 
 def give_back_soon(kernel: Kernel, part: Holding) -> None:
     """Give a part back in the background. A part that was acquired more than once is only counted down."""
-    if part._count > 1:
+    if part.count > 1:
         run(kernel.releases.release(part))  # counts down, without a request
     else:
         kernel.releases.later(part)
@@ -145,7 +145,7 @@ class HeldSet(AnyHeld):
 
     @property
     def name(self) -> str:
-        return self._want.name
+        return self.want.name
 
     @property
     def ttl(self) -> float:
@@ -175,11 +175,11 @@ class HeldSet(AnyHeld):
     # Validity
 
     def _proved(self, now: float) -> bool:
-        return self._state == HELD and all(part._proved(now) for part in self._parts)
+        return self.stage == HELD and all(part._proved(now) for part in self._parts)
 
     def _alive(self) -> bool:
         notice_fork()
-        if self._state == HELD:
+        if self.stage == HELD:
             if all(part.is_held() for part in self._parts):
                 return True
             self._look()
@@ -196,13 +196,13 @@ class HeldSet(AnyHeld):
 
         A part that was released by hand does not count as lost.
         """
-        if self._state != HELD:
+        if self.stage != HELD:
             return
         for part in self._parts:
-            if part._loss:
+            if part.loss:
                 self._lose_with(part)
                 return
-        if any(part._state == RELEASED for part in self._parts):
+        if any(part.stage == RELEASED for part in self._parts):
             with self._kernel.lock:
                 self._abandon()
                 self._callbacks = None
@@ -214,21 +214,21 @@ class HeldSet(AnyHeld):
         The other parts are kept until the work has ended, for the longest ttl of the parts at most.
         """
         kernel = self._kernel
-        if part._loss is None:  # the process was forked meanwhile
+        if part.loss is None:  # the process was forked meanwhile
             return
         if not released:
             self._kept.append(self)
             # Not before the hard fence of any part: the work under the set may still be running until then.
             longest = max(part.ttl for part in self._parts)
             kernel.timers.at(kernel.now() + longest, partial(_give_rest_back, self._kept))
-        loss = replace(part._loss, lease=self, message=f"part {part.name!r}: {part._loss.message}")
+        loss = replace(part.loss, lease=self, message=f"part {part.name!r}: {part.loss.message}")
         kernel.monitor.lose_with_a_part(self, loss, released)
         if loss.reason is not LossReason.CLOSED:  # a client that is closed releases what it held: its names rest
             self._no_rest()
 
     def _tell_gone(self) -> None:
         for part in self._parts:
-            if part._loss:
+            if part.loss:
                 self._lose_with(part, released=True)
                 return
 
@@ -236,7 +236,7 @@ class HeldSet(AnyHeld):
 
     def _begin_work(self, want: Want) -> None:
         for part in self._parts:
-            if part._state == HELD:
+            if part.stage == HELD:
                 part._begin_work(want)
 
     def _lift_fence(self) -> None:
@@ -244,10 +244,10 @@ class HeldSet(AnyHeld):
 
     def _let_go(self) -> None:
         if self._not_let_go is None:
-            self._not_let_go = [(part, part._count) for part in reversed(self._parts)]
+            self._not_let_go = [(part, part.count) for part in reversed(self._parts)]
         while self._not_let_go:
             part, count = self._not_let_go[-1]
-            if part._count == count:  # otherwise an interrupted call before this one has done this part
+            if part.count == count:  # otherwise an interrupted call before this one has done this part
                 if part._count_down():  # another lease holds this part too
                     part._not_at_end(self._look)
                 elif not part._begin_release():
@@ -255,7 +255,7 @@ class HeldSet(AnyHeld):
             self._not_let_go.pop()
 
     def _going_back(self) -> list[Holding]:
-        return [part for part in reversed(self._parts) if part._state == RELEASING]
+        return [part for part in reversed(self._parts) if part.stage == RELEASING]
 
     def _all_work_ended(self) -> None:
         self._give_back_parts()
@@ -271,11 +271,11 @@ class HeldSet(AnyHeld):
 
     def _no_rest(self) -> None:
         for part in self._parts:
-            if part._count == 1:
+            if part.count == 1:
                 part._no_rest()
 
     def _to_be_released(self) -> bool:
-        return super()._to_be_released() or (self._state == RELEASED and self._not_let_go is None)
+        return super()._to_be_released() or (self.stage == RELEASED and self._not_let_go is None)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.state.value} remaining={self.remaining():.3f}>"

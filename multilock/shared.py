@@ -50,7 +50,7 @@ class HeldByMany(LockOfAFace[L]):
         return lease
 
     def _reentered(self, held: L) -> None:
-        self._leases[held._claim.id] = held
+        self._leases[held.claim.id] = held
 
     def is_held(self) -> bool:
         """Return whether one of the leases of this object is held."""

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from queue import Empty, Queue, SimpleQueue
 from random import choice, uniform
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
@@ -39,6 +40,7 @@ __all__ = [
     "current_thread",
     "get_ident",
     "host",
+    "is_owned",
     "local",
     "now",
     "patched_by",
@@ -56,6 +58,9 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 now: Callable[[], float] = partial(time.clock_gettime, CLOCK)
 """Return the seconds on the clock of every deadline. It counts suspended time, and ignores steps of the wall clock."""
+
+is_owned: Callable[[RLock], bool] = methodcaller("_is_owned")
+"""Return whether the calling thread holds this RLock, as `threading.Condition` asks it."""
 
 POLLIN, POLLOUT = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 

@@ -115,7 +115,7 @@ class ThreadingLock(OfThisProcess):
         count = 0
         try:
             for key, entry in self._mine(sys._getframe(1)):
-                lease, count = entry.lease, entry.lease._count
+                lease, count = entry.lease, entry.lease.count
                 if self._taken.pop(key, None):  # two threads that release at the same time do not release the same
                     break
                 lease = None
@@ -127,7 +127,7 @@ class ThreadingLock(OfThisProcess):
         except BaseException:  # interrupted, perhaps before the release has begun: nothing else would release it
             if lease is None and (mine := self._mine(sys._getframe(1))):
                 key, entry = mine[0]
-                lease, count = entry.lease, entry.lease._count
+                lease, count = entry.lease, entry.lease.count
             if lease and key:
                 self._taken.pop(key, None)
                 lease._release_after_interrupt(count)
@@ -146,7 +146,7 @@ class ThreadingLock(OfThisProcess):
         mine = mine or [(key, entry) for key, entry in taken if key[0] is thread]
         if mine or self._reentrant:
             return mine
-        others = [(key, entry) for key, entry in taken if entry.lease._state in (HELD, LOST)]
+        others = [(key, entry) for key, entry in taken if entry.lease.stage in (HELD, LOST)]
         others = [each for each in others if each[1].frame is None] or others
         return ([(key, entry) for key, entry in others if entry.lease._is_lost()] or others)[:1]
 

@@ -102,7 +102,7 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
                 pass
             finally:
                 self._not_at_end(tell)
-        return self._loss if self._is_lost() else None
+        return self.loss if self._is_lost() else None
 
 
 class HeldAsyncLease(Holding, Enters):

@@ -262,7 +262,7 @@ class Candidacy(OfThisProcess, Generic[T]):
     async def _end_by_itself(self, term: Term[T]) -> None:
         """Resign after the work has ended by itself, and apply hold_at_least."""
         if self._hold_at_least:
-            term.leadership._rest_until = term.leadership._granted_at + self._hold_at_least
+            term.leadership.rest_until = term.leadership.granted_at + self._hold_at_least
         await term.resign()
 
     async def _callbacks_ended(self, stop: Stop, deadline: float = math.inf) -> bool:

@@ -237,12 +237,12 @@ class Kernel:
 
     def forget(self, lease: Holding) -> None:
         """Stop renewing and watching the lease. The caller holds the kernel's lock."""
-        self.held.pop(lease._claim.id, None)
+        self.held.pop(lease.claim.id, None)
         self.watchdog.drop(lease)
 
     def leases_of(self, group: Hashable) -> list[Holding]:
         """Return the leases that one request renews together: those of one server or session."""
-        return [lease for lease in list(self.held.values()) if lease._granted.group == group]
+        return [lease for lease in list(self.held.values()) if lease.granted.group == group]
 
     def abandon(self, claim: Claim) -> None:
         """Drop the lease of this claim, if it has one. Its acquire was interrupted before the caller had the lease."""
@@ -261,7 +261,7 @@ class Kernel:
         self.gate.clear()
         self.cancel_waiters(list(self.monitor.waiting))
         for lease in list(self.held.values()):
-            if lease._state == RELEASING:
+            if lease.stage == RELEASING:
                 self.releases.go_on(lease)
 
     def cancel_waiters(self, claim_ids: Iterable[str]) -> None:
@@ -360,7 +360,7 @@ class Kernel:
     def held_names(self) -> list[str]:
         """Return the names of the leases that are held and not expired by the clock."""
         now = self.now()
-        return [lease.name for lease in list(self.held.values()) if lease._state == HELD and now < lease._lost_at]
+        return [lease.name for lease in list(self.held.values()) if lease.stage == HELD and now < lease.lost_at]
 
     def waiting_names(self) -> list[str]:
         """Return a name for each call of acquire() under way."""
@@ -522,13 +522,13 @@ class Kernel:
             raise errors[0]
 
     async def _renew_one(self, lease: Holding) -> None:
-        granted = lease._granted
-        if not lease._claim.renew and self.watchdog.sessions.renews(granted.group):
+        granted = lease.granted
+        if not lease.claim.renew and self.watchdog.sessions.renews(granted.group):
             # Its session is renewed anyway, so a proof of the session does not extend it. Its ttl counts from now.
             granted = granted._replace(sent_at=self.now())
-        within = min(self.request_timeout(granted.ttl), lease._lost_at - self.now())
+        within = min(self.request_timeout(granted.ttl), lease.lost_at - self.now())
         try:
-            [answer] = await self.face.ask(within, self.backend.renew, granted.group, [(lease._claim, granted)])
+            [answer] = await self.face.ask(within, self.backend.renew, granted.group, [(lease.claim, granted)])
             if isinstance(answer, BackendUnavailable):
                 raise answer
         except MultilockError as error:

@@ -116,15 +116,15 @@ class End:
         finally:
             kernel.lift_fences()  # before any request, because an outage must not kill a process that ends in order
             for lease in leases:
-                if lease._loss:
-                    kernel.cancels.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
+                if lease.loss:
+                    kernel.cancels.add(lease.claim, lease.granted, lease.unsure, rest_until=lease.rest_until)
         try:  # elections give back their own leases; the extra budget covers a late timer
             wait_until(
-                kernel.runtime, lambda: all(lease._state != HELD for lease in leases), until + budget - kernel.now()
+                kernel.runtime, lambda: all(lease.stage != HELD for lease in leases), until + budget - kernel.now()
             )
         finally:
             for lease in leases:
-                if not lease._loss:
+                if not lease.loss:
                     kernel.releases.later(lease)
         self._wait_for_requests(budget)
         kernel.cancels.wait(budget)
@@ -205,7 +205,7 @@ class End:
             leases = list(kernel.held.values())
             # A release under way may not have sent its request yet, and its thread ends with this process.
             claims = [
-                (lease._claim, lease._granted, lease._unsure or lease._state == RELEASING, lease._rest_until)
+                (lease.claim, lease.granted, lease.unsure or lease.stage == RELEASING, lease.rest_until)
                 for lease in leases
             ]
             for lease in leases:

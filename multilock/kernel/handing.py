@@ -37,7 +37,7 @@ class Handing(Generic[L]):
         held = scope.newest(lambda lease: lease._may_reenter(want)) if want.reentrant else None
         if held is None:
             return None
-        self._before, self.lease = held._count, held
+        self._before, self.lease = held.count, held
         if held._reenter(want):
             return held
         self._before, self.lease = 0, None
@@ -60,5 +60,5 @@ class Handing(Generic[L]):
             self._kernel.releases.take_back(lease)
             return
         with self._kernel.lock:
-            if lease._count > self._before:
+            if lease.count > self._before:
                 lease._count_down()

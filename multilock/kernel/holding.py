@@ -24,6 +24,7 @@ from multilock.kernel import validity
 from multilock.kernel.fork import OURS, notice_fork, this_process
 from multilock.kernel.interrupts import Once
 from multilock.kernel.process import OfThisProcess
+from multilock.kernel.schedule import Schedule
 from multilock.lease import AnyLease
 from multilock.model import Claim, Granted, LeaseState, Loss
 
@@ -45,22 +46,22 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     __slots__ = (
         "__weakref__",
         "_callbacks",
-        "_count",
         "_fenced",
         "_hooks",
         "_kernel",
-        "_loss",
         "_scope",
-        "_state",
-        "_want",
+        "count",
+        "loss",
+        "stage",
+        "want",
     )
 
     def __init__(self, kernel: Kernel, want: Want) -> None:
         self._kernel = kernel
-        self._want = want
-        self._state = NEW
-        self._loss: Loss[Any] | None = None
-        self._count = 1  # acquires without their release; more than 1 only for a reentrant lock
+        self.want = want
+        self.stage = NEW
+        self.loss: Loss[Any] | None = None
+        self.count = 1  # acquires without their release; more than 1 only for a reentrant lock
         self._fenced = False  # whether a hard fence applies until the last work has ended
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
@@ -70,31 +71,31 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 
     def _adopt(self) -> bool:
         """NEW → HELD: the kernel renews and watches the lease from now on."""
-        if self._state != NEW:
+        if self.stage != NEW:
             return False
-        self._state = HELD
+        self.stage = HELD
         return True
 
     def _count_down(self) -> bool:
         """HELD → HELD: release a reentrant lease once that was acquired more than once."""
-        if self._state != HELD or self._count <= 1:
+        if self.stage != HELD or self.count <= 1:
             return False
-        self._count -= 1
+        self.count -= 1
         return True
 
     def _begin_release(self) -> bool:
         """HELD → RELEASING: begin the release. A notice that arrives during the request does not count as a loss."""
-        if self._state != HELD:
+        if self.stage != HELD:
             return False
-        self._state = RELEASING
+        self.stage = RELEASING
         self._let_go()
         return True
 
     def _end_release(self) -> bool:
         """RELEASING → RELEASED: the backend has answered, or the background goes on asking. No loss can follow."""
-        if self._state != RELEASING:
+        if self.stage != RELEASING:
             return False
-        self._state = RELEASED
+        self.stage = RELEASED
         self._callbacks = None
         return True
 
@@ -107,12 +108,12 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return self._lost_from(RELEASING, loss)
 
     def _lost_from(self, state: int, loss: Loss[Any]) -> bool:
-        if self._state != state:
+        if self.stage != state:
             return False
         callbacks: list[Callable[[Loss[Any]], object]] = [Once(callback) for callback in self._callbacks or ()]
         self._callbacks = callbacks
-        self._loss = loss
-        self._state = LOST
+        self.loss = loss
+        self.stage = LOST
         return True
 
     def _abandon(self) -> bool:
@@ -121,15 +122,15 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         Used if an acquire is interrupted before it could return the lease, at interpreter exit, and for a lease of
         several locks of which one was released by hand.
         """
-        if self._state not in (NEW, HELD, RELEASING):
+        if self.stage not in (NEW, HELD, RELEASING):
             return False
-        self._state = RELEASED
+        self.stage = RELEASED
         return True
 
     def _reset_in_child(self) -> None:
         """Every state → RELEASED: in a forked child, the leases of the parent mean nothing."""
-        self._state = RELEASED
-        self._loss = self._callbacks = self._hooks = None
+        self.stage = RELEASED
+        self.loss = self._callbacks = self._hooks = None
 
     @property
     def leases(self) -> tuple[Any, ...]:
@@ -155,7 +156,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     @property
     def state(self) -> LeaseState:
         if not self.is_held():
-            return LeaseState.LOST if self._state == LOST else LeaseState.RELEASED
+            return LeaseState.LOST if self.stage == LOST else LeaseState.RELEASED
         return LeaseState.AT_RISK if self._at_risk() else LeaseState.HELD
 
     def check(self) -> None:
@@ -163,7 +164,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             self._raise_over()
 
     def _raise_over(self) -> None:
-        if self._state == LOST:
+        if self.stage == LOST:
             raise self._lock_lost()
         raise NotHeld(
             f"the lease of {self.name!r} was released: acquire the lock again",
@@ -173,16 +174,16 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 
     def _over(self) -> bool:
         """Return whether the lease is lost or released, so that nothing more happens to it."""
-        return self._state in (LOST, RELEASED)
+        return self.stage in (LOST, RELEASED)
 
     def _is_lost(self) -> bool:
-        return not self._alive() and self._state == LOST
+        return not self._alive() and self.stage == LOST
 
     # Work under the lease. Each acquire begins a work and each release ends one, even if the lease was lost meanwhile.
 
     def _may_reenter(self, want: Want) -> bool:
         """Return whether ``want`` may acquire this lease once more: same names and kind, and both reentrant."""
-        mine = self._want
+        mine = self.want
         same = (mine.names, mine.kind, mine.permits) == (want.names, want.kind, want.permits)
         return mine.reentrant and want.reentrant and same
 
@@ -191,12 +192,12 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         if not self.is_held():
             return False
         with self._kernel.lock:
-            if self._state != HELD:
+            if self.stage != HELD:
                 return False
             callbacks = self._callbacks or []
             if want.on_lost and want.on_lost not in callbacks:
                 self._callbacks = [*callbacks, want.on_lost]
-            self._count += 1
+            self.count += 1
             self._begin_work(want)
             return True
 
@@ -211,8 +212,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _end_of_work(self) -> bool:
         """Record that one work under a lease that is already over has ended. Returns True if it was the last one."""
         with self._kernel.lock:
-            if self._count > 1:
-                self._count -= 1
+            if self.count > 1:
+                self.count -= 1
                 return False
         self._all_work_ended()
         return True
@@ -259,7 +260,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 
     def _to_be_released(self) -> bool:
         """Return whether the owner still has to release the lease. A lost lease must be released as well."""
-        return self._state in (HELD, LOST)
+        return self.stage in (HELD, LOST)
 
     # The end
 
@@ -269,11 +270,11 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self._kernel.check_callback("on_lost", callback)
         self._alive()
         with self._kernel.lock:
-            if self._loss is None:
+            if self.loss is None:
                 if not self._over():
                     self._callbacks = [*(self._callbacks or ()), callback]
                 return
-        self._kernel.callbacks.start(callback, self._loss)
+        self._kernel.callbacks.start(callback, self.loss)
 
     def _at_end(self, hook: Callable[[], None]) -> bool:
         """Have ``hook`` called when the lease ends, by the thread that ends it. Returns False if it is over already."""
@@ -303,14 +304,14 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 
     def _loss_for_the_body(self) -> Loss[Any] | None:
         """Return why the body of a ``with`` must end, or None if it may go on."""
-        return self._loss if self._is_lost() else None
+        return self.loss if self._is_lost() else None
 
     def _raise_lost(self, error: BaseException | None) -> None:
         """Raise LockLost at the end of ``with``. If the body raised ``error``, add a note to that instead."""
         lost = self._lock_lost()
         if error is None:
             raise lost
-        if getattr(error, "loss", None) is not self._loss:
+        if getattr(error, "loss", None) is not self.loss:
             error.add_note(str(lost))
 
     def _call_hooks(self) -> None:
@@ -332,59 +333,53 @@ class Holding(AnyHeld):
     """The lease of one lock. `multilock.lease` documents its public members, none of which sends a request here."""
 
     __slots__ = (
-        "_armed",
-        "_claim",
-        "_due",
-        "_failures",
-        "_granted",
-        "_granted_at",
-        "_lost_at",
-        "_renew_at",
-        "_renewing",
-        "_rest_until",
-        "_unsure",
-        "_valid_until",
+        "claim",
+        "granted",
+        "granted_at",
+        "lost_at",
+        "rest_until",
+        "schedule",
+        "unsure",
+        "valid_until",
     )
 
     def __init__(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> None:
         AnyHeld.__init__(self, kernel, want)  # super() would double the cost of this call
-        self._claim = claim
-        self._unsure = unsure  # a request with this id has no answer, so the release must outlast a late execution
-        self._due: float | None = None  # when the watchdog looks at the lease next
-        self._armed = not kernel.push_loss
-        self._renewing = False
-        self._granted_at = kernel.now()
-        self._rest_until: float | None = None
+        self.claim = claim
+        self.unsure = unsure  # a request with this id has no answer, so the release must outlast a late execution
+        self.schedule = Schedule(armed=not kernel.push_loss)
+        self.granted_at = kernel.now()
+        self.rest_until: float | None = None
         self._accept(granted)
 
     def _accept(self, granted: Granted) -> None:
         """Store a new proof. The caller has made sure that it arrived before the lease was lost."""
         ttl = granted.ttl
-        self._granted = granted
-        self._valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
-        self._lost_at = validity.lost_at(until, ttl)
+        self.granted = granted
+        self.valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
+        self.lost_at = validity.lost_at(until, ttl)
         if self._fenced and (fence := self._kernel.fence):  # None if the client has ended
-            fence.keep(self._claim.id, until)
-        self._failures = 0  # renewals since this proof that failed or were late
-        self._renew_at: float | None = None  # set by the watchdog when it first looks at the lease
+            fence.keep(self.claim.id, until)
+        self.schedule.failures = 0
+        self.schedule.at = None
 
     # Name, ttl, owner and token
 
     @property
     def name(self) -> str:
-        return self._claim.name
+        return self.claim.name
 
     @property
     def ttl(self) -> float:
-        return self._claim.ttl if self._granted.short else self._granted.ttl
+        return self.claim.ttl if self.granted.short else self.granted.ttl
 
     @property
     def owner(self) -> str:
-        return self._claim.owner
+        return self.claim.owner
 
     @property
     def token(self) -> int | None:
-        return self._granted.token
+        return self.granted.token
 
     @property
     def leases(self) -> tuple[Self, ...]:
@@ -393,36 +388,38 @@ class Holding(AnyHeld):
     # Validity
 
     def _proved(self, now: float) -> bool:
-        return self._state == HELD and now < self._lost_at
+        return self.stage == HELD and now < self.lost_at
 
     def _alive(self) -> bool:
         if this_process[0] != OURS:  # `notice_fork`, without a call
             notice_fork()
-        if self._state == HELD:
-            if self._kernel.now() < self._lost_at:
+        if self.stage == HELD:
+            if self._kernel.now() < self.lost_at:
                 return True
             self._kernel.monitor.expire(self)
         return False
 
     def remaining(self) -> float:
-        return max(0.0, self._lost_at - self._kernel.now()) if self.is_held() else 0.0
+        return max(0.0, self.lost_at - self._kernel.now()) if self.is_held() else 0.0
 
     def _at_risk(self) -> bool:
-        if not self._claim.renew:
+        if not self.claim.renew:
             return False
-        granted = self._granted
-        return self._failures > 0 or self._kernel.now() >= validity.late_at(granted.sent_at, granted.renew_every)
+        granted = self.granted
+        return self.schedule.failures > 0 or self._kernel.now() >= validity.late_at(
+            granted.sent_at, granted.renew_every
+        )
 
     def fence(self) -> int:
         self.check()
-        if self._claim.permits > 1:
+        if self.claim.permits > 1:
             raise CapabilityMissing(
-                f"no token can fence {self.name!r}: it cannot show which of {self._claim.permits} permits is over. "
+                f"no token can fence {self.name!r}: it cannot show which of {self.claim.permits} permits is over. "
                 "lease.token only tells grants apart. If a resource must refuse outdated holders, use a lock",
                 name=self.name,
                 backend=self._kernel.scheme,
             )
-        if (token := self._granted.token) is None:
+        if (token := self.granted.token) is None:
             raise CapabilityMissing(
                 f"{self._kernel.scheme} gives no fencing tokens with these options: choose another backend",
                 name=self.name,
@@ -434,16 +431,16 @@ class Holding(AnyHeld):
 
     def _begin_work(self, want: Want) -> None:
         if want.hold_at_least:
-            self._rest_until = max(self._rest_until or 0.0, self._kernel.now() + want.hold_at_least)
+            self.rest_until = max(self.rest_until or 0.0, self._kernel.now() + want.hold_at_least)
         if want.hard_fence and not self._fenced:
             self._fenced = True
-            self._kernel.hard_fence().keep(self._claim.id, self._valid_until)
+            self._kernel.hard_fence().keep(self.claim.id, self.valid_until)
 
     def _lift_fence(self) -> None:
         if self._fenced:
             with self._kernel.lock:
                 if fence := self._kernel.fence:
-                    fence.lift(self._claim.id)
+                    fence.lift(self.claim.id)
                 self._fenced = False
 
     def _let_go(self) -> None:
@@ -454,7 +451,7 @@ class Holding(AnyHeld):
         return [self]
 
     def _no_rest(self) -> None:
-        self._rest_until = None
+        self.rest_until = None
 
     def __repr__(self) -> str:
         state = f"{self.state.value} token={self.token} remaining={self.remaining():.3f}"

@@ -133,11 +133,11 @@ class Monitor:
 
     def expire(self, lease: Holding) -> None:
         """Lose a lease whose deadline has passed without an acknowledged renewal."""
-        late = self.now() - lease._lost_at
-        reason = validity.loss_reason(self.now(), lease._lost_at, lease._granted.ttl)
+        late = self.now() - lease.lost_at
+        reason = validity.loss_reason(self.now(), lease.lost_at, lease.granted.ttl)
         if reason is LossReason.PAUSED:
             message = f"this process did not run: it noticed the deadline {late:.3f} s late"
-        elif lease._claim.renew:
+        elif lease.claim.renew:
             message = "no renewal was acknowledged in time"
         else:
             message = "its ttl is over, and it is not renewed (renew=False)"
@@ -158,7 +158,7 @@ class Monitor:
         ``give_back``: Have the background cancel release the claim at the server. With False the caller does that.
         ``released``: The caller is a release that found the lock gone.
         """
-        loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
+        loss = Loss(lease, reason, confirmed, message, self.now(), lease.valid_until)
         return surely(self._lose, lease, loss, give_back, released)
 
     def lose_with_a_part(self, lease: AnyHeld, loss: Loss[Any], released: bool) -> None:
@@ -169,7 +169,7 @@ class Monitor:
         """Do the work of `lose`. A second call with the same ``loss`` finishes what an interrupt left undone."""
         kernel = self._kernel
         with kernel.lock:
-            if lease._loss is not loss and not (lease._lose_released(loss) if released else lease._lose(loss)):
+            if lease.loss is not loss and not (lease._lose_released(loss) if released else lease._lose(loss)):
                 return False
             self._telling[lease] = system.get_ident()
             kernel.apart.add(lease)
@@ -192,8 +192,8 @@ class Monitor:
             return
         if give_back:
             # The server may still have the claim. Give it back, but not before the callback has had its time.
-            not_before = None if loss.confirmed else lease._valid_until
-            kernel.cancels.add(lease._claim, lease._granted, lease._unsure, not_before=not_before)
+            not_before = None if loss.confirmed else lease.valid_until
+            kernel.cancels.add(lease.claim, lease.granted, lease.unsure, not_before=not_before)
         if tell := kernel.events.tell:
             tell.lost(lease, loss)
         logger.warning(

@@ -146,4 +146,4 @@ class Office(Generic[T]):
         """
         if any(part.office is self and not part.done for part in _INSIDE.get()):
             return True
-        return process.in_the_middle() or self.lock._is_owned()  # type: ignore[attr-defined]
+        return process.in_the_middle() or system.is_owned(self.lock)

@@ -71,6 +71,6 @@ def in_the_middle() -> bool:
         return True
     for reference in list(_kernels):
         kernel = reference()
-        if kernel is not None and kernel.lock._is_owned():  # type: ignore[attr-defined]
+        if kernel is not None and system.is_owned(kernel.lock):
             return True
     return False

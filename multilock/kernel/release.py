@@ -49,7 +49,7 @@ class Releases:
             if (decided := self._decide(lease, released_at)) is not None:
                 return decided
             ours = True
-            end = released_at + lease._want.request_timeout if until is None else until
+            end = released_at + lease.want.request_timeout if until is None else until
             for part in lease._going_back():
                 returned = None
                 returned = await self._ask_for_release(part, end)
@@ -59,9 +59,9 @@ class Releases:
             return ours
         except BaseException:
             # `surely` does not fit: this is a coroutine, and the clean-up differs from the first attempt.
-            if part and (part._state in (RELEASING, RELEASED) or returned is not None):
+            if part and (part.stage in (RELEASING, RELEASED) or returned is not None):
                 self._finish(part, returned, released_at)
-            if lease._state == RELEASING:
+            if lease.stage == RELEASING:
                 self.go_on(lease)
             raise
 
@@ -69,7 +69,7 @@ class Releases:
         """Return the result of the release if it needs no request, otherwise begin it and return None."""
         with self._kernel.lock:
             if lease._proved(now):
-                if lease._count > 1 and lease._count_down():
+                if lease.count > 1 and lease._count_down():
                     return True
                 lease._begin_release()
                 return None
@@ -80,14 +80,14 @@ class Releases:
     async def _ask_for_release(self, lease: Holding, until: float) -> Returned | None:
         """Send one release. Returns None if it is not answered in time."""
         kernel = self._kernel
-        within = min(lease._want.request_timeout, until - kernel.now())
+        within = min(lease.want.request_timeout, until - kernel.now())
         if within <= 0:
             return None
         try:
-            if lease._rest_until is None:
-                return await kernel.face.release(lease._claim, lease._granted, lease._unsure, within)
+            if lease.rest_until is None:
+                return await kernel.face.release(lease.claim, lease.granted, lease.unsure, within)
             call, *args = call_to_give_back(
-                kernel.backend, kernel.now(), lease._claim, lease._granted, lease._unsure, lease._rest_until
+                kernel.backend, kernel.now(), lease.claim, lease.granted, lease.unsure, lease.rest_until
             )
             return await kernel.face.ask(within, call, *args)
         except Exception as error:
@@ -110,7 +110,7 @@ class Releases:
             with kernel.lock:
                 kernel.watchdog.drop(lease)  # an interrupt may have come before `_let_go` did this
         if returned is None or returned.again:
-            kernel.cancels.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
+            kernel.cancels.add(lease.claim, lease.granted, unsure=True, rest_until=lease.rest_until)
         if returned is None or returned.ours:
             self._part_released(lease, released_at)
             return True
@@ -135,7 +135,7 @@ class Releases:
         """End the release, and return True the first time. After an interrupt it is called again."""
         with self._kernel.lock:
             first = lease._end_release()
-            if not first and lease._state != RELEASED:  # lost meanwhile
+            if not first and lease.stage != RELEASED:  # lost meanwhile
                 return False
         lease._lift_fence()  # an interrupt may have come before `_let_go` did this
         lease._leave_scope()
@@ -145,7 +145,7 @@ class Releases:
     def _part_released(self, part: Holding, released_at: float) -> None:
         kernel = self._kernel
         first = self._released(part)
-        kernel.held.pop(part._claim.id, None)
+        kernel.held.pop(part.claim.id, None)
         if not first:
             return
         if logger.wants(logging.DEBUG):
@@ -157,7 +157,7 @@ class Releases:
 
     def later(self, lease: AnyHeld) -> None:
         """Release a lease in the background, however often it was acquired. Its holder is unwinding."""
-        held = lease._state == HELD
+        held = lease.stage == HELD
         try:
             with self._kernel.lock:
                 begun = lease._begin_release()
@@ -166,7 +166,7 @@ class Releases:
             else:
                 lease._all_work_ended()
         except BaseException:  # interrupted: if we have begun the release, nothing else would finish it
-            if held and lease._state in (RELEASING, RELEASED):
+            if held and lease.stage in (RELEASING, RELEASED):
                 self.go_on(lease)
             raise
 
@@ -225,7 +225,7 @@ class Releases:
         with kernel.lock:
             if lease._count_down():
                 return
-            begun = lease._begin_release() or lease._state == RELEASING
+            begun = lease._begin_release() or lease.stage == RELEASING
             if begun:
                 lease._let_go()
         if not begun:
@@ -233,6 +233,6 @@ class Releases:
             return
         now = kernel.now()
         for part in lease._going_back():
-            kernel.cancels.add(part._claim, part._granted, part._unsure, rest_until=part._rest_until)
+            kernel.cancels.add(part.claim, part.granted, part.unsure, rest_until=part.rest_until)
             self._part_released(part, now)
         self._finish_whole(lease)

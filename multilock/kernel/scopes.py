@@ -40,7 +40,7 @@ class Scope(Generic[L]):
                 self._leases[each] = None
         if len(self._leases) >= self._tidy_at:  # drop leases that were lost and that their owner never released
             for old in list(self._leases):
-                if old._state == LOST:
+                if old.stage == LOST:
                     self.discard(old)
             self._tidy_at = max(64, 2 * len(self._leases))
 
@@ -50,7 +50,7 @@ class Scope(Generic[L]):
 
     def taken_through(self, want: Want) -> L | None:
         """Return the lease that a release through the lock object of ``want`` ends: the newest, even if it was lost."""
-        return self.newest(lambda lease: lease._want is want or lease._may_reenter(want))
+        return self.newest(lambda lease: lease.want is want or lease._may_reenter(want))
 
     def keeps_out(self, want: Want) -> bool:
         """Return whether valid leases of this thread or task exclude ``want``, so that it would wait for itself."""
@@ -63,10 +63,10 @@ class Scope(Generic[L]):
         """Return the read lease that keeps ``want`` from writing, or the write lease that keeps it from reading."""
         other = {"read": "write", "write": "read"}.get(want.kind)
         held = next(self._valid(want.name), None) if other else None  # valid leases of one name are of one kind
-        return held if held and held._want.kind == other else None
+        return held if held and held.want.kind == other else None
 
     def _valid(self, name: str) -> Iterator[L]:
-        return (lease for lease in self if lease.name == name and not lease._want.parts and lease.is_held())
+        return (lease for lease in self if lease.name == name and not lease.want.parts and lease.is_held())
 
     def newest(self, suits: Callable[[L], bool]) -> L | None:
         """Return the newest lease for which ``suits(lease)`` is true, or None."""

@@ -87,11 +87,11 @@ class Sessions:
             session.ttl, session.valid_until, session.renew_every = ttl, valid_until, renew_every
             session.proof = None  # it was computed with the former ttl
             for lease in kernel.leases_of(group):
-                if lease._state != HELD:
+                if lease.stage != HELD:
                     continue
-                failures = lease._failures
-                lease._accept(session.cut(lease._granted))
-                lease._failures = failures  # a cut is not a proof, so failed renewals still count
+                failures = lease.schedule.failures
+                lease._accept(session.cut(lease.granted))
+                lease.schedule.failures = failures  # a cut is not a proof, so failed renewals still count
                 due = min(due, self._watchdog.plan(lease))
         kernel.poke(due)
         self.hurry(group)
@@ -137,7 +137,7 @@ class Sessions:
         kernel = self._kernel
         leases = [lease for lease in kernel.leases_of(group) if lease._alive()]
         within = kernel.request_timeout(session.ttl)
-        if renewed := [lease._lost_at for lease in leases if lease._claim.renew]:
+        if renewed := [lease.lost_at for lease in leases if lease.claim.renew]:
             within = min(within, max(renewed) - kernel.now())
         error = self._watchdog.request(group, leases, within)
         if self.of.get(group) is not session:
@@ -158,16 +158,16 @@ class Sessions:
         kernel = self._kernel
         due = math.inf
         with kernel.lock:
-            proofs = [lease._granted for lease in renewed if lease._claim.renew and lease._state == HELD]
+            proofs = [lease.granted for lease in renewed if lease.claim.renew and lease.stage == HELD]
             if not proofs:
                 return
             session.proof = max(proofs, key=lambda granted: granted.sent_at)
             known = set(map(id, renewed))  # a lease of the request without a proof must not get one here
             for lease in kernel.leases_of(group):
-                if id(lease) in known or not lease._claim.renew or lease._state != HELD:
+                if id(lease) in known or not lease.claim.renew or lease.stage != HELD:
                     continue
-                proved = session.proved(lease._granted)
-                if proved is not lease._granted and kernel.now() < lease._lost_at:
+                proved = session.proved(lease.granted)
+                if proved is not lease.granted and kernel.now() < lease.lost_at:
                     lease._accept(proved)
                     due = min(due, self._watchdog.plan(lease))
         if due < math.inf:

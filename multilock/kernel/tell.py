@@ -38,7 +38,7 @@ class Tell:
 
     def renewed(self, lease: Holding, now: float, slack: float, sent_at: float) -> None:
         """Report that a renewal sent at ``sent_at`` was acknowledged, ``slack`` seconds before the deadline."""
-        self._to.emit(events.Renewed(lease.name, lease.owner, now, lease._valid_until, lease.ttl, slack, now - sent_at))
+        self._to.emit(events.Renewed(lease.name, lease.owner, now, lease.valid_until, lease.ttl, slack, now - sent_at))
 
     def renew_failed(self, lease: Holding, error: Exception) -> None:
         """Report that a renewal failed or was not answered."""
@@ -46,16 +46,16 @@ class Tell:
 
     def at_risk(self, lease: Holding) -> None:
         """Report that a lease became AT_RISK."""
-        self._to.emit(events.AtRisk(lease.name, lease.owner, self._now(), lease._lost_at))
+        self._to.emit(events.AtRisk(lease.name, lease.owner, self._now(), lease.lost_at))
 
     def lost(self, lease: Holding, loss: Loss) -> None:
         """Report that a lease was lost."""
-        held_for = loss.detected_at - lease._granted_at
+        held_for = loss.detected_at - lease.granted_at
         self._to.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss, held_for))
 
     def released(self, lease: Holding, released_at: float) -> None:
         """Report that a lease was released by its holder at ``released_at``."""
-        self._to.emit(events.Released(lease.name, lease.owner, self._now(), released_at - lease._granted_at))
+        self._to.emit(events.Released(lease.name, lease.owner, self._now(), released_at - lease.granted_at))
 
     def elected(self, lease: Holding, identity: str) -> None:
         """Report that this node was elected."""

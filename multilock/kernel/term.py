@@ -45,7 +45,7 @@ class Leading(Holding):
     @property
     def identity(self) -> str:
         """The text by which other nodes know this one."""
-        return self._claim.identity
+        return self.claim.identity
 
     def is_held(self) -> bool:
         return not self._term.resigning and self._alive()
@@ -219,7 +219,7 @@ class Term(Generic[T]):
 
     def tell_again(self) -> None:
         """Have on_lost called if its first start failed, as when its event loop was closed."""
-        if loss := self.loss or self.leadership._loss:
+        if loss := self.loss or self.leadership.loss:
             self._tell_lost(loss)
 
     def _tell_lost(self, loss: Loss[Any]) -> None:
@@ -247,7 +247,7 @@ class Term(Generic[T]):
                 self._resigned_by_body = is_inside(self.work)
             again, self.resigning = self.resigning, True
         # Also done by a second call, because the first may have been interrupted before this.
-        self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease._valid_until))
+        self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease.valid_until))
         for hook in list(lease._hooks or ()):  # wakes a work in wait_lost(), which would otherwise delay the end
             hook()
         self.office.condition.notify()
@@ -285,12 +285,12 @@ class Term(Generic[T]):
         Returns False if it was lost before. Several callers may do this at once.
         """
         kernel, leadership, condition = self.office.kernel, self.leadership, self.office.condition
-        await condition.wait_for(lambda: self.all_ended() or leadership._state != HELD, lambda: self.end_at)
+        await condition.wait_for(lambda: self.all_ended() or leadership.stage != HELD, lambda: self.end_at)
         self._tell_outlasted()
         await kernel.releases.release(leadership)
-        answered = kernel.now() + leadership._want.request_timeout
-        await condition.wait_for(lambda: leadership._state != RELEASING, lambda: answered)
-        return leadership._state != LOST
+        answered = kernel.now() + leadership.want.request_timeout
+        await condition.wait_for(lambda: leadership.stage != RELEASING, lambda: answered)
+        return leadership.stage != LOST
 
     def _give_back_later(self) -> None:
         """Do what `give_back` does for a caller that cannot wait. A second call changes nothing."""
@@ -306,7 +306,7 @@ class Term(Generic[T]):
         self.office.kernel.releases.later(self.leadership)
 
     def _tell_outlasted(self) -> None:
-        if self.leadership._state != HELD or self.outlasted or not (running := self._running()):
+        if self.leadership.stage != HELD or self.outlasted or not (running := self._running()):
             return
         self.outlasted = True
         logger.warning(

@@ -30,7 +30,7 @@ NEEDS = {
 PERMITS_MAX = 1_000_000
 
 Make = Callable[["Kernel", "Want", Claim, Granted, bool], "Holding"]
-"""How a face makes a lease from a grant. The last argument is `Holding._unsure`."""
+"""How a face makes a lease from a grant. The last argument is `Holding.unsure`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

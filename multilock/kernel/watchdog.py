@@ -41,7 +41,7 @@ class Watchdog:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._heap: list[tuple[float, int, Holding]] = []  # an entry is valid if its time equals lease._due
+        self._heap: list[tuple[float, int, Holding]] = []  # an entry is valid if its time equals lease.schedule.due
         self._stale = 0  # entries of the heap that are not valid
         self._numbers = itertools.count()
         self._carriers: dict[Hashable, Workers] = {}
@@ -55,57 +55,57 @@ class Watchdog:
 
         That look plans the renewals. Nothing is planned before, because most locks are released before the look comes.
         """
-        granted = lease._granted
+        granted = lease.granted
         if granted.short:  # its request may have been sent long ago, so a time counted from there may be past
-            due = validity.first_renewal_at(lease._granted_at, lease._lost_at)
+            due = validity.first_renewal_at(lease.granted_at, lease.lost_at)
         else:
             due = granted.sent_at + granted.renew_every / 2
-        if due > (look := validity.arm_at(lease._granted_at)):
+        if due > (look := validity.arm_at(lease.granted_at)):
             due = look
-        if due > lease._lost_at:
-            due = lease._lost_at
+        if due > lease.lost_at:
+            due = lease.lost_at
         self._look_at(lease, due)
         return due
 
     def drop(self, lease: Holding) -> None:
         """Stop looking after this lease. A second call changes nothing."""
-        if lease._due is not None:
-            lease._due = None
+        if lease.schedule.due is not None:
+            lease.schedule.due = None
             self._outdate()
 
     def plan(self, lease: Holding) -> float:
         """Plan the next look at this lease, and return its time."""
-        due = lease._lost_at
-        if lease._claim.renew:
-            granted = lease._granted
-            if not lease._renewing and granted.group not in self.sessions.of:
+        due = lease.lost_at
+        if lease.claim.renew:
+            granted = lease.granted
+            if not lease.schedule.renewing and granted.group not in self.sessions.of:
                 due = min(due, self._renew_at(lease))
-            if lease._failures == 0:
+            if lease.schedule.failures == 0:
                 due = min(due, validity.late_at(granted.sent_at, granted.renew_every))
-        if not lease._armed:
-            due = min(due, validity.arm_at(lease._granted_at))
-        if lease._due != due:  # renewals fall on a grid, so the look is often planned for this moment already
+        if not lease.schedule.armed:
+            due = min(due, validity.arm_at(lease.granted_at))
+        if lease.schedule.due != due:  # renewals fall on a grid, so the look is often planned for this moment already
             self.drop(lease)
             self._look_at(lease, due)
         return due
 
     def _look_at(self, lease: Holding, due: float) -> None:
-        lease._due = due
+        lease.schedule.due = due
         heapq.heappush(self._heap, (due, next(self._numbers), lease))
 
     def _renew_at(self, lease: Holding) -> float:
         """Return when to renew this lease. The time is chosen once for each proof."""
-        if lease._renew_at is None:
+        if lease.schedule.at is None:
             kernel = self._kernel
-            granted = lease._granted
+            granted = lease.granted
             if granted.short:
-                lease._renew_at = validity.first_renewal_at(lease._granted_at, lease._lost_at)
+                lease.schedule.at = validity.first_renewal_at(lease.granted_at, lease.lost_at)
             else:
                 jitter = kernel.runtime.uniform(0.9, 1.1)
-                lease._renew_at = validity.renew_at(
+                lease.schedule.at = validity.renew_at(
                     granted.sent_at, granted.renew_every, granted.ttl, jitter, kernel.phase
                 )
-        return lease._renew_at
+        return lease.schedule.at
 
     def _outdate(self) -> None:
         """Count an entry of the heap that is no longer valid.
@@ -114,7 +114,7 @@ class Watchdog:
         """
         self._stale += 1
         if self._stale > 64 and self._stale * 2 > len(self._heap):
-            self._heap[:] = {entry[2]: entry for entry in self._heap if entry[2]._due == entry[0]}.values()
+            self._heap[:] = {entry[2]: entry for entry in self._heap if entry[2].schedule.due == entry[0]}.values()
             heapq.heapify(self._heap)
             self._stale = 0
 
@@ -129,15 +129,15 @@ class Watchdog:
         following = math.inf
         with self._kernel.lock:
             heap = self._heap
-            while heap and (heap[0][0] <= now or heap[0][2]._due != heap[0][0]):
+            while heap and (heap[0][0] <= now or heap[0][2].schedule.due != heap[0][0]):
                 when, _, lease = heapq.heappop(heap)
-                if lease._due != when:
+                if lease.schedule.due != when:
                     self._stale -= 1
                     if when > now:
                         following = when  # a step at this time saves a poke by each new lease
                     continue
-                lease._due = None
-                if now >= lease._lost_at:
+                lease.schedule.due = None
+                if now >= lease.lost_at:
                     over.append(lease)
                     continue
                 self._decide(lease, now, renew, watch, late)
@@ -165,19 +165,19 @@ class Watchdog:
         late: list[Holding],
     ) -> None:
         """Add the lease to the renewals, watches and warnings that are due."""
-        granted = lease._granted
-        if not lease._armed and now >= validity.arm_at(lease._granted_at):
-            lease._armed = True
+        granted = lease.granted
+        if not lease.schedule.armed and now >= validity.arm_at(lease.granted_at):
+            lease.schedule.armed = True
             watch.setdefault(granted.group, []).append(lease)
-        if not lease._claim.renew:
+        if not lease.claim.renew:
             return
-        if lease._failures == 0 and now >= validity.late_at(granted.sent_at, granted.renew_every):
-            lease._failures = 1
+        if lease.schedule.failures == 0 and now >= validity.late_at(granted.sent_at, granted.renew_every):
+            lease.schedule.failures = 1
             late.append(lease)
-        if not lease._renewing and granted.group not in self.sessions.of and now >= self._renew_at(lease):
-            lease._renewing = True
+        if not lease.schedule.renewing and granted.group not in self.sessions.of and now >= self._renew_at(lease):
+            lease.schedule.renewing = True
             timeout = self._kernel.request_timeout(granted.ttl)
-            urgency = validity.urgency(lease._lost_at - now, timeout)
+            urgency = validity.urgency(lease.lost_at - now, timeout)
             renew.setdefault((granted.group, timeout, urgency), []).append(lease)
 
     def _tell_risk(self, lease: Holding) -> None:
@@ -185,7 +185,7 @@ class Watchdog:
         logger.warning(
             "the lock %r is at risk: it is lost in %.3f s unless a renewal is acknowledged",
             lease.name,
-            lease._lost_at - kernel.now(),
+            lease.lost_at - kernel.now(),
             extra=kernel.extra(lease),
         )
         if tell := kernel.events.tell:
@@ -204,17 +204,17 @@ class Watchdog:
         """Renew these leases in one request, whose timeout ends before the first of their deadlines."""
         for lease in leases:
             lease._alive()  # loses the lease if its deadline has passed meanwhile
-        leases = [lease for lease in leases if lease._state == HELD]
+        leases = [lease for lease in leases if lease.stage == HELD]
         if leases:
-            within = min(self._kernel.request_timeout(lease._granted.ttl) for lease in leases)
-            first = min(lease._lost_at for lease in leases)
+            within = min(self._kernel.request_timeout(lease.granted.ttl) for lease in leases)
+            first = min(lease.lost_at for lease in leases)
             self.request(group, leases, min(within, first - self._kernel.now()))
 
     def request(self, group: Hashable, leases: Sequence[Holding], within: float) -> MultilockError | None:
         """Send one renewal for these leases and apply the answers. Returns the error if the whole request failed."""
         kernel = self._kernel
         try:
-            held = [(lease._claim, lease._granted) for lease in leases]
+            held = [(lease.claim, lease.granted) for lease in leases]
             answers = call_inside(kernel.backend.renew, group, held, within)
         except Exception as error:
             self.unanswered(leases, error)
@@ -234,13 +234,13 @@ class Watchdog:
             return
         with kernel.lock:
             now = kernel.now()
-            lease._renewing = False
-            if lease._state != HELD or now >= lease._lost_at:
+            lease.schedule.renewing = False
+            if lease.stage != HELD or now >= lease.lost_at:
                 return
-            slack = lease._lost_at - now
+            slack = lease.lost_at - now
             if session := self.sessions.of.get(answer.group):
                 answer = session.cut(answer)
-            if answer.sent_at >= lease._granted.sent_at:
+            if answer.sent_at >= lease.granted.sent_at:
                 lease._accept(answer)
             due = self.plan(lease)
         kernel.poke(due)
@@ -257,15 +257,15 @@ class Watchdog:
         due = math.inf
         with kernel.lock:
             for lease in leases:
-                lease._renewing = False
-                if lease._state != HELD:
+                lease.schedule.renewing = False
+                if lease.stage != HELD:
                     continue
-                lease._unsure |= unknown
-                if not lease._failures:
+                lease.unsure |= unknown
+                if not lease.schedule.failures:
                     at_risk.append(lease)
-                lease._failures += 1
-                pause = validity.retry_in(lease._failures, lease._granted.ttl, kernel.runtime.uniform(0.5, 1.5))
-                lease._renew_at = kernel.now() + pause
+                lease.schedule.failures += 1
+                pause = validity.retry_in(lease.schedule.failures, lease.granted.ttl, kernel.runtime.uniform(0.5, 1.5))
+                lease.schedule.at = kernel.now() + pause
                 due = min(due, self.plan(lease))
         kernel.poke(due)
         for lease in at_risk:
@@ -277,7 +277,7 @@ class Watchdog:
     def _watch(self, group: Hashable, leases: Sequence[Holding]) -> None:
         """Ask the backend to report the loss of these locks. Shorter holdings are not worth that request."""
         kernel = self._kernel
-        held = [(lease._claim, lease._granted) for lease in leases if lease._state == HELD]
+        held = [(lease.claim, lease.granted) for lease in leases if lease.stage == HELD]
         try:
             if held:
                 # No deadline depends on a watch, so the timeout is the longest of these leases, not the shortest.
@@ -297,8 +297,8 @@ class Watchdog:
         now = kernel.now()
         with kernel.lock:
             for lease in kernel.leases_of(group):
-                if lease._claim.renew and lease._state == HELD:
-                    lease._renew_at = now
+                if lease.claim.renew and lease.stage == HELD:
+                    lease.schedule.at = now
                     self.plan(lease)
         kernel.poke(now)
 

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 PRODUCT = ("multilock", "backends")
+OF_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 FACES = (
     ("multilock/client.py", "multilock/aio/client.py"),
     ("multilock/lock.py", "multilock/aio/lock.py"),
@@ -47,12 +48,16 @@ def names_of_classes_used_twice() -> dict[str, int]:
 
 def foreign_private_accesses(*folders: str) -> list[str]:
     """Return where code reads ``other._name``, if ``other`` is not ``self`` or ``cls`` and the file defines no
-    ``_name`` itself."""
+    ``_name`` itself. The methods of named tuples are public."""
     found = []
     for path, tree in trees(*folders):
         own = set(_defined(tree))
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Attribute) or not re.match(r"_[a-z]", node.attr) or node.attr in own:
+            if (
+                not isinstance(node, ast.Attribute)
+                or not re.match(r"_[a-z]", node.attr)
+                or node.attr in own | OF_TUPLES
+            ):
                 continue
             if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")

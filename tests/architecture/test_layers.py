@@ -14,19 +14,15 @@ from multilock.registry import OURS
 from tests.architecture.imports import imports_of, module_name, sources
 
 # A module may import modules of its own layer and of earlier layers.
-BELOW = ("validity", "timers", "runtime", "workers", "interrupts", "process", "fork", "exit", "fence")
+BASE = ("validity", "schedule", "timers", "runtime", "workers", "interrupts")
+PROCESS = ("process", "fork", "exit", "fence")
 WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "tell", "scopes")
 LAYERS = [
     {"system"},
     {"errors", "model", "lease", "names", "foreign", "values", "events"},
     {"kernel", "kernel.worker", "log_thread"},
     {"backend"},
-    {
-        *(
-            f"kernel.{name}"
-            for name in ("validity", "timers", "runtime", "workers", "interrupts", "process", "fork", "exit", "fence")
-        )
-    },
+    {*(f"kernel.{name}" for name in BASE + PROCESS)},
     {"kernel.holding", "kernel.want"},
     {*(f"kernel.{name}" for name in WATCHING)},
     {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "cancel", "release", "handing", "ending"))},
@@ -176,6 +172,6 @@ def test_the_state_of_a_lease_is_changed_in_one_file(path: Path) -> None:
     changes = [
         node.lineno
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and node.attr == "_state" and not isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.Attribute) and node.attr == "stage" and not isinstance(node.ctx, ast.Load)
     ]
     assert bool(changes) == (module_name(path) == "multilock.kernel.holding")

@@ -398,10 +398,10 @@ def hold(
     """Hold this lease for a while, and increment a counter under it. Yields the seconds to sleep."""
     began, held = now(), lease.is_held()
     assert isinstance(lease, Holding)
-    if session := lease._kernel.watchdog.sessions.of.get(lease._granted.group):
-        note("session", _id(lease), lease._granted.group)
+    if session := lease._kernel.watchdog.sessions.of.get(lease.granted.group):
+        note("session", _id(lease), lease.granted.group)
         note("renewal", session.due, _id(lease))
-    mode = lease._claim.mode
+    mode = lease.claim.mode
     note("got", began, lease.name, _id(lease), lease.token, int(held), mode)
     assert lease.token is not None
     value = account.read(lease.name, lease.token) if mode == "x" else None

@@ -55,7 +55,7 @@ def cached_is_held() -> None:
     """Return the stored state from ``is_held()`` without a look at the clock."""
 
     def is_held(self: AnyHeld) -> bool:
-        return self._state == HELD
+        return self.stage == HELD
 
     Holding.is_held = is_held  # type: ignore[method-assign]
 

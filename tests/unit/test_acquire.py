@@ -303,7 +303,7 @@ def test_a_spent_id_is_cancelled_for_good_and_never_sent_again(
     backend.script("attempt", spent)
     lease = client.lock("n").try_acquire(timeout) if timeout == 0 else client.lock("n").acquire()
     first, *more = (call.claims[0] for call in backend.called("attempt"))
-    assert [claim.id for claim in more] == ([inner(lease)._claim.id] if lease else [])
+    assert [claim.id for claim in more] == ([inner(lease).claim.id] if lease else [])
     assert (lease is None) == (timeout == 0)
     runtime.advance(5)
     [cancel] = backend.called("release")

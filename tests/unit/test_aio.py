@@ -424,7 +424,7 @@ def test_the_async_with_of_a_generator_ends_its_own_lease_in_whatever_task(
                 held = await anext(second)
                 with pytest.raises(LockLost) as caught:
                     await (asyncio.create_task(end(first)) if where == "a task of its own" else end(first))
-                assert caught.value.loss is inner(lost)._loss
+                assert caught.value.loss is inner(lost).loss
                 assert held.is_held()
 
             await asyncio.create_task(next_request())

@@ -314,7 +314,7 @@ def test_a_callback_that_closes_the_client_does_not_wait_for_itself(caplog: pyte
         took.append(time.monotonic() - began)
 
     lease: Any = client.lock("n", on_lost=close).acquire()
-    client._kernel.monitor.gone(lease._claim.id, LossReason.TAKEN, "an operator took it")
+    client._kernel.monitor.gone(lease.claim.id, LossReason.TAKEN, "an operator took it")
     eventually(lambda: took, within=15)
     assert took[0] < 10
 

@@ -36,7 +36,7 @@ def test_a_release_from_within_that_meets_a_loss_is_one_of_both() -> None:
     def now() -> float:  # the release has seen that the lease is held, and has not ended it yet
         if threading.current_thread() is threading.main_thread():
             kernel.now = real
-            notice = (inner(lease)._claim.id, LossReason.TAKEN, "taken")
+            notice = (inner(lease).claim.id, LossReason.TAKEN, "taken")
             loser = threading.Thread(target=kernel.monitor.gone, args=notice)
             loser.start()
             loser.join(0.5)

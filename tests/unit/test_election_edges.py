@@ -138,7 +138,7 @@ def test_a_callback_that_raises_cancelled_error_delays_no_close(server: Scripted
     async def main() -> None:
         client = AsyncClient(server, ttl=25.0, request_timeout=20.0)
         lease: Any = await client.lock("n", on_lost=cancelled_result).acquire()
-        client._kernel.monitor.gone(lease._claim.id, LossReason.TAKEN, "an operator took it")
+        client._kernel.monitor.gone(lease.claim.id, LossReason.TAKEN, "an operator took it")
         await asyncio.wait_for(client.close(), 10)
 
     run(main)
@@ -154,7 +154,7 @@ def test_an_async_callback_that_closes_the_client_does_not_wait_for_itself(serve
             closed.set()
 
         lease: Any = await client.lock("n", on_lost=close).acquire()
-        client._kernel.monitor.gone(lease._claim.id, LossReason.TAKEN, "an operator took it")
+        client._kernel.monitor.gone(lease.claim.id, LossReason.TAKEN, "an operator took it")
         await asyncio.wait_for(closed.wait(), 10)
 
     run(main)

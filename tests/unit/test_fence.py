@@ -26,7 +26,7 @@ NEVER = float("inf")
 
 
 def valid_until(lease: multilock.Lease) -> float:
-    return inner(lease)._valid_until
+    return inner(lease).valid_until
 
 
 def test_the_process_lives_as_long_as_its_lease_is_proved(client: Client, runtime: HandRuntime) -> None:
@@ -108,7 +108,7 @@ def test_an_acquire_that_was_refused_or_interrupted_leaves_no_fence(
     assert runtime.kills_at == NEVER
     del backend.holders["n"]
     lease = lock.acquire()
-    client._kernel.abandon(inner(lease)._claim)
+    client._kernel.abandon(inner(lease).claim)
     assert runtime.kills_at == NEVER
 
 
@@ -349,7 +349,7 @@ def test_a_proof_that_comes_after_the_client_ended_sets_no_fence(client: Client,
     lease = inner(client.lock("n", hard_fence=True).acquire())
     client._kernel.lift_fences()
     client._kernel.closed = True
-    lease._accept(lease._granted)
+    lease._accept(lease.granted)
     assert runtime.kills_at == NEVER
     assert client._kernel.fence is None
 
@@ -503,7 +503,7 @@ import multilock
 ttl = {ttl}
 client = multilock.connect("memory://holder", ttl=ttl)
 lease = client.lock("n", renew={renew}, hard_fence=True).acquire()
-print(lease._valid_until, flush=True)
+print(lease.valid_until, flush=True)
 {body}
 """
 TTL = 1.0

@@ -81,7 +81,7 @@ def test_a_release_from_within_a_request_ends_the_lease_and_is_done_in_the_backg
     backend.script("attempt", collect)
     other = client.lock("m").acquire()
     assert seen == [True, False, False]
-    eventually(lambda: backend.released() == {inner(lease)._claim.id})
+    eventually(lambda: backend.released() == {inner(lease).claim.id})
     with client._kernel.lock:  # a release while this thread holds the lock of the kernel
         assert other.release()
     eventually(lambda: backend.holders == {})

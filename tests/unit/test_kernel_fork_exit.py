@@ -643,7 +643,7 @@ def test_a_lock_that_is_held_is_not_given_back_while_the_waiters_are() -> None:
     client = client_on(backend, Threads())
     lease = client.lock("n").acquire()
     kernel = client._kernel
-    claim = inner(lease)._claim
+    claim = inner(lease).claim
     kernel.monitor.waiting[claim.id] = Waiting(claim, Threads().bell())  # its acquire is still on its way out
     assert kernel.end.withdraw(now() + 5)
     assert backend.called("release") == []

@@ -988,7 +988,7 @@ def test_releasing_and_losing_at_the_same_time_is_one_of_both(threads: Client) -
     for _ in range(100):
         losses = Losses()
         lease = threads.lock("n", on_lost=losses).acquire()
-        claim = inner(lease)._claim.id
+        claim = inner(lease).claim.id
         start = threading.Barrier(3)
         answers: list[bool] = []
 
@@ -1032,7 +1032,7 @@ def test_what_is_being_released_when_the_client_closes_is_released_and_never_los
     def release_first(*args: Any, **options: Any) -> bool:  # close() has seen it held, and is about to lose it
         if not releasing.ident:
             releasing.start()
-            eventually(lambda: inner(lease)._state == RELEASING)
+            eventually(lambda: inner(lease).stage == RELEASING)
             threading.Timer(0.05, answer.set).start()
         return lose(*args, **options)
 

@@ -114,7 +114,7 @@ def test_once_its_session_has_ended_it_gives_up(make: Callable[..., Client], run
     lease = client.lock("n").acquire()
     lease.release()
     runtime.advance(500)
-    backend.notices.group_gone(inner(lease)._granted.group, "the test ends it")
+    backend.notices.group_gone(inner(lease).granted.group, "the test ends it")
     runtime.advance(10)
     assert client._kernel.cancels.wait(0)
 
@@ -277,7 +277,7 @@ def test_a_release_that_is_not_complete_is_told_at_once_and_goes_on_until_it_is(
     assert client._kernel.cancels.wait(0)
     released = backend.called("release")
     assert [call.details["unsure"] for call in released] == [False, True, True, True, True]
-    assert {call.claims for call in released} == {(inner(lease)._claim,)}
+    assert {call.claims for call in released} == {(inner(lease).claim,)}
     pauses = [later.at - earlier.at for earlier, later in pairwise(released[1:])]
     assert pauses[0] < pauses[-1], "a server that is down is not asked all the time"
 
@@ -323,7 +323,7 @@ def interrupted_everywhere(function: str, end: Callable[[Client, Lease], object]
         begun = state_of(lease) is not LeaseState.HELD
         runtime.advance(10)
         if begun:
-            assert inner(lease)._state != RELEASING, where
+            assert inner(lease).stage != RELEASING, where
             assert not client._kernel.held, where
             assert not [event for event in told if isinstance(event, AtRisk)], where
             yield backend

@@ -353,7 +353,7 @@ class World(RuleBasedStateMachine):
                 if watched.given_back:
                     assert (loss.reason, loss.confirmed) == (LossReason.TAKEN, True)
                 elif not watched.paused:
-                    assert called_at <= inner(watched.lease)._lost_at + 1e-6
+                    assert called_at <= inner(watched.lease).lost_at + 1e-6
 
     @invariant()
     def only_what_is_held_is_looked_after(self) -> None:

@@ -56,7 +56,7 @@ def make(client: Client, state: int) -> HeldLease:
     }
     for step in way[state]:
         assert step()
-    assert lease._state == state
+    assert lease.stage == state
     return lease
 
 
@@ -75,11 +75,11 @@ def test_each_transition_leads_from_the_states_it_names_and_is_refused_in_all_ot
     before = [getattr(lease, name) for name in ("_loss", "_callbacks", "_hooks", "_count")]
     answer = go(lease, transition)
     if state in TABLE[transition]:
-        assert lease._state == TABLE[transition][state]
+        assert lease.stage == TABLE[transition][state]
         assert answer is (None if transition == "_reset_in_child" else True)
     else:
         assert answer is False
-        assert lease._state == state
+        assert lease.stage == state
         assert before == [getattr(lease, name) for name in ("_loss", "_callbacks", "_hooks", "_count")]
 
 
@@ -99,16 +99,16 @@ def stored_by(function: Any) -> set[str]:
 
 @pytest.mark.parametrize("state", [state for state in STATES.values() if state != LOST])
 def test_only_a_lost_lease_has_a_loss(client: Client, state: int) -> None:
-    assert make(client, state)._loss is None
-    assert make(client, LOST)._loss is not None
+    assert make(client, state).loss is None
+    assert make(client, LOST).loss is not None
 
 
 def test_a_reentrant_lease_is_counted_down_as_long_as_it_is_held_and_more_than_once(client: Client) -> None:
     lease = make(client, HELD)
-    lease._count = 3
+    lease.count = 3
     assert [lease._count_down() for _ in range(3)] == [True, True, False]
-    assert lease._count == 1
-    lease._count = 2
+    assert lease.count == 1
+    lease.count = 2
     assert lease._begin_release()
     assert not lease._count_down()
 
@@ -118,7 +118,7 @@ def test_no_callback_is_left_to_be_called_after_a_release_or_in_a_child(client: 
     assert make(client, RELEASED)._callbacks is None
     child = make(client, LOST)
     child._reset_in_child()
-    assert (child._loss, child._callbacks, child._hooks) == (None, None, None)
+    assert (child.loss, child._callbacks, child._hooks) == (None, None, None)
 
 
 def test_a_lease_that_nobody_adopted_is_not_held_and_has_ended_for_nobody(client: Client) -> None:

@@ -145,7 +145,7 @@ def test_one_lease_without_an_answer_is_at_risk_and_tried_again_soon_and_the_oth
     assert renewed.remaining() > LOST_AFTER - 4
     eventually(lambda: {type(event) for event in heard} >= {AtRisk, RenewFailed, Renewed})
     assert {event.name for event in heard if isinstance(event, (AtRisk, RenewFailed))} == {"doubtful"}
-    tries = [call for call in backend.called("renew") if inner(doubtful)._claim in call.claims]
+    tries = [call for call in backend.called("renew") if inner(doubtful).claim in call.claims]
     assert 2 <= len(tries) <= 10
     backend.always("renew", None)
     runtime.advance(2)
@@ -488,7 +488,7 @@ def test_a_watchdog_that_hangs_is_unhealthy_and_the_clock_still_decides() -> Non
     with client._kernel.lock:  # the ticking thread stops where it needs this lock
         time.sleep(0.95)
         assert not client.is_healthy()
-        assert client._kernel.now() > inner(lease)._lost_at
+        assert client._kernel.now() > inner(lease).lost_at
     eventually(lambda: not lease.is_held())
     losses.wait()
     client.close()
@@ -629,7 +629,7 @@ def test_a_lease_that_is_not_renewed_and_about_to_end_does_not_cut_its_sessions_
     kept = session_client.lock("kept").acquire()
     ends = [session_client.lock(f"n{number}", renew=False).acquire() for number in range(60)]
     held = session_client._kernel.held.values()
-    of_their_own = {lease._claim.id: lease._granted for lease in held if not lease._claim.renew}
+    of_their_own = {lease.claim.id: lease.granted for lease in held if not lease.claim.renew}
 
     def answer(backend: Scripted, call: Call) -> Any:
         if call.within < 0.02:  # a round trip
@@ -655,7 +655,7 @@ def test_a_session_with_leases_of_different_proofs_is_renewed_within_the_time_of
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     old, new = session_client.lock("old").acquire(), session_client.lock("new").acquire()
-    proof = inner(old)._granted
+    proof = inner(old).granted
 
     def answer(backend: Scripted, call: Call) -> Any:
         answers = call.execute()

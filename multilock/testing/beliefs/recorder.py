@@ -66,7 +66,7 @@ class Recorder:
 
     def acquired(self, lease: Holding) -> None:
         """Record a grant. Called by the thread that acquired, before any other code has the lease."""
-        claim, kernel = lease._claim, lease._kernel
+        claim, kernel = lease.claim, lease._kernel
         at, yes = now(), _believes(lease)
         place = f"{kernel.scheme}:{getattr(kernel.settings, 'prefix', '')}{claim.name}"
         token = "-" if lease.token is None else lease.token
@@ -80,16 +80,16 @@ class Recorder:
     def released(self, lease: Holding, at: float) -> None:
         """Record a release. Called by the thread that released, with the time at which it called ``release()``."""
         with self._lock:
-            self._active.pop(lease._claim.id, None)
-            if lease._claim.id in self._got:  # a check may have found it over before; this time is more exact
-                self._got.remove(lease._claim.id)
-                self._note("release", at, lease._claim.id)
-                self._note("released", now(), lease._claim.id, 1)
+            self._active.pop(lease.claim.id, None)
+            if lease.claim.id in self._got:  # a check may have found it over before; this time is more exact
+                self._got.remove(lease.claim.id)
+                self._note("release", at, lease.claim.id)
+                self._note("released", now(), lease.claim.id, 1)
 
     def lost(self, lease: Holding) -> None:
         """Record a loss. Called by the thread that noticed it."""
         with self._lock:
-            self._ask(lease._claim.id)
+            self._ask(lease.claim.id)
 
     def look(self, last: float) -> float:
         """Check everything that is held. ``last`` is the time of the previous check. Returns the time of this one."""
@@ -130,7 +130,7 @@ class Recorder:
                 self._note("held", asked, id)
                 noted = asked
             self._active[id] = lease, asked, noted
-        elif lease._state == RELEASING:  # `released` or `lost` will record the end, more exactly
+        elif lease.stage == RELEASING:  # `released` or `lost` will record the end, more exactly
             return
         else:
             self._note("held", last, id)
@@ -180,4 +180,4 @@ def is_alive(file: Path) -> bool:
 
 def _believes(lease: Holding) -> bool:
     """Return what ``is_held()`` would return, without its effects."""
-    return lease._state == HELD and lease._kernel.now() < lease._lost_at
+    return lease.stage == HELD and lease._kernel.now() < lease.lost_at

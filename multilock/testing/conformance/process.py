@@ -212,14 +212,14 @@ def rest(url: str, prefix: str, ttl: str, seconds: str) -> None:
     """Release a lock that then rests, and wait."""
     lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
     lease.release()
-    say("rests", inner(lease)._granted_at + float(seconds) - GRAIN)
+    say("rests", inner(lease).granted_at + float(seconds) - GRAIN)
     hear()
 
 
 def hold_resting_and_exit(url: str, prefix: str, ttl: str, seconds: str) -> None:
     """Exit while a lock with hold_at_least is held."""
     lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
-    say("rests", inner(lease)._granted_at + float(seconds) - GRAIN)
+    say("rests", inner(lease).granted_at + float(seconds) - GRAIN)
 
 
 def exit_with_a_waiter(url: str, prefix: str, ttl: str) -> None:

@@ -32,7 +32,7 @@ class RestConformance(Conformance):
         """Acquire the name and release it at once. Returns the time until which nobody else may have the name."""
         lease = client.lock(NAME, hold_at_least=seconds, ttl=place.quick_ttl).acquire()
         assert lease.release()
-        return inner(lease.leases[0])._granted_at + seconds - GRAIN
+        return inner(lease.leases[0]).granted_at + seconds - GRAIN
 
     def stays_taken(self, other: Client, until: float) -> None:
         """Check that the name stays taken until that time."""
@@ -49,7 +49,7 @@ class RestConformance(Conformance):
         seconds = place.rest + 1.0  # so that the whole test runs while the name rests
         before = datetime.now(UTC)
         lease = client.lock(NAME, hold_at_least=seconds).acquire()
-        until = inner(lease.leases[0])._granted_at + seconds - GRAIN
+        until = inner(lease.leases[0]).granted_at + seconds - GRAIN
         assert lease.release()
         assert lease.state is LeaseState.RELEASED
         with pytest.raises(NotHeld):
@@ -84,7 +84,7 @@ class RestConformance(Conformance):
 
     def test_a_waiter_gets_the_lock_when_the_rest_is_over(self, client: Client, other: Client, place: Place) -> None:
         lease = client.lock(NAME, hold_at_least=place.rest).acquire()
-        until = inner(lease.leases[0])._granted_at + place.rest - GRAIN
+        until = inner(lease.leases[0]).granted_at + place.rest - GRAIN
         waiting = background(lambda: other.lock(NAME).acquire(timeout=place.rest_at_most + 2 * SOON))
         eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
         assert lease.release()
@@ -105,7 +105,7 @@ class RestConformance(Conformance):
         first = make()
         lease = first.lock(NAME, hold_at_least=place.rest).acquire()
         first.close()
-        self.stays_taken(other, inner(lease.leases[0])._granted_at + place.rest - GRAIN)
+        self.stays_taken(other, inner(lease.leases[0]).granted_at + place.rest - GRAIN)
 
     def test_an_operator_ends_the_rest_and_no_loss_is_reported(self, client: Client, other: Client) -> None:
         losses = Recorder[object]()
@@ -130,7 +130,7 @@ class RestConformance(Conformance):
     ) -> None:
         client = make(request_timeout=0.3)
         lease = client.lock(NAME, hold_at_least=place.rest + 2.0).acquire()
-        until = inner(lease.leases[0])._granted_at + place.rest + 2.0 - GRAIN
+        until = inner(lease.leases[0]).granted_at + place.rest + 2.0 - GRAIN
         with place.silence():
             assert lease.release()
         self.stays_taken(other, until)
@@ -150,7 +150,7 @@ class RestConformance(Conformance):
         begun: list[float] = []
 
         def work(leadership: Leadership) -> str:
-            begun.append(leadership._granted_at)
+            begun.append(leadership.granted_at)
             return "done"
 
         for each in (client, other):

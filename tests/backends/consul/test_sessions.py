@@ -167,15 +167,15 @@ def test_a_renewal_by_hand_of_what_may_not_be_looked_at_says_so(guarded: ConsulS
     lost = Recorder[Loss]()
     lease = connect(guarded.url, ttl=10.0, token=token).lock("job", on_lost=lost).acquire()
     withdraw("deny")
-    valid_until = inner(lease)._valid_until
+    valid_until = inner(lease).valid_until
     with pytest.raises(BackendUnavailable, match="refuses to show"):
         lease.renew()
-    assert inner(lease)._valid_until == valid_until
+    assert inner(lease).valid_until == valid_until
     assert lease.state is LeaseState.AT_RISK
     assert not lost.calls
     withdraw("write")
     lease.renew()
-    assert inner(lease)._valid_until > valid_until
+    assert inner(lease).valid_until > valid_until
 
 
 def rights_but_for_one_key(guarded: ConsulServer) -> tuple[Callable[[str], object], str]:

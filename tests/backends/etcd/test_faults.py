@@ -820,7 +820,7 @@ def test_a_thousand_locks_are_renewed_by_one_request(server: EtcdServer, connect
     client = connect(server.url, ttl=6)
     held = [client.lock(f"job-{n}").acquire() for n in range(1000)]
     watcher: Any = client._kernel.backend._watcher  # type: ignore[attr-defined]
-    eventually(lambda: all(watcher.covers(inner(lease)._claim.id) for lease in held), within=20)
+    eventually(lambda: all(watcher.covers(inner(lease).claim.id) for lease in held), within=20)
     before, started = {m: sent(server, m) for m in ("LeaseKeepAlive", "Txn")}, time.monotonic()
     time.sleep(4)
     periods = (time.monotonic() - started) / 2

@@ -81,11 +81,11 @@ def test_a_deleted_key_is_told_on_a_server_that_takes_few_operations(small: Etcd
         recorder = Recorder[Loss]()
         held = [client.lock(f"n{number}", on_lost=recorder).acquire() for number in range(40)]
         watcher = watcher_of(client)
-        eventually(lambda: all(watcher.covers(inner(lease)._claim.id) for lease in held), 20)
+        eventually(lambda: all(watcher.covers(inner(lease).claim.id) for lease in held), 20)
         before = watcher._call
         proxy.cut()
         eventually(lambda: watcher._call not in (None, before), 20)
-        eventually(lambda: all(watcher.covers(inner(lease)._claim.id) for lease in held), 20)
+        eventually(lambda: all(watcher.covers(inner(lease).claim.id) for lease in held), 20)
         for number in (3, 39):
             etcdctl(small.endpoint, "del", "--prefix", f"multilock/n{number}/")
         eventually(lambda: sorted(loss.lease.name for loss in recorder.calls) == ["n3", "n39"], 20)
@@ -97,7 +97,7 @@ def test_a_key_deleted_while_the_stream_is_down_is_found_on_such_a_server(small:
         recorder = Recorder[Loss]()
         held = [client.lock(f"n{number}", on_lost=recorder).acquire() for number in range(40)]
         watcher = watcher_of(client)
-        eventually(lambda: all(watcher.covers(inner(lease)._claim.id) for lease in held), 20)
+        eventually(lambda: all(watcher.covers(inner(lease).claim.id) for lease in held), 20)
         proxy.refuse()
         proxy.cut()
         etcdctl(small.endpoint, "del", "--prefix", "multilock/n39/")
@@ -130,7 +130,7 @@ def test_the_stream_is_opened_although_the_look_before_it_is_refused(
         recorder = Recorder[Loss]()
         leases = [client.lock(name, on_lost=recorder).acquire() for name in ("a", "b")]
         watcher = watcher_of(client)
-        eventually(lambda: all(watcher.covers(inner(lease)._claim.id) for lease in leases), 20)
+        eventually(lambda: all(watcher.covers(inner(lease).claim.id) for lease in leases), 20)
 
         def refused(*_: Any) -> Any:
             raise BackendRejected("the test refuses it")
@@ -141,7 +141,7 @@ def test_the_stream_is_opened_although_the_look_before_it_is_refused(
         eventually(lambda: watcher._call not in (None, before), 20)
         eventually(lambda: watcher._watches and all(watch.confirmed for watch in watcher._watches.values()), 20)
         # So renewals continue to look at them.
-        assert not any(watcher.covers(inner(lease)._claim.id) for lease in leases)
+        assert not any(watcher.covers(inner(lease).claim.id) for lease in leases)
         etcdctl(server.endpoint, "del", "--prefix", "multilock/a/")
         eventually(lambda: [loss.lease.name for loss in recorder.calls] == ["a"], 20)
 

@@ -327,4 +327,4 @@ def test_etcdctl_lock_waits_for_a_name_that_rests(server: EtcdServer, connect: C
         pass
     official = background(lambda: etcdctl(server.endpoint, "lock", "multilock/job", "true"))
     official.result(30)
-    assert now() >= inner(lease)._granted_at + 3.0
+    assert now() >= inner(lease).granted_at + 3.0

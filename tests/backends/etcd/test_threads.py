@@ -42,7 +42,7 @@ def test_a_thread_that_is_refused_once_costs_no_push(
     eventually(lambda: queued(other, "job") == 1, PUSHED)
     held.release()
     lease = waits.result(PUSHED)
-    eventually(lambda: watcher_of(client).covers(inner(lease)._claim.id), PUSHED)
+    eventually(lambda: watcher_of(client).covers(inner(lease).claim.id), PUSHED)
     assert other.force_release("job")
     recorder.wait(within=PUSHED)
     began = now()

@@ -150,7 +150,7 @@ def test_a_pause_before_the_sending_shortens_the_lease_and_costs_nothing_else(se
             real, wire._sock = wire._sock, LateSocket(wire._sock, by=0.3)
             lease = await ours.lock("a").try_acquire()
             assert lease
-            assert inner(lease)._granted.sent_at <= multilock.now() - 0.3
+            assert inner(lease).granted.sent_at <= multilock.now() - 0.3
             assert lease.remaining() <= 4.5 - 0.3
             assert await lease.release()
             wire._sock = real
@@ -186,7 +186,7 @@ def test_an_answer_read_late_by_a_blocked_loop_counts_from_the_sending(server: R
             time.sleep(0.3)  # noqa: ASYNC251 (what no program should do on a loop)
             lease = await task
             assert lease
-            assert inner(lease)._granted.sent_at <= sent_by
+            assert inner(lease).granted.sent_at <= sent_by
             assert lease.remaining() <= 4.5 - 0.3
 
     run(main)

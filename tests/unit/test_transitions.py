@@ -72,7 +72,7 @@ def test_each_transition_leads_from_the_states_it_names_and_is_refused_in_all_ot
     client: Client, transition: str, state: int
 ) -> None:
     lease = make(client, state)
-    before = [getattr(lease, name) for name in ("_loss", "_callbacks", "_hooks", "_count")]
+    before = [getattr(lease, name) for name in ("loss", "_callbacks", "_hooks", "count")]
     answer = go(lease, transition)
     if state in TABLE[transition]:
         assert lease.stage == TABLE[transition][state]
@@ -80,7 +80,7 @@ def test_each_transition_leads_from_the_states_it_names_and_is_refused_in_all_ot
     else:
         assert answer is False
         assert lease.stage == state
-        assert before == [getattr(lease, name) for name in ("_loss", "_callbacks", "_hooks", "_count")]
+        assert before == [getattr(lease, name) for name in ("loss", "_callbacks", "_hooks", "count")]
 
 
 def test_the_table_has_every_transition() -> None:
@@ -88,7 +88,7 @@ def test_the_table_has_every_transition() -> None:
     change = {"_lost_from"}
     members = {**vars(AnyHeld), **vars(Holding), **vars(HeldSet)}
     source = {name: function for name, function in members.items() if callable(function)}
-    changing = {name for name, function in source.items() if "_state" in stored_by(function) or name in change}
+    changing = {name for name, function in source.items() if "stage" in stored_by(function) or name in change}
     changing |= {name for name, function in source.items() if change & set(function.__code__.co_names)}
     assert changing - change - {"__init__"} == set(TABLE) - {"_count_down"}
 

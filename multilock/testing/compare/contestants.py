@@ -163,7 +163,7 @@ class _Client:
 
 
 def _end_session_of(client: multilock.Client | multilock.AsyncClient, lease: Any) -> bool:
-    return lease is not None and _end_session(client._kernel.backend, lease._granted.group)
+    return lease is not None and _end_session(client._kernel.backend, lease.granted.group)
 
 
 class _Lock:

@@ -43,18 +43,19 @@ NEW, HELD, RELEASING, RELEASED, LOST = range(5)
 class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     """A lease of one lock or of several, from its grant until it is released or lost. It is never held again then."""
 
-    __slots__ = (
-        "__weakref__",
-        "_callbacks",
-        "_fenced",
-        "_hooks",
-        "_kernel",
-        "_scope",
-        "count",
-        "loss",
-        "stage",
-        "want",
-    )
+    # Each public slot has a docstring, because help() of a lease shows it. Only multilock assigns them.
+    __slots__ = {
+        "__weakref__": None,
+        "_callbacks": None,
+        "_fenced": None,
+        "_hooks": None,
+        "_kernel": None,
+        "_scope": None,
+        "count": "Acquires of this lease without their release.",
+        "loss": "The loss, if the lease was lost, otherwise None.",
+        "stage": "The stored state. `state` is computed from it and the clock.",
+        "want": "The settings of the lock object.",
+    }
 
     def __init__(self, kernel: Kernel, want: Want) -> None:
         self._kernel = kernel
@@ -332,16 +333,16 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 class Holding(AnyHeld):
     """The lease of one lock. `multilock.lease` documents its public members, none of which sends a request here."""
 
-    __slots__ = (
-        "claim",
-        "granted",
-        "granted_at",
-        "lost_at",
-        "rest_until",
-        "schedule",
-        "unsure",
-        "valid_until",
-    )
+    __slots__ = {
+        "claim": "The claim with which the backend granted the lock.",
+        "granted": "The newest proof of the backend.",
+        "granted_at": "The time of the grant.",
+        "lost_at": "The time at which the lease is lost unless a newer proof arrives.",
+        "rest_until": "The time until which the name stays taken, or None: see hold_at_least.",
+        "schedule": "The notes of the watchdog.",
+        "unsure": "Whether a request with the id of the claim was never answered.",
+        "valid_until": "The time until which no other holder can be let in.",
+    }
 
     def __init__(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> None:
         AnyHeld.__init__(self, kernel, want)  # super() would double the cost of this call

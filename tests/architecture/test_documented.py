@@ -69,7 +69,7 @@ def test_every_member_of_what_calls_return_is_documented(given: Any) -> None:
     shown = pydoc.plain(pydoc.render_doc(given))
     for name in members(given):
         static = inspect.getattr_static(given, name)
-        member = getattr(type(given), name) if isinstance(static, property) else getattr(given, name)
+        member = getattr(type(given), name) if inspect.isdatadescriptor(static) else getattr(given, name)
         doc = inspect.getdoc(member)
         assert doc, f"{name} has no docstring"
         for line in doc.splitlines():

@@ -328,7 +328,7 @@ def _content(runner: _Runner, columns: list[Column], options: Options, seed: int
     its = [column.data for column in columns]
     cells = cells_of(results.verdicts)
     command = [_program(), *map(_redacted, sys.argv[1:])]
-    piece = {
+    piece: dict[str, Any] = {
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(now() - runner.began, 3),
         "cycles": len(results.verdicts) - len(before.verdicts), "command": command,
     }  # fmt: skip

@@ -24,7 +24,7 @@ from tests.backends.etcd.kit import WITHIN, Ours
 from tests.backends.etcd.test_faults import Unsent, keys, sent
 from tests.servers_etcd import EtcdCluster, EtcdServer, etcdctl
 
-START = 30.0  # seconds for processes to start on an overloaded machine
+START = 60.0  # seconds for processes to start on an overloaded machine
 
 
 def pushed(ours: Ours, claim: Claim) -> Granted:

@@ -67,9 +67,9 @@ def _connect_shared(arguments: argparse.Namespace) -> multilock.Client:
 def _run(arguments: argparse.Namespace) -> int:
     from multilock.cli import hold
 
-    with _connect_shared(arguments) as client:
+    with hold.Signals() as signals, _connect_shared(arguments) as client:
         lock = _lock(client, arguments)
-        return hold.run(client, lock, arguments.command, arguments.timeout, arguments.taken, arguments.quiet)
+        return hold.run(client, lock, arguments.command, signals, arguments.timeout, arguments.taken, arguments.quiet)
 
 
 def _lock(client: multilock.Client, arguments: argparse.Namespace) -> multilock.DistributedLock:
@@ -86,8 +86,8 @@ def _lock(client: multilock.Client, arguments: argparse.Namespace) -> multilock.
 def _elect(arguments: argparse.Namespace) -> int:
     from multilock.cli import hold
 
-    with _connect_shared(arguments) as client:
-        return hold.elect(client, arguments.name, arguments.command, arguments.identity, arguments.grace)
+    with hold.Signals() as signals, _connect_shared(arguments) as client:
+        return hold.elect(client, arguments.name, arguments.command, signals, arguments.identity, arguments.grace)
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
-from multilock import system
-from multilock.cli.launch import inheritable_descriptors
+from multilock.cli.launch import inheritable_descriptors, strays
 from multilock.kernel.runtime import now
 
 __all__ = ["CannotStart", "Child"]
@@ -28,6 +27,9 @@ DYING = 5.0  # seconds for the kernel to end a killed process; one inside a syst
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in a shell
 
 
+Pause = Callable[..., None]  # `Signals.pause`
+
+
 class CannotStart(Exception):
     """CMD could not be run. ``code`` is the exit code that a shell would give."""
 
@@ -37,7 +39,7 @@ class CannotStart(Exception):
 
 
 class _Left(Enum):
-    """The processes left in a group."""
+    """The processes left of CMD."""
 
     NOTHING = auto()
     OURS = auto()
@@ -45,75 +47,109 @@ class _Left(Enum):
 
 
 class Child:
-    """One run of CMD. The main thread makes it and waits for it; any thread may signal or end it."""
+    """One run of CMD. Only the main thread and its signal handlers use it: nothing here needs another thread."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start CMD. Raises CannotStart."""
+        """Start the program that becomes CMD. It waits for `go`."""
+        self._command = command[0]
+        self._owner = environment.get("MULTILOCK_OWNER", "")
         self._terminal = _in_foreground()
-        self._lock = system.RLock()  # reentrant: a signal handler may interrupt the main thread while it has the lock
         self._over = False  # True when the number of the group may belong to somebody else
-        self._reaped = system.Event()
+        self._code: int | None = None
         self._ending = False
         self._zombies: set[str] = set()
         self._look_for_zombies_at = 0.0
-        report, report_end = os.pipe()
+        self._report, report_end = os.pipe()
+        os.set_blocking(self._report, False)
+        go, self._go = os.pipe()
+        self._pipes: tuple[int, ...] = (self._report, self._go)
         self._watch_end: int | None
         watch, self._watch_end = os.pipe()  # closes when this process ends, whatever the cause
         # In `cmd | less` on a terminal, the rest of the pipeline needs the foreground. CMD gets it when it asks.
         foreground = self._terminal and os.isatty(1)
-        arguments = [str(os.getpid()), str(report_end), str(watch), str(int(foreground)), *command]
-        with open(report, "rb") as told:
+        theirs = (report_end, go, watch)
+        arguments = [str(os.getpid()), *map(str, theirs), str(int(foreground)), *command]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", LAUNCH, *arguments],
+                env={**os.environ, **environment},
+                process_group=0,
+                pass_fds=(*theirs, *INHERITED.intersection(inheritable_descriptors())),
+            )
+        finally:
+            for end in theirs:
+                os.close(end)
+        self.group = self._process.pid
+
+    def go(self, seconds: Callable[[], float], pause: Pause) -> bool:
+        """Let CMD begin. Returns False if it never began, because ``seconds()`` was 0. Raises CannotStart.
+
+        ``seconds()`` returns for how long CMD may still begin. The launcher is slow on a busy machine: what was true
+        when it was started may be wrong when it is ready.
+        """
+        ready = told = False  # the launcher waits for our word, or has got it
+        while True:
+            asked_at = now()
+            if not (left := seconds()):
+                break
+            if ready:
+                with contextlib.suppress(BrokenPipeError):  # the launcher was killed
+                    os.write(self._go, str(asked_at + left).encode())
+                ready, told = False, True
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", LAUNCH, *arguments],
-                    env={**os.environ, **environment},
-                    process_group=0,
-                    pass_fds=(report_end, watch, *INHERITED.intersection(inheritable_descriptors())),
-                )
-            finally:
-                os.close(report_end)
-                os.close(watch)
-            self.group = self._process.pid
-            failed = told.read()  # returns when CMD has started, or could not
-        if failed:
-            self.wait()
-            self.close()
-            raise CannotStart(command[0], int(failed))
+                said = os.read(self._report, 16)
+            except BlockingIOError:
+                pause(left, self._report)
+                continue
+            if not said:
+                return True  # CMD runs, or its launcher was killed
+            if said != b".":
+                self.wait(pause)
+                self.close()
+                raise CannotStart(self._command, int(said))
+            ready, told = True, False
+        if told:
+            return True  # CMD may run, or be about to: the caller ends it
+        self.signal(signal.SIGKILL)
+        self.wait(pause)
+        self.close()
+        return False
 
     def signal(self, signum: int) -> bool:
         """Send ``signum`` to the whole group. Returns False if all its processes are another user's, as with sudo."""
-        with self._lock:
-            try:
-                if not self._over:
-                    os.killpg(self.group, signum)
-            except ProcessLookupError:
-                pass
-            except PermissionError:
-                return False
+        try:
+            if not self._over:
+                os.killpg(self.group, signum)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            return False
         return True
 
-    def wait(self, pause: Callable[[], None] | None = None) -> int:
-        """Wait for CMD itself. Returns its exit code, or 128 + the signal that ended it.
+    def wait(self, pause: Pause) -> int:
+        """Wait for CMD itself, and return what `poll` does."""
+        while (code := self.poll()) is None:
+            pause()
+        return code
 
-        ``pause()`` waits until a signal has come, also SIGCHLD. Without it, no signal is passed on meanwhile.
+    def poll(self) -> int | None:
+        """Return the exit code of CMD, or 128 + the signal that ended it, or None while it runs.
 
         CMD cannot be suspended from the terminal: it would keep the lock, and nobody would notice.
         """
-        while True:
-            pid, status = os.waitpid(self._process.pid, os.WUNTRACED | (os.WNOHANG if pause else 0))
-            if not pid and pause:
-                pause()
+        while self._code is None:
+            pid, status = os.waitpid(self._process.pid, os.WUNTRACED | os.WNOHANG)
+            if not pid:
+                return None
+            if os.WIFSTOPPED(status):
+                self._stopped(os.WSTOPSIG(status))
                 continue
-            if not os.WIFSTOPPED(status):
-                break
-            self._stopped(os.WSTOPSIG(status))
-        self._process.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait again
-        if not self._ending:  # CMD ended by itself: the rest of its group may live on
-            self._dismiss_watcher()
-        self._reaped.set()
-        self.leave_terminal()
-        code = self._process.returncode
-        return 128 - code if code < 0 else code
+            code = self._process.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait again
+            if not self._ending:  # CMD ended by itself: the rest of its group may live on
+                self._dismiss_watcher()
+            self.leave_terminal()
+            self._code = 128 - code if code < 0 else code
+        return self._code
 
     def _stopped(self, by: int) -> None:
         if self._terminal and by in (signal.SIGTTIN, signal.SIGTTOU):
@@ -123,57 +159,81 @@ class Child:
         self.signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """Send SIGTERM to the group."""
+        """Send SIGTERM to all processes of CMD."""
         self._ending = True
-        self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)  # a stopped process does not receive it before
+        for signum in (signal.SIGTERM, signal.SIGCONT):  # a stopped process does not receive it before
+            self._signal_all(signum)
 
-    def kill(self, kill_at: float, give_up_at: float, forbidden: Callable[[], None]) -> bool:
-        """Send SIGKILL at ``kill_at`` (on the clock `multilock.now()`) to the processes left in the group.
+    def _signal_all(self, signum: int) -> None:
+        self.signal(signum)
+        for pid in self._strays():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signum)
 
-        Returns False if processes that we may not kill are still alive at ``give_up_at``, or if the kernel does not end
-        CMD. ``forbidden`` is called as soon as only such processes are left.
+    def _strays(self) -> list[int]:
+        return strays(self._owner, self.group, os.getsid(0))
+
+    def kill(
+        self,
+        kill_at: float,
+        give_up_at: float,
+        pause: Pause,
+        forbidden: Callable[[], None] = lambda: None,
+        until: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Send SIGKILL at ``kill_at`` (on the clock `multilock.now()`) to the processes that are left.
+
+        Returns when none is left, or ``until()`` is true. Returns False if processes that we may not kill are still
+        alive at ``give_up_at``, or if the kernel does not end CMD. ``forbidden`` is called as soon as only such
+        processes are left.
         """
         told = False
         killed = False
-        while (left := self._left()) is not _Left.NOTHING:
+        while (left := self._left()) is not _Left.NOTHING and not until():
             if left is _Left.FORBIDDEN and not told:
                 told = True
                 forbidden()
-            if not killed and now() >= kill_at:
+            if now() >= kill_at:
                 killed = True
-                self.signal(signal.SIGKILL)
-            if killed and left is _Left.OURS and self._reaped.is_set():
+                self._signal_all(signal.SIGKILL)
+            if killed and left is _Left.OURS and self._code is not None and not self._strays():
                 return True  # only zombies are left, which nobody has waited for
             limit = give_up_at if left is _Left.FORBIDDEN else max(give_up_at, kill_at) + DYING
             if killed and now() >= limit:
                 return False
-            system.sleep(LOOK_EVERY if killed else max(0.0, min(LOOK_EVERY, kill_at - now())))
+            pause(LOOK_EVERY if killed else max(0.0, min(LOOK_EVERY, kill_at - now())))
         return True
 
     def _left(self) -> _Left:
-        if self._reaped.is_set():  # as process 1 we must wait for CMD's orphans
+        if self.poll() is not None:  # as process 1 we must wait for CMD's orphans
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-self.group, os.WNOHANG)[0]:
                     pass
         try:
             os.killpg(self.group, 0)
         except ProcessLookupError:
-            return _Left.NOTHING
+            living = False
         except PermissionError:
             return _Left.FORBIDDEN
-        if not self._reaped.is_set() or now() < self._look_for_zombies_at:
-            return _Left.OURS
+        else:
+            living = self._code is None or not self._only_zombies()
+        return _Left.OURS if living or self._strays() else _Left.NOTHING
+
+    def _only_zombies(self) -> bool:
+        if now() < self._look_for_zombies_at:
+            return False
         before, self._zombies = self._zombies, _zombies(self.group)
         self._look_for_zombies_at = now() + LOOK_FOR_ZOMBIES_EVERY
         # Only the same zombies twice: a process that was born during the first look is alive in the second.
-        return _Left.NOTHING if self._zombies and self._zombies == before else _Left.OURS
+        return bool(self._zombies) and self._zombies == before
 
     def close(self) -> None:
         """Send no further signal. Call it once CMD has been waited for."""
-        with self._lock:
-            self._over = True
+        self._over = True
         self._dismiss_watcher()
+        for end in self._pipes:
+            os.close(end)
+        self._pipes = ()
 
     def leave_terminal(self) -> None:
         """Take the foreground of the terminal back."""
@@ -181,12 +241,11 @@ class Child:
             _put_in_foreground(os.getpgrp())
 
     def _dismiss_watcher(self) -> None:
-        with self._lock:
-            if self._watch_end is not None:
-                with contextlib.suppress(OSError):  # the watcher was killed
-                    os.write(self._watch_end, b".")
-                os.close(self._watch_end)
-                self._watch_end = None
+        end, self._watch_end = self._watch_end, None
+        if end is not None:
+            with contextlib.suppress(OSError):  # the watcher was killed
+                os.write(end, b".")
+            os.close(end)
 
 
 def _zombies(group: int) -> set[str]:
@@ -195,7 +254,7 @@ def _zombies(group: int) -> set[str]:
     They stay as zombies under a process 1 that waits for nobody, as in some containers. Needs /proc, otherwise the set
     is empty.
     """
-    found = set()
+    found: set[str] = set()
     with contextlib.suppress(OSError):
         Path("/proc/1/stat").read_bytes()  # some machines hide the processes of other users
         for process in Path("/proc").glob("[0-9]*"):

@@ -1,8 +1,8 @@
 """The work that must be done in the child before it becomes CMD.
 
 multilock has threads, and a child forked from a threaded process cannot safely run Python. So a fresh interpreter runs
-this file as a program, which then becomes CMD: ``launch.py PARENT REPORT WATCH FOREGROUND CMD…``. It imports only the
-standard library.
+this file as a program, which then becomes CMD: ``launch.py PARENT REPORT GO WATCH FOREGROUND CMD…``. It imports only
+the standard library.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import contextlib
 import os
 import signal
 import sys
+import time
 
 PR_SET_PDEATHSIG = 1
+LOOKS = 500
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # that of `multilock.now()`
 
 
 def die_with(parent: int) -> None:
@@ -35,7 +38,7 @@ def leave_watcher(pipe: int) -> None:
     The watcher is not a child of CMD, which would not expect one. It has its own session, so that no signal to the
     group or from the terminal reaches it. It keeps nothing else open: the reader of CMD's output must see its end.
     """
-    group = os.getpgrp()
+    group, session = os.getpgrp(), os.getsid(0)
     if child := os.fork():
         os.waitpid(child, 0)
         return
@@ -50,7 +53,37 @@ def leave_watcher(pipe: int) -> None:
     if not os.read(pipe, 1):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+        kill_strays(os.environ.get("MULTILOCK_OWNER", ""), group, session)
     os._exit(0)
+
+
+def strays(owner: str, group: int, session: int) -> list[int]:
+    """Linux: return the processes that CMD started and that have left its group, as timeout(1) and ``set -m`` do.
+
+    They are in CMD's session still, and have the MULTILOCK_OWNER that only this run of CMD got. A daemon has a session
+    of its own: CMD wanted it to live on.
+    """
+    mark = f"MULTILOCK_OWNER={owner}".encode()
+    found = []
+    with contextlib.suppress(FileNotFoundError):  # no /proc
+        for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()] if owner else []:
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                if os.getsid(pid) == session and os.getpgid(pid) != group:
+                    with open(f"/proc/{pid}/environ", "rb") as environment:  # empty if it is a zombie
+                        if mark in environment.read().split(b"\0"):
+                            found.append(pid)
+    return found
+
+
+def kill_strays(owner: str, group: int, session: int) -> None:
+    """Kill what `strays` returns, until it returns nothing: one of them may just be starting another."""
+    for _ in range(LOOKS):
+        if not (pids := strays(owner, group, session)):
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def open_descriptors() -> list[int]:
@@ -77,14 +110,30 @@ def take_terminal() -> None:
         os.tcsetpgrp(0, os.getpgrp())
 
 
-def main(parent: str, report: str, watch: str, foreground: str, *command: str) -> None:
+def wait_for_go(report: int, go: int) -> None:
+    """Write a dot to ``report`` and read from ``go`` until when CMD may begin. If it is later already, ask again.
+
+    So CMD does not begin after the end of the lease, however long this process or multilock was stopped before.
+    """
+    while True:
+        os.write(report, b".")
+        until = os.read(go, 64)
+        if not until:  # multilock has ended
+            os._exit(1)
+        if time.clock_gettime(CLOCK) < float(until):
+            return
+
+
+def main(parent: str, report: str, go: str, watch: str, foreground: str, *command: str) -> None:
     """Become ``command``, in the foreground of the terminal on stdin if ``foreground`` is "1".
 
     If that fails, write the errno to the file descriptor ``report``. Success closes the descriptor.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C during the start shows no traceback
     die_with(int(parent))
     leave_watcher(int(watch))
-    for ours in (report, watch):
+    for ours in (report, go, watch):
         os.set_inheritable(int(ours), False)
     if foreground == "1":
         take_terminal()
@@ -92,6 +141,7 @@ def main(parent: str, report: str, watch: str, foreground: str, *command: str) -
         signal.signal(signum, signal.SIG_DFL)
     if os.environ.get("LISTEN_PID") == parent:  # systemd's sockets belong to the process with this number
         os.environ["LISTEN_PID"] = str(os.getpid())
+    wait_for_go(int(report), int(go))
     try:
         os.execvp(command[0], command)
     except OSError as error:

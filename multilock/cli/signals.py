@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ __all__ = ["Signalled", "Signals"]
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # A suspended multilock renews nothing, and CMD, which has its own group, would run on.
 IGNORED = (signal.SIGTSTP, signal.SIGTTOU)
-LOOK_AGAIN = 1000  # milliseconds
+LOOK_AGAIN = 1.0  # seconds
 
 
 class Signalled(BaseException):
@@ -38,6 +39,9 @@ class Target(Protocol):
 class Signals:
     """Signal handlers, installed in the main thread while the context is entered.
 
+    Enter it before the client and leave it after ``close()``: a second Ctrl-C must not end this process before it has
+    given the lock back. Outside of `end_the_wait` and `go_to`, a signal is only remembered.
+
     A signal that was ignored before stays ignored (nohup).
     """
 
@@ -45,8 +49,8 @@ class Signals:
         self._former: dict[int, Any] = {}
         self._waiting = False
         self._target: Target | None = None
-        self._pending: list[int] = []
-        self.passed_on: int | None = None  #: the last signal passed on to CMD
+        self.pending: list[int] = []  #: signals that came while nobody could obey them
+        self.passed_on: list[int] = []  #: signals passed on to CMD
 
     def __enter__(self) -> Signals:
         self._came, self._wakeup = os.pipe()
@@ -64,40 +68,47 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         for signum, former in self._former.items():
             signal.signal(signum, former)
-        signal.set_wakeup_fd(self._former_wakeup)
-        os.close(self._came)
-        os.close(self._wakeup)
+        signal.set_wakeup_fd(self._former_wakeup)  # the pipe stays open, because a thread may be calling `wake`
 
-    def pause(self) -> None:
-        """Wait until a signal comes, or the end of a child; return at once if one came since the last call.
+    def wake(self) -> None:
+        """Have `pause` return. Any thread may call this. It never waits, and needs no other thread."""
+        with contextlib.suppress(BlockingIOError):  # full, so it returns anyway
+            os.write(self._wakeup, b"\0")
+
+    def pause(self, seconds: float = LOOK_AGAIN, *descriptors: int) -> None:
+        """Wait at most ``seconds`` until a signal comes, the end of a child, a `wake`, or input on ``descriptors``.
+
+        Returns at once if a signal or a `wake` came since the last call.
 
         Python runs a handler between two of its own instructions. If a signal comes just as a system call begins, the
         handler waits for the end of that call, and a call that waits for CMD may never end. Nothing comes if SIGCHLD is
-        blocked, as it is for a child of some supervisors: so this returns after a second in any case.
+        blocked, as it is for a child of some supervisors: so the caller must look at CMD itself after each call.
         """
         waits = system.poll()
-        waits.register(self._came, system.POLLIN)
-        waits.poll(LOOK_AGAIN)
+        for descriptor in (self._came, *descriptors):
+            waits.register(descriptor, system.POLLIN)
+        waits.poll(math.ceil(min(seconds, LOOK_AGAIN) * 1000))
         with contextlib.suppress(BlockingIOError):
             os.read(self._came, 4096)
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self._target is not None:
-            self.passed_on = signum
+            self.passed_on.append(signum)
             if not self._target.signal(signum):
                 say(f"{signal.Signals(signum).name} cannot be passed on to CMD, whose processes belong to another user")
         elif self._waiting:
+            self._waiting = False  # a second exception would interrupt what cleans up after the first
             raise Signalled(signum)
         else:
-            self._pending.append(signum)
+            self.pending.append(signum)
 
     @contextlib.contextmanager
     def end_the_wait(self) -> Iterator[None]:
         """Have a signal raise Signalled inside this context. One that came earlier raises it at once."""
         self._waiting = True
         try:
-            if self._pending:
-                raise Signalled(self._pending[0])
+            if self.pending:
+                raise Signalled(self.pending[0])
             yield
         finally:
             self._waiting = False
@@ -107,8 +118,8 @@ class Signals:
         """Pass signals on to ``target`` inside this context, and those that came while the target was being made."""
         self._target = target
         try:
-            while self._pending:
-                self._handle(self._pending.pop(0), None)
+            while self.pending:
+                self._handle(self.pending.pop(0), None)
             yield
         finally:
             self._target = None

@@ -116,8 +116,8 @@ class Runtime(Protocol):
     def spawn(self, run: Callable[[], None], name: str) -> None:
         """Run ``run()`` once on a thread of its own. If the operating system refuses it, try again until it starts."""
 
-    def workers(self, name: str, limit: int) -> Workers:
-        """Make a pool of at most ``limit`` threads."""
+    def workers(self, name: str, limit: int, or_here: bool = False) -> Workers:
+        """Make a pool of at most ``limit`` threads: see `multilock.kernel.workers.ThreadWorkers`."""
 
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
         """Make a ticking thread that calls ``step()``, and ``died(error)`` if that raises."""
@@ -180,8 +180,8 @@ class Threads:
     def spawn(self, run: Callable[[], None], name: str) -> None:
         start_worker(run, name, once=True)
 
-    def workers(self, name: str, limit: int) -> Workers:
-        return ThreadWorkers(self.spawn, name, limit)
+    def workers(self, name: str, limit: int, or_here: bool = False) -> Workers:
+        return ThreadWorkers(self.spawn, name, limit, or_here)
 
     def killer(self) -> Killer:
         return KillingTimer(system.CLOCK)

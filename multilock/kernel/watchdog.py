@@ -192,10 +192,15 @@ class Watchdog:
             tell.at_risk(lease)
 
     def carry(self, group: Hashable, job: Callable[[], None]) -> None:
-        """Run a renewal on the threads of its group."""
+        """Run a renewal on the threads of its group. Called by the ticking thread.
+
+        If the operating system refuses all of these, the ticking thread renews. It then looks late at other deadlines
+        if the backend hangs, but a lost callback would find no thread either.
+        """
         carriers = self._carriers.get(group)
         if carriers is None:
-            carriers = self._carriers[group] = self._kernel.runtime.workers("multilock-renew", CARRIERS)
+            carriers = self._kernel.runtime.workers("multilock-renew", CARRIERS, or_here=True)
+            self._carriers[group] = carriers
         carriers.submit(job)
 
     # The renewing threads

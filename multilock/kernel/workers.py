@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from multilock import system
 from multilock.kernel.interrupts import surely
+from multilock.kernel.worker import is_any_missing
 
 __all__ = ["ThreadWorkers"]
 
@@ -13,18 +14,23 @@ IDLE = 15.0  # seconds, longer than the default renewal period, so that a thread
 
 
 class ThreadWorkers:
-    """At most ``limit`` threads that take jobs in order of arrival. ``submit`` never blocks. Jobs must not raise.
+    """At most ``limit`` threads that take jobs in order of arrival. ``submit`` does not block. Jobs must not raise.
 
     If the operating system refuses a thread, it counts as one that comes late: ``spawn`` starts it as soon as possible.
+    With ``or_here``, `submit` itself runs a job meanwhile if no other thread of the pool runs.
     """
 
-    def __init__(self, spawn: Callable[[Callable[[], None], str], None], name: str, limit: int) -> None:
+    def __init__(
+        self, spawn: Callable[[Callable[[], None], str], None], name: str, limit: int, or_here: bool = False
+    ) -> None:
         self._spawn = spawn
         self._name = name
         self._limit = limit
         self._jobs: system.SimpleQueue[Callable[[], None] | None] = system.SimpleQueue()
         self._lock = system.RLock()
+        self._or_here = or_here
         self._threads = 0
+        self._running = 0  # threads without those that the operating system refuses
         self._idle = 0  # waiting threads without a job on its way; `submit` reserves one by counting down
         self._backlog = 0  # jobs that were submitted while no thread was free
         self._closed = False
@@ -51,6 +57,26 @@ class ThreadWorkers:
                     self._threads -= 1
                     self._backlog += 1
                 raise
+        if self._or_here and not self._running and is_any_missing():
+            self._do_here()
+
+    def _do_here(self) -> None:
+        try:
+            job = self._jobs.get_nowait()
+        except system.Empty:
+            return
+        if job is None:  # for the thread
+            self._jobs.put(None)
+            return
+        job()
+        self._job_done()
+
+    def _job_done(self) -> None:
+        with self._lock:
+            if self._backlog:
+                self._backlog -= 1
+            else:
+                self._idle += 1
 
     def close(self) -> None:
         """End the threads after the jobs that were submitted already."""
@@ -61,6 +87,15 @@ class ThreadWorkers:
             self._jobs.put(None)
 
     def _run(self) -> None:
+        with self._lock:
+            self._running += 1
+        try:
+            self._do_jobs()
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _do_jobs(self) -> None:
         while True:
             try:
                 job = self._jobs.get(timeout=IDLE)
@@ -75,8 +110,4 @@ class ThreadWorkers:
                 return
             job()
             del job  # an idle thread keeps nothing alive
-            with self._lock:
-                if self._backlog:
-                    self._backlog -= 1
-                else:
-                    self._idle += 1
+            self._job_done()

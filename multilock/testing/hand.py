@@ -96,7 +96,7 @@ class HandRuntime:
         else:
             self._run_soon(run, self._spawned)
 
-    def workers(self, name: str, limit: int) -> Workers:
+    def workers(self, name: str, limit: int, or_here: bool = False) -> Workers:
         """Return workers that run their jobs in the calling thread."""
         return HandWorkers(self)
 

@@ -317,7 +317,132 @@ def test_a_signal_that_was_ignored_stays_ignored(start: Start, sqlite_url: str) 
     assert process.wait(WITHIN) == 3
 
 
+def _python_with(code: str, folder: Path) -> dict[str, str]:
+    """Return an environment in which multilock runs ``code`` first, but not its launcher, nor a test."""
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{environment()['PYTHONPATH']}"}
+
+
+def test_the_lock_is_given_back_although_signals_come_at_the_worst_moments(
+    start: Start, sqlite_url: str, tmp_path: Path
+) -> None:
+    """The first as the lock is granted, the second as the client is about to close."""
+    code = """
+import os, signal
+from multilock.client import Client
+from multilock.kernel.core import Kernel
+
+def after(method, before=lambda: None):
+    def call(*args, **more):
+        before()
+        result = method(*args, **more)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return result
+    return call
+
+Kernel.adopt = after(Kernel.adopt)
+Client.close = after(Client.close, lambda: os.kill(os.getpid(), signal.SIGTERM))
+"""
+    env = _python_with(code, tmp_path)
+    process = start("run", "job", "--ttl", "600", "--url", sqlite_url, "--", "echo", "ran", env=env)
+    assert process.wait(WITHIN) == 128 + signal.SIGTERM
+    with multilock.connect(sqlite_url) as client:
+        assert client.inspect("job") is None
+
+
 # ---- a lock that is lost
+
+
+@pytest.mark.parametrize("end", ["signal", "loss"])
+def test_a_command_whose_launcher_is_stopped_never_runs_after_a_signal_or_a_loss(
+    start: Start, sqlite_url: str, tmp_path: Path, end: str
+) -> None:
+    process = start("run", "job", "--ttl", TTL, "--url", sqlite_url, "--", "touch", str(tmp_path / "ran"))
+    found: list[int] = []
+
+    def launcher() -> bool:
+        found.extend(pid for pid in _children(process.pid) if "launch.py" in _words(pid))
+        return bool(found)
+
+    until(launcher)
+    os.kill(found[0], signal.SIGSTOP)
+    if "launch.py" not in _words(found[0]):  # it was too fast
+        os.kill(found[0], signal.SIGCONT)
+        pytest.skip("the command ran before its launcher could be stopped")
+    with multilock.connect(sqlite_url) as client:
+        if end == "signal":
+            process.terminate()
+        else:
+            client.force_release("job")
+        assert process.wait(WITHIN) == (128 + signal.SIGTERM if end == "signal" else 76)
+        assert gone(found[0])
+        client.lock("job").acquire(timeout=WITHIN).release()
+    assert not (tmp_path / "ran").exists()
+
+
+def _children(parent: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    return []
+
+
+def _words(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def test_a_lost_lock_ends_the_command_although_no_thread_can_be_started(
+    start: Start, sqlite_url: str, tmp_path: Path
+) -> None:
+    """As at a limit of processes that the command itself has used up."""
+    code = """
+import _thread, os
+
+def refusing(start):
+    def call(*args, **more):
+        if os.path.exists("refuse"):
+            raise RuntimeError("can't start new thread")
+        return start(*args, **more)
+    return call
+
+for name in ("start_new_thread", "start_joinable_thread"):
+    if hasattr(_thread, name):
+        setattr(_thread, name, refusing(getattr(_thread, name)))
+"""
+    env = _python_with(code, tmp_path)
+    script = f"touch refuse; echo $$; {STUBBORN}"
+    process = start("run", "job", "--ttl", TTL, "--url", sqlite_url, "--", "sh", "-c", script, env=env)
+    pid = int(line_of(process))
+    with multilock.connect(sqlite_url) as client:
+        client.force_release("job")
+    assert process.wait(WITHIN) == 76
+    assert gone(pid)
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert "lost the lock 'job'" in said
+    assert "ending sh" in said
+
+
+@pytest.mark.parametrize("end", ["loss", "kill"])
+def test_a_command_that_timeout_moved_to_another_group_ends_with_the_lock_and_with_multilock(
+    start: Start, sqlite_url: str, end: str
+) -> None:
+    moved = f"timeout 600 sh -c {shlex.quote(f'echo $$; {STUBBORN}')}; true"
+    process = start("run", "job", "--ttl", TTL, "--url", sqlite_url, "--", "sh", "-c", moved)
+    pid = int(line_of(process))
+    assert line_of(process) == "ready"
+    try:
+        if end == "kill":
+            process.kill()
+        else:
+            with multilock.connect(sqlite_url) as client:
+                client.force_release("job")
+            assert process.wait(WITHIN) == 76
+        until(lambda: gone(pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_lost_lock_ends_the_command_and_gives_76(start: Start, url: str, client: multilock.Client) -> None:

@@ -8,12 +8,13 @@ import signal
 import time
 from itertools import starmap
 from operator import call
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from multilock.cli.child import Child
-from multilock.cli.signals import Signals
+from multilock.cli.signals import Signalled, Signals
 
 
 def test_a_signal_that_comes_as_the_wait_for_the_command_begins_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,15 +31,51 @@ def test_a_signal_that_comes_as_the_wait_for_the_command_begins_is_passed_on(mon
         _, status = starmap(call, [(raise_signal, signal.SIGTERM), (wait, pid, options)])
         return cast("tuple[int, int]", status)
 
-    child = Child(["sleep", "20"], {})
     began = time.monotonic()
-    with Signals() as signals, signals.go_to(child):
-        monkeypatch.setattr(os, "waitpid", interrupted)
-        assert child.wait(signals.pause) == 128 + signal.SIGTERM
-        child.close()
+    with Signals() as signals:
+        child = Child(["sleep", "20"], {})
+        assert child.go(lambda: 60.0, signals.pause)
+        with signals.go_to(child):
+            monkeypatch.setattr(os, "waitpid", interrupted)
+            assert child.wait(signals.pause) == 128 + signal.SIGTERM
+            child.close()
     assert time.monotonic() - began < 15
-    assert signals.passed_on == signal.SIGTERM
+    assert signals.passed_on == [signal.SIGTERM]
     assert times == []
+
+
+def test_a_command_does_not_begin_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first word to begin comes too late, because the launcher was stopped. There is no second one."""
+    read = os.read
+    asked: list[bytes] = []
+
+    def counted(descriptor: int, size: int) -> bytes:
+        if (said := read(descriptor, size)) == b".":
+            asked.append(said)
+        return said
+
+    monkeypatch.setattr(os, "read", counted)
+    with Signals() as signals:
+        child = Child(["touch", str(tmp_path / "ran")], {})
+        assert not child.go(lambda: 0.0 if len(asked) > 1 else 1e-9, signals.pause)
+    assert len(asked) == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_second_signal_does_not_interrupt_the_clean_up_after_the_first() -> None:
+    ended: list[str] = []
+
+    def interrupted_twice() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            ended.append("cleaned up")
+
+    with Signals() as signals, pytest.raises(Signalled), signals.end_the_wait():
+        interrupted_twice()
+    assert ended == ["cleaned up"]
+    assert signals.pending == [signal.SIGINT]
 
 
 def test_what_was_done_with_signals_before_is_done_again_after() -> None:

@@ -46,6 +46,19 @@ def test_a_lock_whose_renewal_finds_no_thread_is_renewed_when_there_is_one(
     assert threads["multilock-renew"] == 0
 
 
+def test_a_lock_is_renewed_although_no_further_thread_can_be_started(
+    client: Client, backend: Scripted, threads: dict[str, int]
+) -> None:
+    losses = Losses()
+    lease = client.lock("n", on_lost=losses).acquire()
+    threads.update(dict.fromkeys(("multilock-renew", "multilock-watch", "multilock-log"), 10_000))
+    eventually(lambda: len(backend.called("renew")) >= 4, within=10)
+    assert (lease.is_held(), losses.calls) == (True, [])
+    threads.clear()
+    eventually(client.is_healthy)
+    eventually(lambda: len(backend.called("renew")) >= 6, within=10)
+
+
 def test_an_acquire_without_a_watchdog_asks_nobody_and_says_so(
     client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:

@@ -17,9 +17,9 @@ from operator import methodcaller
 from queue import Empty, Queue, SimpleQueue
 from random import choice, uniform
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
-from threading import TIMEOUT_MAX, Condition, Event, Lock, RLock, Thread, current_thread, get_ident, local
+from threading import TIMEOUT_MAX, Condition, Event, Lock, RLock, Thread, current_thread, get_ident, local, main_thread
 from time import sleep
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "CLOCK",
@@ -32,14 +32,17 @@ __all__ = [
     "Empty",
     "Event",
     "Lock",
+    "LockBell",
     "Queue",
     "RLock",
     "SimpleQueue",
+    "Taking",
     "Thread",
     "choice",
     "current_thread",
     "get_ident",
     "host",
+    "is_interruptible",
     "is_owned",
     "local",
     "now",
@@ -48,6 +51,7 @@ __all__ = [
     "pid",
     "poll",
     "sleep",
+    "take",
     "uniform",
     "urandom",
     "wall",
@@ -113,6 +117,78 @@ def patched_late() -> str | None:
 
 pid = os.getpid
 urandom = os.urandom
+
+
+T = TypeVar("T")
+
+
+def take(source: Callable[[bool, float], T], seconds: float, into: list[T]) -> None:
+    """Append to ``into`` what ``source`` gives: ``lock.acquire`` or ``queue.get``. Wait at most so many seconds.
+
+    An interrupt (Ctrl-C, a signal handler that raises) arrives when a call returns or a Python function begins. So
+    after ``taken = lock.acquire()`` it could come between the acquire and the ``try`` that releases the lock, and the
+    lock would stay taken forever. Here no interrupt comes between the acquire and the record of it, because C code does
+    both. So call this inside of the ``try``, and let the ``finally`` give back what ``into`` shows, by a single call.
+    """
+    into += map(source, [True], [max(0.0, seconds)])
+
+
+class Taking:
+    """Hold a lock in ``with Taking(lock, seconds, refusal):``. If it is not free in time, raise ``refusal()``.
+
+    An interrupt at any moment leaves the lock either held in the block or free, as with ``with lock:``, which has no
+    time limit. See `take` for the acquire. The release is the lock's own ``__exit__``, because an interrupt could also
+    come when a function of ours begins.
+    """
+
+    __slots__ = ("__exit__", "_lock", "_refusal", "_seconds")
+
+    __exit__: Callable[..., None]
+
+    def __init__(self, lock: Any, seconds: float, refusal: Callable[[], Exception]) -> None:
+        self._lock = lock
+        self._seconds = seconds
+        self._refusal = refusal
+        self.__exit__ = lock.__exit__
+
+    def __enter__(self) -> None:
+        taken: list[bool] = []
+        taken += map(self._lock.acquire, [True], [max(0.0, self._seconds)])  # not `take`, so that no call is left here
+        if taken != [True]:
+            raise self._refusal()
+
+
+def is_interruptible() -> bool:
+    """Return whether an interrupt can arrive in this thread: CPython runs signal handlers in the main thread only.
+
+    Under gevent or eventlet they run in any greenlet, so no other one is safer, and this returns False.
+    """
+    return get_ident() == main_thread().ident and _PATCHED_BY is None
+
+
+class LockBell:
+    """A bell made of a lock, which is free while the bell has rung.
+
+    It takes two thirds of the time of `threading.Event`. It is safe in a signal handler, and an interrupt of the thread
+    that waits cannot break it.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        """End the wait, or the next one if nobody waits now."""
+        try:
+            self._lock.release()
+        except RuntimeError:  # it has rung already
+            return
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for so many seconds; return whether it rang."""
+        return self._lock.acquire(timeout=max(min(seconds, TIMEOUT_MAX), 0.0))
 
 
 def host() -> str:

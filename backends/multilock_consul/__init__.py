@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import consul.base
 
-from multilock import BackendUnavailable, ConfigurationError, MultilockError
+from multilock import BackendUnavailable, ConfigurationError
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import (
     TLS_FILES,
@@ -282,12 +282,14 @@ class ConsulBackend:
     def close(self) -> None:
         self._listener.close()
         until = self._agents.now() + CLOSE_WITHIN
-        for session in self._sessions.close():
-            if (left := until - self._agents.now()) <= 0:
-                break
-            with suppress(MultilockError):  # the session expires
-                self._sessions.destroy(session, left)
-        self._agents.close()
+        try:
+            for session in self._sessions.close():
+                if (left := until - self._agents.now()) <= 0:
+                    break
+                with suppress(Exception):  # the session expires
+                    self._sessions.destroy(session, left)
+        finally:
+            self._agents.close()
 
     def _session_exists(self, session_id: str, within: float) -> bool:
         return self._sessions.exists(session_id, within)

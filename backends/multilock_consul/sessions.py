@@ -171,8 +171,8 @@ class Sessions:
         with self._lock:
             if claim.id in session.cancelled:
                 return False
+            self._holding[claim.id] = session  # first, because `cancel` finds by it what an interrupt left half done
             session.held.add(claim.id)
-            self._holding[claim.id] = session
             return True
 
     def _enter(self, claim: Claim, until: float) -> Session:
@@ -186,8 +186,8 @@ class Sessions:
                 self.renew(session, until - self._now())
             with self._lock:
                 if not session.ended:
-                    session.open.append(claim.id)
                     self._open.setdefault(claim.id, []).append(session)
+                    session.open.append(claim.id)
                     if claim.id in self._cancelled:  # the attempt waited for a thread longer than its caller did
                         self._look_after(session, claim)
                     return session
@@ -210,22 +210,24 @@ class Sessions:
                 session.cancelled.pop(claim.id, None)
 
     def _forget_open(self, session: Session, claim_id: str) -> None:
-        sessions = self._open[claim_id]
-        sessions.remove(session)
+        """Forget one request of the claim. An interrupt between its two records may have left only one of them."""
+        sessions = self._open.get(claim_id, [])
+        if session in sessions:
+            sessions.remove(session)
         if not sessions:
-            del self._open[claim_id]
+            self._open.pop(claim_id, None)
+
+    def _forget_all(self, session: Session, claim_id: str) -> None:
+        while session in self._open.get(claim_id, ()):
+            self._forget_open(session, claim_id)
 
     # The life of a session
 
     def _make(self, claim: Claim, until: float) -> Session:
-        if not self._making.acquire(timeout=max(until - self._now(), 0.0)):
-            raise BackendUnavailable("no session was made in time", unknown=False, backend="consul")
-        try:
+        with system.Taking(self._making, until - self._now(), _not_made):
             if session := self._find(claim):
                 return session
             session = self._create(claim, until)
-        finally:
-            self._making.release()
         self._notices.group(session.id, session.ttl, session.ttl / 3)
         return session
 
@@ -361,8 +363,9 @@ class Sessions:
             self._over.append(session.id)
             self._by_id.pop(session.id, None)
             for claim_id in session.open:
-                self._forget_open(session, claim_id)
                 self._ended_unanswered.setdefault(claim_id, []).append(session.id)
+            for claim_id in {*session.open, *session.cancelled}:
+                self._forget_all(session, claim_id)
             session.open.clear()
             for claim_id in session.held | session.leaving:
                 self._holding.pop(claim_id, None)
@@ -533,9 +536,8 @@ class Sessions:
                 del session.rests[claim_id]
             for claim_id in [claim_id for claim_id, until in session.cancelled.items() if until <= now]:
                 del session.cancelled[claim_id]
-                while claim_id in session.open:
-                    session.open.remove(claim_id)
-                    self._forget_open(session, claim_id)
+                session.open = [each for each in session.open if each != claim_id]
+                self._forget_all(session, claim_id)
 
     def close(self) -> list[Session]:
         """Close this object; return the sessions that must be destroyed.
@@ -546,6 +548,10 @@ class Sessions:
         with self._lock:
             self._closed = True
             return [session for session in self._by_id.values() if not session.rests]
+
+
+def _not_made() -> BackendUnavailable:
+    return BackendUnavailable("no session was made in time", unknown=False, backend="consul")
 
 
 def shows(response: Response, session_id: str) -> bool:

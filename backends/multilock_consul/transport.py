@@ -171,16 +171,16 @@ class Agents:
         if urgent:
             return self._exchange(method, target, within, body)
         deadline = self.now() + within
-        room = None
+        room: list[bool] = []
         try:
-            room = self._room.get(timeout=max(within, 0.001))
+            system.take(self._room.get, within, room)
             return self._exchange(method, target, deadline - self.now(), body)
         except system.Empty:
             why = f"all {AT_A_TIME} requests that one client may send at a time were under way"
             raise BackendUnavailable(why, unknown=False, backend="consul") from None
         finally:
             if room:
-                self._room.put(room)
+                self._room.put(True)
 
     def _exchange(self, method: str, target: str, within: float, body: bytes) -> Answer:
         start = self.now()

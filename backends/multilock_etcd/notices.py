@@ -207,8 +207,9 @@ class EtcdWatcher:
         with self._lock:
             if self._outbox:
                 self._outbox.put(None)
-            if self._call:
-                self._call.cancel()
+            call = self._call
+        if call:
+            self._transport.end(call)
 
     def _add(
         self,

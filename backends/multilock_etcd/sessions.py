@@ -66,12 +66,8 @@ class EtcdSessions:
         if session and not self._is_over(session):
             return session
         deadline = self._now() + within
-        if not self._granting.acquire(timeout=max(0.0, within)):
-            raise BackendUnavailable(f"{self._transport.name} did not grant a lease in time", unknown=False)
-        try:
+        with system.Taking(self._granting, within, self._not_granted):
             return self._renewed_or_new(claim.ttl, deadline)
-        finally:
-            self._granting.release()
 
     def keep_alive(self, lease: Hashable, within: float) -> EtcdSession | None:
         """Extend this lease. Returns None if the server has reported that it ended."""
@@ -164,6 +160,9 @@ class EtcdSessions:
             self._shared[ttl] = session
             self._notices.group(session.lease, session.ttl, session.ttl / RENEWALS)
         return session
+
+    def _not_granted(self) -> BackendUnavailable:
+        return BackendUnavailable(f"{self._transport.name} did not grant a lease in time", unknown=False)
 
     def _is_over(self, session: EtcdSession) -> bool:
         return self._now() >= session.sent_at + session.ttl

@@ -31,6 +31,7 @@ from multilock import BackendRejected, BackendUnavailable, ConfigurationError, M
 from multilock.backend import start_worker
 from multilock.options import NO_TLS
 from multilock_etcd import wire
+from multilock_etcd.aside import Aside
 
 __all__ = ["Cluster", "EtcdTransport", "LeaseMissing", "Method", "TooMuch", "calls", "refuse_eventlet"]
 
@@ -41,6 +42,7 @@ SILENCE_COUNTS = 5.0  # seconds after a silence in which close() does not wait f
 OURS = "Locally cancelled by application"  # gRPC's message for a stream that this client ended
 READER = "_run_channel_spin_thread"  # gRPC's function that starts the thread which reads a channel's events
 READER_AGAIN = 0.1  # seconds between two tries to start that thread
+CLOSE_WITHIN = 1.0  # seconds for gRPC to close its channels, which it normally does at once
 PREPARE_WITHIN = 5.0  # seconds for the login, if the request itself has no time limit
 
 _OPTIONS = (
@@ -176,6 +178,10 @@ class _BehindALogin(BackendUnavailable):
     """The login of another thread used up the time of this request."""
 
 
+def _behind_a_login() -> _BehindALogin:
+    return _BehindALogin("another thread still waits for etcd to issue a token", unknown=False)
+
+
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
@@ -258,6 +264,7 @@ class EtcdTransport:
         self._connections: list[_Connection | None] = [None] * len(cluster.targets)
         self._login = _Login(cluster)
         self._closed = False
+        self._aside = Aside()
         _traffic.add(self)
 
     @property
@@ -282,6 +289,9 @@ class EtcdTransport:
         If the request was certainly not executed, this tries the next endpoint or logs in again. Raises `LeaseMissing`
         besides what `Backend` specifies.
         """
+        return self._aside(partial(self._call, method, request, within), within)
+
+    def _call(self, method: Method, request: Any, within: float) -> tuple[Any, float]:
         deadline = self._now() + within
         tries = len(self._cluster.targets)
         relogin = True
@@ -317,18 +327,22 @@ class EtcdTransport:
         the error."""
         share = within / len(self._connections)
         for number, target in enumerate(self._cluster.targets):
-            connection = self._use(number)
-            until = self._now() + share
-            try:
-                metadata = self._prepared(connection, until)
-                yield target, connection.invoke(method, request, until - self._now(), metadata)
-            except (grpc.RpcError, MultilockError) as error:
-                failure = _translate(error, f"etcd {target}")
-                if failure is not error:
-                    failure.__cause__ = error
-                yield target, failure
-            finally:
-                self._leave(connection)
+            yield target, self._aside(partial(self._call_one, number, method, request, share), share)
+
+    def _call_one(self, number: int, method: Method, request: Any, within: float) -> Any:
+        """Send a request to one endpoint; return the reply or the error."""
+        connection = self._use(number)
+        until = self._now() + within
+        try:
+            metadata = self._prepared(connection, until)
+            return connection.invoke(method, request, until - self._now(), metadata)
+        except (grpc.RpcError, MultilockError) as error:
+            failure = _translate(error, connection.name)
+            if failure is not error:
+                failure.__cause__ = error
+            return failure
+        finally:
+            self._leave(connection)
 
     @contextmanager
     def watch(self, requests: Iterator[Any]) -> Iterator[Any]:
@@ -357,11 +371,21 @@ class EtcdTransport:
         finally:
             self._leave(connection)
 
+    def end(self, stream: Any) -> None:
+        """End a watch stream."""
+        self._aside(stream.cancel, CLOSE_WITHIN)
+
     def token_over(self) -> None:
         """Log in again before the next request: a watch was denied, perhaps because of an old token."""
         self._login.forget()
 
     def close(self) -> None:
+        try:
+            self._aside(self._close, CLOSE_WITHIN)
+        finally:
+            self._aside.close()
+
+    def _close(self) -> None:
         with self._lock:
             self._closed = True
             connections, self._connections = self._connections, [None] * len(self._connections)
@@ -596,14 +620,10 @@ class _Login:
         return True
 
     def _authenticate(self, ask: Callable[[Method, Any], Any], within: float) -> Sequence[tuple[str, str]]:
-        if not self._asking.acquire(timeout=max(within, 0.0)):
-            raise _BehindALogin("another thread still waits for etcd to issue a token", unknown=False)
-        try:
+        with system.Taking(self._asking, within, _behind_a_login):
             if (known := self.known) is None:
                 known = self.known = self.base + self._token(ask)
             return known
-        finally:
-            self._asking.release()
 
     def _token(self, ask: Callable[[Method, Any], Any]) -> tuple[tuple[str, str], ...]:
         request = wire.AuthenticateRequest(name=self._user, password=self._password or "")

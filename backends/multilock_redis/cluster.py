@@ -196,7 +196,7 @@ class ClusterBackend:
         taken: list[bool] = []
         try:
             if hanging is not None:
-                taken += map(hanging.acquire, [False])
+                system.take(hanging.acquire, 0.0, taken)
                 if taken != [True]:
                     why = f"{address} has not answered another renewal yet"
                     return [BackendUnavailable(why, unknown=False, backend="redis")] * len(held)

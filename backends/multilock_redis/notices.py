@@ -71,9 +71,6 @@ class Listener:
         self._again_at, self._again_in = 0.0, FIRST_AGAIN  # when a refused one is tried again, and the pause after that
         self._subscription = f"subscription to {endpoint.name}"
         self._tracking = f"tracked connection to {endpoint.name}"
-        # An interrupt (Ctrl-C) arrives when a call returns or a Python function begins. So `taken += map(lock.acquire,
-        # …)` takes these two locks: no interrupt can arrive between the acquire and the record of it. A `finally` then
-        # releases them by a single call. Otherwise an interrupt could leave a lock taken forever.
         self._starting = system.Lock()
         self._subscribed: Wire | None = None
         self._subscriber = 0  # the connection's id at the server; 0 if it cannot receive changes
@@ -90,18 +87,11 @@ class Listener:
     def listen(self, within: float) -> None:
         """Subscribe, unless that is done. Raises BackendUnavailable (nothing was executed) without a reply."""
         deadline = self._now() + within
-        taken: list[bool] = []
-        try:
-            taken += map(self._starting.acquire, [True], [max(0.0, within)])
-            if taken != [True]:
-                raise self._silence("subscribing takes too long")
+        with system.Taking(self._starting, within, lambda: self._silence("subscribing takes too long")):
             if not self.listening and not self._closed.is_set():
                 wire = self._subscribe(deadline - self._now())
                 start_worker(lambda: self._run(wire), "multilock-redis-notices")
                 self.listening = True
-        finally:
-            if taken == [True]:
-                self._starting.release()
 
     def watch(self, held: Sequence[Held], within: float) -> None:
         """Report when one of these claims does not hold its name, now or later."""
@@ -142,7 +132,7 @@ class Listener:
         owners: list[Owner] = []
         before: list[Before] = []
         try:
-            taken += map(self._using_tracked.acquire, [False])
+            system.take(self._using_tracked.acquire, 0.0, taken)
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
                 yield self._connections.exchange
@@ -369,24 +359,18 @@ class Listener:
         A tracked connection that is broken or silent is replaced at once, and every name is read.
         """
         deadline = self._now() + within
-        taken: list[bool] = []
         try:
-            taken += map(self._using_tracked.acquire, [True], [max(0.0, within)])
-            if taken != [True]:
-                raise self._silence("the tracked connection is busy")
-            before = self._tracked
-            try:
-                looked = self._look_within(names, min(within / 2, LOOK_WITHIN) if before else within)
-            except BackendUnavailable:
-                if before is None or not self._subscriber:
-                    raise
-                looked = self._look_within(None, deadline - self._now())
+            with system.Taking(self._using_tracked, within, lambda: self._silence("the tracked connection is busy")):
+                before = self._tracked
+                try:
+                    looked = self._look_within(names, min(within / 2, LOOK_WITHIN) if before else within)
+                except BackendUnavailable:
+                    if before is None or not self._subscriber:
+                        raise
+                    looked = self._look_within(None, deadline - self._now())
         except BackendRejected as error:
             self._refuse("changes", f"{UNTRACKED}: {error}")
             return
-        finally:
-            if taken == [True]:
-                self._using_tracked.release()
         self._tell(looked)
 
     def _look_within(self, names: Iterable[str] | None, within: float) -> list[tuple[Before, Owner]]:

@@ -116,7 +116,7 @@ class Topology:
             if self._good():
                 return self._present()
             wait = self._table is None
-            taken += map(self._looking.acquire, [wait], [max(0.0, within) if wait else -1])
+            system.take(self._looking.acquire, within if wait else 0.0, taken)
             if taken == [True] and not self._good():
                 self._look(deadline)
             return self._present()

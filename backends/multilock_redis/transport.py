@@ -447,14 +447,17 @@ class Endpoint:
                 _close_late(result)
 
         outcome: Wire | BaseException
+        worker = None
         try:
-            permit += map(permits.get, [True], [within])  # in the way that `Listener` takes its locks
-            # The thread gives the permit back, even if this call is interrupted.
-            start_worker(dial, "multilock-redis-connect", once=True, or_here=True)
+            system.take(permits.get, within, permit)
+            # The thread gives the permit back, even if this call is interrupted after the thread was started.
+            worker = start_worker(dial, "multilock-redis-connect", once=True, or_here=True)
             outcome = result.get(timeout=max(0.0, deadline - now()))
         except system.Empty:
             outcome = TimeoutError(f"not connected within {within:g} s")
         finally:
+            if worker is None:  # no thread was started, or it gives back what this finds given back already
+                give_back()
             done.set()
             _close_late(result)
         if isinstance(outcome, Wire):

@@ -408,8 +408,10 @@ def _stop_all(deadline: float) -> bool:
     After that no connection can be opened until `_go_on`.
     """
     global _forking
-    if _opening.acquire(timeout=max(0.0, deadline - system.now())):
-        _forking = system.get_ident()
+    me, taken = system.get_ident(), list[bool]()
+    system.take(_opening.acquire, deadline - system.now(), taken)
+    if True in taken:  # no call, so no interrupt comes before the record of whose lock it is
+        _forking = me
     until = min(deadline, system.now() + FORK_STOP)
     while _close_idle():
         if system.now() >= until:
@@ -479,3 +481,4 @@ def _after_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+os.register_at_fork(after_in_parent=_after_in_parent)  # again: an interrupt may have ended the first one

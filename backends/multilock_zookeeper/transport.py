@@ -47,8 +47,6 @@ DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts together; kazoo woul
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
-# Either nothing was executed, or it was executed in a session whose nodes are gone.
-_NOT_EXECUTED = (foreign.SessionExpiredError, foreign.ThrottledOpError)
 # The leader decides on these in the order of all writes, so such a refusal proves the session like a write.
 _ORDERED_REFUSALS = (foreign.NoAuthError, foreign.QuotaExceededError)
 _REFUSED: Mapping[type[Exception], str] = {
@@ -59,6 +57,20 @@ _REFUSED: Mapping[type[Exception], str] = {
     foreign.UnimplementedError: "ZooKeeper 3.5 or later is needed",
     foreign.NoChildrenForEphemeralsError: "see prefix=: a node above is ephemeral",
     foreign.QuotaExceededError: "the quota of a node above is used up: raise it, or see prefix=",
+}
+
+
+class _NotQueued(foreign.ConnectionClosedError):  # type: ignore[misc]
+    """kazoo's client was closed before the request was queued."""
+
+
+# Either nothing was executed, or it was executed in a session whose nodes are gone. The types must be exact: kazoo's
+# ConnectionClosedError is a kind of SessionExpiredError, and a request that it ends may have been executed.
+_NOT_EXECUTED = (foreign.SessionExpiredError, foreign.ThrottledOpError, _NotQueued)
+_NO_SESSION: Mapping[str, type[Exception]] = {
+    KeeperState.AUTH_FAILED: foreign.AuthFailedError,
+    KeeperState.CLOSED: _NotQueued,
+    KeeperState.EXPIRED_SESSION: foreign.SessionExpiredError,
 }
 
 
@@ -85,26 +97,21 @@ class Answer:
         self.sent_at = sent_at  # taken before the request is sent
         self.value: Any = None
         self.error: Exception | None = None
-        self._pending = system.Lock()
-        self._pending.acquire()
+        self._pending = system.LockBell()
 
     def set(self, value: object = None) -> None:
         """Set the value of the reply. kazoo calls this."""
         self.value = value
-        self._answered()
+        self._pending.ring()
 
     def set_exception(self, error: Exception) -> None:
-        """Set the error of the reply. kazoo calls this."""
+        """Set the error of the reply. kazoo calls this, and may report a closed connection twice."""
         self.error = error
-        self._answered()
+        self._pending.ring()
 
     def wait(self, within: float) -> bool:
         """Wait for the reply for so many seconds; return whether it is there."""
-        return self._pending.acquire(timeout=max(within, 0.0))
-
-    def _answered(self) -> None:
-        with contextlib.suppress(RuntimeError):  # kazoo may report a closed connection twice
-            self._pending.release()
+        return self._pending.wait(within)
 
 
 class Listener(Protocol):
@@ -183,12 +190,11 @@ class Transport:
         if session and self._up.is_set():
             return session
         self.connect(deadline)
-        if not self._asking.acquire(timeout=max(deadline - self._now(), 0.0)):
-            raise BackendUnavailable(f"{self.name}: no session yet", unknown=False)
-        try:
+        with system.Taking(self._asking, deadline - self._now(), self._no_session):
             return self._session or self._begin(deadline)
-        finally:
-            self._asking.release()
+
+    def _no_session(self) -> BackendUnavailable:
+        return BackendUnavailable(f"{self.name}: no session yet", unknown=False)
 
     def _begin(self, deadline: float) -> Session:
         number = self._id
@@ -445,7 +451,7 @@ class Transport:
         what = f"{self.name}: {type(error).__name__} {error}".rstrip()
         if remedy := _REFUSED.get(type(error)):
             raise BackendRejected(f"{what} ({remedy})") from error
-        raise BackendUnavailable(what, unknown=not isinstance(error, _NOT_EXECUTED)) from error
+        raise BackendUnavailable(what, unknown=type(error) not in _NOT_EXECUTED) from error
 
     def ordered(self, answer: Answer, deadline: float) -> bool:
         """Wait until the leader has put this write into the order of all writes, which proves that it knew the session.
@@ -511,9 +517,25 @@ class Transport:
         return (chroot + path if path != "/" else chroot) if chroot else path
 
     def _send(self, request: Any) -> Answer:
+        """Queue a request, and wake kazoo's connection thread. kazoo's own `_call` swallows an interrupt here, and then
+        reports that the connection was closed."""
         answer = Answer(self._now())
-        self._client._call(request, answer)
+        if refusal := _NO_SESSION.get(self._client._state):
+            answer.set_exception(refusal("the client is closed"))
+            return answer
+        try:
+            self._client._queue.append((request, answer))
+            self._wake(answer)
+        except BaseException:
+            self._wake(answer)  # the thread sends one request for each byte, and ignores one byte too many
+            raise
         return answer
+
+    def _wake(self, answer: Answer) -> None:
+        try:
+            self._client._connection._write_sock.send(b"\0")
+        except (OSError, AttributeError):  # it was closed just now, and perhaps before kazoo answered what was queued
+            answer.set_exception(foreign.ConnectionClosedError("the connection was closed"))
 
     def _silent(self, answer: Answer) -> None:
         """Give the connection up if it had enough time for this reply. kazoo does not, as long as it has something to

@@ -175,7 +175,7 @@ class Threads:
         return system.Event()
 
     def bell(self) -> ThreadBell:
-        return _LockBell()
+        return system.LockBell()
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
         start_worker(run, name, once=True)
@@ -190,28 +190,6 @@ class Threads:
         return _ThreadTicker(step, died, name)
 
 
-class _LockBell:
-    """A bell made of a lock, which is free while the bell has rung.
-
-    It takes two thirds of the time of `threading.Event`, and is safe in a signal handler.
-    """
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = system.Lock()
-        self._lock.acquire()
-
-    def ring(self) -> None:
-        try:
-            self._lock.release()
-        except RuntimeError:  # it has rung already
-            return
-
-    def wait(self, seconds: float) -> bool:
-        return self._lock.acquire(timeout=max(min(seconds, system.TIMEOUT_MAX), 0.0))
-
-
 class _ThreadTicker:
     """The `Ticker` of the real runtime.
 
@@ -221,7 +199,7 @@ class _ThreadTicker:
     def __init__(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str):
         self._step = step
         self._died = died
-        self._wakeup = _LockBell()
+        self._wakeup = system.LockBell()
         self._planned = math.inf
         self._due = now()  # when the present or next step should begin
         self._closed = False

@@ -31,6 +31,7 @@ EXTRAS = {
     "places": ("the place of each claim of this client, and the claims that were given up", {"zookeeper"}),
     "waiters": ("the state of each claim of this client, and the claims that were given up", {"etcd"}),
     "queue": ("the keys ahead of a claim, counted down by notifications", {"etcd"}),
+    "aside": ("the main thread's requests, sent by another thread", {"etcd"}),
     "sweep": ("other work of a renewal, such as looking for leftovers", {"consul", "etcd"}),
     "readers": ("the keys of readers, and the wait for readers", {"consul"}),
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),

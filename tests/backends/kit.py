@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType, ModuleType
 from typing import Any, ClassVar
 
 from multilock.backend import Backend, Busy, Claim, Granted
 from multilock.testing.conformance.base import SOON
 from multilock.testing.conformance.spi import Ear
 
-__all__ = ["NAME", "TTL", "WITHIN", "ByHand"]
+__all__ = ["NAME", "TTL", "WITHIN", "ByHand", "interrupted"]
 
 NAME = "job"
 TTL = 20.0  # seconds: no session ends while a test is paused
@@ -74,3 +77,32 @@ class ByHand:
 
     def close(self) -> None:
         self.opened.close()
+
+
+def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -> bool:
+    """Call the function with an interrupt at one moment of these modules.
+
+    CPython looks for signals where a Python function begins, or where a call of a C function returns. Returns False if
+    the call has fewer such moments.
+    """
+    left = moment
+    files = {module.__file__ for module in modules}
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        frames = (frame, frame.f_back) if event == "call" else (frame,) if event == "c_return" else ()
+        if any(frame and frame.f_code.co_filename in files for frame in frames):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(before)
+    return False

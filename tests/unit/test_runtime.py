@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from multilock import LossReason
+from multilock import LossReason, system
 from multilock.kernel import runtime
 from multilock.kernel.runtime import Threads, now
 from tests.unit.kit import Losses, Scripted, client_on, ctrl_c, eventually
@@ -78,7 +78,7 @@ def test_an_interrupted_poke_leaves_no_deaf_ticker() -> None:
     ticker.start()
     eventually(lambda: ticker.late() == 0 and len(steps) == 1)
     time.sleep(0.1)  # the ticker waits to be woken
-    with ctrl_c("_LockBell.ring"):
+    with ctrl_c("LockBell.ring"):
         ticker.poke(now())
     ticker.poke(now() + 1)
     eventually(lambda: len(steps) > 1)
@@ -113,14 +113,14 @@ def test_a_machine_that_slept_over_a_deadline_is_told_when_it_wakes_up(
 
 def test_a_ticker_with_nothing_to_do_does_not_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    wait = runtime._LockBell.wait
+    wait = system.LockBell.wait
 
-    def noted(bell: runtime._LockBell, seconds: float) -> bool:
+    def noted(bell: system.LockBell, seconds: float) -> bool:
         if threading.current_thread().name == "test-ticker":  # tickers of other tests may still be ending
             waits.append(seconds)
         return wait(bell, seconds)
 
-    monkeypatch.setattr(runtime._LockBell, "wait", noted)
+    monkeypatch.setattr(system.LockBell, "wait", noted)
     steps: list[float] = []
     ticker = Threads().ticker(lambda: steps.append(now()) or math.inf, lambda error: None, "test-ticker")  # type: ignore[func-returns-value]
     ticker.start()

@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
-from types import FrameType, ModuleType
 
 import pytest
 
+from multilock import now
+from multilock.kernel import worker
 from multilock.model import LossReason
 from multilock_redis import notices, transport
+from tests.backends.kit import interrupted
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, connected, eventually
-
-
-def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -> bool:
-    """Call the function with an interrupt at one moment of notices.py, or of the modules given.
-
-    CPython looks for signals where a Python function begins, or where a call of a C function returns. Returns False if
-    the call has fewer such moments.
-    """
-    left = moment
-    files = {module.__file__ for module in modules or (notices,)}
-
-    def profile(frame: FrameType, event: str, _: object) -> None:
-        nonlocal left
-        frames = (frame, frame.f_back) if event == "call" else (frame,) if event == "c_return" else ()
-        if any(frame and frame.f_code.co_filename in files for frame in frames):
-            left -= 1
-            if left == 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(before)
-    return False
 
 
 def test_an_interrupt_at_any_moment_of_subscribing_leaves_a_client_that_can_wait(
@@ -53,7 +25,7 @@ def test_an_interrupt_at_any_moment_of_subscribing_leaves_a_client_that_can_wait
         moment += 1
         them = connect()
         first, second = them.claim(), them.claim()
-        more = interrupted(lambda ours=them, claim=first: ours.attempt(claim, join=True), moment)  # type: ignore[misc]
+        more = interrupted(lambda ours=them, claim=first: ours.attempt(claim, join=True), moment, notices)  # type: ignore[misc]
         them.wait(second)
         bare.publish(f"multilock:wake:{them.ear.client}", second.id)
         them.ear.hears("wake", second.id)
@@ -103,10 +75,19 @@ def test_an_interrupt_at_any_moment_of_a_request_on_the_tracked_connection_leave
 ) -> None:
     call = doing(us)
     moment = 1
-    while interrupted(call, moment):
+    while interrupted(call, moment, notices):
         held = us.take(us.claim(f"n{moment}"))
         us.watch(held)
         bare.delete(f"multilock/n{moment}")
         us.ear.hears("gone", held[0].id, LossReason.TAKEN)
+        moment += 1
+    assert moment > 10
+
+
+def test_an_interrupt_at_any_moment_of_connecting_gives_the_place_back(us: Ours) -> None:
+    endpoint = us.backend._endpoint
+    moment = 1
+    while interrupted(lambda: endpoint.connect(10.0, now).close(), moment, transport, worker):
+        eventually(lambda: endpoint._permits.qsize() == transport.CONNECTING_AT_ONCE)
         moment += 1
     assert moment > 10

@@ -1,0 +1,69 @@
+"""An interrupt at any moment of a request costs the client no lock and no place of its own."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import multilock_consul
+import multilock_etcd
+import multilock_zookeeper
+from multilock.testing.conformance.spi import Ear
+from multilock_sqlite import transport as sqlite
+from tests.backends.kit import TTL, ByHand, interrupted
+from tests.servers import running
+
+MODULES: dict[str, tuple[Any, tuple[ModuleType, ...]]] = {
+    "consul": (multilock_consul, (multilock_consul.sessions, multilock_consul.transport)),
+    "etcd": (multilock_etcd, (multilock_etcd.sessions, multilock_etcd.transport)),
+    "zookeeper": (multilock_zookeeper, (multilock_zookeeper.transport,)),
+}
+
+
+class Driven(ByHand):
+    queues = True
+
+
+def has_no_session(kind: str, backend: Any) -> None:
+    """Have the next request make or look for a session. In the other backends a claim of a new ttl does."""
+    if kind == "zookeeper":
+        backend._recipe._transport._session = None
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_an_interrupt_at_any_moment_of_a_request_leaves_a_client_that_works(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, modules = MODULES[kind]
+    with running(kind) as server:
+        backend = package.open_backend(server.url, {"ttl": TTL, "prefix": "multilock/", "identity": "kit"})
+        client = Driven(backend)
+        client.take(client.mutex(name="warm"))
+        moment, more = 0, True
+        while more:
+            moment += 1
+            has_no_session(kind, backend)
+            claim = client.mutex(name=f"n{moment}", ttl=TTL + moment)
+            more = interrupted(lambda claim=claim: client.attempt(claim), moment, *modules)  # type: ignore[misc]
+            has_no_session(kind, backend)
+            client.take(client.mutex(name=f"after{moment}", ttl=TTL + 1000 + moment))
+        if kind == "consul":
+            assert backend._agents._room.qsize() == multilock_consul.transport.AT_A_TIME
+        monkeypatch.setattr(Ear, "group_gone", lambda *_: None)  # an interrupt may have come before its beginning
+        backend.close()
+    assert moment > 10
+
+
+def test_an_interrupt_at_any_moment_before_or_after_a_fork_leaves_the_file_usable() -> None:
+    def fork() -> None:
+        sqlite._before_fork()
+        sqlite._after_in_parent()
+
+    moment = 1
+    while interrupted(fork, moment, sqlite):
+        sqlite._after_in_parent()  # Python swallows what one of these functions raises, and calls the next one
+        assert not sqlite._opening.locked()
+        moment += 1
+    assert moment > 10

@@ -33,16 +33,13 @@ def breakable(tree: ast.AST) -> list[int]:
     belongs to one call, so nobody needs its items back.
     """
     given = {node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_take(node.func)}
-    lines = [node.lineno for node in ast.walk(tree) if _is_acquire(node) and node not in given]
-    return sorted(lines + [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_get(node)])
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node not in given)
+    lines = [node.lineno for node in names if node.attr == "acquire"]
+    return lines + [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_get(node)]
 
 
 def _is_take(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr == "take" and ast.unparse(function.value) == "system"
-
-
-def _is_acquire(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "acquire"
 
 
 def _is_get(call: ast.Call) -> bool:

@@ -255,3 +255,10 @@ def test_an_interrupt_that_a_finalizer_threw_away_is_raised_by_the_next_look() -
             signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             check()
+
+
+def test_options_may_be_given_by_their_names() -> None:
+    with pytest.raises(ConfigurationError, match="unknown scenario 'nothing'"):
+        compare.run(["memory://"], scenarios=["nothing"])
+    with pytest.raises(TypeError, match="scenes"):
+        compare.run(["memory://"], scenes=["pause"])

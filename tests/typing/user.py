@@ -246,6 +246,7 @@ def test_of_a_team(
     multilock_believers.watch(multilock_url)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(multilock_believers.judge(), Verdict)
     assert_type(compare.run([multilock_url], compare.Options(scenarios=["partition"], cycles=1)), compare.Report)
+    assert_type(compare.run([multilock_url], scenarios=["partition"], cycles=1), compare.Report)
 
 
 def processes(

@@ -61,11 +61,16 @@ class Progress:
 
 
 def run(
-    urls: Sequence[str], options: Options | None = None, *, progress: Callable[[Progress], object] | None = None
+    urls: Sequence[str],
+    options: Options | None = None,
+    *,
+    progress: Callable[[Progress], object] | None = None,
+    **fields: Any,
 ) -> Report:
     """Put every URL, and every adapter of the options, through the scenarios.
 
-    ``progress`` is called a few times a second. Returns the report, which is also written to ``options.out``.
+    ``options`` may also be given by the names of their fields: ``run(urls, scenarios=["pause"], cycles=20)``.
+    ``progress`` is called a few times a second. Returns the report, which is also written to the folder ``out``.
 
     Controls run as well. If no control of a URL must fail in the chosen scenarios, one runs through ``pause`` once. If
     no cycle of a cell could be decided, it has up to two more.
@@ -75,7 +80,7 @@ def run(
 
     Raises ConfigurationError, before anything runs, for anything misspelled, and if ``out`` cannot be written.
     """
-    options = options or Options()
+    options = replace(options or Options(), **fields)
     before = done_before(options.out) if options.resume and options.out else Before()
     seed = before.data.get("seed", secrets.randbelow(10**6) if options.seed is None else options.seed)
     if options.seed not in (None, seed):

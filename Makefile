@@ -13,6 +13,10 @@ OUT ?= .state/compare
 # At least 300 cycles of each fault must be decided, and some faults hit nothing in a tenth of their cycles.
 CYCLES ?= 345
 CHAOS := $(patsubst %,tests/faults/test_%.py,chaos crowd majority)
+# Without the tests that start a process each, or interrupt a call at each of its steps.
+QUICK := tests/unit tests/backends/memory \
+	$(foreach file,state_machine kernel_fork_exit finalizers interrupted_with election_edges,--ignore tests/unit/test_$(file).py) \
+	$(foreach backend,memory sqlite redis,$(foreach suite,Lock With Backend,tests/conformance/test_$(backend).py::Test$(suite)))
 SERVERS := redis,consul,etcd,zookeeper,postgresql,chromium
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
@@ -34,8 +38,8 @@ test: $(VENV)/.dev servers lint types ## everything that must be green: style, t
 	$(BIN)/python -m pytest --durations=20 --durations-min=5 $(CHAOS) || failed=1; \
 	test -z "$$failed"
 
-quick: $(VENV)/.dev ## the tests without the slow ones and without what needs an absent server
-	$(BIN)/python -m pytest -m "not slow"
+quick: $(VENV)/.dev ## in about a minute: the kernel and both faces, and the lock on memory, SQLite and a Redis
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(QUICK)
 
 lint: $(VENV)/.dev ## style, and the number of hard sentences
 	$(BIN)/ruff check .

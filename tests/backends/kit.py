@@ -102,7 +102,7 @@ def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -
     try:
         call()
     except KeyboardInterrupt:
-        return True
+        pass
     finally:
         sys.setprofile(before)
-    return False
+    return left <= 0  # Python swallows an interrupt in a finalizer

@@ -34,6 +34,7 @@ def has_no_session(kind: str, backend: Any) -> None:
         backend._recipe._transport._session = None
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # an interrupted connection closes as garbage
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_at_any_moment_of_a_request_leaves_a_client_that_works(

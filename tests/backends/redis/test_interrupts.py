@@ -84,6 +84,8 @@ def test_an_interrupt_at_any_moment_of_a_request_on_the_tracked_connection_leave
     assert moment > 10
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # an interrupted connection closes as garbage
 def test_an_interrupt_at_any_moment_of_connecting_gives_the_place_back(us: Ours) -> None:
     endpoint = us.backend._endpoint
     moment = 1

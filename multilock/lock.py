@@ -15,7 +15,7 @@ from multilock.kernel.face import run
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.process import OfThisProcess
-from multilock.kernel.scopes import Entered, Entry, Scope
+from multilock.kernel.scopes import Entered, Scope, WithEntry
 from multilock.kernel.want import Make, Want, want
 from multilock.lease import Lease
 from multilock.model import Claim, Granted, Loss
@@ -272,9 +272,9 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
     def __enter__(self) -> Lease:
         frame = sys._getframe(1)
         lease = self._acquire_or_raise(None)
-        entry: Entry[HeldLease] | None = None
+        entry: WithEntry[HeldLease] | None = None
         try:
-            entry = Entry(lease, frame)
+            entry = WithEntry(lease, frame)
             self._entered.add(entry)
         except BaseException:  # interrupted: Python calls no __exit__ for a `with` that has not begun
             if entry:
@@ -286,7 +286,7 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entry: Entry[HeldLease] | None = None
+        entry: WithEntry[HeldLease] | None = None
         count = 0
         try:
             while entry is None or not entry.close():

@@ -12,7 +12,7 @@ from multilock import system
 from multilock.errors import MultilockError, NotHeld
 from multilock.kernel.holding import HELD, LOST
 from multilock.kernel.process import OfThisProcess
-from multilock.kernel.scopes import Entry
+from multilock.kernel.scopes import WithEntry
 from multilock.names import check_timeout
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ThreadingLock(OfThisProcess):
         self._numbers = count()
         # One entry for each acquire without a release. There may be more entries than holders: a thread that lost its
         # lease learns of it only when it releases.
-        self._taken: dict[_Key, Entry[HeldLease]] = {}
+        self._taken: dict[_Key, WithEntry[HeldLease]] = {}
         self._tidy_at = TIDY_AT
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -80,7 +80,7 @@ class ThreadingLock(OfThisProcess):
         if lease is None:
             return False
         try:
-            self._taken[key] = Entry(lease, frame)
+            self._taken[key] = WithEntry(lease, frame)
             if len(self._taken) >= self._tidy_at:
                 self._tidy()
         except BaseException:  # interrupted: no caller has the lease to release it
@@ -133,7 +133,7 @@ class ThreadingLock(OfThisProcess):
                 lease._release_after_interrupt(count)
             raise
 
-    def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, Entry[HeldLease]]]:
+    def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, WithEntry[HeldLease]]]:
         """Return the entries that a release now applies to, newest first.
 
         These are the entries of this frame's ``with`` statement, or else of this thread. If there are none and the lock

@@ -15,7 +15,7 @@ from multilock.errors import NotHeld
 from multilock.foreign import ForAsyncWith, hides_foreign, refuse
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
-from multilock.kernel.scopes import Entry, Scope
+from multilock.kernel.scopes import Scope, WithEntry
 from multilock.kernel.want import Want
 from multilock.lease import AsyncLease
 from multilock.lock import AnyLock, LockOfAFace
@@ -274,7 +274,7 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
     async def __aenter__(self) -> AsyncLease:
         frame = _frame_of_with(sys._getframe(1))
         lease = await self._acquire_or_raise(None, self._client._scope())
-        entry = Entry(lease, frame)
+        entry = WithEntry(lease, frame)
         entry.body = lease._enter()
         self._entered.add(entry)
         return lease
@@ -283,7 +283,7 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         frame = _frame_of_with(sys._getframe(1))
-        entry: Entry[HeldAsyncLease] | None = None
+        entry: WithEntry[HeldAsyncLease] | None = None
         while entry is None or not entry.close():
             entry = self._entered.ending(frame, self._client._scope())
             if entry is None:

@@ -51,26 +51,26 @@ def instrument(
     return _metrics_of(meter_provider).clients.add(client, name_label)
 
 
-_all: weakref.WeakKeyDictionary[MeterProvider, _Metrics] = weakref.WeakKeyDictionary()
+_all: weakref.WeakKeyDictionary[MeterProvider, _Instruments] = weakref.WeakKeyDictionary()
 _lock = system.Lock()
 
 
-def _metrics_of(provider: MeterProvider | None) -> _Metrics:
+def _metrics_of(provider: MeterProvider | None) -> _Instruments:
     with _lock:
         if provider is None:
             return _of_the_global_provider()
         metrics = _all.get(provider)
         if metrics is None:
-            metrics = _all[provider] = _Metrics(provider.get_meter("multilock", __version__))
+            metrics = _all[provider] = _Instruments(provider.get_meter("multilock", __version__))
         return metrics
 
 
 @cache
-def _of_the_global_provider() -> _Metrics:
-    return _Metrics(get_meter("multilock", __version__))
+def _of_the_global_provider() -> _Instruments:
+    return _Instruments(get_meter("multilock", __version__))
 
 
-class _Metrics:
+class _Instruments:
     """All instruments of one provider, for all clients that are instrumented there."""
 
     def __init__(self, meter: Meter) -> None:

@@ -14,7 +14,7 @@ from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, 
 from multilock.kernel import validity
 from multilock.kernel.gate import SHORT, Line
 from multilock.kernel.holding import Holding
-from multilock.kernel.monitor import Waiting
+from multilock.kernel.monitor import UngrantedClaim
 from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted
 
@@ -217,7 +217,7 @@ class _Contender:
         self.granted = None
         self.stands = self.unsure = False
         # Registered before the claim joins the queue, so that no push is missed.
-        self.waiting = self.kernel.monitor.waiting[claim.id] = Waiting(claim, self.bell)
+        self.waiting = self.kernel.monitor.waiting[claim.id] = UngrantedClaim(claim, self.bell)
         return claim
 
     def _pushed(self, claim: Claim) -> Granted | None:

@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     from multilock.kernel.runtime import Runtime, Ticker
     from multilock.kernel.want import Want
 
-__all__ = ["Kernel", "Settings"]
+__all__ = ["Kernel", "KernelSettings"]
 
 R = TypeVar("R")
 PAGE = 100  # locks listed by one call to the backend
 PAGE_WITHIN = 60.0  # seconds for that call, which may send many requests, each with its own limit
 
 
-class Settings(Protocol):
+class KernelSettings(Protocol):
     """The fields of `multilock.config.Settings` that the kernel reads."""
 
     @property
@@ -106,7 +106,7 @@ class Kernel:
     def __init__(
         self,
         backend: Backend,
-        settings: Settings,
+        settings: KernelSettings,
         runtime: Runtime,
         make_face: Callable[[Kernel], Face],
     ) -> None:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
     from multilock.kernel.runtime import Bell
 
-__all__ = ["Monitor", "Waiting"]
+__all__ = ["Monitor", "UngrantedClaim"]
 
 
-class Waiting:
+class UngrantedClaim:
     """A claim without a lease yet, with the notices that arrived for it since its last request.
 
     A server may report the end of a claim or of its session while the grant is still on its way to the kernel. That
@@ -56,7 +56,7 @@ class Monitor:
         self._kernel = kernel
         self.client = client
         self.now = kernel.runtime.now
-        self.waiting: dict[str, Waiting] = {}  # by claim id
+        self.waiting: dict[str, UngrantedClaim] = {}  # by claim id
         self._telling: dict[AnyHeld, int] = {}  # lost leases being reported, each with the id of the thread
 
     # Notices

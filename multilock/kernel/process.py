@@ -23,7 +23,7 @@ class OfThisProcess:
         )
 
 
-class End(Protocol):
+class EndOfClient(Protocol):
     """The methods of `multilock.kernel.ending.End` that this file calls."""
 
     def withdraw(self, deadline: float) -> bool:
@@ -44,7 +44,7 @@ class OneClient(Protocol):
         """The lock of the client's state."""
 
     @property
-    def end(self) -> End:
+    def end(self) -> EndOfClient:
         """The end of the client."""
 
 

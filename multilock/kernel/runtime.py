@@ -19,9 +19,9 @@ from multilock.system import now
 
 __all__ = [
     "Bell",
-    "Event",
     "Runtime",
     "ThreadBell",
+    "ThreadEvent",
     "Threads",
     "Ticker",
     "Workers",
@@ -36,7 +36,7 @@ R = TypeVar("R")
 LONGEST_WAIT = 1.0  # seconds of one wait by a ticker, because a wait does not count the time that the machine sleeps
 
 
-class Event(Protocol):
+class ThreadEvent(Protocol):
     """The part of threading.Event that the kernel uses."""
 
     def set(self) -> None:
@@ -104,7 +104,7 @@ class Runtime(Protocol):
     def wall(self) -> int:
         """Return the wall clock in µs, which hosts can compare."""
 
-    def event(self) -> Event:
+    def event(self) -> ThreadEvent:
         """Make an event."""
 
     def bell(self) -> ThreadBell:
@@ -171,7 +171,7 @@ class Threads:
     wall = staticmethod(system.wall)
     uniform = staticmethod(system.uniform)
 
-    def event(self) -> Event:
+    def event(self) -> ThreadEvent:
         return system.Event()
 
     def bell(self) -> ThreadBell:

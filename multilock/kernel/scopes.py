@@ -17,7 +17,7 @@ from multilock.kernel.holding import LOST, AnyHeld
 if TYPE_CHECKING:
     from multilock.kernel.want import Want
 
-__all__ = ["Entered", "Entry", "Scope"]
+__all__ = ["Entered", "Scope", "WithEntry"]
 
 L = TypeVar("L", bound=AnyHeld)
 
@@ -78,7 +78,7 @@ class Scope(Generic[L]):
         return (lease for lease in reversed(leases) if lease._to_be_released())
 
 
-class Entry(Generic[L]):
+class WithEntry(Generic[L]):
     """One ``with lock``: its lease, and the frame that contains the ``with`` statement.
 
     The frame is the same at the end of the ``with``, even if the end runs in another thread or task, because a
@@ -114,18 +114,18 @@ class Entered(Generic[L]):
     """
 
     def __init__(self) -> None:
-        self._entries: list[Entry[L]] = []
+        self._entries: list[WithEntry[L]] = []
 
-    def add(self, entry: Entry[L]) -> None:
+    def add(self, entry: WithEntry[L]) -> None:
         """Add the entry of a ``with`` that begins."""
         self._entries.append(entry)
 
-    def discard(self, entry: Entry[L]) -> None:
+    def discard(self, entry: WithEntry[L]) -> None:
         """Remove an entry, if it is here."""
         with suppress(ValueError):
             self._entries.remove(entry)
 
-    def ending(self, frame: FrameType | None, scope: object) -> Entry[L] | None:
+    def ending(self, frame: FrameType | None, scope: object) -> WithEntry[L] | None:
         """Return the entry that ends in this frame, or None if no entry can be chosen.
 
         The caller closes it, ends its lease, and then discards it. If another thread closes it first, the caller asks
@@ -138,7 +138,7 @@ class Entered(Generic[L]):
         """
         entries = [entry for entry in self._entries[::-1] if entry.is_open()]
 
-        def newest(suits: Callable[[Entry[L]], bool]) -> Entry[L] | None:
+        def newest(suits: Callable[[WithEntry[L]], bool]) -> WithEntry[L] | None:
             return next((entry for entry in entries if suits(entry)), None)
 
         return (

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
     from multilock.kernel.watchdog import Watchdog
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["RenewedSession", "RenewedSessions"]
 
 
-class Session:
+class RenewedSession:
     """One session of a server. It is renewed even while it has no locks."""
 
     __slots__ = ("due", "failures", "proof", "renew_every", "ttl", "valid_until")
@@ -54,13 +54,13 @@ class Session:
         )
 
 
-class Sessions:
+class RenewedSessions:
     """The sessions of one client. Each is renewed by a timer of its own."""
 
     def __init__(self, kernel: Kernel, watchdog: Watchdog) -> None:
         self._kernel = kernel
         self._watchdog = watchdog
-        self.of: dict[Hashable, Session] = {}  # by group
+        self.of: dict[Hashable, RenewedSession] = {}  # by group
 
     def as_known(self, claim: Claim, granted: Granted) -> Granted:
         """Apply to a grant what its session learned while the grant was on its way. Needs the kernel's lock."""
@@ -72,7 +72,7 @@ class Sessions:
 
     def add(self, group: Hashable, ttl: float, renew_every: float) -> None:
         """Renew this session from now on, every ``renew_every`` seconds."""
-        session = self.of[group] = Session(ttl, renew_every)
+        session = self.of[group] = RenewedSession(ttl, renew_every)
         self._plan(group, session, renew_every * self._kernel.runtime.uniform(0.9, 1.0))
 
     def shorten(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> float | None:
@@ -119,7 +119,7 @@ class Sessions:
             self._plan(group, session, 0.0)
         return session is not None
 
-    def _plan(self, group: Hashable, session: Session, pause: float) -> None:
+    def _plan(self, group: Hashable, session: RenewedSession, pause: float) -> None:
         """Plan the next renewal. A later plan replaces this one."""
         when = session.due = self._kernel.now() + pause
 
@@ -129,7 +129,7 @@ class Sessions:
 
         self._kernel.timers.at(when, due)
 
-    def _renew(self, group: Hashable, session: Session) -> None:
+    def _renew(self, group: Hashable, session: RenewedSession) -> None:
         """Renew the session. The timeout ends before the last deadline of its leases, not before the first.
 
         Otherwise a lease near its end (renew=False, or an older proof) would shorten the timeout of all the others.
@@ -149,7 +149,7 @@ class Sessions:
         pause = session.renew_every * jitter if not error else validity.retry_in(session.failures, session.ttl, jitter)
         self._plan(group, session, pause)
 
-    def _prove(self, group: Hashable, session: Session, renewed: Sequence[Holding]) -> None:
+    def _prove(self, group: Hashable, session: RenewedSession, renewed: Sequence[Holding]) -> None:
         """Give the new proof of the session to leases that were granted while the renewal was under way.
 
         Otherwise they would count from the proof before it, which is two periods old when the next renewal is answered.

@@ -19,7 +19,7 @@ from multilock.errors import BackendUnavailable, MultilockError
 from multilock.kernel import validity
 from multilock.kernel.holding import HELD, Holding
 from multilock.kernel.runtime import call_inside
-from multilock.kernel.sessions import Sessions
+from multilock.kernel.sessions import RenewedSessions
 from multilock.log_thread import logger
 from multilock.model import Granted, LossReason
 
@@ -46,7 +46,7 @@ class Watchdog:
         self._numbers = itertools.count()
         self._carriers: dict[Hashable, Workers] = {}
         self._watchers = kernel.runtime.workers("multilock-watch", WATCHERS)
-        self.sessions = Sessions(kernel, self)
+        self.sessions = RenewedSessions(kernel, self)
 
     # Methods that need the kernel's lock
 

@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable
 
 from multilock.kernel.fence import Killer
-from multilock.kernel.runtime import Event, ThreadBell, Ticker, Workers
+from multilock.kernel.runtime import ThreadBell, ThreadEvent, Ticker, Workers
 
 __all__ = ["HandRuntime", "HandWorkers"]
 
@@ -81,7 +81,7 @@ class HandRuntime:
         """Return a random number, which depends only on ``seed`` and the calls before."""
         return self._random.uniform(low, high)
 
-    def event(self) -> Event:
+    def event(self) -> ThreadEvent:
         """Return an event whose waits use this clock."""
         return _HandEvent(self)
 

@@ -209,8 +209,8 @@ class Resting(Scripted):
     ("take", "where"),
     [
         (lambda lock: lock.acquire(), "Scope.push"),
-        (lambda lock: lock.__enter__(), "Entry.__init__"),
-        (lambda lock: lock.as_threading_lock().acquire(), "Entry.__init__"),
+        (lambda lock: lock.__enter__(), "WithEntry.__init__"),
+        (lambda lock: lock.as_threading_lock().acquire(), "WithEntry.__init__"),
     ],
     ids=["acquire", "with", "threading"],
 )

@@ -20,7 +20,7 @@ import pytest
 
 from multilock import Client, ClientClosed, LeaseState, LockLost, LossReason, NotHeld, connect
 from multilock.kernel.exit import _at_exit, _shares
-from multilock.kernel.monitor import Waiting
+from multilock.kernel.monitor import UngrantedClaim
 from multilock.kernel.runtime import Threads, now
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
@@ -644,7 +644,7 @@ def test_a_lock_that_is_held_is_not_given_back_while_the_waiters_are() -> None:
     lease = client.lock("n").acquire()
     kernel = client._kernel
     claim = inner(lease).claim
-    kernel.monitor.waiting[claim.id] = Waiting(claim, Threads().bell())  # its acquire is still on its way out
+    kernel.monitor.waiting[claim.id] = UngrantedClaim(claim, Threads().bell())  # its acquire is still on its way out
     assert kernel.end.withdraw(now() + 5)
     assert backend.called("release") == []
     kernel.end.exit(now() + 5)

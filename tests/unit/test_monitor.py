@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multilock import BackendUnavailable, Client, LeaseState, LossReason
-from multilock.kernel.monitor import Waiting
+from multilock.kernel.monitor import UngrantedClaim
 from multilock.model import Claim, Granted
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
@@ -148,7 +148,7 @@ def test_a_notice_wakes_every_waiter_after_a_reconnect(client: Client, backend: 
 
     waiting = client._kernel.monitor.waiting
     claim = Claim("n", "lock", "id", "id@who", 30.0, renew=True, fair=False, identity="me")
-    waiting["a"], waiting["b"] = Waiting(claim, Bell("a")), Waiting(claim, Bell("b"))
+    waiting["a"], waiting["b"] = UngrantedClaim(claim, Bell("a")), UngrantedClaim(claim, Bell("b"))
     backend.notices.wake("b")
     backend.notices.wake(None)
     waiting.clear()

@@ -3,6 +3,7 @@ others."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,9 @@ def test_contributing_lists_the_common_files() -> None:
     assert [
         f"| `{name}.py` | {job} |" for name, (job, _) in JOBS.items() if f"| `{name}.py` | {job} |" not in page
     ] == []
+
+
+def test_every_file_that_contributing_names_exists() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    here = {path.name for folder in ("multilock", "backends", "tests") for path in (ROOT / folder).rglob("*.py")}
+    assert [name for name in re.findall(r"\b[a-z_]+\.py\b", page) if name not in here] == []

@@ -428,7 +428,8 @@ class Client(ForWith, OfThisProcess):
 
         Waits for the work and callbacks of elections for their ``grace``, and for other callbacks and for answers for
         one ``request_timeout`` each. A lock whose release is not answered by then ends with its ttl. If the work or a
-        callback of an election calls it, the rest happens in the background. A second call waits for the first.
+        callback of an election calls it, the rest happens in the background. A second call waits for the first, unless
+        that still waits for the work of an election.
         """
         self._kernel.end.close()
 

@@ -138,9 +138,13 @@ class EtcdBackend:
         present_revision(self._requests, within)
 
     def close(self) -> None:
-        self._watcher.close()
-        self._recipe.close()
-        self._requests.close()
+        try:
+            self._watcher.close()
+        finally:
+            try:
+                self._recipe.close()
+            finally:
+                self._requests.close()
 
 
 def _cluster(url: str, options: Mapping[str, object]) -> Cluster:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from multilock import BackendUnavailable, system
-from multilock.backend import start_worker
+from multilock.backend import call_inside, start_worker
 
 __all__ = ["Aside"]
 
@@ -44,7 +44,8 @@ class _Handed(Generic[R]):
         if not self.is_mine():
             return
         try:
-            self.result = self.call()
+            # Inside, so that a finalizer which the garbage collector runs here never waits for a lock of this call.
+            self.result = call_inside(self.call)
         except BaseException as error:
             self.error = error
         self.bell.ring()

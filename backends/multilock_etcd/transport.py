@@ -289,10 +289,9 @@ class EtcdTransport:
         If the request was certainly not executed, this tries the next endpoint or logs in again. Raises `LeaseMissing`
         besides what `Backend` specifies.
         """
-        return self._aside(partial(self._call, method, request, within), within)
+        return self._aside(partial(self._call, method, request, self._now() + within), within)
 
-    def _call(self, method: Method, request: Any, within: float) -> tuple[Any, float]:
-        deadline = self._now() + within
+    def _call(self, method: Method, request: Any, deadline: float) -> tuple[Any, float]:
         tries = len(self._cluster.targets)
         relogin = True
         while True:
@@ -327,12 +326,11 @@ class EtcdTransport:
         the error."""
         share = within / len(self._connections)
         for number, target in enumerate(self._cluster.targets):
-            yield target, self._aside(partial(self._call_one, number, method, request, share), share)
+            yield target, self._aside(partial(self._call_one, number, method, request, self._now() + share), share)
 
-    def _call_one(self, number: int, method: Method, request: Any, within: float) -> Any:
+    def _call_one(self, number: int, method: Method, request: Any, until: float) -> Any:
         """Send a request to one endpoint; return the reply or the error."""
         connection = self._use(number)
-        until = self._now() + within
         try:
             metadata = self._prepared(connection, until)
             return connection.invoke(method, request, until - self._now(), metadata)

@@ -63,8 +63,8 @@ class Node:
         return self.recipe.release(claim, unsure, within)
 
     def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
-        with self.listener.tracking([claim.name for claim, _ in held]) as exchange:
-            return self.recipe.renew(held, exchange, within)
+        names = [claim.name for claim, _ in held]
+        return self.listener.tracking(names, lambda exchange: self.recipe.renew(held, exchange, within))
 
     def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
         self.listener.unwatch(claim.id)  # as before a release

@@ -15,9 +15,9 @@ Every other push is a hint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Held, Notices, start_worker
@@ -30,6 +30,8 @@ from multilock_redis.watched import Watched
 from multilock_redis.wire import IS_REPLICA, Redirected, pack, refused
 
 __all__ = ["Listener"]
+
+R = TypeVar("R")
 
 INVALIDATED = b"__redis__:invalidate"
 PING = pack("PING")
@@ -118,16 +120,15 @@ class Listener:
             self._look(names - followed.keys(), deadline - self._now())
         return "changes" not in self.refused
 
-    @contextmanager
-    def tracking(self, names: Collection[str]) -> Iterator[Exchange]:
-        """Return a context manager with an exchange over the tracked connection, so that these names stay tracked.
+    def tracking(self, names: Collection[str], use: Callable[[Exchange], R]) -> R:
+        """Return ``use(exchange)``, with an exchange over the tracked connection, so that these names stay tracked.
 
         If that connection is in use or down, it is an exchange over another one. The server then pushes a renewal
-        itself as a change, and the look that follows tracks the keys again.
+        itself as a change, and the look that follows tracks the keys again. (A context manager would keep the lock of
+        the connection after an interrupt, for as long as somebody keeps the exception.)
         """
         if self._tracked is None:
-            yield self._connections.exchange
-            return
+            return use(self._connections.exchange)
         taken: list[bool] = []
         owners: list[Owner] = []
         before: list[Before] = []
@@ -135,8 +136,7 @@ class Listener:
             system.take(self._using_tracked.acquire, 0.0, taken)
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
-                yield self._connections.exchange
-                return
+                return use(self._connections.exchange)
             # All claims of a name are read: a change that one of them makes here is pushed to none of them.
             before = self._before({name for name in names if self._matters(name)})
             reads = self._reads(before, tracked=True)
@@ -147,11 +147,12 @@ class Listener:
                     owners[:] = self._owners(answers[len(requests) :])
                 return answers[: len(requests)]
 
-            yield exchange
+            result = use(exchange)
         finally:
             if taken == [True]:
                 self._using_tracked.release()
         self._tell(zip(before, owners, strict=False))  # without replies there is nothing to report
+        return result
 
     def watches(self) -> bool:
         """Return whether any claim is watched or any name followed."""

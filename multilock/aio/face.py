@@ -48,7 +48,7 @@ class LoopFace:
         self._workers = kernel.runtime.workers("multilock-request", CARRIERS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(kernel.backend)
-        self._at_once = isinstance(kernel.backend, AnswersAtOnce)
+        self._at_once = isinstance(kernel.backend, AnswersAtOnce) and kernel.backend.answers_at_once
         self._turns = Turns(MOST + CARRIERS)
         self._answered_at = -math.inf
         self._open: dict[asyncio.Future[Any], float] = {}

@@ -15,6 +15,7 @@ import time
 
 PR_SET_PDEATHSIG = 1
 LOOKS = 500
+LOOK_AGAIN = 0.02  # seconds between two looks of which the first found nothing
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # that of `multilock.now()`
 
 
@@ -62,14 +63,25 @@ def strays(owner: str, group: int, session: int) -> list[int]:
 
     They are in CMD's session still, and have the MULTILOCK_OWNER that only this run of CMD got. A daemon has a session
     of its own: CMD wanted it to live on.
+
+    Looks twice before it returns nothing: a process in the middle of execve shows no environment.
     """
-    mark = f"MULTILOCK_OWNER={owner}".encode()
+    if not owner:
+        return []
+    mark = os.fsencode(f"MULTILOCK_OWNER={owner}")
+    if not (found := _marked(mark, group, session)):
+        time.sleep(LOOK_AGAIN)
+        found = _marked(mark, group, session)
+    return found
+
+
+def _marked(mark: bytes, group: int, session: int) -> list[int]:
     found = []
     with contextlib.suppress(FileNotFoundError):  # no /proc
-        for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()] if owner else []:
+        for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
             with contextlib.suppress(OSError):  # it has ended, or belongs to another user
                 if os.getsid(pid) == session and os.getpgid(pid) != group:
-                    with open(f"/proc/{pid}/environ", "rb") as environment:  # empty if it is a zombie
+                    with open(f"/proc/{pid}/environ", "rb") as environment:  # empty for a zombie and during execve
                         if mark in environment.read().split(b"\0"):
                             found.append(pid)
     return found

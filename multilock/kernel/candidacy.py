@@ -402,10 +402,6 @@ class Candidacy(OfThisProcess, Generic[T]):
         term = self._term
         return term is not None and not term.over()
 
-    def _inside(self) -> bool:
-        """Return whether the caller is inside the work or a callback of this election."""
-        return self._office.inside()
-
     def _stands(self) -> bool:
         """Return whether it leads, or campaigns and stands again: between ``start()`` or ``run()`` and ``stop()``."""
         return self._stop is not None or self.is_leader()

@@ -44,6 +44,7 @@ class End:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._closing: int | None = None  # the thread that runs `close`
+        self._awaits_work = False  # that call still waits for the work of elections
         self._over_by = math.inf  # when that call is over at the latest
         self._ended = False  # nothing of the client is left
         self.dropped = False  # the user has dropped the client, and it has not ended yet
@@ -61,7 +62,7 @@ class End:
             with kernel.lock:
                 if not kernel.closed:
                     leases = list(kernel.held.values())
-                    self._closing = system.get_ident()
+                    self._closing, self._awaits_work = system.get_ident(), bool(kernel.closers)
                     kernel.closed = True
             if leases is None:
                 self._wait_for_the_end()
@@ -74,10 +75,15 @@ class End:
             raise
 
     def _wait_for_the_end(self) -> None:
-        """Wait for the `close` of another thread, unless that one waits for the caller."""
+        """Wait for the `close` of another thread, unless that one may wait for the caller.
+
+        It may while it waits for the work of an election, because that work may wait for any other thread.
+        """
         kernel = self._kernel
-        inside = in_the_middle() or CALLED.get() or any(election._inside() for election in kernel.elections)
-        if not inside and self._closing not in (None, system.get_ident()):
+        if not (in_the_middle() or CALLED.get() or self._awaits_work) and self._closing not in (
+            None,
+            system.get_ident(),
+        ):
             wait_until(kernel.runtime, lambda: self._ended or kernel.now() >= self._over_by, math.inf)
 
     def _close(self, leases: list[Holding]) -> None:
@@ -110,6 +116,7 @@ class End:
         ``until`` is when the elections have given back their leases.
         """
         kernel = self._kernel
+        self._closing = system.get_ident()
         try:
             kernel.monitor.wait(budget)  # until every callback is started
             kernel.callbacks.wait(budget)
@@ -126,6 +133,7 @@ class End:
             for lease in leases:
                 if not lease.loss:
                     kernel.releases.later(lease)
+        self._awaits_work = False
         self._wait_for_requests(budget)
         kernel.cancels.wait(budget)
         self._finish()

@@ -51,10 +51,13 @@ class Once:
         except IndexError:
             return None
         try:
-            return callback(*args)
+            result = callback(*args)
         except BaseException:
             self._name = repr(callback)  # for the log line
             raise
+        if result is not None:  # perhaps an awaitable, of which the log may have to speak
+            self._name = repr(callback)
+        return result
 
     def __repr__(self) -> str:
         return self._name or repr(self._left[0] if self._left else None)

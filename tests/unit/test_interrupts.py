@@ -84,6 +84,12 @@ def test_a_callback_that_two_start_is_called_once() -> None:
     assert calls == ["first"]
 
 
+def test_a_callback_that_returned_something_keeps_its_name() -> None:
+    once = Once(str)
+    assert once("text") == "text"
+    assert repr(once) == repr(str)
+
+
 def test_no_interrupt_is_raised_as_a_generator_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPython checks for no signal at this point. An exception raised there would only be reported as ignored."""
     ignored: list[object] = []

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import multilock
+from multilock.backend import call_inside
+from multilock.kernel.process import in_the_middle
 from multilock_etcd import aside
 from multilock_etcd.aside import Aside
 from tests.backends.conftest import Connect
@@ -82,3 +84,9 @@ def test_an_error_arrives_at_the_caller_and_a_closed_one_still_answers() -> None
         hand_over(lambda: 1 // 0, LIMIT)
     hand_over.close()
     assert hand_over(lambda: 1, LIMIT) == 1
+
+
+def test_a_finalizer_on_the_other_thread_knows_that_it_must_not_wait() -> None:
+    hand_over = Aside()
+    assert call_inside(lambda: hand_over(in_the_middle, LIMIT))
+    hand_over.close()

@@ -285,7 +285,7 @@ class Renewing:
         self.say: dict[Address, Callable[[], object]] = {A: answers, B: answers}
         for address in (A, B):
             renew = partial(self._renew, address)
-            monkeypatch.setattr(nodes.topology.node(address).listener, "renew", renew)
+            monkeypatch.setattr(nodes.topology.node(address), "renew", renew)
 
     def _held(self, name: str) -> Held:
         claim = Claim(name, "lock", "id", "owner", 6.0, True, True, "me", 0)

@@ -18,7 +18,8 @@ from multilock.backend import AnswersAtOnce, Channel
 from multilock.errors import BackendUnavailable
 from multilock.kernel.callbacks import CALLED, Callbacks, call_safely
 from multilock.kernel.face import WaiterBell
-from multilock.kernel.runtime import call_inside, wait_until
+from multilock.kernel.inside import call_inside
+from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted, Returned
 

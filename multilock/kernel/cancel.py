@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from multilock import system
 from multilock.errors import BackendUnavailable
-from multilock.kernel.runtime import call_inside, wait_until
+from multilock.kernel.inside import call_inside
+from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, Returned
 

@@ -16,8 +16,9 @@ from multilock.kernel.callbacks import CALLED
 from multilock.kernel.cancel import call_to_give_back
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.holding import HELD, RELEASING, Holding
+from multilock.kernel.inside import call_inside
 from multilock.kernel.process import in_the_middle
-from multilock.kernel.runtime import call_inside, wait_until
+from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LossReason
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
-from multilock.kernel.runtime import Bell, call_inside
+from multilock.kernel.inside import call_inside
+from multilock.kernel.runtime import Bell
 from multilock.model import Busy, Claim, Granted, Returned
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import SupportsIndex
 
 from multilock import log_thread, system
 from multilock.kernel import worker
+from multilock.kernel.inside import inside
 from multilock.kernel.process import living
-from multilock.kernel.runtime import inside
 
 __all__ = ["OURS", "notice_fork", "this_process"]
 

@@ -41,14 +41,14 @@ _INSIDE: ContextVar[tuple[Part, ...]] = ContextVar("multilock_inside", default=(
 
 def mark(part: Part) -> None:
     """Mark what this thread or task does from here on as running inside ``part``."""
-    _INSIDE.set((*(other for other in _INSIDE.get() if not other.done), part))
+    _INSIDE.set((*[other for other in _INSIDE.get() if not other.done], part))
 
 
 def unmark(part: Part) -> None:
     """End `mark`. In another thread or task, as when a loop was closed, this has no effect. The old
     mark stays until the next one, and does not count once its part is done.
     """
-    _INSIDE.set(tuple(other for other in _INSIDE.get() if other is not part))
+    _INSIDE.set((*[other for other in _INSIDE.get() if other is not part],))
 
 
 def is_inside(part: Part) -> bool:
@@ -144,6 +144,6 @@ class Office(Generic[T]):
         That is so in work and callbacks of this election, in a task started by them, and in a finalizer or signal
         handler that has interrupted a call of multilock.
         """
-        if any(part.office is self and not part.done for part in _INSIDE.get()):
+        if any([part.office is self and not part.done for part in _INSIDE.get()]):  # noqa: C419 - one call for all
             return True
         return process.in_the_middle() or system.is_owned(self.lock)

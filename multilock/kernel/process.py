@@ -6,7 +6,7 @@ import weakref
 from typing import NoReturn, Protocol
 
 from multilock import system
-from multilock.kernel.runtime import inside
+from multilock.kernel.inside import inside
 
 __all__ = ["OfThisProcess", "in_the_middle", "living", "register"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from multilock import system
-from multilock.errors import BackendUnavailable
 from multilock.kernel.fence import Killer, KillingTimer
+from multilock.kernel.inside import call_inside
 from multilock.kernel.worker import SOON, begin_thread, helpers, is_any_missing, start_worker, try_again
 from multilock.kernel.workers import ThreadWorkers
 from multilock.system import now
@@ -25,8 +25,6 @@ __all__ = [
     "Threads",
     "Ticker",
     "Workers",
-    "call_inside",
-    "inside",
     "now",
     "wait_until",
 ]
@@ -124,29 +122,6 @@ class Runtime(Protocol):
 
     def killer(self) -> Killer:
         """Return the timer of a hard fence. Raises CapabilityMissing if there is none."""
-
-
-inside: set[int] = set()
-"""The ids of threads that are calling a backend, and so may hold its locks, and of the ticking threads."""
-
-
-def call_inside(call: Callable[..., R], *args: Any) -> R:
-    """Call a backend: return ``call(*args)``. Every call of a backend goes through here.
-
-    A backend may need a thread of its own. If the operating system refuses it, that is BackendUnavailable.
-    """
-    thread = system.get_ident()
-    if thread in inside:
-        return call(*args)
-    try:
-        inside.add(thread)  # inside the `try`, so that an interrupt just after it cannot leave the mark forever
-        return call(*args)
-    except RuntimeError as error:
-        if "new thread" not in str(error):
-            raise
-        raise BackendUnavailable(str(error)) from error
-    finally:
-        inside.discard(thread)
 
 
 def wait_until(runtime: Runtime, ended: Callable[[], bool], seconds: float) -> bool:

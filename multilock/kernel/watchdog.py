@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from multilock.errors import BackendUnavailable, MultilockError
 from multilock.kernel import validity
 from multilock.kernel.holding import HELD, Holding
-from multilock.kernel.runtime import call_inside
+from multilock.kernel.inside import call_inside
 from multilock.kernel.sessions import RenewedSessions
 from multilock.log_thread import logger
 from multilock.model import Granted, LossReason

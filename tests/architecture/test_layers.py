@@ -20,7 +20,7 @@ WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribe
 LAYERS = [
     {"system"},
     {"errors", "model", "lease", "names", "foreign", "values", "events"},
-    {"kernel", "kernel.worker", "log_thread"},
+    {"kernel", "kernel.worker", "kernel.inside", "log_thread"},
     {"backend"},
     {*(f"kernel.{name}" for name in BASE + PROCESS)},
     {"kernel.holding", "kernel.want"},

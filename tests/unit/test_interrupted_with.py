@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from multilock import Client
-from multilock.kernel.runtime import inside
+from multilock.kernel.inside import inside
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, interrupted_at
 

@@ -157,17 +157,26 @@ class Guarded(Service):
     def make_sentinels_anew(self) -> None:
         """Start other Sentinels at the same addresses, as containers without a volume would. They know the present
         primary, but no earlier failover. Until `heal`, a primary that answers late costs no failover."""
-        for guard in self.guards:
-            guard.stop()
-        # Before they ended, they may have chosen another primary, so only the servers know which one it is.
-        self._first = next(server for server in self.servers if _is_primary(server))
-        self._lead(self._first)
-        self._down_after = NEVER_DOWN_AFTER
-        try:
+        while True:
             for guard in self.guards:
-                guard.start()
-        finally:
-            self._down_after = DOWN_AFTER
+                guard.stop()
+            # Before they ended, they may have chosen another primary, so only the servers know which one it is.
+            self._first = next(server for server in self.servers if _is_primary(server))
+            self._lead(self._first)
+            self._down_after = NEVER_DOWN_AFTER
+            try:
+                for guard in self.guards:
+                    guard.start()
+            finally:
+                self._down_after = DOWN_AFTER
+            self._until(self._know_each_other)
+            # A replica may still deliver a message of a former Sentinel, and its epoch with it.
+            if all(self._told(guard)["config-epoch"] == "0" for guard in self.guards):
+                return
+
+    def _know_each_other(self) -> bool:
+        others = str(len(self.guards) - 1)
+        return all(self._told(guard)["num-other-sentinels"] == others for guard in self.guards)
 
     def move_sentinels_to(self, primary: Server) -> None:
         """Point all Sentinels at another primary. First all of them forget the old one, or they would remind each

@@ -239,9 +239,6 @@ class HeldSet(AnyHeld):
             if part.stage == HELD:
                 part._begin_work(want)
 
-    def _lift_fence(self) -> None:
-        """Change nothing: the fence of each part ends with the last work under that part."""
-
     def _let_go(self) -> None:
         if self._not_let_go is None:
             self._not_let_go = [(part, part.count) for part in reversed(self._parts)]

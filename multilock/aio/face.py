@@ -99,9 +99,7 @@ class LoopFace:
         does not count as silence: the claim keeps its place in the server's queue.
         """
         if self._at_once:
-            self.loop()
             await asyncio.sleep(0)  # otherwise a task that acquires in a loop would never let another one run
-            return call_inside(self._backend.attempt, claim, join, within)
         waiting = self._kernel.monitor.waiting.get(claim.id)
         told, began = waiting.told if waiting else None, self.loop().time()
         try:
@@ -117,18 +115,12 @@ class LoopFace:
         return answer
 
     async def release(self, claim: Claim, granted: Granted, unsure: bool, within: float) -> Returned:
-        if self._at_once:
-            self.loop()
-            return call_inside(self._backend.release, claim, granted, unsure, within)
         answer: Returned = await self._send(
             within, True, lambda to: to.release(claim, granted, unsure), self._backend.release, claim, granted, unsure
         )
         return answer
 
     async def ask(self, within: float, call: Callable[..., R], *args: Any) -> R:
-        if self._at_once:
-            self.loop()
-            return call_inside(call, *args, within)
         return await self._on_thread(self.loop(), within, call, args)
 
     async def _send(
@@ -200,10 +192,12 @@ class LoopFace:
         args: tuple[Any, ...],
         unwanted: Callable[[R], None] | None = None,
     ) -> R:
-        """Return ``call(*args, within)``, called on a worker thread.
+        """Return ``call(*args, within)``, called on a worker thread, or here if the backend answers at once.
 
         ``unwanted`` is called with an answer for which no caller waits any longer.
         """
+        if self._at_once:
+            return call_inside(call, *args, within)
         future = self._begin(loop, loop.time() + within)
         try:
             self._workers.submit(_Request(loop, self._kernel, within, call, args, future, unwanted).carry)

@@ -47,7 +47,6 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     __slots__ = {
         "__weakref__": None,
         "_callbacks": None,
-        "_fenced": None,
         "_hooks": None,
         "_kernel": None,
         "_scope": None,
@@ -63,7 +62,6 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self.stage = NEW
         self.loss: Loss[Any] | None = None
         self.count = 1  # acquires without their release; more than 1 only for a reentrant lock
-        self._fenced = False  # whether a hard fence applies until the last work has ended
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
         self._hooks: list[Callable[[], None]] | None = None  # called by the thread that ends the lease
@@ -233,8 +231,10 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             raise
 
     def _lift_fence(self) -> None:
-        """End the hard fence of this lease. A second call changes nothing."""
-        raise NotImplementedError
+        """End the hard fence of this lease. A second call changes nothing.
+
+        A lease of several locks has none: the fence of each part ends with the last work under that part.
+        """
 
     def _let_go(self) -> None:
         """End the hard fence and the renewals when the release begins. A second call changes nothing.
@@ -334,6 +334,7 @@ class Holding(AnyHeld):
     """The lease of one lock. `multilock.lease` documents its public members, none of which sends a request here."""
 
     __slots__ = {
+        "_fenced": None,
         "claim": "The claim with which the backend granted the lock.",
         "granted": "The newest proof of the backend.",
         "granted_at": "The time of the grant.",
@@ -347,6 +348,7 @@ class Holding(AnyHeld):
     def __init__(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> None:
         AnyHeld.__init__(self, kernel, want)  # super() would double the cost of this call
         self.claim = claim
+        self._fenced = False  # whether a hard fence applies until the last work has ended
         self.unsure = unsure  # a request with this id has no answer, so the release must outlast a late execution
         self.schedule = Schedule(armed=not kernel.push_loss)
         self.granted_at = kernel.now()

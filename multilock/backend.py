@@ -270,8 +270,10 @@ class OpensChannels(Protocol):
 
 @runtime_checkable
 class AnswersAtOnce(Protocol):
-    """What a `Backend` declares besides, if none of its calls waits for anything but a mutex held for microseconds.
-    Then asyncio calls it on the event loop."""
+    """Declared by a `Backend` none of whose calls waits for anything but a mutex held for microseconds.
+
+    asyncio calls such a backend on the event loop.
+    """
 
     answers_at_once: Literal[True]
 

@@ -44,7 +44,7 @@ class Deletion(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What the queue tells one waiter."""
+    """The queue's answer to one waiter."""
 
     waiter: Waiter
     admission: Admission

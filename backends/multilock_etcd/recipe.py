@@ -137,8 +137,11 @@ class EtcdRecipe:
         return Busy(0.0, spent=True) if waiter.pushed else None
 
     def _take_if_free(self, waiter: Waiter, session: EtcdSession, deadline: float) -> Granted | Busy:
-        """Step 1 without a queue: put our key only if no key excludes it. A refused claim leaves nothing behind: a
-        permit puts its key, and deletes it again if there is no room among its like."""
+        """Step 1 without a queue: put our key only if no key excludes it.
+
+        A refused claim leaves nothing behind. A permit puts its key, and deletes it again if as many are ahead as there
+        are permits.
+        """
         waiter.revision, position = self._transactions.put(waiter.claim, session.lease, False, deadline)
         if waiter.revision is None:
             return _busy(waiter.claim)

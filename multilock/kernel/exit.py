@@ -1,4 +1,4 @@
-"""What happens to all clients at the exit of the interpreter: waiters are withdrawn, then held locks are given back."""
+"""The end of all clients at the exit of the interpreter: waiters are withdrawn, then held locks are given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to all clients in a forked child: every lease reads RELEASED, and each client begins anew.
+"""The reset of all clients in a forked child: every lease reads RELEASED, and each client begins anew.
 
 Python calls hooks in a forked child, but only if Python itself forked, not after daemon(3) or a fork in a C library. So
 every check of a lease, and every request, first checks whether this is still the same process.

@@ -1,4 +1,4 @@
-"""Which threads are inside a call of a backend. A finalizer or signal handler that runs there must not wait."""
+"""The threads that are inside a call of a backend. A finalizer or signal handler that runs there must not wait."""
 
 from __future__ import annotations
 

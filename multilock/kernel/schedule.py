@@ -1,4 +1,4 @@
-"""What the watchdog notes about one lease."""
+"""The notes of the watchdog about one lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run plays: its options, and the cycles and loads drawn from them and from a seed.
+"""The plan of a run: its options, and the cycles and loads drawn from them and from a seed.
 
 A long run may be made in pieces. Earlier pieces are read from its folder, and what they did is not planned again.
 """

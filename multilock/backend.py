@@ -3,7 +3,8 @@
 A backend is plain blocking code. It never waits for a lock, never retries, never judges validity and starts no renewal:
 it turns one call into one server's reply. The kernel does the retries, the waiting, the jitter, the deadlines and the
 states. Several threads may call any method at the same time. A backend takes locks, clocks and random numbers from
-`multilock.system`, and starts its threads with `start_worker`, as the kernel does.
+`multilock.system`, the numbers of time that it shares with the kernel from `multilock.timing`, and starts its threads
+with `start_worker`, as the kernel does.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Claim, Notices, start_worker
 from multilock.log_thread import logger
+from multilock.timing import REASON_WITHIN, retry_pause
 from multilock_consul.keys import Keys, entry_of, names_of
 from multilock_consul.sessions import shows
 from multilock_consul.transport import Agents, Wire, judged
@@ -37,7 +38,6 @@ SPARE = 2  # idle connections kept for the next query
 WAIT = 10
 PATIENCE = WAIT * 17 / 16 + 5.0  # seconds until a query without a reply counts as dead
 CONNECT_WITHIN = 5.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries after a failure
 REFUSED_PAUSE = 30.0  # seconds until a refused query is tried again: an operator would have to change something first
 PACE = 0.01  # seconds between two requests of one query, however often its subject changes
 # The paces for keys that were free and still are: a server replies whenever any key near them changes.
@@ -46,7 +46,6 @@ FREE_EACH = 0.04  # seconds between two requests for any of them
 LOST_RACE = 1.0  # seconds; if a woken waiter comes back within this time, other waiters were woken as well
 CONTESTED = 60.0  # seconds for which that is remembered
 SPREAD = 0.02  # seconds over which the waiters of different processes are then spread
-EXPLAIN_WITHIN = 0.1  # seconds that the notice of a loss may wait for the reason
 
 # bytes of one key; its value has at most half a MiB. A longer reply would delay all other notices.
 ANSWER_MAX = 2 << 20
@@ -409,7 +408,7 @@ class Listener:
             return
         query.index = 0  # so that the next request returns what happened meanwhile
         query.failures += 1
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(query.failures, 10)) * system.uniform(0.5, 1.0)
+        pause = retry_pause(query.failures) * system.uniform(0.5, 1.0)
         query.due = self._now() + (REFUSED_PAUSE if isinstance(error, BackendRejected) else pause)
         logger.debug("Consul does not push changes of the %s %r: %s", query.kind, query.subject, error)
         self._report(query, error)
@@ -467,7 +466,7 @@ class Listener:
             self._drop_unwanted(query)
         elif not shows(response, query.subject):
             self._unseen.append(query.subject)
-            self._explain(lambda: self._ended(query.subject, EXPLAIN_WITHIN))
+            self._explain(lambda: self._ended(query.subject, REASON_WITHIN))
 
     def _look_at_key(self, query: Query, response: Response) -> None:
         entry, index = entry_of(response, query.subject)
@@ -513,10 +512,10 @@ class Listener:
     def _lost(self, claim_id: str, session_id: str) -> None:
         """Report the loss of a claim whose key has gone, and find out whether its session has ended."""
         try:
-            alive = self._exists(session_id, EXPLAIN_WITHIN)
+            alive = self._exists(session_id, REASON_WITHIN)
         except MultilockError:
             alive = session_id not in self._unseen
-        if alive or not self._ended(session_id, EXPLAIN_WITHIN):
+        if alive or not self._ended(session_id, REASON_WITHIN):
             self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted or taken over")
         else:
             self._notices.gone(claim_id, LossReason.SESSION_LOST, f"the session {session_id} ended")

@@ -17,15 +17,15 @@ from typing import Any
 
 from multilock import system
 from multilock.backend import Busy, Claim
+from multilock.timing import RENEWALS, UNPUSHED
 from multilock.values import encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
 from multilock_consul.sessions import Session
 from multilock_consul.transactions import Refused, Transactions, operation, whole_tree
 
-__all__ = ["SAFETY", "UNPUSHED", "Readers", "Wait"]
+__all__ = ["SAFETY", "Readers", "Wait"]
 
 SAFETY = 10.0  # seconds after which a waiter looks again although nothing was pushed
-UNPUSHED = 1.0  # the same for a waiter that gets no push, since too many keys are watched already
 
 Wait = Callable[[str, str, int], bool]
 """``wait(key, claim_id, index)`` has this claim woken when the key is free. Returns False if it cannot."""
@@ -84,7 +84,7 @@ class Readers:
         if not self._wait(key, claim.id, holders[key].index):
             return Busy(UNPUSHED)
         # A session for one claim is renewed by that claim's attempts only, so they must come often enough.
-        return Busy(SAFETY if session.shared else min(SAFETY, session.ttl / 3))
+        return Busy(SAFETY if session.shared else min(SAFETY, session.ttl / RENEWALS))
 
     def forget(self, claim: Claim, sessions: Iterable[object], until: float) -> None:
         """Delete the keys that a released reader left in these sessions, as far as the sessions have ended."""

@@ -25,9 +25,10 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Busy, Claim, Granted, Held, other_number, start_worker
+from multilock.timing import RENEWALS, UNPUSHED
 from multilock.values import encode_resting, encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
-from multilock_consul.readers import SAFETY, UNPUSHED, Readers, Wait
+from multilock_consul.readers import SAFETY, Readers, Wait
 from multilock_consul.semaphore import Semaphore, State
 from multilock_consul.sessions import OWN, Session, Sessions
 from multilock_consul.sweep import Found, Sweep
@@ -531,7 +532,7 @@ class Recipe:
 def _granted(session: Session, index: int | None) -> Granted:
     ttl = session.ttl
     group = session.id if session.shared else OWN
-    return Granted(index, ttl, session.proved_at, ttl, ttl / 3, group, session.id)
+    return Granted(index, ttl, session.proved_at, ttl, ttl / RENEWALS, group, session.id)
 
 
 def _hidden(key: str) -> BackendUnavailable:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Claim, Notices
+from multilock.timing import CALLBACK_SHARE, DRIFT_SHARE, FRESH_SHARE, LATE_REQUEST, RENEWALS
 from multilock_consul.keys import Keys, no_answer
 from multilock_consul.transport import Agents, judged
 from multilock_consul.wire import Response
@@ -41,16 +42,12 @@ DELETE, RELEASE = "delete", "release"
 writer learns that the reader may still believe in its lock. Other keys are deleted, since a free lock has no key, and
 their lock delay keeps others out."""
 
-# Seconds (or 2 × ttl) after a cancel in which renewals look: a paused server may execute a request late
-LOOKED_AT = 60.0
 RELEASED_MAX = 512  # keys of answered releases that are looked at as well, the newest ones: eight requests
 RELEASED_EVERY = 5.0  # seconds between two looks at those, where normally nothing is left
 LOCK_DELAY_MAX = 60.0  # the server's limit
 REMOVED_AFTER = 5.0  # seconds that a server must be frozen before the others can remove it (measured: 9 to 13)
 HEARD_WITHIN = 1.0  # seconds; a holder is normally notified of its session's end within milliseconds
-USABLE = 0.89  # fraction of the ttl after which every lease of the session is lost by the clock
-FRESH = 0.05  # fraction of the ttl: an older separate session is renewed before it takes a lock
-NO_MORE = 60.0  # seconds after a cancel in which an earlier attempt of the claim may still be waiting for a thread
+USABLE = 1 - CALLBACK_SHARE - DRIFT_SHARE  # of the ttl: after that, every lease of the session is lost by the clock
 REMEMBERED = 256  # sessions known to have ended, so that a release in one of them needs no request
 _TTL_REFUSED = re.compile(r"must be between \[([0-9.hmsuµn]+)=")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -181,7 +178,7 @@ class Sessions:
             if session is None:
                 own = isinstance(_purpose(claim), str)
                 session = self._make_own(claim, until) if own else self._make(claim, until)
-            elif not session.shared and self._now() > session.proved_at + FRESH * session.ttl:
+            elif not session.shared and self._now() > session.proved_at + FRESH_SHARE * session.ttl:
                 # The ttl of such a lock counts from its grant, not from the wait before it.
                 self.renew(session, until - self._now())
             with self._lock:
@@ -228,7 +225,7 @@ class Sessions:
             if session := self._find(claim):
                 return session
             session = self._create(claim, until)
-        self._notices.group(session.id, session.ttl, session.ttl / 3)
+        self._notices.group(session.id, session.ttl, session.ttl / RENEWALS)
         return session
 
     def _make_own(self, claim: Claim, until: float) -> Session:
@@ -471,7 +468,7 @@ class Sessions:
             if session and session.shared:
                 key = self._keys.place(claim, session.id)
                 session.released.pop(key, None)
-                session.released[key] = self._now() + LOOKED_AT
+                session.released[key] = self._now() + LATE_REQUEST
                 if len(session.released) > RELEASED_MAX:
                     del session.released[next(iter(session.released))]
 
@@ -494,12 +491,12 @@ class Sessions:
 
     def _note_cancelled(self, claim_id: str) -> None:
         now = self._now()
-        while (oldest := next(iter(self._cancelled), None)) and self._cancelled[oldest] < now - NO_MORE:
+        while (oldest := next(iter(self._cancelled), None)) and self._cancelled[oldest] < now - LATE_REQUEST:
             del self._cancelled[oldest]
         self._cancelled[claim_id] = now
 
     def _look_after(self, session: Session, claim: Claim) -> None:
-        until = self._now() + max(LOOKED_AT, 2 * session.ttl)
+        until = self._now() + max(LATE_REQUEST, 2 * session.ttl)
         session.cancelled[claim.id] = session.left[self._keys.place(claim, session.id)] = until
 
     def to_look_at(self, session: Session, held: Iterable[str]) -> dict[str, bool]:

@@ -22,6 +22,7 @@ from typing import Any
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Notices, start_worker
 from multilock.log_thread import logger
+from multilock.timing import LONGEST_PAUSE, REASON_WITHIN, retry_pause
 from multilock_etcd import wire
 from multilock_etcd.keys import Range
 from multilock_etcd.queue import Admission, Decision, Deletion, Queue
@@ -32,7 +33,6 @@ from multilock_etcd.waiters import Waiter
 
 __all__ = ["EtcdWatcher"]
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to open the stream again
 LOOK_WITHIN = 2.0  # seconds for one step of looking at everything
 # Seconds. The first denied watch may be the fault of an old token, so a new token is requested. A watch that is denied
 # again within this time is refused.
@@ -40,7 +40,6 @@ DENIED_AGAIN = 5.0
 REFUSED_FOR, LONGEST_REFUSED = 5.0, 60.0  # seconds until a refused watch is requested again; the pauses grow
 CONNECTION = "watch stream"  # the name of the connection in messages
 # Losses within IN_A_ROW seconds of each other wait together at most REASON_WITHIN seconds for their reasons.
-REASON_WITHIN = 0.1
 IN_A_ROW = 1.0
 # How many watches of names are kept after the last waiter has left, and for how many answers in a row each is kept.
 KEPT_QUEUES = 8
@@ -301,7 +300,7 @@ class EtcdWatcher:
                 self._closed.wait(self._pause(failures))
 
     def _pause(self, failures: int) -> float:
-        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10)) * system.uniform(0.5, 1.0)
+        return retry_pause(failures) * system.uniform(0.5, 1.0)
 
     def _listen(self) -> None:
         """Open the stream with all watches, and pass its answers on until it ends."""

@@ -35,10 +35,11 @@ from typing import Any
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
 from multilock.backend import Busy, Claim, Granted, Held, Notices
 from multilock.log_thread import logger
+from multilock.timing import FRESH_SHARE, RENEWALS, SAFETY_TIMER
 from multilock.values import encode_resting
 from multilock_etcd.keys import EtcdKeyspace, rests
 from multilock_etcd.notices import EtcdWatcher
-from multilock_etcd.sessions import ENDED, RENEWALS, REVOKE_WITHIN, EtcdSession, EtcdSessions
+from multilock_etcd.sessions import ENDED, REVOKE_WITHIN, EtcdSession, EtcdSessions
 from multilock_etcd.sweep import EtcdSweep
 from multilock_etcd.transactions import EtcdTransactions, Part, Position, delete, modified, read
 from multilock_etcd.transport import EtcdTransport, LeaseMissing
@@ -47,10 +48,7 @@ from multilock_etcd.waiters import Waiter, Waiters
 __all__ = ["EtcdRecipe"]
 
 CLOSE_WITHIN = 0.5  # seconds for all leases and keys that are left when a client is closed
-# fraction of the ttl: an older lease of a lock that is not renewed is extended before its claim looks again
-FRESH = 0.05
 TRIES = 3  # an operator who writes our key again and again must not block a release forever
-SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter looks again although no watch fired
 
 
 class EtcdRecipe:
@@ -195,7 +193,7 @@ class EtcdRecipe:
         that was woken extends it before it looks.
         """
         session = waiter.session
-        if session is not None and not waiter.claim.renew and self._now() > session.sent_at + FRESH * session.ttl:
+        if session is not None and not waiter.claim.renew and self._now() > session.sent_at + FRESH_SHARE * session.ttl:
             self._sessions.keep_alive(session.lease, self._left(deadline))
 
     def _end_own_session(self, waiter: Waiter, deadline: float) -> None:

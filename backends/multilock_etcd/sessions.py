@@ -16,13 +16,13 @@ from contextlib import suppress
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Claim, Granted, Notices
+from multilock.timing import RENEWALS
 from multilock_etcd import wire
 from multilock_etcd.transport import EtcdTransport, LeaseMissing, calls
 
-__all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "RENEWALS", "REVOKE_WITHIN", "EtcdSession", "EtcdSessions"]
+__all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "REVOKE_WITHIN", "EtcdSession", "EtcdSessions"]
 
 ENDED = "its etcd lease expired or was revoked"
-RENEWALS = 3  # per ttl
 ACKNOWLEDGES_NOTHING = "UNKNOWN: context canceled"  # as an etcd grpc-proxy answers a renewal
 REVOKE_WITHIN = 0.5  # seconds for one lease
 

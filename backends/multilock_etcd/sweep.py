@@ -9,10 +9,10 @@ from typing import NamedTuple
 from multilock import MultilockError
 from multilock.backend import Held
 from multilock.log_thread import logger
+from multilock.timing import LATE_REQUEST_IN_SESSION
 from multilock_etcd.keys import EtcdKeyspace
 from multilock_etcd.sessions import EtcdSession
 from multilock_etcd.transactions import AT_ONCE, EtcdTransactions
-from multilock_etcd.waiters import REMEMBERED
 
 __all__ = ["EtcdSweep"]
 
@@ -71,7 +71,7 @@ class EtcdSweep:
 
     def remember_tombstone(self, key: bytes) -> None:
         """Have this tombstone deleted once it is old enough."""
-        self._tombstones.append(_Tombstone(key, self._now() + REMEMBERED))
+        self._tombstones.append(_Tombstone(key, self._now() + LATE_REQUEST_IN_SESSION))
 
     def forget_tombstones(self, deadline: float) -> None:
         """Delete the tombstones that are old enough. If that fails, a later call tries again."""

@@ -6,14 +6,12 @@ from collections.abc import Callable, Hashable
 
 from multilock import system
 from multilock.backend import Claim, Granted
+from multilock.timing import LATE_REQUEST_IN_SESSION
 from multilock_etcd.keys import EtcdKeyspace
 from multilock_etcd.sessions import EtcdSession
 from multilock_etcd.transactions import Position
 
-__all__ = ["REMEMBERED", "Waiter", "Waiters"]
-
-# Seconds for which a cancel is remembered. No request survives longer in the buffers of a connection that is closed.
-REMEMBERED = 600.0
+__all__ = ["Waiter", "Waiters"]
 
 
 class Waiter:
@@ -76,7 +74,7 @@ class Waiters:
         waiter.cancelled = True
         if unsure:
             self._forget_old()
-            self._cancelled[claim.id] = self._now() + REMEMBERED
+            self._cancelled[claim.id] = self._now() + LATE_REQUEST_IN_SESSION
         return waiter
 
     def will_rest(self, claim: Claim, lease: Hashable) -> None:

@@ -28,7 +28,8 @@ from multilock.backend import (
 )
 from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
-from multilock_memory.recipe import LIVENESS_MIN, Store
+from multilock.timing import LIVENESS_MIN, RENEWALS
+from multilock_memory.recipe import Store
 
 __all__ = ["MemoryBackend", "open_backend"]
 
@@ -165,7 +166,7 @@ class MemoryBackend:
         return self._prefix + escape(name)
 
     def _granted(self, claim: Claim, token: int, now: float) -> Granted:
-        return Granted(token, claim.ttl, now, claim.ttl, claim.ttl / 3, GROUP)
+        return Granted(token, claim.ttl, now, claim.ttl, claim.ttl / RENEWALS, GROUP)
 
 
 _stores: dict[str, Store] = {}

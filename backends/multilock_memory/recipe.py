@@ -3,7 +3,7 @@
 A name has holders, all of one mode, each with the time when its lease ends, and it has a queue. A release does not hand
 the name over. It wakes the waiters that fit, in order, and a waiter becomes a holder by its next
 `attempt`. Until then its place is kept, but only as long as it is known to be alive: each attempt keeps it for
-``_liveness`` seconds, and after that the waiter is passed over. A fair claim waits for every earlier claim that does
+`liveness` seconds, and after that the waiter is passed over. A fair claim waits for every earlier claim that does
 not fit beside it, an unfair claim only for the fair ones among these. Nothing happens by itself: the next call that
 looks at the name finds that a lease has ended.
 """
@@ -19,12 +19,11 @@ from math import inf
 
 from multilock import system
 from multilock.backend import Busy, Claim, LockInfo, Notices, other_number, parse_owner
+from multilock.timing import LATE_REQUEST, heartbeat, liveness
 from multilock_memory.notices import Outbox
 
-__all__ = ["LIVENESS_MIN", "Store"]
+__all__ = ["Store"]
 
-TOMBSTONE = 60.0  # seconds; no call of this process that was cancelled earlier can still be executed
-LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds after an attempt for which a waiter counts as alive
 SHOWN = 100  # at most so many holders of one name are returned by inspect()
 
 
@@ -144,7 +143,7 @@ class Store:
         """Return the token if ``claim`` holds the name now, else when to look again."""
         name = self.names.setdefault(key, Name())
         if waiter := name.queue.get(claim.id):
-            waiter.until = now + _liveness(claim)
+            waiter.until = now + liveness(claim.ttl)
         self._end(key, name, now)
         if holder := name.held_by(claim.id):
             name.extend(holder, now + claim.ttl)
@@ -157,15 +156,15 @@ class Store:
     def _ask(self, key: str, name: Name, claim: Claim, join: bool, notices: Notices, now: float) -> int | Busy:
         """Answer a claim that does not hold the name yet."""
         if claim.id in self._cancelled:
-            return Busy(_liveness(claim) / 3)
+            return Busy(heartbeat(claim.ttl))
         if number := name.other_number(claim):
             name.queue.pop(claim.id, None)
             raise other_number(claim, number, "memory")
         if (until := name.awaits(claim)) is None:
             return self._take(key, name, claim, notices, now)
         if join:
-            name.queue.setdefault(claim.id, WaitingClaim(claim, notices, now + _liveness(claim)))
-        return Busy(_liveness(claim) / 3, until - now)
+            name.queue.setdefault(claim.id, WaitingClaim(claim, notices, now + liveness(claim.ttl)))
+        return Busy(heartbeat(claim.ttl), until - now)
 
     def renew(self, key: str, claim: Claim, now: float) -> int | None:
         """Extend the claim's lease. Returns its token, or None if the name is no longer the claim's."""
@@ -207,7 +206,7 @@ class Store:
         nothing."""
         for old in [old for old, until in self._cancelled.items() if until <= now]:
             del self._cancelled[old]
-        self._cancelled[claim_id] = now + TOMBSTONE
+        self._cancelled[claim_id] = now + LATE_REQUEST
 
     def force(self, key: str, now: float) -> bool:
         """Take the name from its holders. Returns whether there were any."""
@@ -280,11 +279,6 @@ class Store:
 
     def _wake(self, waiter: WaitingClaim) -> None:
         self.outbox.wake(waiter.notices, waiter.claim.id)
-
-
-def _liveness(claim: Claim) -> float:
-    """Return for how many seconds an attempt keeps a waiter's place: three heartbeats, so that one may be late."""
-    return min(max(claim.ttl, LIVENESS_MIN), LIVENESS_MAX)
 
 
 def _room(claim: Claim) -> float:

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from multilock import BackendUnavailable
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import reject_unknown, ttl_of
+from multilock.timing import JITTER, heartbeat, liveness
 from multilock_redis.channel import Channel
 from multilock_redis.cluster import ClusterBackend
 from multilock_redis.diagnosis import diagnose, diagnose_sentinels
@@ -35,7 +36,7 @@ from multilock_redis.endpoints import (
 )
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.recipe import Replicas, liveness
+from multilock_redis.recipe import Replicas
 from multilock_redis.redlock import RedlockBackend, open_redlock
 from multilock_redis.sentinel import SentinelEndpoint
 from multilock_redis.transport import Endpoint
@@ -83,7 +84,6 @@ def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | Clus
 
 
 def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
-    wait = liveness(ttl)
     rarer = f" (replicas={replicas.of_grants} makes that rarer, and is not consensus)" if replicas.of_grants else ""
     return Capabilities(
         fencing=True,
@@ -101,7 +101,7 @@ def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
         ttl_step=0.001,
         # The holder's ttl or the place of a waiter that died with it must end. Then the next heartbeat comes, with
         # jitter.
-        takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
+        takeover_bound=max(ttl, liveness(ttl)) + (1 + JITTER) * heartbeat(ttl),
         hold_at_least=True,
         read_write=True,
         semaphore=True,

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Held, Notices, start_worker
 from multilock.log_thread import logger
+from multilock.timing import retry_pause
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Recipe
 from multilock_redis.transactions import Exchange
@@ -38,7 +39,6 @@ PING = pack("PING")
 CACHING = pack("CLIENT", "CACHING", "YES")  # the next command's keys are tracked
 READ_AT_ONCE = 500  # keys
 TEND_EVERY = 2.0  # seconds; a dead connection is found within two of these, before a waiter's place is lost
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to connect again
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent tracked connection may delay the wake-ups
 FIRST_AGAIN, LONGEST_AGAIN = 5.0, 300.0  # seconds until a refused subscription or tracking is tried again
@@ -267,8 +267,8 @@ class Listener:
 
     def _subscribe_again(self) -> Wire | None:
         """Connect until that succeeds. Returns None if the client was closed."""
-        pause = FIRST_PAUSE
-        while not self._closed.wait(pause * system.uniform(0.5, 1.5)):
+        failures = 0
+        while not self._closed.wait(retry_pause(failures) * system.uniform(0.5, 1.5)):
             self.hand_on(self._names())
             if self._closed.is_set():
                 break
@@ -281,7 +281,7 @@ class Listener:
             # and only this thread looks for changes.
             self._recipe.told = False
             self._look_again(None)
-            pause = min(LONGEST_PAUSE, pause * 2)
+            failures += 1
         return None
 
     def _read(self, wire: Wire) -> None:

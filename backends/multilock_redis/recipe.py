@@ -23,6 +23,7 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, Held, other_number
+from multilock.timing import LATE_REQUEST, RENEWALS, heartbeat, liveness
 from multilock_redis.keys import Keyspace, holders_of, token_of
 from multilock_redis.transactions import (
     ACQUIRE,
@@ -37,22 +38,13 @@ from multilock_redis.transactions import (
 )
 from multilock_redis.wire import Redirected, bulks, pack, refused
 
-__all__ = ["RESTS", "Recipe", "Replicas", "liveness"]
+__all__ = ["RESTS", "Recipe", "Replicas"]
 
-TOMBSTONE = 60_000  # ms; no request survives longer in the buffers of a connection that was closed
+TOMBSTONE = round(1000 * LATE_REQUEST)  # ms
 OTHER_NUMBER = -3  # the first word of a reply of share.lua
 RESTS = b"#multilock:rest:"  # prefix of the owner of a name that was released and rests; no claim's owner begins so
 AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}  # locks in one script, which then occupies the server for about 1 ms
 _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
-
-
-def liveness(ttl: float) -> float:
-    """Return for how many seconds one request keeps a waiter's place: three heartbeats, so that two may be late.
-
-    That is long enough that a thousand waiters are a light load, and short enough that a dead waiter does not delay the
-    next one for long.
-    """
-    return min(max(ttl, 1.0), 6.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +148,17 @@ class Recipe:
         """Return what the reply to an attempt means. Raises if the name has another number of permits."""
         ttl = claim.ttl
         if isinstance(answer, int):
-            return Granted(answer, ttl, sent_at, ttl, ttl / 3, self._group, claim.owner)
+            return Granted(answer, ttl, sent_at, ttl, ttl / RENEWALS, self._group, claim.owner)
         if len(answer) == 3:
             _, token, generation = answer
-            return Granted(token, ttl, sent_at, ttl, ttl / 3, self._group, _marker(claim.mode, generation))
+            return Granted(token, ttl, sent_at, ttl, ttl / RENEWALS, self._group, _marker(claim.mode, generation))
         left, rank = answer
         if left == OTHER_NUMBER:
             raise other_number(claim, rank, "redis")
         # If a key can end by itself, the next waiters should look exactly then, one after the other: the server pushes
         # such an end late, or never.
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None
-        return Busy(liveness(ttl) / 3, expires_in)
+        return Busy(heartbeat(ttl), expires_in)
 
     def pushed(self, payload: bytes) -> tuple[str, Granted | None]:
         """Return the claim that a push is for, and what it grants, or None if it is only a hint.
@@ -178,7 +170,9 @@ class Recipe:
             echo, token, key = words
             sent_at, wait = (int(number) for number in echo.split("/"))
             valid_for = wait / 1000
-            granted = Granted(int(token), valid_for, sent_at / 1e6, valid_for, valid_for / 3, self._group, key, True)
+            granted = Granted(
+                int(token), valid_for, sent_at / 1e6, valid_for, valid_for / RENEWALS, self._group, key, True
+            )
         except (ValueError, OverflowError):
             return claim_id, None
         return claim_id, granted
@@ -209,7 +203,9 @@ class Recipe:
             for i, ours in zip(places, flags, strict=True):
                 if ours:
                     ttl, granted = held[i][0].ttl, held[i][1]
-                    renewed[i] = too_few or Granted(granted.token, ttl, sent_at, ttl, ttl / 3, self._group, granted.key)
+                    renewed[i] = too_few or Granted(
+                        granted.token, ttl, sent_at, ttl, ttl / RENEWALS, self._group, granted.key
+                    )
         return renewed
 
     def to_renew(self, held: Sequence[Held]) -> list[tuple[Script, list[int], bytes]]:

@@ -24,6 +24,7 @@ from typing import Any
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
 from multilock.log_thread import logger
+from multilock.timing import LONGEST_PAUSE
 from multilock_redis.following import Following, Told
 from multilock_redis.slots import Address
 from multilock_redis.transport import Endpoint, Wire, not_connected
@@ -37,7 +38,6 @@ MYID = pack("SENTINEL", "MYID")  # since 6.2
 LISTEN = pack("SUBSCRIBE", "+promoted-slave", "+switch-master")
 ASK_WITHIN = 1.0  # seconds for a question that no request waits for
 TEND_EVERY = 2.0  # seconds between two questions to the subscribed Sentinel, and between two questions to all others
-LONGEST_PAUSE = 1.0  # seconds before the client subscribes to another Sentinel
 
 # The errors of a Sentinel, and what to do about them. Its login is separate from the primary's.
 _REMEDIES = {

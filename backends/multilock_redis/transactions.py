@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from multilock import BackendUnavailable
+from multilock.timing import LIVENESS_MAX
 from multilock_redis.transport import Answer, Connections
 from multilock_redis.wire import ScriptMissing, Unclear, bulks, doubted, pack
 
 __all__ = [
     "ACQUIRE",
+    "CLOCKS_WITHIN",
     "FORCE",
     "GIVE",
     "INSPECT",
@@ -29,6 +31,17 @@ __all__ = [
     "Transactions",
 ]
 
+QUEUE_KEPT = 60.0  # seconds that a queue exists after its last request: longer than one request keeps a place
+TOKEN_KEPT = 600.0  # seconds that the last token of a name is known after its last holder
+CLOCKS_WITHIN = 1.0  # seconds by which a client's clock may be off; a greater difference counts as this one
+_NUMBERS = {  # of every script
+    "LIVENESS_MAX": LIVENESS_MAX,
+    "QUEUE_KEPT": QUEUE_KEPT,
+    "TOKEN_KEPT": TOKEN_KEPT,
+    "CLOCKS_WITHIN": CLOCKS_WITHIN,
+}
+_HEAD = "".join(f"local {name} = {1000 * seconds:.0f} -- ms\n" for name, seconds in _NUMBERS.items())
+
 Exchange = Callable[[Sequence[bytes], float], list[Answer]]
 
 
@@ -36,7 +49,9 @@ class Script:
     """One Lua script, called by its hash."""
 
     def __init__(self, *files: str, words: int, keys: int) -> None:
-        text = "\n".join((Path(__file__).parent / "scripts" / file).read_text(encoding="utf-8") for file in files)
+        text = _HEAD + "\n".join(
+            (Path(__file__).parent / "scripts" / file).read_text(encoding="utf-8") for file in files
+        )
         self.load = pack("SCRIPT", "LOAD", text)
         self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         self.head = self.head_for(words, keys)

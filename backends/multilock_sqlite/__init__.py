@@ -29,10 +29,11 @@ from multilock.backend import (
 )
 from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
+from multilock.timing import JITTER, LIVENESS_MIN, RENEWALS, heartbeat
 from multilock_sqlite import host
 from multilock_sqlite.diagnosis import weaknesses
-from multilock_sqlite.layout import LIVENESS_MIN, set_up
-from multilock_sqlite.recipe import Exhausted, OtherNumber, Recipe, Stand, liveness
+from multilock_sqlite.layout import set_up
+from multilock_sqlite.recipe import Exhausted, OtherNumber, Recipe, Stand
 from multilock_sqlite.transport import Connection, Database, look, transaction
 
 __all__ = ["SqliteBackend", "open_backend"]
@@ -99,7 +100,7 @@ class SqliteBackend:
             ttl_step=0.001,
             # A waiter finds a killed holder, or a killed waiter before it, at its next look. If that process is in
             # another pid namespace, the waiter finds it only when the lease or the last heartbeat ends.
-            takeover_bound=max(ttl, LIVENESS_MIN) + 1.1 * POLL_LAST,
+            takeover_bound=max(ttl, LIVENESS_MIN) + (1 + JITTER) * POLL_LAST,
             hold_at_least=True,
             read_write=True,
             semaphore=True,
@@ -137,7 +138,7 @@ class SqliteBackend:
             return _granted(claim, answer, now)
         if join:
             since, _ = self._waiting.get(claim.id, (now, now))
-            self._waiting[claim.id] = since, now + liveness(claim) / 3
+            self._waiting[claim.id] = since, now + heartbeat(claim.ttl)
         return self._busy(claim, answer, now)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
@@ -226,4 +227,4 @@ class SqliteBackend:
 
 
 def _granted(claim: Claim, token: int | None, now: float) -> Granted:
-    return Granted(token, claim.ttl, now, claim.ttl, claim.ttl / 3, GROUP)
+    return Granted(token, claim.ttl, now, claim.ttl, claim.ttl / RENEWALS, GROUP)

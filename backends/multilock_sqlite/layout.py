@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multilock import BackendRejected
+from multilock.timing import LATE_REQUEST, LIVENESS_MAX
 from multilock_sqlite.host import boot_id
 from multilock_sqlite.transport import Connection, transaction
 
-__all__ = ["LIVENESS_MAX", "LIVENESS_MIN", "TOMBSTONE", "set_up", "sweep"]
-
-LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds after a heartbeat for which a waiter counts as alive
-TOMBSTONE = 60.0  # seconds; no call of ours that was cancelled earlier can still be executed
+__all__ = ["set_up", "sweep"]
 
 APPLICATION_ID = 0x6D6C636B  # "mlck"; it distinguishes our file from another program's database
 FORMAT = 1
@@ -94,7 +92,7 @@ def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
         now = clock()
         sql.execute("DELETE FROM locks WHERE (boot IS NULL OR boot IS NOT ?) AND until > ? + ttl", (boot, now))
         sql.execute("DELETE FROM queue WHERE until > ?", (now + LIVENESS_MAX,))
-        sql.execute("DELETE FROM cancelled WHERE until > ?", (now + TOMBSTONE,))
+        sql.execute("DELETE FROM cancelled WHERE until > ?", (now + LATE_REQUEST,))
         sql.execute("UPDATE counter SET token = reserved, boot = coalesce(?, boot)", (boot,))
 
 

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 from multilock import system
 from multilock.backend import Claim, LockInfo, parse_owner
+from multilock.timing import LATE_REQUEST, liveness
 from multilock_sqlite.host import Process
-from multilock_sqlite.layout import LIVENESS_MAX, LIVENESS_MIN, TOMBSTONE, sweep
+from multilock_sqlite.layout import sweep
 from multilock_sqlite.transport import Connection
 
-__all__ = ["Exhausted", "OtherNumber", "Recipe", "Stand", "liveness"]
+__all__ = ["Exhausted", "OtherNumber", "Recipe", "Stand"]
 
 ALONE, READ = "x", "r"  # modes; the third is p<n>, for one of n permits
 RESTS = "!rests:"  # prefix of the id of a released claim whose name rests; no claim has such an id
@@ -53,11 +54,6 @@ class Stand(NamedTuple):
     until: float
     token: int | None
     mode: str
-
-
-def liveness(claim: Claim) -> float:
-    """Return for how many seconds a heartbeat keeps a waiter's place: three periods, so that one may be late."""
-    return min(max(claim.ttl, LIVENESS_MIN), LIVENESS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +136,7 @@ class Recipe:
             sql.execute(
                 "INSERT INTO queue (key, id, mode, fair, until, space, pid, start) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET until = excluded.until",
-                (key, claim.id, claim.mode, claim.fair, now + liveness(claim), *self._columns()),
+                (key, claim.id, claim.mode, claim.fair, now + liveness(claim.ttl), *self._columns()),
             )
         return ahead
 
@@ -154,7 +150,7 @@ class Recipe:
             sql.execute("DELETE FROM queue WHERE id = ?", (claim_id,))
         if unsure:
             # A call with this id may still run in a thread that was paused. It must find the id cancelled.
-            sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + TOMBSTONE))
+            sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + LATE_REQUEST))
         return held
 
     def rest(self, sql: Connection, key: str, claim_id: str, unsure: bool, seconds: float, now: float) -> bool:
@@ -165,7 +161,7 @@ class Recipe:
             "SELECT id, until FROM locks WHERE key = ? AND id IN (?, ?)", (key, claim_id, resting)
         ).fetchone()
         if unsure:
-            sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + TOMBSTONE))
+            sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + LATE_REQUEST))
         if row is None or row[1] <= now:
             return False
         again = row[0] == resting  # the first request's reply was lost, so its end must not move later

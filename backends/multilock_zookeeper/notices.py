@@ -25,6 +25,7 @@ from kazoo.protocol.states import EventType
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Notices, Worker, start_worker
 from multilock.log_thread import logger
+from multilock.timing import REASON_WITHIN
 from multilock_zookeeper.sessions import Session
 from multilock_zookeeper.transport import Answer, NodeMissing, Transport
 
@@ -34,7 +35,6 @@ T = TypeVar("T")
 
 ENDED = "its ZooKeeper session expired or was closed"
 LOOK_WITHIN = 2.0  # seconds for one step of a look
-REASON_WITHIN = 0.1  # seconds that the notice of a loss may wait for the reason
 LOOK_AGAIN = 1.0  # seconds after a look that failed although the connection was up
 AT_ONCE = 250  # nodes looked at in one step; a renewal waits behind no more than that
 ONE_BY_ONE = 16  # nodes that a waiter watches one by one; beyond that, any change among the siblings wakes it

@@ -7,10 +7,9 @@ from typing import Any
 
 from multilock import system
 from multilock.backend import Claim
+from multilock.timing import LATE_REQUEST_IN_SESSION
 
 __all__ = ["Place", "Places"]
-
-REMEMBERED = 600.0  # seconds for which attempts of a cancelled claim are refused
 
 
 class Place:
@@ -68,7 +67,7 @@ class Places:
         place.cancelled = True
         if unsure:
             self._forget_old()
-            self._cancelled[claim.id] = self._now() + REMEMBERED
+            self._cancelled[claim.id] = self._now() + LATE_REQUEST_IN_SESSION
         return place
 
     def given_back(self, claim: Claim, place: Place) -> None:

@@ -29,6 +29,7 @@ from itertools import islice, takewhile
 
 from multilock import BackendRejected, BackendUnavailable, LossReason
 from multilock.backend import Busy, Claim, Granted, Held, Notices, other_number
+from multilock.timing import SAFETY_TIMER, UNPUSHED
 from multilock.values import encode_value
 from multilock_zookeeper.keys import Contender, Nodes
 from multilock_zookeeper.notices import AT_ONCE, ENDED, Watcher
@@ -38,8 +39,6 @@ from multilock_zookeeper.transport import EPHEMERAL_SEQUENTIAL, Answer, NodeMiss
 
 __all__ = ["Recipe", "holding"]
 
-SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter looks again although no watch fired
-UNWATCHED = 1.0  # seconds until a waiter looks again if the request for its watches had no reply
 END_WITHIN, END_AGAIN = 1.0, 1.0  # seconds to delete a node whose time is over, and until that is tried again
 
 
@@ -161,7 +160,7 @@ class Recipe:
         try:
             watched = self._watcher.wait(claim.id, awaited, place.path, deadline)
         except BackendUnavailable:
-            return Busy(UNWATCHED)  # the listing was answered, so it is known that the name is taken
+            return Busy(UNPUSHED)  # the listing was answered, so it is known that the name is taken
         return _busy(claim) if watched else None
 
     def _withdraw(self, claim: Claim, place: Place, deadline: float) -> None:

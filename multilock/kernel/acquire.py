@@ -17,6 +17,7 @@ from multilock.kernel.holding import Holding
 from multilock.kernel.monitor import UngrantedClaim
 from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted
+from multilock.timing import JITTER, retry_pause
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from multilock.kernel.want import Want
 
 __all__ = ["Stop", "Stopped", "acquire"]
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while the backend is silent
 
 
 class Stop:
@@ -335,11 +334,10 @@ class _Contender:
         )
 
     def _pause(self, failures: int) -> float:
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10))
-        return pause * self.kernel.runtime.uniform(0.5, 1.0)
+        return retry_pause(failures) * self.kernel.runtime.uniform(0.5, 1.0)
 
     def _look_again_in(self, busy: Busy) -> float:
-        heartbeat = busy.heartbeat * self.kernel.runtime.uniform(0.9, 1.1)
+        heartbeat = busy.heartbeat * self.kernel.runtime.uniform(1 - JITTER, 1 + JITTER)
         return heartbeat if busy.expires_in is None else min(heartbeat, busy.expires_in)
 
     def _tell_waiting(self, claim: Claim | None) -> None:

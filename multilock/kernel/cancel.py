@@ -24,6 +24,7 @@ from multilock.kernel.inside import call_inside
 from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, Returned
+from multilock.timing import FIRST_PAUSE, LONGEST_IN_BACKGROUND, RENEWALS, retry_pause
 
 if TYPE_CHECKING:
     from multilock.backend import Backend, Rests
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["Cancels", "call_to_give_back"]
 
 AT_LEAST = 60.0  # seconds of trying, or 2 × ttl if that is more: a lease that nobody renews has expired by then
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 FAILED = "giving back the lock %r failed: %s"
 STILL = (
@@ -61,7 +61,7 @@ class _Cancel:
     planned for now or being sent, and False during a pause. The ``bells`` ring when that request has ended.
     """
 
-    __slots__ = ("bells", "claim", "granted", "pause", "rest_until", "told", "under_way", "unsure", "until")
+    __slots__ = ("bells", "claim", "failures", "granted", "rest_until", "told", "under_way", "unsure", "until")
 
     def __init__(
         self, claim: Claim, granted: Granted | None, unsure: bool, until: float, rest_until: float | None
@@ -71,7 +71,7 @@ class _Cancel:
         self.unsure = unsure
         self.until = until
         self.rest_until = rest_until
-        self.pause = FIRST_PAUSE
+        self.failures = 0
         self.told: list[str] = []
         self.under_way = False
         self.bells: set[Bell] = set()
@@ -155,12 +155,11 @@ class Cancels:
                 self._tell(cancel, FAILED, error)
             elif error.unknown:
                 cancel.unsure = True
+            cancel.failures += 1
             if self._goes_on(cancel, error):
                 self._ended(cancel, done=False)  # before the timer, which may start the next request at once
-                kernel.timers.at(
-                    kernel.now() + cancel.pause * kernel.runtime.uniform(0.5, 1.0), lambda: self._submit(cancel)
-                )
-                cancel.pause = min(cancel.pause * 2, self._longest_pause(cancel))
+                pause = self._pause(cancel) * kernel.runtime.uniform(0.5, 1.0)
+                kernel.timers.at(kernel.now() + pause, lambda: self._submit(cancel))
                 return
             self._tell(cancel, GAVE_UP, error, claim.ttl)
         self._ended(cancel, done=True)
@@ -170,15 +169,19 @@ class Cancels:
         kernel = self._kernel
         if kernel.finished:
             return False
-        if kernel.now() + cancel.pause < cancel.until:
+        if kernel.now() + self._pause(cancel) < cancel.until:
             return True
         if not self._is_renewed(cancel):
             return False
         self._tell(cancel, STILL, error)
         return True
 
-    def _longest_pause(self, cancel: _Cancel) -> float:
-        return min(LONGEST_PAUSE, max(FIRST_PAUSE, cancel.claim.ttl / 3)) if self._is_renewed(cancel) else LONGEST_PAUSE
+    def _pause(self, cancel: _Cancel) -> float:
+        """Return the seconds until the next try: at most a period of a session whose renewal keeps the name taken."""
+        longest = LONGEST_IN_BACKGROUND
+        if self._is_renewed(cancel):
+            longest = min(longest, max(2 * FIRST_PAUSE, cancel.claim.ttl / RENEWALS))
+        return retry_pause(cancel.failures, longest)
 
     def _is_renewed(self, cancel: _Cancel) -> bool:
         """Return whether a renewed session may keep this claim alive."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from multilock.kernel import validity
 from multilock.kernel.holding import HELD, Holding
 from multilock.model import Claim, Granted
+from multilock.timing import JITTER
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
@@ -73,7 +74,7 @@ class RenewedSessions:
     def add(self, group: Hashable, ttl: float, renew_every: float) -> None:
         """Renew this session from now on, every ``renew_every`` seconds."""
         session = self.of[group] = RenewedSession(ttl, renew_every)
-        self._plan(group, session, renew_every * self._kernel.runtime.uniform(0.9, 1.0))
+        self._plan(group, session, renew_every * self._kernel.runtime.uniform(1 - JITTER, 1.0))
 
     def shorten(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> float | None:
         """See `multilock.backend.Notices.shortened`. Returns the former ttl, or None if nothing becomes shorter."""
@@ -145,7 +146,7 @@ class RenewedSessions:
         if not error:
             self._prove(group, session, leases)
         session.failures = session.failures + 1 if error else 0
-        jitter = kernel.runtime.uniform(0.9, 1.1)
+        jitter = kernel.runtime.uniform(1 - JITTER, 1 + JITTER)
         pause = session.renew_every * jitter if not error else validity.retry_in(session.failures, session.ttl, jitter)
         self._plan(group, session, pause)
 

@@ -9,9 +9,17 @@ import math
 from functools import lru_cache
 
 from multilock.model import LossReason
+from multilock.timing import (
+    ARM_AFTER,
+    CALLBACK_SHARE,
+    DRIFT_FIXED,
+    DRIFT_SHARE,
+    RENEWALS,
+    REQUEST_TIMEOUT_MAX,
+    REQUESTS,
+)
 
 __all__ = [
-    "CALLBACK_SHARE",
     "arm_at",
     "first_renewal_at",
     "half_over",
@@ -25,12 +33,7 @@ __all__ = [
     "valid_until",
 ]
 
-DRIFT_SHARE = 0.01  # the clocks of client and server may differ in speed by 1 %
-DRIFT_FIXED = 0.002  # seconds, because servers count expiry in whole milliseconds
-CALLBACK_SHARE = 0.1  # the last tenth of a lease is kept for the lost callback
-ARM_AFTER = 0.25  # seconds; a lock held longer than this is worth a watch on its key
 GRID_SHARE = 1 / 30  # renewals fall on a grid of ttl/30, so that many leases share one request
-REQUEST_TIMEOUT_MAX = 5.0  # seconds
 
 
 def valid_until(sent_at: float, valid_for: float, ttl: float) -> float:
@@ -62,7 +65,7 @@ def first_renewal_at(granted_at: float, lost_at: float) -> float:
 
     Not at once, because most locks are held briefly, but while most of the remaining time is left.
     """
-    return granted_at + min(ARM_AFTER, (lost_at - granted_at) / 3)
+    return granted_at + min(ARM_AFTER, (lost_at - granted_at) / RENEWALS)
 
 
 def late_at(sent_at: float, renew_every: float) -> float:
@@ -91,11 +94,8 @@ def urgency(left: float, timeout: float) -> int:
 
 @lru_cache(maxsize=256)
 def request_timeout(option: float | None, ttl: float) -> float:
-    """Return the timeout of one request in seconds: the user's ``option``, or ttl/5 but at most 5 s.
-
-    With ttl/5, several attempts fit before the deadline.
-    """
-    return min(ttl / 5, REQUEST_TIMEOUT_MAX) if option is None else option
+    """Return the timeout of one request in seconds: the user's ``option``, or ttl/5 but at most 5 s."""
+    return min(ttl / REQUESTS, REQUEST_TIMEOUT_MAX) if option is None else option
 
 
 def half_over(now: float, sent_at: float, valid_for: float) -> bool:

@@ -22,6 +22,7 @@ from multilock.kernel.inside import call_inside
 from multilock.kernel.sessions import RenewedSessions
 from multilock.log_thread import logger
 from multilock.model import Granted, LossReason
+from multilock.timing import JITTER
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
@@ -101,7 +102,7 @@ class Watchdog:
             if granted.short:
                 lease.schedule.at = validity.first_renewal_at(lease.granted_at, lease.lost_at)
             else:
-                jitter = kernel.runtime.uniform(0.9, 1.1)
+                jitter = kernel.runtime.uniform(1 - JITTER, 1 + JITTER)
                 lease.schedule.at = validity.renew_at(
                     granted.sent_at, granted.renew_every, granted.ttl, jitter, kernel.phase
                 )

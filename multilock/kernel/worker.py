@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multilock import system
+from multilock.timing import LONGEST_IN_BACKGROUND, retry_pause
 
 __all__ = [
     "SOON",
@@ -24,7 +25,6 @@ __all__ = [
 ]
 
 SOON = 0.1  # seconds between two attempts to start a refused thread
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds until a thread that died begins again
 
 helpers: dict[object, Callable[[], None]] = {}
 """The ticking threads, each with a function that wakes it. They call `try_again` until no thread is missing."""
@@ -125,7 +125,7 @@ class Worker:
             return
         finally:
             _missing.pop(self, None)
-        pause = FIRST_PAUSE
+        deaths = 0
         while True:
             try:
                 self._run()
@@ -135,9 +135,9 @@ class Worker:
                 if self._once:
                     break
             _missing[self] = "it died of a defect"
-            system.sleep(pause)
+            deaths += 1
+            system.sleep(retry_pause(deaths, LONGEST_IN_BACKGROUND))
             _missing.pop(self, None)
-            pause = min(LONGEST_PAUSE, pause * 2)
         self._ended.set()
 
     def _died(self, error: BaseException) -> None:

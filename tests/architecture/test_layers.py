@@ -18,7 +18,7 @@ BASE = ("validity", "schedule", "timers", "runtime", "workers", "interrupts")
 PROCESS = ("process", "fork", "exit", "fence")
 WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "tell", "scopes")
 LAYERS = [
-    {"system"},
+    {"system", "timing"},
     {"errors", "model", "lease", "names", "foreign", "values", "events"},
     {"kernel", "kernel.worker", "kernel.inside", "log_thread"},
     {"backend"},
@@ -39,10 +39,11 @@ PRODUCT = [*(path for path in sources("multilock") if "testing" not in path.part
 BACKENDS = sorted({ours.module for ours in OURS.values()})
 
 # Backends may import only these modules of multilock: the public package, the interface, the forms of options, names
-# and values, the log (since their threads must not call a handler themselves), and the seam to threads and clocks.
+# and values, the log (since their threads must not call a handler themselves), the numbers of time, and the seam to
+# threads and clocks.
 FOR_BACKENDS = {
     "multilock",
-    *(f"multilock.{name}" for name in ("backend", "names", "options", "system", "log_thread", "values")),
+    *(f"multilock.{name}" for name in ("backend", "names", "options", "system", "timing", "log_thread", "values")),
 }
 SEAM = {"threading", "queue", "time", "random", "select", "selectors", "sched", "concurrent", "_thread"}
 LIBRARIES = {

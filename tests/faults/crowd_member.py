@@ -20,8 +20,8 @@ from multilock import AsyncClient, BackendUnavailable, Client, now
 from multilock.model import Busy, Claim, Granted
 from multilock.testing import hear
 from multilock.testing.beliefs import Account, note, watch_pulse
+from multilock.timing import heartbeat, liveness
 from multilock_sqlite import SqliteBackend
-from multilock_sqlite.recipe import liveness
 from tests.faults.contender import Turn, hold, note_end, note_release, note_released, tell_loss
 from tests.faults.waits import PATIENCE
 
@@ -76,8 +76,8 @@ def _heartbeat(backend: Any, claim: Claim) -> tuple[float, ...]:
     if not isinstance(backend, SqliteBackend) or claim.id not in backend._waiting:
         return ()
     _, due = backend._waiting[claim.id]
-    since = due - liveness(claim) / 3
-    return since, since + liveness(claim)
+    since = due - heartbeat(claim.ttl)
+    return since, since + liveness(claim.ttl)
 
 
 class _Crew:

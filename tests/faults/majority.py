@@ -31,7 +31,7 @@ from multilock.testing.beliefs import Fault, LedgerServer
 from multilock.testing.beliefs.oracles import within
 from multilock.testing.conformance.faces import background
 from multilock.testing.proxy import Direction
-from multilock_redis.redlock.fan import LONGEST_PAUSE
+from multilock.timing import LONGEST_PAUSE
 from multilock_redis.redlock.servers import LEAST_LIMIT
 from tests.faults.chaos import (
     FOR_A_WHILE,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from multilock import Client, DistributedLock, LeaseState, LockTimeout, LossReason
-from multilock.kernel.validity import ARM_AFTER
 from multilock.model import Claim, Granted
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
+from multilock.timing import ARM_AFTER
 from tests.unit.kit import Answer, Call, Losses, Scripted, executed_but_unanswered, silence, state_of
 
 TOKEN = 77

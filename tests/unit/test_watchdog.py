@@ -27,9 +27,9 @@ from multilock import (
 )
 from multilock.errors import BackendUnavailable
 from multilock.kernel.runtime import Threads, now
-from multilock.kernel.validity import ARM_AFTER
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
+from multilock.timing import ARM_AFTER
 from tests.unit.kit import (
     Call,
     Losses,

@@ -30,10 +30,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from multilock import BackendUnavailable, ConfigurationError
 from multilock.backend import Busy, Capabilities, Channel, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import number, reject_unknown, ttl_of, yes_or_no
+from multilock.timing import JITTER, heartbeat, liveness
 from multilock_redis.endpoints import OPTIONS, endpoints_of_clients, endpoints_of_redlock, keyspace
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.recipe import liveness
 from multilock_redis.redlock.channel import Channel as FanChannel
 from multilock_redis.redlock.guard import Guarded
 from multilock_redis.redlock.inspection import Inspection
@@ -92,7 +92,6 @@ class RedlockBackend:
         self._token = token
         self._former: Rounds | None = None
         self._tls = any(speaks_tls(endpoint.name) for endpoint in endpoints)
-        wait = liveness(ttl)
         self.capabilities = Capabilities(
             fencing=token,
             fencing_scope=(
@@ -113,7 +112,7 @@ class RedlockBackend:
             if guard
             else "",
             ttl_step=0.001,
-            takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
+            takeover_bound=max(ttl, liveness(ttl)) + (1 + JITTER) * heartbeat(ttl),
             hold_at_least=True,
             why_one="two who share a name may have it from majorities of which no server knows both",
         )

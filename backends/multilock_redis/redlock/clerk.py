@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from multilock import system
 from multilock.backend import start_worker
+from multilock.timing import LONGEST_PAUSE
 from multilock_redis.redlock.fan import LAST_WORDS, Fan, Pool
 from multilock_redis.redlock.place import Evidence
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["CONFIRMED_WITHIN", "Clerk", "Unconfirmed"]
 
 LATE = 0.01  # seconds without use after which the clerk reads the late replies of a fan
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two batches of releases to a server that confirmed none
+REPEAT_AFTER = 0.02  # seconds until releases that a server did not confirm are repeated; doubled by each failure
 BATCH = 64  # releases under way to one server at most
 CONFIRMED_WITHIN = 5.0  # seconds to wait for the reply to a repeated release before it is repeated again
 ASLEEP = 60.0  # seconds that the thread sleeps at most
@@ -48,7 +49,7 @@ class Unconfirmed:
         if self._due:
             return None
         self._due = True
-        self._pause = min(LONGEST_PAUSE, 2 * self._pause) if again and self._pause else FIRST_PAUSE
+        self._pause = min(LONGEST_PAUSE, 2 * self._pause) if again and self._pause else REPEAT_AFTER
         return self._pause
 
     def done(self, evidence: Evidence) -> bool:

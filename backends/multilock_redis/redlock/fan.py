@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
 from multilock.log_thread import logger
+from multilock.timing import FIRST_PAUSE, LONGEST_PAUSE
 from multilock_redis.redlock.guard import Guarded
 from multilock_redis.redlock.place import majority_of
 from multilock_redis.transport import Wire
@@ -26,7 +27,6 @@ __all__ = ["SAYS_NOTHING", "Fan", "Lane", "Link", "Owed", "Pool"]
 
 CONNECT_WITHIN = 3.0  # seconds for one connection
 AT_ONCE = 4  # connections to one server that are made at the same time
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to connect to a server that is down
 GRACE = 0.25  # seconds to wait for connections to more servers than a majority
 SPARE = 4  # idle fans that are always kept
 SPARE_FOR = 60.0  # seconds after which an idle fan beyond these is closed

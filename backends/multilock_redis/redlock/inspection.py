@@ -12,11 +12,10 @@ from multilock_redis.diagnosis import diagnose
 from multilock_redis.node import Node
 from multilock_redis.redlock.guard import SameServer
 from multilock_redis.redlock.servers import Servers, silence
+from multilock_redis.transactions import CLOCKS_WITHIN
 from multilock_redis.wire import pack
 
 __all__ = ["Inspection"]
-
-NEAR = 1.0  # seconds by which a client's clock may be off; the same limit is in stamp.lua
 
 
 class Inspection:
@@ -145,7 +144,7 @@ class Inspection:
             found = diagnose(node.connections, within)
             (seconds, micros), sent_at = node.connections.call(pack("TIME"), within)
             ahead = system.wall() / 1e6 - (self._now() - sent_at) / 2 - (int(seconds) + int(micros) / 1e6)
-            if abs(ahead) > NEAR:
+            if abs(ahead) > CLOCKS_WITHIN:
                 what = f"its clock and that of this host differ by {abs(ahead):.1f} s"
                 found.append(Finding("clock", "warning", what, "synchronize them: each lock takes one more round"))
             return found

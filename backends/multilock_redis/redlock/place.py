@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from multilock import BackendRejected, system
 from multilock.backend import Claim, Granted
+from multilock.timing import LATE_REQUEST, LIVENESS_MAX
 
 __all__ = ["OUT", "VOTES", "WAITS", "YIELDS", "Ballot", "Evidence", "Proof", "State", "majority_of"]
 
@@ -29,7 +30,10 @@ At = tuple[int, int]
 """The order of a statement: when its request was sent, then 0 for the reply and 1 for a push, which comes later."""
 
 LONG_AGO = -(10**18)
-ENDS_WITHIN = 6_000_000  # µs after the ttl: by then a server has deleted everything of a claim that nobody renews
+LATE = round(1e6 * LATE_REQUEST)  # µs
+ENDS_WITHIN = round(
+    1e6 * LIVENESS_MAX
+)  # µs after the ttl: by then a server has deleted everything of a claim that nobody renews
 
 
 def majority_of(servers: int) -> int:
@@ -312,7 +316,7 @@ class Evidence:
         if ballot.released is not None:
             return False
         if ballot.unsure or ballot.pending:
-            return now < ballot.asked + max(120_000_000, 2 * self.ttl + 60_000_000)
+            return now < ballot.asked + max(LATE, 2 * self.ttl) + LATE
         return ballot.touched and now < ballot.asked + self.ttl + ENDS_WITHIN
 
     def was_ours(self) -> bool | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from multilock import BackendUnavailable, system
 from multilock.backend import Granted, Held
+from multilock.timing import RENEWALS
 from multilock_redis.redlock.fan import Lane, Owed
 from multilock_redis.redlock.place import OUT, WAITS, Evidence
 from multilock_redis.redlock.rounds import GROUP, Rounds
@@ -111,7 +112,7 @@ class Renewal:
         evidence = self._claims[i]
         if evidence and self._yes[i] >= rounds.need:
             ttl = claim.ttl
-            renewed = Granted(granted.token, ttl, self._at / 1e6, ttl, ttl / 3, GROUP, claim.owner)
+            renewed = Granted(granted.token, ttl, self._at / 1e6, ttl, ttl / RENEWALS, GROUP, claim.owner)
             with evidence.lock:
                 evidence.short = False
                 evidence.granted = renewed

@@ -15,9 +15,10 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, system
 from multilock.backend import Busy, Claim, Granted, Held, Notices, Returned
+from multilock.timing import LATE_REQUEST, RENEWALS, heartbeat, liveness
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.recipe import RESTS, TOMBSTONE, liveness
+from multilock_redis.recipe import RESTS, TOMBSTONE
 from multilock_redis.redlock.clerk import CONFIRMED_WITHIN, Clerk
 from multilock_redis.redlock.fan import CONNECT_WITHIN, Fan, Lane, Owed, Pool
 from multilock_redis.redlock.place import OUT, VOTES, WAITS, Evidence, Proof
@@ -29,7 +30,6 @@ __all__ = ["GROUP", "Joins", "Outcome", "Rounds"]
 
 GROUP = "redlock"  # all held leases are renewed together, by one request to each server
 ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of stand.lua
-REMEMBERED = 60.0  # seconds to remember a claim that was given up, because one of its attempts may begin late
 LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for more votes before it gives way
 LEAST_GRACE = 0.003  # seconds at least to wait for the other replies, after a majority has replied
 TRIES = 10  # rounds of a single try while no claim is seen to have the name
@@ -118,7 +118,7 @@ class Rounds:
         now = self.now()
         with self._lock:
             for claim_id in list(self._left)[:2]:
-                if now - self._left[claim_id] > REMEMBERED:
+                if now - self._left[claim_id] > LATE_REQUEST:
                     del self._left[claim_id]
             if unsure:
                 self._left[claim.id] = now
@@ -199,7 +199,7 @@ class Rounds:
         deadline = self.now() + within
         evidence = self.enter(claim)
         if evidence is None:
-            return Busy(liveness(claim.ttl) / 3, spent=True)
+            return Busy(heartbeat(claim.ttl), spent=True)
         if evidence.spent():
             return Busy(AT_ONCE, spent=True)
         fan = self.pool.take(evidence.fan)
@@ -355,16 +355,15 @@ class Rounds:
         if said is SHORT:
             raise self._silence(evidence)
         claim = evidence.claim
-        heartbeat = liveness(claim.ttl) / 3
         if not join:
             spent = evidence.anywhere()
             if not spent:
                 self.claims.pop(claim.id, None)
-            return Busy(heartbeat, spent=spent)
+            return Busy(heartbeat(claim.ttl), spent=spent)
         if evidence.spent():
             return Busy(AT_ONCE, spent=True)
         self.evaluate(evidence)
-        return Busy(heartbeat, self._free_in(evidence))
+        return Busy(heartbeat(claim.ttl), self._free_in(evidence))
 
     def _free_in(self, evidence: Evidence) -> float | None:
         """Return the seconds until a majority of servers can be free by their own reports. None if that is unknown."""
@@ -388,7 +387,9 @@ class Rounds:
         short = proof.valid_for < evidence.ttl
         valid_for = proof.valid_for / 1e6 if short else claim.ttl
         token = proof.token if self._token else None
-        granted = Granted(token, valid_for, proof.sent_at / 1e6, valid_for, valid_for / 3, GROUP, claim.owner, short)
+        granted = Granted(
+            token, valid_for, proof.sent_at / 1e6, valid_for, valid_for / RENEWALS, GROUP, claim.owner, short
+        )
         evidence.held, evidence.short, evidence.token, evidence.told_lost = True, short, proof.token, False
         evidence.granted = granted
         return granted

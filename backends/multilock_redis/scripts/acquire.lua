@@ -17,8 +17,8 @@ if text == owner then
     local now_us, now = clock()
     return next_token(now_us, now, ttl)
   end
-  if redis.call('PTTL', KEYS[4]) < ttl + 300000 then
-    redis.call('PEXPIRE', KEYS[4], ttl + 600000)
+  if redis.call('PTTL', KEYS[4]) < ttl + TOKEN_KEPT / 2 then
+    redis.call('PEXPIRE', KEYS[4], ttl + TOKEN_KEPT)
   end
   return tonumber(token)
 end

@@ -16,10 +16,6 @@
 local LOOKED_AT = 100 -- waiters that do not listen, in one script: they occupy the server for about a millisecond
 -- Waiters that are given a shared lock in one script, for the same reason. Their confirmations go on with the next.
 local GIVEN = 64
--- The longest time in milliseconds for which one request keeps a place (`liveness` in recipe.py). A deadline further
--- away was written before the clock was stepped back. It would keep a dead waiter's place, or give it the lock, for
--- that long.
-local LONGEST = 6000
 
 -- Takes a place at the end of the queue, or keeps the present one. `wait` is for how long. Below 0 its client's
 -- subscription was refused (`q`), so it does not matter that it does not listen. `echo` is empty if a push is only a
@@ -28,7 +24,7 @@ local LONGEST = 6000
 local function join(owner, mode, wait, echo, ticket)
   -- A claim with a place keeps it even if the memory is full: after this write, nothing is refused for that reason.
   if redis.call('ZSCORE', KEYS[2], owner) then
-    redis.call('PEXPIRE', KEYS[2], 60000)
+    redis.call('PEXPIRE', KEYS[2], QUEUE_KEPT)
   end
   local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
   local now_us, now = clock()
@@ -47,13 +43,13 @@ local function join(owner, mode, wait, echo, ticket)
     deadline = deadline .. ':' .. echo
   end
   redis.call('HSET', KEYS[3], owner, deadline)
-  local ends = redis.pcall('PEXPIRE', KEYS[3], 60000)
+  local ends = redis.pcall('PEXPIRE', KEYS[3], QUEUE_KEPT)
   if type(ends) == 'table' then
     redis.call('HDEL', KEYS[3], owner)
-    redis.call('PEXPIRE', KEYS[3], 60000) -- refused again, and raised
+    redis.call('PEXPIRE', KEYS[3], QUEUE_KEPT) -- refused again, and raised
   end
   redis.call('ZADD', KEYS[2], 'NX', ticket, owner)
-  redis.call('PEXPIRE', KEYS[2], 60000)
+  redis.call('PEXPIRE', KEYS[2], QUEUE_KEPT)
 end
 
 local function leave(owner)
@@ -173,8 +169,10 @@ local function pass(me, text)
     local live = redis.call('HGET', KEYS[3], head)
     local mode, till, quiet, echo = string.match(live or '', '^(%l%d*):(%d+)(q?)(.*)$')
     local left = till and till - now or 0
-    if left > LONGEST then
-      left = LONGEST
+    -- No request keeps a place for longer, so a deadline further away was written before the clock was stepped back. It
+    -- would keep a dead waiter's place, or give it the lock, for that long.
+    if left > LIVENESS_MAX then
+      left = LIVENESS_MAX
       redis.call('HSET', KEYS[3], head, string.format('%s:%.0f%s%s', mode, now + left, quiet, echo))
     end
     if left <= 0 then

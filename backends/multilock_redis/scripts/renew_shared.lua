@@ -24,8 +24,8 @@ for i = 1, #KEYS, 3 do
       redis.call('PEXPIRE', lock, math.ceil(ttl * 1.5))
       redis.call('PEXPIRE', holders, math.ceil(ttl * 1.5))
     end
-    if redis.call('PTTL', token) < ttl + 300000 then
-      redis.call('PEXPIRE', token, ttl + 600000)
+    if redis.call('PTTL', token) < ttl + TOKEN_KEPT / 2 then
+      redis.call('PEXPIRE', token, ttl + TOKEN_KEPT)
     end
   else
     local wrote = redis.pcall('ZREM', holders, owner) -- as in renew

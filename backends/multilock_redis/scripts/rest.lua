@@ -33,8 +33,8 @@ elseif shared_as(text) then
   text = if_anybody(text)
 end
 if held then
-  if redis.call('PTTL', KEYS[4]) < left + 600000 then
-    redis.call('PEXPIRE', KEYS[4], left + 600000) -- otherwise the tokens would start again after a long rest
+  if redis.call('PTTL', KEYS[4]) < left + TOKEN_KEPT then
+    redis.call('PEXPIRE', KEYS[4], left + TOKEN_KEPT) -- otherwise the tokens would start again after a long rest
   end
   -- The next waiters learn in this way when the rest ends.
   for _, waiter in ipairs(redis.call('ZRANGE', KEYS[2], 0, 2)) do

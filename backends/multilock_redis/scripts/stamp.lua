@@ -2,7 +2,7 @@
 -- ARGV: the stamp that the client proposes, in µs of its wall clock or more.
 -- Invariant: whenever a claim is admitted, its stamp is greater than every earlier stamp of this name on this server.
 
-local NEAR = 1000000 -- µs by which a client's clock may be off; a greater difference counts as this one
+local NEAR = 1000 * CLOCKS_WITHIN -- µs
 
 -- The server's clock: microseconds, milliseconds. Numbers are passed to commands with all 16 digits (%.17g).
 local function clock()
@@ -18,7 +18,7 @@ end
 -- The key outlives the instant that the stamp names by ten minutes. So a stamp ahead of the clock is remembered until
 -- the clock has passed it.
 local function keep(stamp, now)
-  redis.call('SET', KEYS[4], stamp, 'PX', math.max(math.ceil(stamp / 1000) - now, 0) + 600000)
+  redis.call('SET', KEYS[4], stamp, 'PX', math.max(math.ceil(stamp / 1000) - now, 0) + TOKEN_KEPT)
   return stamp
 end
 

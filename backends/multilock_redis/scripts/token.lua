@@ -26,6 +26,6 @@ local function next_token(now_us, now, ttl)
   if last and last + 1 > token then
     token = last + 1
   end
-  redis.call('SET', KEYS[4], token, 'PX', math.ceil(token / 1000) - now + 600000 + (ttl or 0))
+  redis.call('SET', KEYS[4], token, 'PX', math.ceil(token / 1000) - now + TOKEN_KEPT + (ttl or 0))
   return token
 end

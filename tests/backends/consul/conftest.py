@@ -21,7 +21,7 @@ Open = Callable[..., ConsulBackend]
 @pytest.fixture(autouse=True)
 def time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow two seconds for the request that explains a loss. An overloaded machine needs more than the usual 0.1 s."""
-    monkeypatch.setattr("multilock_consul.notices.EXPLAIN_WITHIN", 2.0)
+    monkeypatch.setattr("multilock_consul.notices.REASON_WITHIN", 2.0)
 
 
 @pytest.fixture(scope="package")

@@ -17,7 +17,8 @@ from multilock import LossReason, now
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually
 from multilock.testing.conformance.faces import background
-from multilock_consul.notices import EXPLAIN_WITHIN, QUERIES
+from multilock.timing import REASON_WITHIN
+from multilock_consul.notices import QUERIES
 from multilock_consul.transport import Agents, Answer
 from multilock_consul.wire import Response
 from tests.servers_consul import ConsulCluster, ConsulServer
@@ -75,7 +76,7 @@ def test_a_session_that_ended_is_one_although_the_answer_that_would_tell_is_lost
 def test_a_reason_without_an_answer_holds_no_notice_up(
     server: ConsulServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_consul.notices.EXPLAIN_WITHIN", EXPLAIN_WITHIN)
+    monkeypatch.setattr("multilock_consul.notices.REASON_WITHIN", REASON_WITHIN)
     lost = Recorder[multilock.Loss]()
     connect(proxy.url, ttl=60, lock_delay=1).lock("job", on_lost=lost).acquire()
     time.sleep(0.6)  # wait until every key is watched

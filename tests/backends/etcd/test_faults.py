@@ -29,8 +29,8 @@ from multilock.testing.conformance.base import (
 )
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear, take
+from multilock.timing import REASON_WITHIN
 from multilock_etcd import open_backend
-from multilock_etcd.notices import REASON_WITHIN
 from multilock_etcd.sessions import EtcdSession, EtcdSessions
 from multilock_etcd.transport import EtcdTransport, calls
 from tests.backends.etcd.conftest import Connect
@@ -153,7 +153,7 @@ def test_without_its_tombstone_the_late_request_would_hold(server: EtcdServer, m
 
 
 def test_tombstones_are_cleared_away_by_a_later_renewal(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multilock_etcd.sweep.REMEMBERED", 0.0)
+    monkeypatch.setattr("multilock_etcd.sweep.LATE_REQUEST_IN_SESSION", 0.0)
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)

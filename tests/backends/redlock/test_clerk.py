@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from multilock.backend import Claim
-from multilock_redis.redlock.clerk import BATCH, FIRST_PAUSE, LONGEST_PAUSE, Unconfirmed
+from multilock.timing import LONGEST_PAUSE
+from multilock_redis.redlock.clerk import BATCH, REPEAT_AFTER, Unconfirmed
 from multilock_redis.redlock.place import Evidence
 
 
@@ -16,14 +17,14 @@ def releases(count: int) -> list[Evidence]:
 
 def test_a_server_that_confirms_nothing_gets_one_batch_a_pause() -> None:
     unconfirmed, all_of_them = Unconfirmed(), releases(BATCH + 10)
-    assert [unconfirmed.failed(each) for each in all_of_them] == [FIRST_PAUSE] + [None] * (BATCH + 9)
+    assert [unconfirmed.failed(each) for each in all_of_them] == [REPEAT_AFTER] + [None] * (BATCH + 9)
     pauses = []
     for _ in range(8):
         batch = unconfirmed.batch()
         assert len(batch) == BATCH
         assert unconfirmed.batch() == []
         pauses += [pause for each in batch if (pause := unconfirmed.failed(each)) is not None]
-    assert pauses == pytest.approx([min(LONGEST_PAUSE, FIRST_PAUSE * 2**n) for n in range(1, 9)])
+    assert pauses == pytest.approx([min(LONGEST_PAUSE, REPEAT_AFTER * 2**n) for n in range(1, 9)])
 
 
 def test_what_is_confirmed_is_not_told_again_nor_kept() -> None:
@@ -43,4 +44,4 @@ def test_the_first_answer_of_a_batch_makes_room_for_the_next() -> None:
     first, *_ = unconfirmed.batch()
     assert unconfirmed.done(first)
     assert unconfirmed.batch() == all_of_them[-1:]
-    assert unconfirmed.failed(all_of_them[-1]) == FIRST_PAUSE
+    assert unconfirmed.failed(all_of_them[-1]) == REPEAT_AFTER

@@ -16,8 +16,9 @@ import multilock_sqlite
 from multilock import BackendUnavailable, now
 from multilock.model import Busy, Granted
 from multilock.testing import Helper
+from multilock.timing import heartbeat
 from multilock_sqlite.host import Process
-from multilock_sqlite.recipe import Recipe, liveness
+from multilock_sqlite.recipe import Recipe
 from tests.backends.memory.rules import WITHIN, Asker, Clock
 from tests.backends.memory.shared_rules import SharedRules
 
@@ -83,7 +84,7 @@ class TestSqlite(SharedRules):
         one.wait(early)
         with writer(path) if stopped else contextlib.nullcontext():
             for _ in range(3):
-                clock.advance(liveness(early) / 3)
+                clock.advance(heartbeat(early.ttl))
                 with pytest.raises(BackendUnavailable) if stopped else contextlib.nullcontext():
                     one.backend.attempt(early, True, 0.05)
         one.release(held, granted)

@@ -18,8 +18,8 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, answers, by_the_clock, eventually, queued, until_renewed
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
+from multilock.timing import REASON_WITHIN
 from multilock_zookeeper import ZooKeeperBackend, open_backend
-from multilock_zookeeper.notices import REASON_WITHIN
 from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.servers_zookeeper import TICK, ZooKeeperServer
 

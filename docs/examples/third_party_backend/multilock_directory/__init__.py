@@ -32,9 +32,9 @@ from multilock.backend import (
 )
 from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
+from multilock.timing import JITTER, LATE_REQUEST, RENEWALS
 
 POLL = 0.05  # seconds between two looks of a waiter, which nothing wakes
-TOMBSTONE = 60.0  # seconds for which a cancelled id is refused: longer than a request of ours can be delayed
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> DirectoryBackend:
@@ -65,7 +65,7 @@ class DirectoryBackend:
             ttl_min=0.1,
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
-            takeover_bound=ttl + 1.1 * POLL,  # the lease ends, and then the waiter looks; the kernel adds 10 % jitter
+            takeover_bound=ttl + (1 + JITTER) * POLL,  # the lease ends, and then the waiter looks
             why_one="it has one file for each name",
         )
 
@@ -92,7 +92,7 @@ class DirectoryBackend:
             if unsure:
                 for tombstone in self._path.glob("*.cancelled"):
                     _live(tombstone, now)  # deletes an old one
-                _save(self._tombstone(claim), {"ttl": TOMBSTONE, "until": now + TOMBSTONE})
+                _save(self._tombstone(claim), {"ttl": LATE_REQUEST, "until": now + LATE_REQUEST})
             holder = _live(self._file(claim.name), now)
             ours = holder is not None and holder["id"] == claim.id
             if ours:
@@ -172,7 +172,7 @@ class DirectoryBackend:
     def _keep(self, claim: Claim, holder: dict[str, Any], now: float) -> Granted:
         """Let the claim hold the name until ``now + ttl``. The kernel counts from the same ``now``."""
         _save(self._file(claim.name), {**holder, "ttl": claim.ttl, "until": now + claim.ttl})
-        return Granted(holder["token"], claim.ttl, now, claim.ttl, claim.ttl / 3, self.scheme)
+        return Granted(holder["token"], claim.ttl, now, claim.ttl, claim.ttl / RENEWALS, self.scheme)
 
     def _file(self, name: str) -> Path:
         """Return the file of a name. A file name has at most 255 bytes, and a key may have more, so it is a hash."""

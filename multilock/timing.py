@@ -1,0 +1,81 @@
+"""The numbers of time that several parts of multilock share: seconds, or shares of a ttl.
+
+Kernel and backends take them from here, and so may the backends of others. Each number stands here once, with its
+reason. A number that a single module uses stands in that module.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ARM_AFTER",
+    "CALLBACK_SHARE",
+    "DRIFT_FIXED",
+    "DRIFT_SHARE",
+    "FIRST_PAUSE",
+    "FRESH_SHARE",
+    "HEARTBEATS",
+    "JITTER",
+    "LATE_REQUEST",
+    "LATE_REQUEST_IN_SESSION",
+    "LIVENESS_MAX",
+    "LIVENESS_MIN",
+    "LONGEST_IN_BACKGROUND",
+    "LONGEST_PAUSE",
+    "REASON_WITHIN",
+    "RENEWALS",
+    "REQUESTS",
+    "REQUEST_TIMEOUT_MAX",
+    "SAFETY_TIMER",
+    "UNPUSHED",
+    "heartbeat",
+    "liveness",
+    "retry_pause",
+]
+
+# A lease
+RENEWALS = 3  # in each ttl, so that two may fail
+JITTER = 0.1  # renewals and heartbeats come up to 10 % earlier or later, so that many clients do not come together
+DRIFT_SHARE = 0.01  # the clocks of client and server may differ in speed by 1 %
+DRIFT_FIXED = 0.002  # seconds, because servers count expiry in whole milliseconds
+CALLBACK_SHARE = 0.1  # the last tenth of a lease is kept for the lost callback
+ARM_AFTER = 0.25  # seconds; a lock held longer than this is worth a watch on its key
+FRESH_SHARE = 0.05  # of the ttl; an older session, made for one claim that is not renewed, is renewed before it is used
+
+# A request
+REQUESTS = 5  # in each ttl: several requests fit before the deadline, even if each one times out
+REQUEST_TIMEOUT_MAX = 5.0  # seconds; no server that works takes longer, whatever the ttl
+# Seconds after a cancel in which the server or a thread of ours may still execute an earlier request of the claim. It
+# can then block the name for one ttl. No request survives longer in the buffers of a connection that was closed.
+LATE_REQUEST = 60.0
+# The same if a request executed even later could block the name for as long as the client's session lives.
+LATE_REQUEST_IN_SESSION = 600.0
+
+# A waiter
+HEARTBEATS = 3  # in the time for which one of them keeps a waiter's place, so that two may be late
+LIVENESS_MIN = 1.0  # seconds; with a shorter ttl, a thousand waiters would still be a light load
+LIVENESS_MAX = 6.0  # seconds, so that a dead waiter does not delay the next one for long
+SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter looks again without a push
+UNPUSHED = 1.0  # seconds after which a waiter looks again for which the server pushes nothing at present
+
+# A failure
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while a server is silent or refuses a connection
+LONGEST_IN_BACKGROUND = 5.0  # the same for work that no caller waits for
+REASON_WITHIN = 0.1  # seconds that the notice of a loss may wait for the reason of the loss
+
+
+def liveness(ttl: float) -> float:
+    """Return for how many seconds one request keeps a waiter's place in a queue without sessions."""
+    return min(max(ttl, LIVENESS_MIN), LIVENESS_MAX)
+
+
+def heartbeat(ttl: float) -> float:
+    """Return the seconds between two requests of a waiter whose place each request keeps."""
+    return liveness(ttl) / HEARTBEATS
+
+
+def retry_pause(failures: int, longest: float = LONGEST_PAUSE) -> float:
+    """Return the seconds until the next try after so many failures: 0.05 s, doubled by each failure, up to ``longest``.
+
+    The caller multiplies it by a random number, so that clients do not all try at the same time.
+    """
+    return min(longest, FIRST_PAUSE * 2.0 ** min(failures, 10))

@@ -111,7 +111,6 @@ class Evidence:
     token = 0  #: the fencing token of the lease
     asking = False  #: an attempt is under way, and its own thread judges the replies
     held = False  #: the kernel has received the grant, or receives it now
-    short = False  #: the grant is valid for less than the ttl, until the first renewal
     leaving = False  #: the claim is given up: only its release is still sent
     returned = False  #: the kernel has received the result of the release
     watched = False  #: the kernel wants every server to report when the claim loses the name

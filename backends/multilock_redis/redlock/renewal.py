@@ -114,7 +114,6 @@ class Renewal:
             ttl = claim.ttl
             renewed = Granted(granted.token, ttl, self._at / 1e6, ttl, ttl / RENEWALS, GROUP, claim.owner)
             with evidence.lock:
-                evidence.short = False
                 evidence.granted = renewed
             return renewed
         if self._is_lost(i):

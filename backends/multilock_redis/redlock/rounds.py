@@ -390,8 +390,7 @@ class Rounds:
         granted = Granted(
             token, valid_for, proof.sent_at / 1e6, valid_for, valid_for / RENEWALS, GROUP, claim.owner, short
         )
-        evidence.held, evidence.short, evidence.token, evidence.told_lost = True, short, proof.token, False
-        evidence.granted = granted
+        evidence.held, evidence.token, evidence.told_lost, evidence.granted = True, proof.token, False, granted
         return granted
 
     # ---- replies and pushes that arrive between two attempts
@@ -456,16 +455,11 @@ class Rounds:
                 self._later(evidence, now)
 
     def _to_top_up(self, evidence: Evidence) -> dict[int, bytes]:
-        """Return the servers from which a holder requests spare votes. Their replies do not extend the lease.
+        """Return the servers that do not vote for the holder. It requests spare votes from them.
 
-        These are the servers that do not vote for the holder, and those that have just handed the name over. A vote
-        from a handover ends before a whole ttl.
+        Their replies do not extend the lease.
         """
-        return {
-            which: TOP_UP
-            for which, ballot in enumerate(evidence.ballots)
-            if not ballot.pending and (ballot.state in (OUT, WAITS) or (ballot.state is VOTES and ballot.at[1]))
-        }
+        return {i: TOP_UP for i, b in enumerate(evidence.ballots) if not b.pending and b.state in (OUT, WAITS)}
 
     # The pushes of the servers: see `Hears`
 
@@ -475,10 +469,6 @@ class Rounds:
             at, valid_for = round(granted.sent_at * 1e6), round(granted.valid_for * 1e6)
             with evidence.lock:
                 if not evidence.pushed(which, at, valid_for, granted.token or 0):
-                    return
-                if evidence.held:
-                    if not evidence.short:
-                        self.clerk.soon(evidence, self.now())
                     return
             if not evidence.asking:
                 self.evaluate(evidence)

@@ -56,6 +56,25 @@ def test_a_hand_over_has_one_stamp_and_needs_no_further_round(contend: Contend) 
     assert (granted.token or 0) > (first.token or 0)
 
 
+def test_a_timer_that_outlasts_a_hand_over_asks_only_servers_that_lack_it(contend: Contend) -> None:
+    """A minority of votes starts the timer, and the votes of the others arrive before it ends."""
+    former, us = contend(), contend()
+    held, _ = former.take()
+    former.settle(held)
+    us.keep_its_votes()
+    claim = waits(us)
+    former.release(held)
+    eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
+    rounds, evidence = us.backend.rounds, us.evidence(claim)
+    fan = rounds.pool.take()
+    rounds.act(evidence, fan)
+    assert not evidence.pending()
+    evidence.hinted(1)
+    rounds.act(evidence, fan)
+    assert [ballot.pending for ballot in evidence.ballots] == [0, 1, 0]
+    rounds.give(fan)
+
+
 def test_a_minority_gives_way_and_somebody_holds_the_name(contend: Contend, servers: RedisServers) -> None:
     """Each of three claims has one server, and the kernel sends no request meanwhile."""
     contenders = [contend() for _ in range(3)]

@@ -903,7 +903,7 @@ def run(
             violations += chaos.seen()
             violations += chaos.judged()
             violations += chaos.arena.leftovers()
-        told = [*chaos.told(), *chaos.scene]
+        told = [*chaos.told(), *(f"excused by pauses of the machine: {each}" for each in record.excused), *chaos.scene]
         return Report(lasted, record, chaos.faults, ledger.accepted, ledger.refused, violations, told, again)
 
 

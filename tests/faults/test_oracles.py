@@ -122,6 +122,14 @@ def test_a_callback_may_be_late_where_the_machine_stood_still(
     assert len(list(late.late_callbacks(faults=faults))) == number
 
 
+def test_a_report_that_only_the_machine_excuses_is_kept_for_the_reader() -> None:
+    late = record(
+        "1 got 1 n a 1 1", "1 lost 2.45 a expired 2", "2 stall 1.9 2.41", "2 got 4.5 n b 2 1", "3 stall 3 4.3"
+    )
+    assert [*late.late_callbacks(), *late.slow_takeovers([], 1.0, TTL, 100.0)] == []
+    assert [each[:2] for each in late.excused] == ["O4", "O5"]
+
+
 def test_a_holder_that_could_not_hear_of_an_operator_is_not_blamed() -> None:
     lines = ["1 session a s", "1 got 1 n a 1 1", "1 held 3 a", "2 got {} n b 2 1", "1 lost 3.5 a expired 3.5"]
     taken = Record({"s": 2.0})

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Number of tests at a time, on two cores. Most wait for ttls to end and leave a core idle. With many more, the machine
 # is overloaded and some tests fail.
-WORKERS ?= 4
+WORKERS ?= 5
 SECONDS ?= 600
 MINUTES ?= 90
 OUT ?= .state/compare
@@ -34,7 +34,7 @@ test: $(VENV)/.dev servers lint types ## everything that must be green: style, t
 	# A test that failed runs again alone (tests/again.py says which tests do, and which never). Chaos judges which
 	# process was late, so it starts after all other tests, and runs one test at a time: each keeps both cores busy.
 	export MULTILOCK_REQUIRE=$(SERVERS); failed=; \
-	$(BIN)/python -m tests.again --durations=40 --durations-min=5 $(CHAOS:%=--ignore %) -n $(WORKERS) || failed=1; \
+	$(BIN)/python -m tests.again -m "not rare" --durations=40 --durations-min=5 $(CHAOS:%=--ignore %) -n $(WORKERS) || failed=1; \
 	$(BIN)/python -m pytest --durations=20 --durations-min=5 $(CHAOS) || failed=1; \
 	test -z "$$failed"
 
@@ -64,6 +64,9 @@ chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks o
 		test $$backend = memory || $(BIN)/python -m tests.faults.crowd --backend $$backend --permits || exit 1; \
 	done
 	$(BIN)/python -m tests.faults.chaos --backend etcd --seconds $(SECONDS) --outage 75
+	for defect in "deadline from receipt" "plain DEL" "cached is_held" "with ends the newest" "validity from the acquire"; do \
+		$(BIN)/python -m tests.faults.chaos --defect "$$defect" --seconds $(SECONDS) --must-be-seen || exit 1; \
+	done
 	$(BIN)/python -m tests.faults.majority --seconds $(SECONDS)
 	for defect in "2 of 5 is enough" "validity from the last reply" "undo only where acknowledged"; do \
 		$(BIN)/python -m tests.faults.majority --seconds $(SECONDS) --defect "$$defect" --must-be-seen || exit 1; \
@@ -89,8 +92,9 @@ models: ## the models of Redis, Redlock, a wait on etcd and Sentinels, exhausted
 docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker engine; says so where there is none
 	tests/docker/run.sh $(BIN)/python
 
-conformance: $(VENV)/.dev servers ## the suites whole: also what `make test` leaves out (tests/conformance/chosen.py says why)
+conformance: $(VENV)/.dev servers ## what `make test` leaves out: the suites whole (tests/conformance/chosen.py says why), and tests marked `rare`
 	MULTILOCK_CONFORMANCE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance tests/examples/test_third_party.py
+	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) -m rare
 
 versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked from Debian's packages
 	tests/versions.sh $(BIN)/python

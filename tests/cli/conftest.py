@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,26 @@ WITHIN = 45.0  # seconds; on an idle machine most waits take a fraction of one, 
 
 Start = Callable[..., Popen[str]]
 Run = Callable[..., CompletedProcess[str]]
+RunEach = Callable[..., list[CompletedProcess[str]]]
+
+FORKING = """
+import json, os, sys, tempfile
+from multilock.cli import main
+
+def ended(words):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        if not (child := os.fork()):
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            sys.argv[1:] = words
+            sys.exit(main())
+        _, status = os.waitpid(child, 0)
+        out.seek(0)
+        err.seek(0)
+        return words, os.waitstatus_to_exitcode(status), out.read().decode(), err.read().decode()
+
+print(json.dumps([ended(words) for words in json.loads(sys.argv[1])]))
+"""
 
 
 def until(true: Callable[[], object], within: float = WITHIN) -> None:
@@ -91,11 +112,26 @@ def run(start: Start) -> Run:
 
 
 @pytest.fixture
+def run_each(tmp_path: Path) -> RunEach:
+    """Run `multilock` with each of these arguments, all in forks of one process: most of a run is its imports."""
+
+    def run_each(*commands: Sequence[str]) -> list[CompletedProcess[str]]:
+        program = [sys.executable, "-c", FORKING, json.dumps(commands)]
+        done = subprocess.run(
+            program, env=environment(), cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, check=True
+        )
+        return [CompletedProcess(*each) for each in json.loads(done.stdout)]
+
+    return run_each
+
+
+@pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite://{tmp_path}/locks.db"
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+# The commands are above the backends. What differs, the notice of a loss, names both backends in its tests.
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.rare)])
 def url(request: pytest.FixtureRequest) -> str:
     """Return a URL that only this test uses."""
     if request.param == "sqlite":

@@ -26,8 +26,8 @@ from multilock.cli import compare as cli
 from multilock.testing import compare
 from multilock.testing.compare import Progress, Report, summary
 from tests import chromium
+from tests.cli.conftest import RunEach
 from tests.compare.test_page import opens_well
-from tests.compare.test_run import DEFECTS
 from tests.servers import RedisServer
 
 pytestmark = pytest.mark.timeout(150)
@@ -79,17 +79,13 @@ def test_no_line_is_wider_than_a_terminal_of_60_columns(tmp_path: Path) -> None:
     assert max(map(len, [*progress, *grid])) <= 60
 
 
-def test_each_seeded_defect_is_found_from_the_command_line(tmp_path: Path) -> None:
+def test_a_defect_is_found_from_the_command_line(tmp_path: Path) -> None:
     with RedisServer() as server:
-        broken = [f"tests.compare.broken:{name}={server.url}" for name in DEFECTS]
-        adapters = [word for each in broken for word in ("--adapter", each)]
-        done = multilock(
-            server.url, *adapters, "--quick", "--scenarios", "pause,late-answer", "--ttl", "1", "--json", within=100
-        )
+        broken = f"tests.compare.broken:Cached={server.url}"
+        done = multilock(server.url, "--adapter", broken, *PAUSE, "--ttl", "1", "--json", within=100)
     assert done.returncode == 1, done.stderr
     cells = Report(json.loads(done.stdout)).cells
-    verdicts = {name: {cells[name, scenario]["verdict"] for scenario in ("pause", "late-answer")} for name in DEFECTS}
-    assert all("broken" in each for each in verdicts.values()), verdicts
+    assert cells["Cached", "pause"]["verdict"] == "broken"
     assert cells["redis", "pause"]["violations"] == []
 
 
@@ -195,26 +191,25 @@ def test_a_report_of_before_there_was_a_figure_is_judged_by_those_it_has(
     assert compare.verify(tmp_path) == ["sqlite, pause: broken is 0 by the history, but None in the report"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        ("nowhere://x",),
-        ("memory://", "--scenarios", "earthquake"),
-        ("memory://", "--cycles", "0"),
-        ("memory://", "--out", "/proc/nowhere"),
-        ("memory://", "--card", "/proc/nowhere/card.svg"),
-        ("--page", "/nowhere"),
-        ("memory://", "--against", "/nowhere/report.json"),
-        ("--adapter", "no.such.module:Name=redis://x"),
-        ("--verify", "/nowhere"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_runs(words: tuple[str, ...]) -> None:
-    done = multilock(*words)
-    assert done.returncode == 64
-    assert done.stderr.startswith("multilock: ")
-    assert done.stdout == ""
+MISTAKES = [
+    (),
+    ("nowhere://x",),
+    ("memory://", "--scenarios", "earthquake"),
+    ("memory://", "--cycles", "0"),
+    ("memory://", "--out", "/proc/nowhere"),
+    ("memory://", "--card", "/proc/nowhere/card.svg"),
+    ("--page", "/nowhere"),
+    ("memory://", "--against", "/nowhere/report.json"),
+    ("--adapter", "no.such.module:Name=redis://x"),
+    ("--verify", "/nowhere"),
+]
+
+
+def test_a_mistake_is_told_before_anything_runs(run_each: RunEach) -> None:
+    for done in run_each(*(["compare", *words] for words in MISTAKES)):
+        assert done.returncode == 64, done
+        assert done.stderr.startswith("multilock: ")
+        assert done.stdout == ""
 
 
 def test_where_nobody_answers_it_says_so_and_tells_no_password(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import multilock
-from tests.cli.conftest import WITHIN, Run, Start, gone, line_of, until
+from tests.cli.conftest import WITHIN, Run, RunEach, Start, gone, line_of, until
 from tests.servers import RedisServer, free_port
 from tests.servers_redlock import RedisServers
 
@@ -105,11 +105,12 @@ def test_another_signal_than_sigterm_has_no_grace(start: Start, url: str, client
     assert process.wait(WITHIN) == 128 + signal.SIGKILL
 
 
-@pytest.mark.parametrize("grace", ["-1", "nan"])
-def test_a_grace_that_is_none_is_a_mistake(run: Run, url: str, grace: str) -> None:
-    ended = run("elect", "lead", "--grace", grace, "--url", url, "--", "true")
-    assert ended.returncode == 64
-    assert "grace" in ended.stderr
+def test_a_grace_that_is_none_is_a_mistake(run_each: RunEach, sqlite_url: str) -> None:
+    for ended in run_each(
+        *(["elect", "lead", "--grace", each, "--url", sqlite_url, "--", "true"] for each in ("-1", "nan"))
+    ):
+        assert ended.returncode == 64
+        assert "grace" in ended.stderr
 
 
 def test_when_the_leader_is_killed_its_command_dies_and_the_other_leads(start: Start, url: str) -> None:

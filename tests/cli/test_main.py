@@ -9,23 +9,19 @@ import sys
 import pytest
 
 import multilock
-from tests.cli.conftest import Run, environment
+from tests.cli.conftest import Run, RunEach, environment
 
 COMMANDS = ["run", "elect", "status", "force-release", "doctor", "demo"]
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_fits_a_screen_of_80_by_24(run: Run, command: str) -> None:
-    ended = run(*filter(None, [command]), "--help")
-    lines = ended.stdout.rstrip().splitlines()
-    assert ended.returncode == 0
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= 80
-
-
-def test_the_help_names_every_command(run: Run) -> None:
-    shown = run("--help").stdout
-    assert all(command in shown for command in COMMANDS)
+def test_help_fits_a_screen_of_80_by_24_and_names_every_command(run_each: RunEach) -> None:
+    helps = run_each(["--help"], *([command, "--help"] for command in COMMANDS))
+    for ended in helps:
+        lines = ended.stdout.rstrip().splitlines()
+        assert ended.returncode == 0
+        assert len(lines) <= 24
+        assert max(map(len, lines)) <= 80
+    assert all(command in helps[0].stdout for command in COMMANDS)
 
 
 WITHOUT = """
@@ -80,11 +76,10 @@ def test_the_version_is_that_of_the_library(run: Run) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", multilock.__version__)
 
 
-@pytest.mark.parametrize("command", ["run", "elect"])
-def test_the_help_lists_the_exit_codes_and_no_types(run: Run, command: str) -> None:
-    shown = run(command, "--help").stdout
-    assert all(code in shown for code in ("76", "69", "64"))
-    assert not any("<" in run(other, "--help").stdout for other in COMMANDS)
+def test_the_help_lists_the_exit_codes_and_no_types(run_each: RunEach) -> None:
+    helps = {ended.args[0]: ended.stdout for ended in run_each(*([command, "--help"] for command in COMMANDS))}
+    assert all(code in helps[command] for command in ("run", "elect") for code in ("76", "69", "64"))
+    assert not any("<" in shown for shown in helps.values())
 
 
 LOADED = """

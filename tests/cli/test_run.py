@@ -16,7 +16,7 @@ import pytest
 
 import multilock
 from multilock.testing.conformance.base import Pulse
-from tests.cli.conftest import WITHIN, Run, Start, environment, gone, line_of, until
+from tests.cli.conftest import WITHIN, Run, RunEach, Start, environment, gone, line_of, until
 from tests.servers import RedisServer, free_port
 
 TTL = "2"
@@ -50,12 +50,12 @@ def test_the_lock_is_held_while_the_command_runs_and_free_afterwards(
     lease.release()
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 64, 75, 255])
+@pytest.mark.parametrize("code", [0, 64, 255])
 def test_the_exit_code_is_that_of_the_command(run: Run, sqlite_url: str, code: int) -> None:
     assert run("run", "job", "--url", sqlite_url, "--", "sh", "-c", f"exit {code}").returncode == code
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_command_killed_by_a_signal_gives_128_and_the_signal(run: Run, sqlite_url: str, signum: int) -> None:
     assert run("run", "job", "--url", sqlite_url, "--", "sh", "-c", f"kill -{signum:d} $$").returncode == 128 + signum
 
@@ -148,6 +148,7 @@ def test_quiet_says_nothing_of_a_lock_that_is_taken(run: Run, url: str, client: 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("url", ["sqlite", "redis"], indirect=True)
 def test_a_short_job_is_not_run_again_before_its_time(run: Run, url: str) -> None:
     job = ("run", "job", "--hold-at-least", "600", "--timeout", "0", "--url", url, "--", "echo", "ran")
     assert run(*job).stdout == "ran\n"
@@ -212,41 +213,41 @@ def test_a_wrong_password_gives_69_at_once_and_is_not_shown(run: Run) -> None:
 # ---- usage
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("nonsense",),
-        ("run",),
-        ("run", "job"),
-        ("run", "job", "--url", "memory://"),
-        ("run", "job", "--", "true"),
-        ("run", "job", "--nonsense", "--", "true"),
-        ("run", "", "--url", "memory://", "--", "true"),
-        ("run", "a\nb", "--url", "memory://", "--", "true"),
-        ("run", "job", "--url", "nonsense://", "--", "true"),
-        ("run", "job", "--url", "memory://?nonsense=1", "--", "true"),
-        ("run", "job", "--url", "memory://", "--timeout", "-1", "--", "true"),
-        ("run", "job", "--url", "memory://", "--timeout", "nan", "--", "true"),
-        ("run", "job", "--url", "memory://", "--timeout", "soon", "--", "true"),
-        ("run", "job", "--url", "memory://", "--ttl", "0", "--", "true"),
-        ("run", "job", "--url", "memory://", "--ttl", "inf", "--", "true"),
-        ("run", "job", "--url", "memory://", "-E", "256", "--", "true"),
-        ("run", "job", "--profile", "nonsense", "--", "true"),
-        ("run", "job", "--config", "nonsense.toml", "--", "true"),
-        ("elect", "job", "--url", "memory://", "--identity", "", "--", "true"),
-        ("status", "--url", "nonsense"),
-        ("force-release", "job", "--url", "memory://"),
-        ("doctor", "--url", "memory://user:hunter2@h?ttl=0"),
-        ("demo", "--nodes", "1"),
-        ("demo", "--url", "memory://"),
-    ],
-)
-def test_every_mistake_in_usage_or_configuration_gives_64_and_a_reason(run: Run, arguments: tuple[str, ...]) -> None:
-    ended = run(*arguments)
-    assert ended.returncode == 64
-    assert ended.stderr or not arguments
-    assert "hunter2" not in ended.stderr + ended.stdout
+MISTAKES = [
+    (),
+    ("nonsense",),
+    ("run",),
+    ("run", "job"),
+    ("run", "job", "--url", "memory://"),
+    ("run", "job", "--", "true"),
+    ("run", "job", "--nonsense", "--", "true"),
+    ("run", "", "--url", "memory://", "--", "true"),
+    ("run", "a\nb", "--url", "memory://", "--", "true"),
+    ("run", "job", "--url", "nonsense://", "--", "true"),
+    ("run", "job", "--url", "memory://?nonsense=1", "--", "true"),
+    ("run", "job", "--url", "memory://", "--timeout", "-1", "--", "true"),
+    ("run", "job", "--url", "memory://", "--timeout", "nan", "--", "true"),
+    ("run", "job", "--url", "memory://", "--timeout", "soon", "--", "true"),
+    ("run", "job", "--url", "memory://", "--ttl", "0", "--", "true"),
+    ("run", "job", "--url", "memory://", "--ttl", "inf", "--", "true"),
+    ("run", "job", "--url", "memory://", "-E", "256", "--", "true"),
+    ("run", "job", "--profile", "nonsense", "--", "true"),
+    ("run", "job", "--config", "nonsense.toml", "--", "true"),
+    ("elect", "job", "--url", "memory://", "--identity", "", "--", "true"),
+    ("status", "--url", "nonsense"),
+    ("force-release", "job", "--url", "memory://"),
+    ("doctor", "--url", "memory://user:hunter2@h?ttl=0"),
+    ("demo", "--nodes", "1"),
+    ("demo", "--url", "memory://"),
+]
+
+
+def test_every_mistake_in_usage_or_configuration_gives_64_and_a_reason(run_each: RunEach) -> None:
+    for ended in run_each(*MISTAKES):
+        assert ended.returncode == 64, ended
+        assert ended.stderr or not ended.args
+        assert "hunter2" not in ended.stderr + ended.stdout
+        assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "elect"])
@@ -445,6 +446,7 @@ def test_a_command_that_timeout_moved_to_another_group_ends_with_the_lock_and_wi
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("url", ["sqlite", "redis"], indirect=True)
 def test_a_lost_lock_ends_the_command_and_gives_76(start: Start, url: str, client: multilock.Client) -> None:
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", "echo ready; exec sleep 60")
     assert line_of(process) == "ready"
@@ -465,6 +467,7 @@ def test_a_command_that_ends_in_order_after_the_loss_gives_76_too(
     assert process.wait(WITHIN) == 76
 
 
+@pytest.mark.parametrize("url", ["sqlite", "redis"], indirect=True)
 def test_a_command_that_ignores_sigterm_is_killed_before_the_validity_ends(
     start: Start, url: str, client: multilock.Client
 ) -> None:

@@ -15,6 +15,7 @@ from multilock.testing.conformance import (
     BackendConformance,
     CancelConformance,
     ClientConformance,
+    CloseConformance,
     Conformance,
     DescriptorConformance,
     ElectionConformance,
@@ -23,9 +24,12 @@ from multilock.testing.conformance import (
     LossConformance,
     OptionConformance,
     OutageConformance,
+    ReadWriteConformance,
     RestConformance,
+    SemaphoreConformance,
     WithConformance,
 )
+from tests.oracles import CONFORMANCE
 
 __all__ = ["ALL", "LEFT_OUT", "Question", "question_of", "why_left_out"]
 
@@ -42,6 +46,7 @@ class Question:
     face: str | None  #: None where there is no choice
     kind: str | None  #: the disguise of `test_alone`
     count: int | None  #: how many names a set of `test_sets` has
+    test: str | None  #: its name; None: any test of the suite
 
     def is_of(self, *suites: type) -> bool:
         return issubclass(self.suite, suites)
@@ -55,6 +60,23 @@ def on_threads(it: Question) -> bool:
 def above_requests(it: Question) -> bool:
     asked = (DescriptorConformance, ElectionConformance, LockAllConformance, OptionConformance, RestConformance)
     return it.file in ("test_redis", "test_sqlite") and it.face == "asyncio" and it.is_of(WithConformance, *asked)
+
+
+def through_a_driver(it: Question) -> bool:
+    asked = (ClientConformance, CloseConformance, SemaphoreConformance)
+    more = (ReadWriteConformance,) if it.file == "test_sqlite" else ()
+    return it.file in ("test_redis", "test_sqlite") and it.face == "asyncio" and it.is_of(*asked, *more)
+
+
+def an_election_elsewhere(it: Question) -> bool:
+    if it.file not in ("test_sqlite", "test_consul", "test_etcd", "test_zookeeper") or it.test is None:
+        return False
+    told_to_end = "test_the_next_leader_begins_after_the_last_line_of_one_that_was_told_to_end"
+    return it.test == told_to_end or (it.is_of(ElectionConformance) and it.test not in CONFORMANCE)
+
+
+def as_in_the_chaos(it: Question) -> bool:
+    return it.test == "test_beliefs_never_overlap_while_holders_are_stopped_and_killed"
 
 
 def behind_sentinels(it: Question) -> bool:
@@ -98,6 +120,11 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
     "itself, and redis:// and redlock:// through channels. Cancellation, where a request outlives its caller, runs on "
     "all of them.",
     above_requests: "These suites ask what is above a request: memory:// is asked on both faces.",
+    through_a_driver: "The asyncio face sends what the blocking one sends. memory:// is asked on both. Locks, leases, "
+    "losses, outages and cancellation are asked on both everywhere, and readers on redis:// too.",
+    an_election_elsewhere: "An election is made of a lock, above all requests: memory:// is asked on both faces, and "
+    "redis:// blocking. Everywhere else runs what an oracle judges.",
+    as_in_the_chaos: "tests/faults/test_chaos.py does the same on each backend, with more faults.",
     behind_sentinels: "Once connected, the backend is that of redis://. What differs is connecting, and requests that "
     "are interrupted. tests/backends/redis has the failovers.",
     on_a_cluster: "A single name is on a single node, as on redis://. What differs is several names at once. "
@@ -119,7 +146,7 @@ def question_of(item: Any) -> Question | None:
         return None
     given = item.callspec.params if hasattr(item, "callspec") else {}
     place = given.get("place") or item.cls.backend
-    more = (getattr(item.cls, "kind", None), getattr(item.cls, "count", None))
+    more = (getattr(item.cls, "kind", None), getattr(item.cls, "count", None), item.originalname)
     return Question(item.path.stem, item.cls, place.scheme, given.get("face"), *more)
 
 

@@ -11,7 +11,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if ALL:
         return
     questions = [question_of(item) for item in items]
-    left = [item for item, it in zip(items, questions, strict=True) if it and why_left_out(it)]
+    left = {item for item, it in zip(items, questions, strict=True) if it and why_left_out(it)}
     if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]

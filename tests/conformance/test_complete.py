@@ -79,7 +79,7 @@ def test_every_suite_is_asked_on_every_backend_and_on_every_face_in_each_run(
         (backend, face)
         for backend in BACKENDS
         for face in faces
-        if not why_left_out(Question(f"test_{backend}", suite, backend, face, None, None))
+        if not why_left_out(Question(f"test_{backend}", suite, backend, face, None, None, None))
     }
     assert {backend for backend, _ in asked} == set(BACKENDS)
     assert {face for _, face in asked} == set(faces)

@@ -15,6 +15,8 @@ START = 20.0  # seconds for a process to start on a busy machine
 SOON = 5.0
 LATE = 1.5  # seconds of delay that are tolerated on a machine that pauses at times
 FACES = pytest.mark.parametrize("hold", ["hold", "hold_on_loop"])
+# What a client of either face does at the end of its process is above the backend.
+ON_ONE = pytest.mark.parametrize("url", ["sqlite", pytest.param("redis", marks=pytest.mark.rare)], indirect=True)
 
 
 @FACES
@@ -55,6 +57,7 @@ def test_a_holder_stopped_past_its_ttl_knows_when_it_runs_again(client: Client, 
     assert [line for line in holder.lines if line.startswith("lost")] == ["lost paused"]
 
 
+@ON_ONE
 @FACES
 def test_a_holder_stopped_for_less_than_its_ttl_goes_on(client: Client, start: Start, hold: str) -> None:
     holder = start(hold, 3.0)
@@ -68,6 +71,7 @@ def test_a_holder_stopped_for_less_than_its_ttl_goes_on(client: Client, start: S
     assert holder.wait_for("released", SOON)[1:] == ["True"]
 
 
+@ON_ONE
 @FACES
 @pytest.mark.parametrize("ending", ["return", "raise", "sys.exit"])
 def test_a_program_that_ends_gives_back_what_it_holds(client: Client, start: Start, hold: str, ending: str) -> None:

@@ -14,7 +14,8 @@ import multilock
 from tests.examples.conftest import EXAMPLES, ROOT, Programs
 
 pytestmark = pytest.mark.timeout(180)
-RESTS = ["sqlite", "redis", "etcd"]  # backends with hold_at_least that several hosts or processes share
+# The backends with hold_at_least that several hosts or processes share.
+RESTS = ["redis", *(pytest.param(each, marks=pytest.mark.rare) for each in ("sqlite", "etcd"))]
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
@@ -74,7 +75,7 @@ def test_the_same_as_a_line_of_a_crontab(programs: Programs) -> None:
     assert programs.said() == "made\n"
 
 
-@pytest.mark.parametrize("place", ["sqlite", "redis"], indirect=True)
+@pytest.mark.parametrize("place", ["sqlite", pytest.param("redis", marks=pytest.mark.rare)], indirect=True)
 def test_a_pool_of_workers_does_each_job_once(programs: Programs, tmp_path: Path) -> None:
     inbox, done = tmp_path / "inbox", tmp_path / "done"
     inbox.mkdir()

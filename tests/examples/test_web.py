@@ -41,7 +41,11 @@ def follow_each_other(lines: list[str]) -> bool:
     return whole and [int(term) for term, _ in terms] == sorted(int(term) for term, _ in terms)
 
 
-@pytest.mark.parametrize("place", ["sqlite", "redis", "etcd"], indirect=True)
+@pytest.mark.parametrize(
+    "place",
+    ["sqlite", *(pytest.param(each, marks=pytest.mark.rare) for each in ("redis", "etcd"))],
+    indirect=True,
+)
 def test_the_next_leader_of_fastapi_begins_after_the_last_line_of_the_old_one(programs: Programs) -> None:
     services = [Service(programs), Service(programs)]
     for _ in range(ROUNDS):

@@ -922,6 +922,7 @@ def main() -> int:
     here = [name for name, defect in DEFECTS.items() if defect.arena in ARENAS]
     parser.add_argument("--defect", choices=here, default="")
     parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--must-be-seen", action="store_true", help="fail where the oracles of the defect see nothing")
     given = parser.parse_args()
     defect = DEFECTS.get(given.defect)
     arena = ARENAS[given.backend or (defect.arena if defect else "redis")]
@@ -930,6 +931,8 @@ def main() -> int:
     print(f"seed {given.seed}")
     report = run(arena, given.seconds, seed=given.seed, habits=habits, defect=given.defect, mixed=given.mixed)
     report.show()
+    if given.must_be_seen:
+        return not any(violation.startswith(DEFECTS[given.defect].oracles) for violation in report.violations)
     return bool(report.violations)
 
 

@@ -1,4 +1,7 @@
-"""Half a minute in which everything goes wrong, judged by the contenders' beliefs; and the same with known defects."""
+"""Some seconds in which everything goes wrong, judged by the contenders' beliefs; and the same with known defects.
+
+`make chaos` runs each backend for ten minutes, and every defect.
+"""
 
 from __future__ import annotations
 
@@ -69,27 +72,9 @@ def chaos(show: Callable[[Report], None]) -> Chaos:
 
 
 @pytest.mark.timeout(150)
-def test_half_a_minute_of_chaos_on_redis_breaks_no_promise(chaos: Chaos) -> None:
-    too_seldom = partial(missing, acquisitions=250, faults=100, outliving=25, of_each_habit=10)
-    report = chaos(RedisArena, 30.0, missing=too_seldom)
-    assert report.violations == []
-    assert too_seldom(report) == []
-    assert report.record.judged_callbacks > 0
-
-
-@pytest.mark.timeout(120)
-def test_fifteen_seconds_of_chaos_on_sqlite_break_no_promise(chaos: Chaos) -> None:
-    too_seldom = partial(missing, outliving=7, of_each_habit=1)
-    report = chaos(SqliteArena, 15.0, missing=too_seldom)
-    assert report.violations == []
-    assert too_seldom(report) == []
-
-
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize("arena", [EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
-def test_half_a_minute_of_chaos_on_a_backend_of_sessions_breaks_no_promise(chaos: Chaos, arena: type[Arena]) -> None:
-    too_seldom = partial(missing, acquisitions=100, faults=50, outliving=10, of_each_habit=1)
-    report = chaos(arena, 30.0, missing=too_seldom)
+def test_some_seconds_of_chaos_on_redis_break_no_promise(chaos: Chaos) -> None:
+    too_seldom = partial(missing, acquisitions=100, faults=40, outliving=10, of_each_habit=3)
+    report = chaos(RedisArena, 12.0, missing=too_seldom)
     assert report.violations == []
     assert too_seldom(report) == []
     assert report.record.judged_callbacks > 0
@@ -98,32 +83,27 @@ def test_half_a_minute_of_chaos_on_a_backend_of_sessions_breaks_no_promise(chaos
 @pytest.mark.timeout(140)
 def test_holders_cut_off_before_a_renewal_break_no_promise(chaos: Chaos) -> None:
     too_seldom = partial(missing, outliving=1)
-    report = chaos(LateEtcdArena, 20.0, missing=too_seldom)
+    report = chaos(LateEtcdArena, 10.0, missing=too_seldom)
     assert report.violations == []
     assert too_seldom(report) == []
 
 
+# Readers and permits of Redis have crowds of their own.
 @pytest.mark.timeout(140)
-@pytest.mark.parametrize(
-    "arena", [RedisArena, SqliteArena, EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme
-)
+@pytest.mark.parametrize("arena", [SqliteArena, EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
 def test_chaos_among_readers_writers_permits_and_plain_locks_breaks_no_promise(
     chaos: Chaos, arena: type[Arena]
 ) -> None:
     too_seldom = partial(missing, outliving=3, of_each_mode={"x": 7, "r": 7, "p3": 7})
-    report = chaos(arena, 15.0, missing=too_seldom, mixed=True)
+    report = chaos(arena, 10.0, missing=too_seldom, mixed=True)
     assert report.violations == []
     assert too_seldom(report) == []
+    assert arena is SqliteArena or report.record.judged_callbacks > 0
 
 
+# `make chaos` runs the other defects.
 @pytest.mark.timeout(150)
-def test_the_same_chaos_among_them_sees_a_defect(chaos: Chaos) -> None:
-    report = chaos(RedisArena, 60.0, defect="cached is_held", mixed=True)
-    assert any(violation.startswith("O1") for violation in report.violations)
-
-
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize("defect", [name for name, defect in DEFECTS.items() if defect.arena in ARENAS])
-def test_the_same_chaos_sees_a_defect_within_a_minute(chaos: Chaos, defect: str) -> None:
-    report = chaos(ARENAS[DEFECTS[defect].arena], 60.0, defect=defect)
+@pytest.mark.parametrize(("defect", "mixed"), [("cached is_held", True), ("validity from the acquire", False)])
+def test_the_same_chaos_sees_a_defect_within_a_minute(chaos: Chaos, defect: str, mixed: bool) -> None:
+    report = chaos(ARENAS[DEFECTS[defect].arena], 60.0, defect=defect, mixed=mixed)
     assert any(violation.startswith(DEFECTS[defect].oracles) for violation in report.violations)

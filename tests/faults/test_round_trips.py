@@ -28,7 +28,11 @@ ROUND_TRIPS = [float(each) for each in os.environ.get("MULTILOCK_ROUND_TRIPS", "
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("round_trip", ROUND_TRIPS)
-@pytest.mark.parametrize("arena", [RedisArena, EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
+@pytest.mark.parametrize(
+    "arena",
+    [RedisArena, EtcdArena, *(pytest.param(each, marks=pytest.mark.rare) for each in (ConsulArena, ZooKeeperArena))],
+    ids=lambda arena: arena.scheme,
+)
 def test_a_thousand_locks_far_from_the_server_are_kept_and_their_losses_told_in_time(
     arena: type[ServerArena], round_trip: float
 ) -> None:

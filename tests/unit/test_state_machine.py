@@ -399,9 +399,9 @@ class World(RuleBasedStateMachine):
         self.callbacks_come_once_and_in_time()
 
 
-TestWorld = pytest.mark.timeout(180)(World.TestCase)  # ten seconds of computing on an idle machine
+TestWorld = pytest.mark.timeout(180)(World.TestCase)  # five seconds of computing on an idle machine
 TestWorld.settings = settings(
-    max_examples=150,
+    max_examples=75,
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

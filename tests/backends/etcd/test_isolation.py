@@ -20,7 +20,7 @@ from tests.servers_etcd import EtcdServer
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")
 
-CUTS, LOCKS = 4, 5  # number of cuts, and of locks held at a time, each by its own client
+CUTS, LOCKS = 2, 5  # number of cuts, and of locks held at a time, each by its own client
 
 
 @pytest.fixture(scope="module")

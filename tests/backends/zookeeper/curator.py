@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import subprocess
+import tempfile
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 
 from multilock.testing.conformance.faces import background
@@ -12,15 +15,27 @@ from tests.servers_zookeeper import ZooKeeperServer
 __all__ = ["Curator"]
 
 
+JARS = "/usr/share/java/curator-recipes.jar:/usr/share/java/slf4j-nop.jar"
+
+
+@cache
+def compiled() -> str:
+    """Return a class path with our program in it. To compile it takes longer than to run it."""
+    folder = tempfile.TemporaryDirectory(prefix="multilock-curator-")
+    atexit.register(folder.cleanup)
+    program = Path(__file__).with_name("Contender.java")
+    compiler = ["java", "-XX:TieredStopAtLevel=1", "-m", "jdk.compiler/com.sun.tools.javac.Main"]
+    subprocess.run([*compiler, "-cp", JARS, "-d", folder.name, program], check=True, capture_output=True)
+    return f"{folder.name}:{JARS}"
+
+
 class Curator:
     """Curator's locks of one path: a "mutex" (InterProcessMutex), and the "read" and the "write" lock of an
     InterProcessReadWriteLock."""
 
     def __init__(self, server: ZooKeeperServer, path: str) -> None:
-        jars = "/usr/share/java/curator-recipes.jar:/usr/share/java/slf4j-nop.jar"
-        program = Path(__file__).parent / "Contender.java"
         self._process = subprocess.Popen(
-            ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", jars, str(program), server.endpoint, path],
+            ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", compiled(), "Contender", server.endpoint, path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

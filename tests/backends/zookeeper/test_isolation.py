@@ -19,7 +19,7 @@ from tests.backends.zookeeper.islands import Archipelago, possible
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")
 
-CUTS, LOCKS = 4, 5  # number of cuts, and of locks held at a time, each by its own client
+CUTS, LOCKS = 2, 5  # number of cuts, and of locks held at a time, each by its own client
 TTL = 2.4
 
 

@@ -2,7 +2,7 @@
 
 `recipe` decides which claim gets a name. `layout` defines the tables of the file. `transport` sends the statements, and
 `exclusion` lets one process at a time write. `host` finds out about processes and boots. `diagnosis` reports what
-weakens the lock here. SQLite pushes nothing, so there is no `notices`.
+weakens the lock here. SQLite itself pushes nothing: in `notices` the processes wake each other's waiters.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from multilock import BackendRejected, ConfigurationError
@@ -29,11 +29,12 @@ from multilock.backend import (
 )
 from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
-from multilock.timing import JITTER, LIVENESS_MIN, RENEWALS, heartbeat
+from multilock.timing import HEARTBEATS, JITTER, LIVENESS_MIN, RENEWALS, liveness
 from multilock_sqlite import host
 from multilock_sqlite.diagnosis import weaknesses
 from multilock_sqlite.layout import set_up
-from multilock_sqlite.recipe import Exhausted, OtherNumber, Recipe, Stand
+from multilock_sqlite.notices import Mailbox
+from multilock_sqlite.recipe import ALONE, Exhausted, OtherNumber, Recipe, Stand
 from multilock_sqlite.transport import Connection, Database, look, transaction
 
 __all__ = ["SqliteBackend", "open_backend"]
@@ -41,6 +42,10 @@ __all__ = ["SqliteBackend", "open_backend"]
 GROUP = "sqlite"
 POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two looks of a waiter; a look costs a read of a few 10 µs
 POLL_GROWTH = 1 / 8  # the pause as a share of the time waited so far; the longest is reached after a third of a second
+# Seconds. If a release wakes the waiters of this client, they wait for POLL_LAST times the number of waiters before
+# them, but not longer than this. So the first one still looks often: a killed holder wakes nobody.
+POLL_BEHIND = 1.0
+FOLLOWERS = 2  # waiters that are woken by a new reader or holder of a permit: they may fit beside it
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> SqliteBackend:
@@ -76,12 +81,26 @@ def _path(url: str) -> str:
     return path
 
 
+@dataclass(slots=True)
+class QueuedClaim:
+    """A claim of this client in the queue. Its place lives for ``lives`` seconds after its waiter's last look."""
+
+    since: float
+    lives: float
+    looked: float
+    until: float  # the end of its place, as the file has it
+
+    def heartbeat_at(self) -> float:
+        return self.until - self.lives * (1 - 1 / HEARTBEATS)
+
+
 class SqliteBackend:
     """The `multilock.backend.Backend` for one file."""
 
     scheme = "sqlite"
     spi_version = 1
     _database: Database
+    _mailbox: Mailbox
 
     def __init__(self, path: str, *, prefix: str, ttl: float) -> None:
         self._path = path
@@ -91,7 +110,7 @@ class SqliteBackend:
             fencing=True,
             fencing_scope="the file",
             fair=True,
-            push_wait=False,
+            push_wait=True,
             push_loss=False,
             cross_host=False,
             survives_failover=False,
@@ -100,7 +119,7 @@ class SqliteBackend:
             ttl_step=0.001,
             # A waiter finds a killed holder, or a killed waiter before it, at its next look. If that process is in
             # another pid namespace, the waiter finds it only when the lease or the last heartbeat ends.
-            takeover_bound=max(ttl, LIVENESS_MIN) + (1 + JITTER) * POLL_LAST,
+            takeover_bound=max(ttl, LIVENESS_MIN) + (1 + JITTER) * POLL_BEHIND,
             hold_at_least=True,
             read_write=True,
             semaphore=True,
@@ -111,8 +130,10 @@ class SqliteBackend:
         self._recipe = Recipe(host.boot_id(), host.Process.current(), self._in_children)
         if "_database" in vars(self):  # opened again, in a forked child, where no connection is open any longer
             self._database.close()
+            self._mailbox.close()
         self._database = Database(self._path, lambda sql: set_up(self._path, notices.now, sql))
-        self._waiting: dict[str, tuple[float, float]] = {}  # claim id -> when it began to wait, when a heartbeat is due
+        self._mailbox = Mailbox(notices, GROUP)
+        self._waiting: dict[str, QueuedClaim] = {}  # by claim id
 
     def works_in_children(self) -> None:
         """See `multilock.backend.FindsTheDead`."""
@@ -123,32 +144,38 @@ class SqliteBackend:
         key = self._key(claim.name)
         with self._database.request(within) as sql:
             now = self._now()
-            try:
-                ahead = self._look(sql, key, claim, now)
-                if ahead and ahead.id != claim.id and not (join and self._heartbeat_is_due(claim, now)):
-                    return self._busy(claim, ahead, now)
-                answer, now = self._try(sql, key, claim, join)
-            except OtherNumber as other:
-                if self._waiting.pop(claim.id, None):
-                    with transaction(sql):
-                        self._recipe.release(sql, key, claim.id, False, now)
-                raise other_number(claim, other.permits, self.scheme) from None
-        if isinstance(answer, int):
-            self._waiting.pop(claim.id, None)
-            return _granted(claim, answer, now)
-        if join:
-            since, _ = self._waiting.get(claim.id, (now, now))
-            self._waiting[claim.id] = since, now + heartbeat(claim.ttl)
-        return self._busy(claim, answer, now)
+            if waiting := self._waiting.get(claim.id):
+                waiting.looked = now
+            ahead = self._look(sql, key, claim, now)
+            if ahead and ahead.id != claim.id:
+                if not join or (waiting and now < waiting.heartbeat_at()):
+                    return self._busy(sql, key, claim, ahead, now)
+                self._mailbox.open(sql.path)
+            answer, woken, now = self._try(sql, key, claim, join)
+            self._mailbox.send(sql.path, woken)
+            if isinstance(answer, OtherNumber):
+                raise other_number(claim, answer.permits, self.scheme)
+            if isinstance(answer, int):
+                return _granted(claim, answer, now)
+            # If the name seemed free, the claim has joined without a FIFO. It may have been called, so it looks soon.
+            missed = join and not self._mailbox.open(sql.path)
+            return self._busy(sql, key, claim, answer, now, missed)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        self._waiting.pop(claim.id, None)
-        with self._database.request(within) as sql, transaction(sql):
-            return Returned(self._recipe.release(sql, self._key(claim.name), claim.id, unsure, self._now()))
+        with self._database.request(within) as sql:
+            with transaction(sql):
+                ours, woken = self._release(sql, self._key(claim.name), claim, unsure, self._now())
+            self._mailbox.send(sql.path, woken)
+        return Returned(ours)
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
-        with self._database.request(within) as sql, transaction(sql):
-            return Returned(self._recipe.rest(sql, self._key(claim.name), claim.id, unsure, seconds, self._now()))
+        key = self._key(claim.name)
+        with self._database.request(within) as sql:
+            with transaction(sql):
+                ours = self._recipe.rest(sql, key, claim.id, unsure, seconds, self._now())
+                woken = self._recipe.first_waiter(sql, key)
+            self._mailbox.send(sql.path, woken)
+        return Returned(ours)
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         with self._database.request(within) as sql, transaction(sql):
@@ -160,7 +187,8 @@ class SqliteBackend:
         ]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        """Do nothing: SQLite pushes nothing, so the next renewal finds a loss."""
+        """Have a FIFO, by which an operator's `force_release` makes us renew at once. Nothing else reports a loss."""
+        self._mailbox.open(os.path.realpath(self._path))
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         return False
@@ -179,8 +207,15 @@ class SqliteBackend:
                 yield replace(info, others=())
 
     def force_release(self, name: str, within: float) -> bool:
-        with self._database.request(within) as sql, transaction(sql):
-            return self._recipe.force(sql, self._key(name), self._now())
+        key = self._key(name)
+        with self._database.request(within) as sql:
+            with transaction(sql):
+                now = self._now()
+                taken = [id_ for (id_,) in sql.execute("SELECT id FROM locks WHERE key = ?", (key,))]
+                held = self._recipe.force(sql, key, now)
+                woken = self._recipe.next_in(sql, key, now)
+            self._mailbox.send(sql.path, woken, taken)
+        return held
 
     def diagnose(self, within: float) -> list[Finding]:
         try:
@@ -195,17 +230,59 @@ class SqliteBackend:
             look(sql, lambda: sql.execute("SELECT token FROM counter").fetchone())
 
     def close(self) -> None:
+        self._mailbox.close()
         self._database.close()
 
-    def _try(self, sql: Connection, key: str, claim: Claim, join: bool) -> tuple[int | Stand | None, float]:
-        """Make an attempt as the only writer. Returns what it found, and when."""
+    def _try(
+        self, sql: Connection, key: str, claim: Claim, join: bool
+    ) -> tuple[int | Stand | OtherNumber | None, list[str], float]:
+        """Make an attempt as the only writer. Returns its result, the waiters to wake, and the time of the attempt.
+
+        The record of a waiter is made inside the transaction, so that a release comes before it or finds it.
+        """
         for durable in (False, True):
             with contextlib.suppress(Exhausted), transaction(sql, durable=durable):
                 # Read the clock while nobody else can write: then the lease in the file never ends before its holder
                 # believes that it does.
                 now = self._now()
-                return self._recipe.attempt(sql, key, claim, join, durable, now), now
+                try:
+                    answer = self._recipe.attempt(sql, key, claim, join, durable, now)
+                except OtherNumber as other:
+                    if claim.id not in self._waiting:
+                        return other, [], now
+                    return other, self._release(sql, key, claim, False, now)[1], now
+                if isinstance(answer, Stand) and join:
+                    self._keep_place(sql, claim, now)
+                    return answer, [], now
+                self._waiting.pop(claim.id, None)
+                follow = isinstance(answer, int) and claim.mode != ALONE
+                return answer, self._recipe.next_in(sql, key, now, FOLLOWERS) if follow else [], now
         raise AssertionError("a durable transaction has tokens")
+
+    def _release(self, sql: Connection, key: str, claim: Claim, unsure: bool, now: float) -> tuple[bool, list[str]]:
+        """Release the name or leave the queue. Returns whether it was the claim's, and the waiters to wake.
+
+        Call it inside a transaction.
+        """
+        self._waiting.pop(claim.id, None)
+        ours = self._recipe.release(sql, key, claim.id, unsure, now)
+        return ours, self._recipe.next_in(sql, key, now)
+
+    def _keep_place(self, sql: Connection, claim: Claim, now: float) -> None:
+        """Record the place of this claim in the queue, and send the heartbeats of this client that are due soon.
+
+        So a client with many waiters writes seldom. A waiter that has stopped looking loses its place all the same.
+        """
+        lives = liveness(claim.ttl)
+        waiting = self._waiting.get(claim.id)
+        if waiting is None:
+            self._waiting[claim.id] = QueuedClaim(now, lives, now, now + lives)
+            return
+        waiting.until = now + lives
+        due = [(id_, it) for id_, it in list(self._waiting.items()) if it.heartbeat_at() < now + it.lives / HEARTBEATS / 2]
+        self._recipe.keep_places(sql, [(it.looked + it.lives, id_) for id_, it in due])
+        for _, it in due:  # never by their ids: a release may have removed one meanwhile
+            it.until = max(it.until, it.looked + it.lives)
 
     def _look(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
         """Return what keeps the claim out, or None if only a transaction can tell. Reads alone refuse nothing."""
@@ -213,13 +290,17 @@ class SqliteBackend:
             return self._recipe.ahead(sql, key, claim, now)
         return None
 
-    def _heartbeat_is_due(self, claim: Claim, now: float) -> bool:
+    def _busy(
+        self, sql: Connection, key: str, claim: Claim, ahead: Stand | None, now: float, missed: bool = False
+    ) -> Busy:
         waiting = self._waiting.get(claim.id)
-        return waiting is None or waiting[1] <= now
-
-    def _busy(self, claim: Claim, ahead: Stand | None, now: float) -> Busy:
-        since, _ = self._waiting.get(claim.id, (now, now))
-        poll = min(max(POLL_FIRST, (now - since) * POLL_GROWTH), POLL_LAST)
+        poll = POLL_FIRST
+        if waiting:
+            poll = min(max(POLL_FIRST, (now - waiting.since) * POLL_GROWTH), POLL_LAST)
+            if self._mailbox.is_read and not missed:
+                with contextlib.suppress(sqlite3.DatabaseError):  # it is read without a lock
+                    before = self._recipe.place(sql, key, claim.id, round(POLL_BEHIND / POLL_LAST))
+                    poll = max(poll, min(before * POLL_LAST, waiting.heartbeat_at() - now))
         return Busy(poll, max(0.0, ahead.until - now) if ahead else None)
 
     def _key(self, name: str) -> str:

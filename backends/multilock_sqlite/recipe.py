@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any, NamedTuple
 
 from multilock import system
@@ -24,13 +25,14 @@ from multilock_sqlite.host import Process
 from multilock_sqlite.layout import sweep
 from multilock_sqlite.transport import Connection
 
-__all__ = ["Exhausted", "OtherNumber", "Recipe", "Stand"]
+__all__ = ["ALONE", "Exhausted", "OtherNumber", "Recipe", "Stand"]
 
 ALONE, READ = "x", "r"  # modes; the third is p<n>, for one of n permits
 RESTS = "!rests:"  # prefix of the id of a released claim whose name rests; no claim has such an id
 SHOWN = 100  # holders of one name that inspect() returns
 HOLDERS = "SELECT id, until, token, mode, space, pid, start FROM locks WHERE key = ? AND until > ?"
 OF_SHARED = "FROM locks WHERE key = ? AND until > ? AND mode <> 'x'"  # there is an index, ordered by their end
+QUEUE = "SELECT id, mode, fair, until, space, pid, start FROM queue WHERE key = ? ORDER BY ticket"
 SHARED = f"SELECT id, until, token, mode, space, pid, start {OF_SHARED} ORDER BY until"
 RESERVE = 1000  # tokens that one fsync reserves; a reboot skips at most so many
 
@@ -88,16 +90,18 @@ class Recipe:
         Readers may pass waiting readers. Otherwise a crowd of them would enter one by one.
         """
         equals: list[Stand] = []
-        for id_, mode, fair, until, *process in sql.execute(
-            "SELECT id, mode, fair, until, space, pid, start FROM queue WHERE key = ? ORDER BY ticket", (key,)
-        ).fetchall():
-            if id_ == claim.id:
-                break
-            fits = mode == claim.mode != ALONE
-            if (claim.permits if fits else claim.fair or fair) and self._is_alive(until, process, now):
-                if not fits:
-                    return Stand(id_, until, None, mode)
-                equals.append(Stand(id_, until, None, mode))
+        rows = sql.execute(QUEUE, (key,))  # read row by row: most claims need only the first
+        try:
+            for id_, mode, fair, until, *process in rows:
+                if id_ == claim.id:
+                    break
+                fits = mode == claim.mode != ALONE
+                if (claim.permits if fits else claim.fair or fair) and self._is_alive(until, process, now):
+                    if not fits:
+                        return Stand(id_, until, None, mode)
+                    equals.append(Stand(id_, until, None, mode))
+        finally:
+            rows.close()  # as in `_first`
         if claim.permits and self._is_full(sql, key, claim.permits - len(equals), now):
             # A look is not a transaction, so all permits may have been released since they were counted.
             return self._first(sql, SHARED, key, now) or next(iter(equals), None)
@@ -111,11 +115,61 @@ class Recipe:
         (rows,) = sql.execute(f"SELECT count(*) {OF_SHARED}", (key, now)).fetchone()
         if rows < room:
             return False
+        return self._count_living(sql, key, now) >= room
+
+    def _count_living(self, sql: Connection, key: str, now: float) -> int:
+        """Return how many living claims hold the name together."""
         groups = sql.execute(
             f"SELECT count(*), space, pid, start {OF_SHARED} GROUP BY space, pid, start", (key, now)
         ).fetchall()
-        living: int = sum(count for count, *process in groups if not self._is_gone(process))
-        return living >= room
+        return sum(count for count, *process in groups if not self._is_gone(process))
+
+    def next_in(self, sql: Connection, key: str, now: float, most: float = inf) -> list[str]:
+        """Return the waiters that may enter now, in order: those that fit beside the holders and each other.
+
+        It is only a hint. The waiters that are woken for it decide by `attempt`.
+        """
+        found: list[str] = []
+        first, room = "", most
+        rows = sql.execute(QUEUE, (key,))
+        try:
+            for id_, mode, _, until, *process in rows:
+                if not self._is_alive(until, process, now):
+                    continue
+                if not first:
+                    first, room = mode, min(most, self._room(sql, key, mode, now))
+                if mode != first or len(found) >= room:
+                    break
+                found.append(id_)
+        finally:
+            rows.close()  # as in `_first`
+        return found
+
+    def _room(self, sql: Connection, key: str, mode: str, now: float) -> float:
+        """Return how many claims of this mode fit beside the holders."""
+        holder = self._first(sql, HOLDERS, key, now)
+        if mode == ALONE:
+            return 1 if holder is None else 0
+        if holder and holder.mode != mode:
+            return 0
+        return inf if mode == READ else _permits(mode) - self._count_living(sql, key, now)
+
+    def first_waiter(self, sql: Connection, key: str) -> list[str]:
+        """Return the id of the first waiter, in a list that is empty if nobody waits."""
+        return [id_ for (id_,) in sql.execute("SELECT id FROM queue WHERE key = ? ORDER BY ticket LIMIT 1", (key,))]
+
+    def place(self, sql: Connection, key: str, claim_id: str, most: int) -> int:
+        """Return how many waiters came before this one. No more than ``most`` are counted."""
+        (before,) = sql.execute(
+            "SELECT count(*) FROM (SELECT 1 FROM queue WHERE key = ? AND ticket < "
+            "(SELECT ticket FROM queue WHERE id = ?) LIMIT ?)",
+            (key, claim_id, most),
+        ).fetchone()
+        return int(before)
+
+    def keep_places(self, sql: Connection, places: Sequence[tuple[float, str]]) -> None:
+        """Let these waiters keep their places at least until the given times. A waiter that has left stays out."""
+        sql.executemany("UPDATE queue SET until = max(until, ?) WHERE id = ?", places)
 
     def attempt(
         self, sql: Connection, key: str, claim: Claim, join: bool, durable: bool, now: float

@@ -19,7 +19,7 @@ JOBS = {
     "__init__": ("the Backend class, the options, the capabilities", set[str]()),
     "recipe": ("the algorithm: attempt, renew, release, rest", set[str]()),
     "transport": ("the requests; exceptions of the client library become ours here", {"memory"}),
-    "notices": ("notifications of waiters and losses", {"sqlite"}),
+    "notices": ("notifications of waiters and losses", set()),
     "diagnosis": ("settings of the server that weaken a lock", {"memory"}),
     "keys": ("names and keys, and the values of keys", {"memory", "sqlite"}),
     "wire": ("the bytes of the protocol, without decisions", {"memory", "sqlite"}),

@@ -20,7 +20,7 @@ from multilock import AsyncClient, BackendUnavailable, Client, now
 from multilock.model import Busy, Claim, Granted
 from multilock.testing import hear
 from multilock.testing.beliefs import Account, note, watch_pulse
-from multilock.timing import heartbeat, liveness
+from multilock.timing import liveness
 from multilock_sqlite import SqliteBackend
 from tests.faults.contender import Turn, hold, note_end, note_release, note_released, tell_loss
 from tests.faults.waits import PATIENCE
@@ -75,9 +75,8 @@ def _heartbeat(backend: Any, claim: Claim) -> tuple[float, ...]:
     """
     if not isinstance(backend, SqliteBackend) or claim.id not in backend._waiting:
         return ()
-    _, due = backend._waiting[claim.id]
-    since = due - heartbeat(claim.ttl)
-    return since, since + liveness(claim.ttl)
+    until = backend._waiting[claim.id].until
+    return until - liveness(claim.ttl), until
 
 
 class _Crew:

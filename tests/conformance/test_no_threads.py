@@ -36,7 +36,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
 
 
 # Two clients of these backends start so many threads.
-STARTS = {Memory: 6, Sqlite: 5, Redis: 12, Redlock: 12, Consul: 12, Etcd: 8, ZooKeeper: 9}
+STARTS = {Memory: 6, Sqlite: 7, Redis: 12, Redlock: 12, Consul: 12, Etcd: 8, ZooKeeper: 9}
 
 
 @pytest.mark.parametrize(

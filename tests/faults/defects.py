@@ -5,7 +5,7 @@ Each defect imports the module it changes only when it is built in, since a cont
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,20 @@ def undone_where_acknowledged() -> None:
     Rounds._leave = leave  # type: ignore[method-assign]
 
 
+def grant_by_wake_up() -> None:
+    """Take a message that wakes a waiter of SQLite for a grant."""
+    from multilock_sqlite.notices import Mailbox
+
+    def deliver(self: Mailbox, messages: Iterable[bytes]) -> None:
+        notices: Any = self._notices
+        for claim_id in map(bytes.decode, messages):
+            if one := notices.waiting.get(claim_id):
+                ttl = one.claim.ttl
+                notices.granted(claim_id, Granted(1, ttl, now(), ttl, ttl / 3, "sqlite"))
+
+    Mailbox._deliver = deliver  # type: ignore[method-assign]
+
+
 DEFECTS: dict[str, Defect] = {
     "deadline from receipt": Defect(deadline_from_receipt),
     "plain DEL": Defect(plain_del),
@@ -181,6 +195,7 @@ DEFECTS: dict[str, Defect] = {
     # ZooKeeper renews the session with the create. On a single ZooKeeper server a read may extend validity too: that
     # does harm only at a follower without its leader.
     "validity from the acquire": Defect(validity_from_the_acquire, "etcd-late"),
+    "grant by wake-up": Defect(grant_by_wake_up, "sqlite"),
     "2 of 5 is enough": Defect(two_of_five, "redlock"),
     "validity from the last reply": Defect(validity_from_the_last_reply, "redlock"),
     "undo only where acknowledged": Defect(undone_where_acknowledged, "redlock", oracles=("O7",)),

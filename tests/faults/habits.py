@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 __all__ = ["ELSEWHERE", "HABITS", "UVLOOP"]
 
@@ -49,10 +50,24 @@ def give_up_soon() -> None:
     cancel.AT_LEAST = 0.0
 
 
+def lose_messages() -> None:
+    """Lose half of the messages that wake SQLite's waiters, as a full FIFO does."""
+    from multilock_sqlite import notices
+
+    write, dice = notices._write, random.Random()
+
+    def lose(directory: int, client: str, messages: Iterable[bytes]) -> None:
+        if dice.random() < 0.5:
+            write(directory, client, messages)
+
+    vars(notices)["_write"] = lose
+
+
 HABITS: dict[str, Callable[[], None]] = {
     "log handler blocks": log_to_a_full_pipe,
     "2,000 descriptors": hold_descriptors,
     UVLOOP: lambda: None,
     ELSEWHERE: lambda: None,
     "short clean-up": give_up_soon,
+    "messages lost": lose_messages,
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,3 +18,13 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(path: Path) -> str:
     return f"sqlite://{path}"
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """Return a directory that every user can enter. Pytest's own are open to one user only."""
+    directory = Path(tempfile.mkdtemp(prefix="multilock-test-"))
+    directory.chmod(0o755)
+    yield directory
+    directory.chmod(0o755)
+    shutil.rmtree(directory)

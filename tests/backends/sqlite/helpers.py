@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import itertools
 import os
 import resource
@@ -73,13 +74,75 @@ def count(url: str, file: str, rounds: str) -> None:
 
 def try_as_nobody(url: str) -> None:
     """Print what a user sees who owns nothing."""
+    become_nobody()
+    try_once(url)
+
+
+def become_nobody() -> None:
     with multilock.connect("memory://") as client, client.lock("n"):
         pass  # imports modules that that user may not be able to read
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-    try_once(url)
+
+
+def wait_as_nobody(url: str) -> None:
+    become_nobody()
+    wait_for_messages(url)
+
+
+def wait_by_a_mount(source: str, at: str, file: str) -> None:
+    subprocess.run(["mount", "--bind", source, at], check=True)
+    wait_for_messages(f"sqlite://{at}/{file}")
+
+
+def wait_for_messages(url: str) -> None:
+    """Wait for a lock without ever looking by a timer."""
+    _never_look_by_a_timer()
+    with multilock.connect(url) as client:
+        say("waiting")
+        with client.lock("n"):
+            say("held")
+            hear()
+
+
+def _never_look_by_a_timer() -> None:
+    vars(multilock_sqlite).update(POLL_FIRST=3600.0, POLL_LAST=3600.0)
+
+
+def fork_while_waiting(url: str) -> None:
+    """Fork while a thread waits for the lock. The child waits too. Print what each finds, and what is left of the
+    FIFO once this process has been killed and its child lives."""
+    _never_look_by_a_timer()
+    client, holder = multilock.connect(url), multilock.connect(url)
+    lease = holder.lock("n").acquire()
+    fifo = f"{url.removeprefix('sqlite://')}-wake/{client._kernel.client}"
+    woken = threading.Event()
+
+    def wait() -> None:
+        with client.lock("n", fair=True):
+            woken.set()
+            hear()
+
+    threading.Thread(target=wait, daemon=True).start()
+    while not (info := holder.inspect("n")) or not info.waiting:
+        time.sleep(0.01)
+    if os.fork() == 0:
+        say("child", os.path.exists(fifo), "held" if client.lock("child").try_acquire() else "refused")
+        parent = os.getppid()
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        try:
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+            say("orphan", "has a reader")
+        except OSError as error:
+            say("orphan", errno.errorcode[error.errno or 0])
+        os._exit(0)
+    there = os.path.exists(fifo)
+    lease.release()
+    say("parent", there, "woken" if woken.wait(10) else "asleep")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def try_once(url: str) -> None:

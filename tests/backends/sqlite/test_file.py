@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import stat
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 from unittest.mock import ANY
@@ -47,16 +45,6 @@ def ask(url: str, request: pytest.FixtureRequest) -> Ask:
         return asker
 
     return ask
-
-
-@pytest.fixture
-def common() -> Iterator[Path]:
-    """Return a directory that every user can enter. Pytest's own are open to one user only."""
-    directory = Path(tempfile.mkdtemp(prefix="multilock-test-"))
-    directory.chmod(0o755)
-    yield directory
-    directory.chmod(0o755)
-    shutil.rmtree(directory)
 
 
 def rejection(path: Path) -> str:

@@ -45,7 +45,6 @@ POLL_GROWTH = 1 / 8  # the pause as a share of the time waited so far; the longe
 # Seconds. If a release wakes the waiters of this client, they wait for POLL_LAST times the number of waiters before
 # them, but not longer than this. So the first one still looks often: a killed holder wakes nobody.
 POLL_BEHIND = 1.0
-FOLLOWERS = 2  # waiters that are woken by a new reader or holder of a permit: they may fit beside it
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> SqliteBackend:
@@ -89,6 +88,7 @@ class QueuedClaim:
     lives: float
     looked: float
     until: float  # the end of its place, as the file has it
+    called: bool = False  # a message has woken it since it began to look
 
     def heartbeat_at(self) -> float:
         return self.until - self.lives * (1 - 1 / HEARTBEATS)
@@ -132,7 +132,7 @@ class SqliteBackend:
             self._database.close()
             self._mailbox.close()
         self._database = Database(self._path, lambda sql: set_up(self._path, notices.now, sql))
-        self._mailbox = Mailbox(notices, GROUP)
+        self._mailbox = Mailbox(notices, GROUP, self._note_call)
         self._waiting: dict[str, QueuedClaim] = {}  # by claim id
 
     def works_in_children(self) -> None:
@@ -143,15 +143,18 @@ class SqliteBackend:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         key = self._key(claim.name)
         with self._database.request(within) as sql:
-            now = self._now()
+            now, called = self._now(), False
             if waiting := self._waiting.get(claim.id):
                 waiting.looked = now
+                called, waiting.called = waiting.called, False
             ahead = self._look(sql, key, claim, now)
             if ahead and ahead.id != claim.id:
                 if not join or (waiting and now < waiting.heartbeat_at()):
                     return self._busy(sql, key, claim, ahead, now)
                 self._mailbox.open(sql.path)
-            answer, woken, now = self._try(sql, key, claim, join)
+            # The release that called this waiter has called all that fit. Nobody has, if the holder was killed.
+            follow = bool(waiting) and not called and claim.mode != ALONE
+            answer, woken, now = self._try(sql, key, claim, join, follow)
             self._mailbox.send(sql.path, woken)
             if isinstance(answer, OtherNumber):
                 raise other_number(claim, answer.permits, self.scheme)
@@ -234,10 +237,11 @@ class SqliteBackend:
         self._database.close()
 
     def _try(
-        self, sql: Connection, key: str, claim: Claim, join: bool
+        self, sql: Connection, key: str, claim: Claim, join: bool, follow: bool
     ) -> tuple[int | Stand | OtherNumber | None, list[str], float]:
         """Make an attempt as the only writer. Returns its result, the waiters to wake, and the time of the attempt.
 
+        Others are woken only if a claim with ``follow`` gets the name: they may fit beside it.
         The record of a waiter is made inside the transaction, so that a release comes before it or finds it.
         """
         for durable in (False, True):
@@ -255,8 +259,8 @@ class SqliteBackend:
                     self._keep_place(sql, claim, now)
                     return answer, [], now
                 self._waiting.pop(claim.id, None)
-                follow = isinstance(answer, int) and claim.mode != ALONE
-                return answer, self._recipe.next_in(sql, key, now, FOLLOWERS) if follow else [], now
+                woken = self._recipe.next_in(sql, key, now) if follow and isinstance(answer, int) else []
+                return answer, woken, now
         raise AssertionError("a durable transaction has tokens")
 
     def _release(self, sql: Connection, key: str, claim: Claim, unsure: bool, now: float) -> tuple[bool, list[str]]:
@@ -279,10 +283,15 @@ class SqliteBackend:
             self._waiting[claim.id] = QueuedClaim(now, lives, now, now + lives)
             return
         waiting.until = now + lives
-        due = [(id_, it) for id_, it in list(self._waiting.items()) if it.heartbeat_at() < now + it.lives / HEARTBEATS / 2]
+        soon = now + lives / HEARTBEATS / 2
+        due = [(id_, it) for id_, it in list(self._waiting.items()) if it.heartbeat_at() < soon]
         self._recipe.keep_places(sql, [(it.looked + it.lives, id_) for id_, it in due])
         for _, it in due:  # never by their ids: a release may have removed one meanwhile
             it.until = max(it.until, it.looked + it.lives)
+
+    def _note_call(self, claim_id: str) -> None:
+        if waiting := self._waiting.get(claim_id):
+            waiting.called = True
 
     def _look(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
         """Return what keeps the claim out, or None if only a transaction can tell. Reads alone refuse nothing."""

@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 from multilock import system
@@ -40,9 +40,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | _OPEN
 class Mailbox:
     """The FIFO of one client, and its messages to other clients. Its methods raise nothing but interrupts."""
 
-    def __init__(self, notices: Notices, group: Hashable) -> None:
+    def __init__(self, notices: Notices, group: Hashable, called: Callable[[str], object]) -> None:
         self._notices = notices
         self._group = group
+        self._called = called  # receives the id of each claim that is about to be woken
         self._lock = system.Lock()
         self._fifo: _Fifo | None = None
         self._closed = False
@@ -124,7 +125,9 @@ class Mailbox:
             if message == TAKEN:
                 self._notices.silent(self._group)
             elif message:
-                self._notices.wake(message.decode("ascii", "replace"))
+                claim = message.decode("ascii", "replace")
+                self._called(claim)
+                self._notices.wake(claim)
 
 
 class _Fifo:
@@ -297,7 +300,7 @@ def _sweep(directory: int) -> None:
                 born = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime
                 stale = born * 1_000_000 < system.wall() - STILLBORN
             else:
-                stale = CLIENT.fullmatch(name) and not _has_reader(directory, name)
+                stale = CLIENT.fullmatch(name) is not None and not _has_reader(directory, name)
             if stale:
                 os.unlink(name, dir_fd=directory)
 

@@ -124,20 +124,20 @@ class Recipe:
         ).fetchall()
         return sum(count for count, *process in groups if not self._is_gone(process))
 
-    def next_in(self, sql: Connection, key: str, now: float, most: float = inf) -> list[str]:
+    def next_in(self, sql: Connection, key: str, now: float) -> list[str]:
         """Return the waiters that may enter now, in order: those that fit beside the holders and each other.
 
         It is only a hint. The waiters that are woken for it decide by `attempt`.
         """
         found: list[str] = []
-        first, room = "", most
+        first, room = "", 0.0
         rows = sql.execute(QUEUE, (key,))
         try:
             for id_, mode, _, until, *process in rows:
                 if not self._is_alive(until, process, now):
                     continue
                 if not first:
-                    first, room = mode, min(most, self._room(sql, key, mode, now))
+                    first, room = mode, self._room(sql, key, mode, now)
                 if mode != first or len(found) >= room:
                     break
                 found.append(id_)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, Self, TypeVar, overload
 
 from multilock import log_thread, system
 from multilock.config import open_configured, resolve, settings_for
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from multilock.config import Settings
     from multilock.kernel.subscribers import Events
 
-__all__ = ["Client", "connect"]
+__all__ = ["Client", "ClientOfAFace", "connect"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,7 +73,57 @@ def connect(
     return Client._of(open_configured(settings), settings)
 
 
-class Client(ForWith, OfThisProcess):
+class ClientOfAFace(OfThisProcess):
+    """The members that the clients of both faces share. None of them waits."""
+
+    _connect: str  # the function that makes such a client from a URL
+    _kernel: Kernel
+
+    def __init__(self, backend: Backend, **options: Any) -> None:
+        if not hasattr(backend, "scheme"):
+            what = f"{type(self).__name__}() takes a backend object, not {type(backend).__name__}"
+            raise TypeError(f"{what}: use multilock.{self._connect}(url) to make a client from a URL")
+        self._begin(backend, settings_for(backend.scheme, options))
+
+    @classmethod
+    def _of(cls, backend: Backend, settings: Settings) -> Self:
+        client = cls.__new__(cls)
+        client._begin(backend, settings)
+        return client
+
+    def _begin(self, backend: Backend, settings: Settings) -> None:
+        raise NotImplementedError
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The promises of this backend with its options. Known without a request."""
+        return self._kernel.backend.capabilities
+
+    @property
+    def events(self) -> Events:
+        """The events of this client: ``unsubscribe = client.events.subscribe(callback)``.
+
+        The callback of an `AsyncClient` runs on the event loop and may be ``async def``.
+        """
+        return self._kernel.events
+
+    def is_healthy(self) -> bool:
+        """Return whether renewals run on time, and every thread of multilock runs. For a liveness probe.
+
+        Sends no request, so it says nothing about the server. Returns False after `close`.
+        """
+        return self._kernel.is_healthy()
+
+    def __del__(self) -> None:
+        kernel: Kernel | None = getattr(self, "_kernel", None)  # missing if the arguments were wrong
+        if kernel and not kernel.closed:
+            log_thread.defer(kernel.end.drop)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"
+
+
+class Client(ForWith, ClientOfAFace):
     """A connection to one backend, and the locks held through it. `connect` makes one from a URL.
 
     Threads may share a client and everything made with it. In a forked child it opens its own connections and has its
@@ -83,17 +133,7 @@ class Client(ForWith, OfThisProcess):
     ``request_timeout``.
     """
 
-    def __init__(self, backend: Backend, **options: Any) -> None:
-        if not hasattr(backend, "scheme"):
-            what = f"Client() takes a backend object, not {type(backend).__name__}"
-            raise TypeError(f"{what}: use multilock.connect(url) to make a client from a URL")
-        self._begin(backend, settings_for(backend.scheme, options))
-
-    @classmethod
-    def _of(cls, backend: Backend, settings: Settings) -> Client:
-        client = cls.__new__(cls)
-        client._begin(backend, settings)
-        return client
+    _connect = "connect"
 
     def _begin(self, backend: Backend, settings: Settings) -> None:
         self._kernel = Kernel(backend, settings, Threads(), BlockingFace)
@@ -352,20 +392,10 @@ class Client(ForWith, OfThisProcess):
         """
         lease = self._scope().newest(lambda lease: name is None or lease.name == name)
         if lease is None:
-            raise self._kernel.none_current(name)
+            raise self._kernel.messages.none_current(name)
         return lease
 
     # Questions to the backend
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The promises of this backend with its options. Known without a request."""
-        return self._kernel.backend.capabilities
-
-    @property
-    def events(self) -> Events:
-        """The events of this client: ``unsubscribe = client.events.subscribe(callback)``."""
-        return self._kernel.events
 
     def inspect(self, name: str) -> LockInfo | None:
         """Return who holds ``name``, or None if nobody does.
@@ -411,13 +441,6 @@ class Client(ForWith, OfThisProcess):
         run(self._kernel.ask(self._kernel.backend.ping))
         return self._kernel.now() - before
 
-    def is_healthy(self) -> bool:
-        """Return whether renewals run on time, and every thread of multilock runs. For a liveness probe.
-
-        Sends no request, so it says nothing about the server. Returns False after `close`.
-        """
-        return self._kernel.is_healthy()
-
     # The end
 
     def close(self) -> None:
@@ -440,11 +463,3 @@ class Client(ForWith, OfThisProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        kernel: Kernel | None = getattr(self, "_kernel", None)  # missing if the arguments were wrong
-        if kernel and not kernel.closed:
-            log_thread.defer(kernel.end.drop)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

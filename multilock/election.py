@@ -25,7 +25,7 @@ from multilock.names import check_grace
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
-    from multilock.kernel.want import Want
+    from multilock.kernel.lock_options import Want
 
 __all__ = ["Election", "Leadership"]
 

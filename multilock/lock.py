@@ -14,9 +14,9 @@ from multilock.kernel.acquire import acquire
 from multilock.kernel.face import run
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
+from multilock.kernel.lock_options import Make, Want, want
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import Entered, Scope, WithEntry
-from multilock.kernel.want import Make, Want, want
 from multilock.lease import Lease
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
@@ -237,7 +237,7 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
     def _acquire_or_raise(self, timeout: float | None) -> HeldLease:
         if lease := self._acquire(timeout):
             return lease
-        raise self._kernel.still_taken(self.name, timeout, self._client._scope().keeps_out(self._want))
+        raise self._kernel.messages.still_taken(self.name, timeout, self._client._scope().keeps_out(self._want))
 
     @hides_foreign
     def try_acquire(self, timeout: float = 0, **theirs: Never) -> Lease | None:
@@ -260,7 +260,7 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
     def release(self) -> bool:
         lease = self._client._scope().taken_through(self._want)
         if lease is None:
-            raise self._kernel.not_held(self.name)
+            raise self._kernel.messages.not_held(self.name)
         return lease.release()
 
     def is_locked(self) -> bool:
@@ -292,7 +292,7 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
             while entry is None or not entry.close():
                 entry = self._entered.ending(sys._getframe(1), self._client._scope())
                 if entry is None:
-                    raise self._kernel.not_held(self.name)
+                    raise self._kernel.messages.not_held(self.name)
             count = entry.lease.count
             entry.lease.__exit__(kind, error, trace)
         except MultilockError:

@@ -23,8 +23,8 @@ from multilock.kernel.face import run
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, Holding
+from multilock.kernel.lock_options import Make, Want, want
 from multilock.kernel.scopes import Scope
-from multilock.kernel.want import Make, Want, want
 from multilock.lease import Lease
 from multilock.lock import HeldLease, Lock, LockOfAFace, Waits
 from multilock.model import LossReason

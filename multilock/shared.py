@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakValueDictionary
 
 from multilock.kernel.holding import Holding
+from multilock.kernel.lock_options import Want
 from multilock.kernel.process import OfThisProcess
-from multilock.kernel.want import Want
 from multilock.lock import DistributedLock, HeldLease, Lock, LockOfAFace
 from multilock.model import Claim, Granted
 

@@ -68,10 +68,10 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
     prefix = prefix_of(options)
     if prefix.startswith("/") or "//" in prefix:
         raise ConfigurationError(f"prefix {prefix!r}: a key of Consul cannot begin with '/' or contain '//'")
-    place = _place_of_client(url, options) if "client" in options else _place_of_url(url, scheme, options)
+    access = _access_of_client(url, options) if "client" in options else _access_of_url(url, scheme, options)
     return ConsulBackend(
         scheme,
-        place,
+        access,
         prefix=prefix,
         ttl=ttl_of(options),
         identity=cast("str", options.get("identity", "")),
@@ -80,7 +80,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Place:
+class AgentAccess:
     """The agents of one client, and what requests to them need: TLS, token, datacentre."""
 
     addresses: Sequence[Address]
@@ -89,7 +89,7 @@ class Place:
     dc: str | None = None
 
 
-def _place_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Place:
+def _access_of_url(url: str, scheme: str, options: Mapping[str, object]) -> AgentAccess:
     where = url.partition("://")[2].rstrip("/")
     if "@" in where:
         raise ConfigurationError(f"{scheme}:// takes no user in its URL: give token=")
@@ -99,14 +99,14 @@ def _place_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Place
     if "key" in files and "cert" not in files:
         raise ConfigurationError("key= is the key of a certificate: give cert= too")
     port = 8501 if scheme == "consuls" else 8500
-    return Place(
+    return AgentAccess(
         [_address(scheme, each, port) for each in where.split(",")] if where else [Address("localhost", port)],
         tls=_tls(files) if scheme == "consuls" else None,
         token=_token(options.get("token", os.environ.get("CONSUL_HTTP_TOKEN"))),
     )
 
 
-def _place_of_client(url: str, options: Mapping[str, object]) -> Place:
+def _access_of_client(url: str, options: Mapping[str, object]) -> AgentAccess:
     scheme, _, rest = url.partition("://")
     client: Any = options["client"]
     if not isinstance(client, consul.base.Consul):
@@ -121,11 +121,11 @@ def _place_of_client(url: str, options: Mapping[str, object]) -> Place:
         ca = http.verify if isinstance(http.verify, str) else None
         tls = _tls({"ca": ca, "cert": cert, "key": key}, verify=bool(http.verify))
     addresses = [Address(http.host.strip("[]"), int(http.port))]  # py-consul needs the brackets for its URLs
-    if rest and _place_of_url(url, scheme, {}).addresses != addresses:
+    if rest and _access_of_url(url, scheme, {}).addresses != addresses:
         raise ConfigurationError(
             f"client= is connected to {http.host}:{http.port}, which is not where the URL leads: give {scheme}://"
         )
-    return Place(addresses, tls, _token(client.token), client.dc)
+    return AgentAccess(addresses, tls, _token(client.token), client.dc)
 
 
 def _address(scheme: str, said: str, port: int) -> Address:
@@ -178,7 +178,7 @@ class ConsulBackend:
     def __init__(
         self,
         scheme: str,
-        place: Place,
+        access: AgentAccess,
         *,
         prefix: str,
         ttl: float,
@@ -186,7 +186,7 @@ class ConsulBackend:
         lock_delay: Callable[[float], float],
     ) -> None:
         self.scheme = scheme
-        self._place = place
+        self._access = access
         self._prefix = prefix
         self._ttl = ttl
         self._identity = identity
@@ -215,14 +215,14 @@ class ConsulBackend:
         )
 
     def __repr__(self) -> str:
-        return f"<ConsulBackend {self.scheme}://{','.join(map(str, self._place.addresses))}>"
+        return f"<ConsulBackend {self.scheme}://{','.join(map(str, self._access.addresses))}>"
 
     def open(self, notices: Notices) -> None:
         if self._opened:
             self._agents.close()  # in a forked child this closes its descriptors only, and sends nothing
         self._opened = True
-        place = self._place
-        self._agents = Agents(place.addresses, tls=place.tls, token=place.token, dc=place.dc, now=notices.now)
+        access = self._access
+        self._agents = Agents(access.addresses, tls=access.tls, token=access.token, dc=access.dc, now=notices.now)
         keys = Keys(self._prefix, self._agents)
         self._listener = Listener(self._agents, keys, notices, self._session_exists, self._session_ended)
         self._sessions = Sessions(

@@ -12,7 +12,7 @@ from multilock.backend import LockInfo
 from multilock.names import escape
 from multilock.values import decode_value
 from multilock_consul.keys import Entry, Keys, index_of, listed
-from multilock_consul.semaphore import Semaphore, State
+from multilock_consul.semaphore import Permits, State
 from multilock_consul.sessions import Sessions
 from multilock_consul.transactions import Refused, Transactions, operation
 from multilock_consul.transport import Agents
@@ -32,7 +32,7 @@ class Inspection:
         self._keys = keys
         self._transactions = transactions
         self._sessions = sessions
-        self._semaphore = Semaphore(keys, transactions)
+        self._semaphore = Permits(keys, transactions)
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
         return self._info(name, self._read(name, self._agents.now() + within))

@@ -29,7 +29,7 @@ from multilock.timing import RENEWALS, UNPUSHED
 from multilock.values import encode_resting, encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
 from multilock_consul.readers import SAFETY, Readers, Wait
-from multilock_consul.semaphore import Semaphore, State
+from multilock_consul.semaphore import Permits, State
 from multilock_consul.sessions import OWN, Session, Sessions
 from multilock_consul.sweep import Found, Sweep
 from multilock_consul.transactions import Refused, Transactions, operation
@@ -59,7 +59,7 @@ class Recipe:
         self._sessions = sessions
         self._sweep = Sweep(keys, transactions, sessions, now)
         self._readers = Readers(keys, transactions, wait)
-        self._semaphore = Semaphore(keys, transactions)
+        self._semaphore = Permits(keys, transactions)
         self._now = now
         self._wait = wait
         # ids of claims whose locked key may have been seen while readers still held

@@ -28,7 +28,7 @@ from multilock_consul.keys import LOCK_FLAGS, SEMAPHORE_FLAGS, Entry, Keys
 from multilock_consul.sessions import Session
 from multilock_consul.transactions import Refused, Transactions, operation, whole_tree
 
-__all__ = ["Semaphore", "State"]
+__all__ = ["Permits", "State"]
 
 TRIES = 100  # contenders change `.lock` at the same time, and each time only one of them succeeds
 
@@ -55,7 +55,7 @@ class State:
         return sorted(self.holders - self.living.keys())
 
 
-class Semaphore:
+class Permits:
     """The part of the recipe that deals with permits."""
 
     def __init__(self, keys: Keys, transactions: Transactions) -> None:

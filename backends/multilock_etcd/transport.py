@@ -31,7 +31,7 @@ from multilock import BackendRejected, BackendUnavailable, ConfigurationError, M
 from multilock.backend import start_worker
 from multilock.options import NO_TLS
 from multilock_etcd import wire
-from multilock_etcd.aside import Aside
+from multilock_etcd.main_thread import Aside
 
 __all__ = ["Cluster", "EtcdTransport", "LeaseMissing", "Method", "TooMuch", "calls", "refuse_eventlet"]
 

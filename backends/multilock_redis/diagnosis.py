@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from multilock import BackendRejected, Finding, MultilockError
-from multilock_redis.following import Told
 from multilock_redis.node import Node
+from multilock_redis.primary import Told
 from multilock_redis.sentinel import SentinelEndpoint
 from multilock_redis.slots import SLOTS, Address, SlotTable
 from multilock_redis.transport import Connections

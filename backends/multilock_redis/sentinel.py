@@ -25,7 +25,7 @@ from multilock import BackendRejected, BackendUnavailable, MultilockError, syste
 from multilock.backend import start_worker
 from multilock.log_thread import logger
 from multilock.timing import LONGEST_PAUSE
-from multilock_redis.following import Following, Told
+from multilock_redis.primary import Following, Told
 from multilock_redis.slots import Address
 from multilock_redis.transport import Endpoint, Wire, not_connected
 from multilock_redis.wire import pack

@@ -41,7 +41,7 @@ ONE_BY_ONE = 16  # nodes that a waiter watches one by one; beyond that, any chan
 
 
 class Watcher:
-    """The `multilock_zookeeper.transport.Listener` of one client."""
+    """The `multilock_zookeeper.transport.SessionListener` of one client."""
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices

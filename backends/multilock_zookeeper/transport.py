@@ -35,7 +35,7 @@ from multilock_zookeeper.wire import (
     remember_greetings,
 )
 
-__all__ = ["TLS_OPTIONS", "Answer", "Ensemble", "Listener", "NodeExists", "NodeMissing", "Transport"]
+__all__ = ["TLS_OPTIONS", "Answer", "Ensemble", "NodeExists", "NodeMissing", "SessionListener", "Transport"]
 
 PERSISTENT, EPHEMERAL_SEQUENTIAL, CONTAINER = 0, 3, 4
 ANY_VERSION = -1
@@ -114,7 +114,7 @@ class Answer:
         return self._pending.wait(within)
 
 
-class Listener(Protocol):
+class SessionListener(Protocol):
     """Notified when the session changes. kazoo's connection thread calls it, so it returns at once and sends
     nothing."""
 
@@ -153,7 +153,7 @@ class Ensemble:
 class Transport:
     """One client's connection, and the session that lives on it."""
 
-    def __init__(self, ensemble: Ensemble, now: Callable[[], float], listener: Listener) -> None:
+    def __init__(self, ensemble: Ensemble, now: Callable[[], float], listener: SessionListener) -> None:
         self._ensemble = ensemble
         self._now = now
         self._listener = listener

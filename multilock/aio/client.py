@@ -12,29 +12,27 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, cast, overload
 
-from multilock import log_thread
 from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.face import LoopFace
 from multilock.aio.lock import AsyncDistributedLock, AsyncLock, HeldAsyncLease
 from multilock.aio.many import AsyncLockSet
 from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore, AsyncSemaphoreLock
-from multilock.config import open_configured, resolve, settings_for
+from multilock.client import ClientOfAFace
+from multilock.config import open_configured, resolve
 from multilock.decorate import decorator, lock_for
 from multilock.foreign import ForAsyncWith, hides_foreign, refuse
 from multilock.kernel.core import Kernel
 from multilock.kernel.fork import notice_fork
-from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
 from multilock.kernel.worker import SOON
 from multilock.lease import AsyncLease
-from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
+from multilock.model import Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
 
 if TYPE_CHECKING:
     from multilock.backend import Backend
     from multilock.config import Settings
-    from multilock.kernel.subscribers import Events
 
 __all__ = ["AsyncClient", "connect_async"]
 
@@ -59,7 +57,7 @@ def connect_async(
     return AsyncClient._of(open_configured(settings), settings)
 
 
-class AsyncClient(ForAsyncWith, OfThisProcess):
+class AsyncClient(ForAsyncWith, ClientOfAFace):
     """A connection to one backend, and the locks held through it, for the tasks of one event loop.
 
     `connect_async` makes one from a URL. Methods that send a request or wait are awaited, the others are plain. A
@@ -67,17 +65,7 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
     members.
     """
 
-    def __init__(self, backend: Backend, **options: Any) -> None:
-        if not hasattr(backend, "scheme"):
-            what = f"AsyncClient() takes a backend object, not {type(backend).__name__}"
-            raise TypeError(f"{what}: use multilock.connect_async(url) to make a client from a URL")
-        self._begin(backend, settings_for(backend.scheme, options))
-
-    @classmethod
-    def _of(cls, backend: Backend, settings: Settings) -> AsyncClient:
-        client = cls.__new__(cls)
-        client._begin(backend, settings)
-        return client
+    _connect = "connect_async"
 
     def _begin(self, backend: Backend, settings: Settings) -> None:
         self._kernel = Kernel(backend, settings, Threads(), LoopFace)
@@ -292,21 +280,8 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         scope = self._scope()
         lease = scope.newest(lambda lease: name is None or lease.name == name) if scope else None
         if lease is None:
-            raise self._kernel.none_current(name)
+            raise self._kernel.messages.none_current(name)
         return lease
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The promises of this backend with its options. Known without a request."""
-        return self._kernel.backend.capabilities
-
-    @property
-    def events(self) -> Events:
-        """The events of this client: ``unsubscribe = client.events.subscribe(callback)``.
-
-        The callback runs on the event loop and may be ``async def``.
-        """
-        return self._kernel.events
 
     async def inspect(self, name: str) -> LockInfo | None:
         """Return who holds ``name``, or None if nobody does. For display only: see `multilock.Client.inspect`."""
@@ -347,13 +322,6 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         await self._kernel.ask(self._kernel.backend.ping)
         return self._kernel.now() - before
 
-    def is_healthy(self) -> bool:
-        """Return whether renewals run on time, and every thread of multilock runs. For a liveness probe.
-
-        Sends no request, so it says nothing about the server. Returns False after `close`.
-        """
-        return self._kernel.is_healthy()
-
     async def close(self) -> None:
         """End elections in order, give back every lock, and end all threads and connections of this client.
 
@@ -393,11 +361,3 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def __del__(self) -> None:
-        kernel: Kernel | None = getattr(self, "_kernel", None)  # missing if the arguments were wrong
-        if kernel and not kernel.closed:
-            log_thread.defer(kernel.end.drop)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

@@ -25,8 +25,8 @@ from multilock.names import check_grace, check_timeout
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
+    from multilock.kernel.lock_options import Want
     from multilock.kernel.scopes import Scope
-    from multilock.kernel.want import Want
 
 __all__ = ["AsyncElection", "AsyncLeadership"]
 

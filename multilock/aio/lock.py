@@ -15,8 +15,8 @@ from multilock.errors import NotHeld
 from multilock.foreign import ForAsyncWith, hides_foreign, refuse
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
+from multilock.kernel.lock_options import Want
 from multilock.kernel.scopes import Scope, WithEntry
-from multilock.kernel.want import Want
 from multilock.lease import AsyncLease
 from multilock.lock import AnyLock, LockOfAFace
 from multilock.model import Claim, Granted, Loss
@@ -238,7 +238,7 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
         if lease := await self._acquire(timeout, scope):
             return lease
         scope = scope or self._client._scope()
-        raise self._kernel.still_taken(self.name, timeout, scope is not None and scope.keeps_out(self._want))
+        raise self._kernel.messages.still_taken(self.name, timeout, scope is not None and scope.keeps_out(self._want))
 
     @hides_foreign
     def try_acquire(self, timeout: float = 0, **theirs: Never) -> Coroutine[Any, Any, AsyncLease | None]:
@@ -265,7 +265,7 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
         scope = scope or self._client._scope()
         lease = scope.taken_through(self._want) if scope else None
         if lease is None:
-            raise self._kernel.not_held(self.name)
+            raise self._kernel.messages.not_held(self.name)
         return await lease.release()
 
     async def is_locked(self) -> bool:
@@ -287,7 +287,7 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
         while entry is None or not entry.close():
             entry = self._entered.ending(frame, self._client._scope())
             if entry is None:
-                raise self._kernel.not_held(self.name)
+                raise self._kernel.messages.not_held(self.name)
         self._entered.discard(entry)
         await entry.lease._exit(entry.body, error)
 

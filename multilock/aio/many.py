@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from multilock.aio.body import Body
 from multilock.aio.lock import AsyncLock, Enters, HeldAsyncLease, check_cancel_on_lost
 from multilock.kernel.holding import Holding
-from multilock.kernel.want import Want
+from multilock.kernel.lock_options import Want
 from multilock.lease import AsyncLease
 from multilock.many import HeldSet, SetOfAFace, want_all
 

@@ -21,9 +21,9 @@ from multilock.timing import JITTER, retry_pause
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
+    from multilock.kernel.lock_options import Want
     from multilock.kernel.runtime import Bell
     from multilock.kernel.scopes import Scope
-    from multilock.kernel.want import Want
 
 __all__ = ["Stop", "Stopped", "acquire"]
 
@@ -61,7 +61,7 @@ async def acquire(
     writer wants to read. Whatever happens, no claim is left behind at the backend.
     """
     if scope and (held := scope.blocks_itself(want)):
-        raise kernel.blocked_by_itself(want, held)
+        raise kernel.messages.blocked_by_itself(want, held)
     contender = _Contender(kernel, want, timeout, stop, scope)
     bell = contender.bell
     gate = None if timeout == 0 or want.queues else kernel.gate
@@ -346,8 +346,8 @@ class _Contender:
         self.waiting_told = True
         kernel = self.kernel
         if self.scope and self.scope.keeps_out(self.want):
-            kernel.warn_of_itself(self.want.name)
-        kernel.warn_of_stopped_loop(self.want.name)
+            kernel.messages.warn_of_itself(self.want.name)
+        kernel.messages.warn_of_stopped_loop(self.want.name)
         logger.debug("waiting for the lock %r", self.want.name, extra={"lock_name": self.want.name})
         if tell := kernel.events.tell:
             tell.waiting(self.want.name, claim.owner if claim else None)

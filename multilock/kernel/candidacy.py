@@ -16,11 +16,11 @@ from multilock.kernel.acquire import Stop, Stopped, acquire
 from multilock.kernel.ending import Ending
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import Holding
+from multilock.kernel.lock_options import Want, check_hold_at_least, want
 from multilock.kernel.observing import Observer, Reporter
 from multilock.kernel.office import Office
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.term import INTERRUPTED, Leading, Term
-from multilock.kernel.want import Want, check_hold_at_least, want
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_grace, check_timeout

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import partial
@@ -20,12 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from multilock import system
 from multilock.errors import (
     BackendUnavailable,
-    CapabilityMissing,
     ClientClosed,
     ConfigurationError,
-    LockTimeout,
     MultilockError,
-    NotHeld,
     behind,
 )
 from multilock.kernel import fork, process, validity, worker
@@ -36,6 +32,7 @@ from multilock.kernel.exit import ends_with_the_interpreter
 from multilock.kernel.fence import Fence
 from multilock.kernel.gate import Gate
 from multilock.kernel.holding import HELD, RELEASING, AnyHeld, Holding
+from multilock.kernel.messages import Messages
 from multilock.kernel.monitor import Monitor
 from multilock.kernel.observing import Followers
 from multilock.kernel.pushes import Pushes
@@ -51,8 +48,8 @@ if TYPE_CHECKING:
     from multilock.backend import Backend
     from multilock.kernel.ending import Ending
     from multilock.kernel.face import Face
+    from multilock.kernel.lock_options import Want
     from multilock.kernel.runtime import Runtime, Ticker
-    from multilock.kernel.want import Want
 
 __all__ = ["Kernel", "KernelSettings"]
 
@@ -125,7 +122,6 @@ class Kernel:
         self.finished = False  # all work has ended
         self.died = False  # the watchdog thread died at least once
         self._told_of_ttl = False  # the log has the warning that another ttl was granted
-        self._told_of_loop = False  # the log has the warning of `warn_of_stopped_loop`
         self._make_face = make_face
         self.closers: dict[Callable[[], Ending], None] = {}  # active elections, which close() ends first
         self.elections: weakref.WeakSet[Candidate] = weakref.WeakSet()
@@ -150,6 +146,7 @@ class Kernel:
         self.face = self._make_face(self)
         self.callbacks = self.face.callbacks
         self.events.begin(self.callbacks)
+        self.messages = Messages(self.scheme, asynchronous=self.face.asynchronous)
         self.watchdog = Watchdog(self)
         self.monitor = Monitor(self, self.client)
         self.releases = Releases(self)
@@ -399,76 +396,6 @@ class Kernel:
         return ClientClosed("this client is closed: make a new one with multilock.connect()", backend=self.scheme)
 
     # For messages
-
-    @property
-    def who(self) -> str:
-        """The word for the holder of a lease in messages: a task with asyncio, otherwise a thread."""
-        return "task" if self.face.asynchronous else "thread"
-
-    def still_taken(self, name: str, timeout: float | None, by_itself: bool) -> LockTimeout:
-        """Return the error of an acquire that timed out. ``by_itself``: the calling thread or task holds the lock."""
-        remedy = "inspect() shows who holds it, or until when it rests. Or wait for it with a timeout"
-        if by_itself:
-            remedy = f"this {self.who} holds it itself: release it first, or make the lock with reentrant=True"
-        elif timeout:
-            remedy = "wait longer. inspect() shows who holds it, or until when it rests"
-        return LockTimeout(
-            f"lock {name!r} is {f'still taken after {timeout:g} s' if timeout else 'taken'}: {remedy}",
-            name=name,
-            backend=self.scheme,
-        )
-
-    def blocked_by_itself(self, want: Want, held: Holding) -> CapabilityMissing:
-        """Return the error for a reader that asks to write, or a writer that asks to read.
-
-        It would wait for itself, and two such readers would wait for each other.
-        """
-        verb, has = ("write", "read") if want.kind == "write" else ("read", "write")
-        return CapabilityMissing(
-            f"this {self.who} asks to {verb} {want.name!r} while it has a {has} lease of it, and multilock does not "
-            "convert one into the other: release that lease first, and read the protected data again",
-            name=held.name,
-            backend=self.scheme,
-        )
-
-    def warn_of_itself(self, name: str) -> None:
-        """Log that a thread or task waits for a lock that it holds itself."""
-        logger.warning(
-            "this %s waits for the lock %r, which it holds: make the lock with reentrant=True, or release it first",
-            self.who,
-            name,
-            extra={"lock_name": name},
-        )
-
-    def warn_of_stopped_loop(self, name: str) -> None:
-        """Log once for each client that a blocking acquire waits in a thread that runs an event loop."""
-        if self.face.asynchronous or self._told_of_loop:
-            return
-        try:
-            sys.modules["asyncio"].get_running_loop()
-        except (KeyError, AttributeError, RuntimeError):  # not imported, being imported, or no loop runs here
-            return
-        self._told_of_loop = True
-        logger.warning(
-            "a blocking acquire() waits for the lock %r in a thread that runs an event loop, so the whole loop stands "
-            "still: use multilock.connect_async(), or call it with asyncio.to_thread() (logged once for each client)",
-            name,
-            extra={"lock_name": name},
-        )
-
-    def not_held(self, name: str) -> NotHeld:
-        """Return the error of a release through a lock object from which the caller has no lease."""
-        return NotHeld(
-            f"this {self.who} holds no lease of {name!r} through this lock: it was released, or taken elsewhere "
-            f"(lease.release() works from any {self.who})",
-            name=name,
-            backend=self.scheme,
-        )
-
-    def none_current(self, name: str | None) -> NotHeld:
-        """Return the error of `Client.current_lease` without a lease, for a given name or for any name."""
-        of = f" of {name!r}" if name else ""
-        return NotHeld(f"this {self.who} holds no lease{of}", name=name, backend=self.scheme)
 
     def name_error(self, error: MultilockError, name: str | None) -> None:
         """Add the lock's name and the client's scheme to an error before the user gets it.

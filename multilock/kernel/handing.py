@@ -9,8 +9,8 @@ from multilock.kernel.holding import AnyHeld
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
+    from multilock.kernel.lock_options import Want
     from multilock.kernel.scopes import Scope
-    from multilock.kernel.want import Want
 
 __all__ = ["Handing"]
 

@@ -30,8 +30,8 @@ from multilock.model import Claim, Granted, LeaseState, Loss
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
+    from multilock.kernel.lock_options import Want
     from multilock.kernel.scopes import Scope
-    from multilock.kernel.want import Want
 
 __all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "AnyHeld", "Holding"]
 

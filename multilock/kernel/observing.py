@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from multilock import system
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed
 from multilock.kernel.inside import call_inside
-from multilock.kernel.want import SHARED
+from multilock.kernel.lock_options import SHARED
 from multilock.log_thread import logger
 from multilock.model import LeaderInfo, LockInfo
 

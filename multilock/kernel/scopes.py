@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from multilock.kernel.holding import LOST, AnyHeld
 
 if TYPE_CHECKING:
-    from multilock.kernel.want import Want
+    from multilock.kernel.lock_options import Want
 
 __all__ = ["Entered", "Scope", "WithEntry"]
 

@@ -11,7 +11,7 @@ from multilock import system
 if TYPE_CHECKING:
     from multilock.events import Event
     from multilock.kernel.callbacks import Callbacks
-    from multilock.kernel.tell import Tell
+    from multilock.kernel.emit import Tell
 
 __all__ = ["BACKLOG", "Events"]
 
@@ -58,7 +58,7 @@ class Events:
         if not self._subscribers:
             self.tell = None
         elif self.tell is None:
-            from multilock.kernel.tell import Tell
+            from multilock.kernel.emit import Tell
 
             self.tell = Tell(self, self._now)
 

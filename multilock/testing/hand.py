@@ -7,7 +7,7 @@ is not a public interface, and a client of `connect` always uses the real clock:
     from multilock.kernel.acquire import acquire
     from multilock.kernel.core import Kernel
     from multilock.kernel.face import BlockingFace, run
-    from multilock.kernel.want import want
+    from multilock.kernel.lock_options import want
     from multilock.lock import HeldLease
     from multilock.testing import HandRuntime
     from multilock_memory import open_backend

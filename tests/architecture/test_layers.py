@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from multilock.registry import OURS
-from tests.architecture.imports import imports_of, module_name, sources
+from tests.architecture.imports import ROOT, imports_of, module_name, sources
 
 # A module may import modules of its own layer and of earlier layers.
-BASE = ("validity", "schedule", "timers", "runtime", "workers", "interrupts")
+BASE = ("validity", "schedule", "timers", "runtime", "workers", "interrupts", "messages")
 PROCESS = ("process", "fork", "exit", "fence")
-WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "tell", "scopes")
+WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "emit", "scopes")
 LAYERS = [
     {"system", "timing"},
     {"errors", "model", "lease", "names", "foreign", "values", "events"},
     {"kernel", "kernel.worker", "kernel.inside", "log_thread"},
     {"backend"},
     {*(f"kernel.{name}" for name in BASE + PROCESS)},
-    {"kernel.holding", "kernel.want"},
+    {"kernel.holding", "kernel.lock_options"},
     {*(f"kernel.{name}" for name in WATCHING)},
     {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "cancel", "release", "handing", "ending"))},
     {"kernel.office", "kernel.term", "kernel.observing", "kernel.candidacy"},
@@ -95,6 +95,12 @@ def test_no_modules_import_each_other() -> None:
     graph = {module_name(path): imports_of(path, everywhere=False) for path in CORE}
     graph["multilock"].discard("multilock")
     list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_the_picture_in_contributing_shows_these_layers() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = page.partition("## Who imports whom")[2].partition("```text")[2].partition("```")[0]
+    assert [set(row.replace("/", ".").split()) for row in picture.split("▼")] == LAYERS[::-1]
 
 
 @each_of(CORE)

@@ -97,8 +97,8 @@ def end_the_newest() -> None:
 
 def two_of_five() -> None:
     """Take two votes of five for a majority."""
-    from multilock_redis.redlock.place import Evidence
     from multilock_redis.redlock.servers import Servers
+    from multilock_redis.redlock.votes import Evidence
 
     proven, proven_servers = Evidence.__init__, Servers.__init__
 
@@ -117,7 +117,7 @@ def two_of_five() -> None:
 def validity_from_the_last_reply() -> None:
     """Count each vote from its reply, and let the newest vote decide for the whole majority."""
     import multilock_redis.redlock.renewal as renewal
-    from multilock_redis.redlock.place import Evidence, Proof, State
+    from multilock_redis.redlock.votes import Evidence, Proof, Statement
 
     class Received(Granted):
         def __new__(cls, token: int | None, ttl: float, sent_at: float, *rest: Any) -> Received:
@@ -129,7 +129,7 @@ def validity_from_the_last_reply() -> None:
     def counts_from_the_reply(self: Evidence, which: int, at: int, answer: Any, now: int, **how: bool) -> None:
         answered(self, which, at, answer, now, **how)
         ballot = self.ballots[which]
-        if ballot.state is State.VOTES and ballot.at == (at, 0):
+        if ballot.state is Statement.VOTES and ballot.at == (at, 0):
             ballot.at, ballot.until = (now, 0), now + self.ttl
 
     def counts_from_the_push(self: Evidence, which: int, at: int, valid_for: int, stamp: int) -> bool:
@@ -153,8 +153,8 @@ def validity_from_the_last_reply() -> None:
 
 def undone_where_acknowledged() -> None:
     """Undo a claim only at servers that have acknowledged it."""
-    from multilock_redis.redlock.place import Evidence, State
     from multilock_redis.redlock.rounds import Rounds
+    from multilock_redis.redlock.votes import Evidence, Statement
 
     proven = Rounds._leave
 
@@ -162,7 +162,7 @@ def undone_where_acknowledged() -> None:
         if (evidence := self.get(claim.id)) and not evidence.leaving:
             with evidence.lock:
                 for ballot in evidence.ballots:
-                    if ballot.state is not State.VOTES:
+                    if ballot.state is not Statement.VOTES:
                         ballot.kept = ballot.unsure = False
                         ballot.pending = 0
         return proven(self, claim, unsure)

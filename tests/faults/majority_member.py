@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from multilock import now
 from multilock.testing.beliefs import note
-from multilock_redis.redlock.place import Evidence
 from multilock_redis.redlock.rounds import Rounds
+from multilock_redis.redlock.votes import Evidence
 from tests.faults import contender
 
 __all__ = ["contend"]

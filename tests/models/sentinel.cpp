@@ -13,7 +13,7 @@
 // name: only one name leads to all Sentinels. Each new connection reaches any one of them, so a reply of one Sentinel
 // replaces no reply of another, and Sentinels are distinguished by their ids.
 //
-// The client's treatment of a reply is in `note` and `decide`, as in multilock_redis/following.py. The program prints
+// The client's treatment of a reply is in `note` and `decide`, as in multilock_redis/primary.py. The program prints
 // what it found, and exits with 1 if that is a violation.
 //
 //   S1  the client follows no lower epoch than one that a Sentinel which it reaches has known for a round

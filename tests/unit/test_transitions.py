@@ -12,7 +12,7 @@ import pytest
 from multilock import Client, Loss, LossReason
 from multilock.kernel import holding
 from multilock.kernel.holding import HELD, LOST, NEW, RELEASED, RELEASING, AnyHeld, Holding
-from multilock.kernel.want import want
+from multilock.kernel.lock_options import want
 from multilock.lock import HeldLease
 from multilock.many import HeldSet
 from multilock.model import Granted

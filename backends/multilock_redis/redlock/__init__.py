@@ -35,9 +35,9 @@ from multilock_redis.endpoints import OPTIONS, endpoints_of_clients, endpoints_o
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.redlock.channel import Channel as FanChannel
-from multilock_redis.redlock.guard import Guarded
 from multilock_redis.redlock.inspection import Inspection
 from multilock_redis.redlock.renewal import Renewal
+from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.rounds import Rounds
 from multilock_redis.redlock.servers import Servers
 from multilock_redis.transport import Endpoint, speaks_tls

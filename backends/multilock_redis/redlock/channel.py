@@ -5,9 +5,9 @@ from __future__ import annotations
 from multilock import BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, Returned
 from multilock_redis.redlock.fan import Fan
-from multilock_redis.redlock.place import Evidence
-from multilock_redis.redlock.rounds import Joins, Outcome, Rounds
+from multilock_redis.redlock.rounds import Joins, Rounds, RoundState
 from multilock_redis.redlock.servers import limit
+from multilock_redis.redlock.votes import Evidence
 
 __all__ = ["Channel"]
 
@@ -71,24 +71,24 @@ class Channel:
         now = rounds.now()
         with evidence.lock:
             said = rounds.verdict(evidence, over=now >= self._end)
-            if said is Outcome.SPLIT and not self._raised:
+            if said is RoundState.SPLIT and not self._raised:
                 self._raised = True
                 rounds.raise_stamps(evidence, self._fan, Joins.NO)
                 raise BlockingIOError
             if not isinstance(said, Granted):
                 answers, pending = evidence.answers(), evidence.pending()
-                if pending and said is not Outcome.SPLIT and now < self._end:
+                if pending and said is not RoundState.SPLIT and now < self._end:
                     if answers >= rounds.need:  # the other replies usually arrive just after these
                         self._end = min(self._end, now + rounds.grace(evidence))
                     raise BlockingIOError
-                if said is Outcome.OPEN:
-                    said = Outcome.BUSY if answers >= rounds.need else Outcome.SHORT
-                elif said is Outcome.SPLIT:
-                    said = Outcome.BUSY
+                if said is RoundState.OPEN:
+                    said = RoundState.BUSY if answers >= rounds.need else RoundState.SHORT
+                elif said is RoundState.SPLIT:
+                    said = RoundState.BUSY
             rounds.timed(now - evidence.round_at)
             evidence.asking = False
         self._evidence = None
-        if said is Outcome.BUSY and (self._joins is not Joins.YES if self._join else rounds.is_split(evidence)):
+        if said is RoundState.BUSY and (self._joins is not Joins.YES if self._join else rounds.is_split(evidence)):
             return None  # the kernel uses a thread, which subscribes and asks again, or settles a split vote
         if self._join:
             rounds.servers.listen()

@@ -16,7 +16,7 @@ from multilock import system
 from multilock.backend import start_worker
 from multilock.timing import LONGEST_PAUSE
 from multilock_redis.redlock.fan import LAST_WORDS, Fan, Pool
-from multilock_redis.redlock.place import Evidence
+from multilock_redis.redlock.votes import Evidence
 
 if TYPE_CHECKING:
     from multilock_redis.redlock.rounds import Rounds

@@ -18,8 +18,8 @@ from multilock import BackendRejected, BackendUnavailable, MultilockError, syste
 from multilock.backend import start_worker
 from multilock.log_thread import logger
 from multilock.timing import FIRST_PAUSE, LONGEST_PAUSE
-from multilock_redis.redlock.guard import Guarded
-from multilock_redis.redlock.place import majority_of
+from multilock_redis.redlock.restarts import Guarded
+from multilock_redis.redlock.votes import majority_of
 from multilock_redis.transport import Wire
 from multilock_redis.wire import ScriptMissing
 

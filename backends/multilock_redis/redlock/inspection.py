@@ -10,7 +10,7 @@ from multilock import BackendRejected, BackendUnavailable, system
 from multilock.backend import Finding, LockInfo
 from multilock_redis.diagnosis import diagnose
 from multilock_redis.node import Node
-from multilock_redis.redlock.guard import SameServer
+from multilock_redis.redlock.restarts import SameServer
 from multilock_redis.redlock.servers import Servers, silence
 from multilock_redis.transactions import CLOCKS_WITHIN
 from multilock_redis.wire import pack

@@ -10,9 +10,9 @@ from multilock import BackendUnavailable, system
 from multilock.backend import Granted, Held
 from multilock.timing import RENEWALS
 from multilock_redis.redlock.fan import Lane, Owed
-from multilock_redis.redlock.place import OUT, WAITS, Evidence
 from multilock_redis.redlock.rounds import GROUP, Rounds
 from multilock_redis.redlock.servers import limit, silence
+from multilock_redis.redlock.votes import OUT, WAITS, Evidence
 from multilock_redis.transactions import Script
 
 __all__ = ["Renewal"]

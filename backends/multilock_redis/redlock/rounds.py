@@ -21,12 +21,12 @@ from multilock_redis.node import Node
 from multilock_redis.recipe import RESTS, TOMBSTONE
 from multilock_redis.redlock.clerk import CONFIRMED_WITHIN, Clerk
 from multilock_redis.redlock.fan import CONNECT_WITHIN, Fan, Lane, Owed, Pool
-from multilock_redis.redlock.place import OUT, VOTES, WAITS, Evidence, Proof
 from multilock_redis.redlock.servers import Servers, limit, silence
+from multilock_redis.redlock.votes import OUT, VOTES, WAITS, Evidence, Proof
 from multilock_redis.transactions import GIVE, REST, STAND, Script
 from multilock_redis.wire import bulks
 
-__all__ = ["GROUP", "Joins", "Outcome", "Rounds"]
+__all__ = ["GROUP", "Joins", "RoundState", "Rounds"]
 
 GROUP = "redlock"  # all held leases are renewed together, by one request to each server
 ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of stand.lua
@@ -49,7 +49,7 @@ class Joins(Enum):
     QUIETLY = 2  #: for a moment, and without a notification of a handover
 
 
-class Outcome(Enum):
+class RoundState(Enum):
     """The state of a round of requests that has not led to a grant."""
 
     OPEN = "open"  #: the missing replies can still decide the round
@@ -58,7 +58,7 @@ class Outcome(Enum):
     SHORT = "short"  #: too few servers reply, or count
 
 
-OPEN, SPLIT, BUSY, SHORT = Outcome
+OPEN, SPLIT, BUSY, SHORT = RoundState
 
 
 class Rounds:
@@ -224,7 +224,7 @@ class Rounds:
         if fan.owes():
             self.clerk.mind(fan)
 
-    def _attempted(self, evidence: Evidence, fan: Fan, join: bool, deadline: float) -> Granted | Outcome:
+    def _attempted(self, evidence: Evidence, fan: Fan, join: bool, deadline: float) -> Granted | RoundState:
         claim = evidence.claim
         # A free lock needs no subscription. But a server passes over a waiter that it cannot notify, so the claim joins
         # the queues only with a subscription.
@@ -260,7 +260,7 @@ class Rounds:
             asked = [i for i, ballot in enumerate(evidence.ballots) if not ballot.pending and not ballot.stuck]
             self.ask(evidence, fan, dict.fromkeys(asked, mode), joins)
 
-    def verdict(self, evidence: Evidence, *, over: bool = False) -> Granted | Outcome:
+    def verdict(self, evidence: Evidence, *, over: bool = False) -> Granted | RoundState:
         """Return the grant, or the state of the round. The caller holds the claim's lock.
 
         With ``over`` the round does not wait for missing replies.
@@ -283,7 +283,7 @@ class Rounds:
         votes = [i for i, ballot in enumerate(evidence.ballots) if ballot.state is VOTES and not ballot.pending]
         self.ask(evidence, fan, dict.fromkeys(votes, RAISE), joins)
 
-    def _round(self, evidence: Evidence, fan: Fan, until: float) -> Granted | Outcome:
+    def _round(self, evidence: Evidence, fan: Fan, until: float) -> Granted | RoundState:
         """Read replies until the round is decided, or ``until`` has come."""
         raised, end = False, until
         while True:
@@ -315,7 +315,7 @@ class Rounds:
     def timed(self, took: float) -> None:
         self.rtt = max(0.0002, min(took, 1.1 * self.rtt))
 
-    def _settle(self, evidence: Evidence, fan: Fan, deadline: float) -> Granted | Outcome:
+    def _settle(self, evidence: Evidence, fan: Fan, deadline: float) -> Granted | RoundState:
         """Repeat a single try while it has some votes and no claim is seen to have a majority.
 
         Each round gives way to earlier claims, so that the first of the competing claims gets the name.
@@ -348,7 +348,7 @@ class Rounds:
                 modes[which] = GIVE_WAY if ballot.state is VOTES else ASK
         return modes
 
-    def outcome(self, evidence: Evidence, said: Granted | Outcome, join: bool) -> Granted | Busy:
+    def outcome(self, evidence: Evidence, said: Granted | RoundState, join: bool) -> Granted | Busy:
         """Return the result of an attempt for the kernel. Raises if too few servers replied."""
         if isinstance(said, Granted):
             return said

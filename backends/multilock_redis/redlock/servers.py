@@ -15,10 +15,10 @@ from multilock.log_thread import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.redlock.fan import Link
-from multilock_redis.redlock.guard import Guarded
-from multilock_redis.redlock.place import majority_of
+from multilock_redis.redlock.restarts import Guarded
+from multilock_redis.redlock.votes import majority_of
 
-__all__ = ["LEAST_LIMIT", "Ear", "Servers", "limit", "silence"]
+__all__ = ["LEAST_LIMIT", "ServerNotices", "Servers", "limit", "silence"]
 
 Said = TypeVar("Said")
 
@@ -70,7 +70,7 @@ class Hears(Protocol):
     def gone(self, which: int, claim_id: str, reason: LossReason, message: str) -> None: ...
 
 
-class Ear:
+class ServerNotices:
     """The kernel's `Notices` for one server's listener. `Rounds` counts each push before it notifies the kernel."""
 
     def __init__(self, which: int, notices: Notices, hears: Hears) -> None:
@@ -124,7 +124,7 @@ class Servers:
         self.endpoints = endpoints
         self.now = notices.now
         self.need = majority_of(len(endpoints))
-        self.nodes = [Node(each, keys, Ear(which, notices, hears)) for which, each in enumerate(endpoints)]
+        self.nodes = [Node(each, keys, ServerNotices(which, notices, hears)) for which, each in enumerate(endpoints)]
         self.links = [Link(each, notices.now, self._back) for each in endpoints]
         self._notices = notices
         self._changed = system.Condition()  # notified after each subscription that succeeds

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from multilock.kernel.emit import Tell
 from multilock.kernel.holding import HELD, RELEASING, Holding
 from multilock.kernel.runtime import now
-from multilock.kernel.tell import Tell
 
 if TYPE_CHECKING:
     from multilock import AsyncClient, Client

@@ -23,7 +23,7 @@ from multilock_consul.inspection import OTHERS_MAX, TAKEN_AT_ONCE
 from multilock_consul.keys import LOCK_FLAGS
 from multilock_consul.readers import Readers
 from multilock_consul.recipe import Recipe
-from multilock_consul.semaphore import Semaphore, State
+from multilock_consul.semaphore import Permits, State
 from multilock_consul.sessions import Sessions
 from multilock_consul.transactions import BURIED_AT_ONCE, BYTES_AT_ONCE, Transactions
 from tests.backends.consul.kit import Ours
@@ -178,7 +178,7 @@ def test_a_release_that_could_not_look_for_a_late_request_looks_the_next_time(
     """The late request is executed during its release, before its session ends."""
     claim = MODES[kind](us)
     late: list[Callable[[], object]] = []
-    execute, destroy, leave = Transactions.execute, Sessions.destroy, Semaphore.leave
+    execute, destroy, leave = Transactions.execute, Sessions.destroy, Permits.leave
 
     def unanswered(self: Transactions, steps: Any, until: float) -> Any:
         late.append(lambda: execute(self, steps, now() + WITHIN))
@@ -195,7 +195,7 @@ def test_a_release_that_could_not_look_for_a_late_request_looks_the_next_time(
             late.pop()()
         destroy(self, session, within)
 
-    def silent_after_the_first(self: Semaphore, claim: Claim, session: str, until: float) -> bool:
+    def silent_after_the_first(self: Permits, claim: Claim, session: str, until: float) -> bool:
         left.append(session)
         if len(left) > 1:
             raise BackendUnavailable("no answer")
@@ -206,7 +206,7 @@ def test_a_release_that_could_not_look_for_a_late_request_looks_the_next_time(
 
     with monkeypatch.context() as patched:
         patched.setattr(Sessions, "destroy", executed_before)
-        patched.setattr(Semaphore, "leave", silent_after_the_first)
+        patched.setattr(Permits, "leave", silent_after_the_first)
         patched.setattr(Readers, "forget", silent)
         with pytest.raises(BackendUnavailable):
             us.release(claim, unsure=True)

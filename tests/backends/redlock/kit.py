@@ -14,7 +14,7 @@ from multilock.model import owner_text
 from multilock.testing import FaultProxy
 from multilock_redis import open_backend
 from multilock_redis.redlock import RedlockBackend
-from multilock_redis.redlock.place import Evidence
+from multilock_redis.redlock.votes import Evidence
 from tests.backends.redis.kit import Ear, eventually
 from tests.servers_redlock import RedisServers
 

@@ -15,8 +15,8 @@ import multilock
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LossReason, now
 from multilock.backend import Busy, Claim, Granted
 from multilock_redis import open_backend
-from multilock_redis.redlock import RedlockBackend, place, rounds
-from multilock_redis.redlock.guard import Guarded
+from multilock_redis.redlock import RedlockBackend, rounds, votes
+from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.transport import Endpoint
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
@@ -653,7 +653,7 @@ def test_an_even_number_is_a_finding(contend: Contend, servers: RedisServers) ->
 def test_a_lock_held_for_long_is_released_like_any_other(
     servers: RedisServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(place, "ENDS_WITHIN", 0)
+    monkeypatch.setattr(votes, "ENDS_WITHIN", 0)
     with multilock.connect(servers.url, ttl=1.5) as us:
         lease = us.lock("a").acquire()
         begun = now()

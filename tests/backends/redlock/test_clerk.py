@@ -7,7 +7,7 @@ import pytest
 from multilock.backend import Claim
 from multilock.timing import LONGEST_PAUSE
 from multilock_redis.redlock.clerk import BATCH, REPEAT_AFTER, Unconfirmed
-from multilock_redis.redlock.place import Evidence
+from multilock_redis.redlock.votes import Evidence
 
 
 def releases(count: int) -> list[Evidence]:

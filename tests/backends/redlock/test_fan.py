@@ -17,7 +17,7 @@ from multilock.testing import FaultProxy
 from multilock.testing.proxy import Fault
 from multilock_redis.redlock import fan as fan_module
 from multilock_redis.redlock.fan import AT_ONCE, Fan, Lane, Link, Owed, Pool
-from multilock_redis.redlock.guard import Guarded
+from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.rounds import Joins
 from multilock_redis.transport import Wire
 from multilock_redis.wire import ScriptMissing

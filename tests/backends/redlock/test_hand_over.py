@@ -12,8 +12,8 @@ import redis
 from multilock import BackendUnavailable, system
 from multilock.backend import Busy, Claim, Granted
 from multilock_redis.redlock.fan import Fan
-from multilock_redis.redlock.place import Evidence
 from multilock_redis.redlock.rounds import Joins
+from multilock_redis.redlock.votes import Evidence
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
 from tests.servers_redlock import RedisServers

@@ -8,7 +8,7 @@ import pytest
 
 from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Claim
-from multilock_redis.redlock.place import Evidence, Proof
+from multilock_redis.redlock.votes import Evidence, Proof
 
 TTL = 10_000_000  # µs
 LOST = BackendUnavailable("no answer", unknown=True)

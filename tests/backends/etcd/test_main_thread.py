@@ -13,8 +13,8 @@ import pytest
 import multilock
 from multilock.backend import call_inside
 from multilock.kernel.process import in_the_middle
-from multilock_etcd import aside
-from multilock_etcd.aside import Aside
+from multilock_etcd import main_thread
+from multilock_etcd.main_thread import Aside
 from tests.backends.conftest import Connect
 from tests.backends.kit import interrupted
 from tests.servers_etcd import EtcdServer
@@ -50,7 +50,7 @@ def test_after_an_interrupt_at_any_moment_the_next_call_runs() -> None:
     hand_over = Aside()
     assert hand_over(threading.get_ident, LIMIT) != threading.get_ident()
     moment = 1
-    while interrupted(lambda: hand_over(threading.get_ident, LIMIT), moment, aside):
+    while interrupted(lambda: hand_over(threading.get_ident, LIMIT), moment, main_thread):
         assert hand_over(threading.get_ident, LIMIT) != threading.get_ident()
         moment += 1
     hand_over.close()

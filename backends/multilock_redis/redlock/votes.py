@@ -24,7 +24,7 @@ from multilock import BackendRejected, system
 from multilock.backend import Claim, Granted
 from multilock.timing import LATE_REQUEST, LIVENESS_MAX
 
-__all__ = ["OUT", "VOTES", "WAITS", "YIELDS", "Ballot", "Evidence", "Proof", "State", "majority_of"]
+__all__ = ["OUT", "VOTES", "WAITS", "YIELDS", "Ballot", "Evidence", "Proof", "Statement", "majority_of"]
 
 At = tuple[int, int]
 """The order of a statement: when its request was sent, then 0 for the reply and 1 for a push, which comes later."""
@@ -41,7 +41,7 @@ def majority_of(servers: int) -> int:
     return servers // 2 + 1
 
 
-class State(Enum):
+class Statement(Enum):
     """The meaning of the newest statement of a server about a claim."""
 
     OUT = "out"  #: no statement that counts: not asked, forgotten, or refused without a place in the queue
@@ -50,7 +50,7 @@ class State(Enum):
     YIELDS = "yields"  #: a request that may give the name away is under way, or had no reply
 
 
-OUT, WAITS, VOTES, YIELDS = State
+OUT, WAITS, VOTES, YIELDS = Statement
 
 
 class Proof(NamedTuple):
@@ -137,7 +137,7 @@ class Evidence:
 
     # ---- events
 
-    def asks(self, which: int, at: int, lane: object, *, gives_way: bool) -> tuple[State, At]:
+    def asks(self, which: int, at: int, lane: object, *, gives_way: bool) -> tuple[Statement, At]:
         """Record that a request is being sent. Return the former state, which `unasked` needs if the sending fails."""
         ballot = self.ballots[which]
         before = ballot.state, ballot.at
@@ -148,7 +148,7 @@ class Evidence:
             ballot.state, ballot.at = YIELDS, (at, 0)
         return before
 
-    def unasked(self, which: int, before: tuple[State, At], why: Exception) -> None:
+    def unasked(self, which: int, before: tuple[Statement, At], why: Exception) -> None:
         """Record that the request was not sent. The former state is restored, so a vote still counts."""
         ballot = self.ballots[which]
         ballot.pending -= 1

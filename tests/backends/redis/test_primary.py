@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multilock_redis.following import COUNTS_FOR, Following, Told
+from multilock_redis.primary import COUNTS_FOR, Following, Told
 from multilock_redis.slots import Address
 
 A, B = Address("a", 1), Address("b", 1)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import unicodedata
 from functools import lru_cache
+
+from multilock import system
 
 __all__ = [
     "check_identity",
@@ -53,8 +54,8 @@ def check_identity(identity: object) -> str:
 
 def default_identity() -> str:
     """Return ``host:pid`` of this process. The host name is cut so that the result has at most 64 characters."""
-    pid = f":{os.getpid()}"
-    return os.uname().nodename[: IDENTITY_MAX - len(pid)] + pid
+    pid = f":{system.pid()}"
+    return system.host()[: IDENTITY_MAX - len(pid)] + pid
 
 
 def check_prefix(prefix: object) -> str:

@@ -12,6 +12,7 @@ import select
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from operator import methodcaller
 from queue import Empty, Queue, SimpleQueue
@@ -33,6 +34,7 @@ __all__ = [
     "Event",
     "Lock",
     "LockBell",
+    "PipeBell",
     "Queue",
     "RLock",
     "SimpleQueue",
@@ -189,6 +191,36 @@ class LockBell:
     def wait(self, seconds: float) -> bool:
         """Wait for so many seconds; return whether it rang."""
         return self._lock.acquire(timeout=max(min(seconds, TIMEOUT_MAX), 0.0))
+
+
+class PipeBell:
+    """A bell for a thread that waits in a selector: register its `fileno`. Any thread may ring it."""
+
+    __slots__ = ("_reads", "_writes")
+
+    def __init__(self) -> None:
+        self._reads, self._writes = os.pipe()
+        os.set_blocking(self._reads, False)
+        os.set_blocking(self._writes, False)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once the bell has rung."""
+        return self._reads
+
+    def ring(self) -> None:
+        """Make the descriptor readable."""
+        with suppress(BlockingIOError):  # the pipe is full, so the bell has rung
+            os.write(self._writes, b"!")
+
+    def clear(self) -> None:
+        """Make the descriptor unreadable until the next ring."""
+        with suppress(BlockingIOError):
+            os.read(self._reads, 4096)
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        os.close(self._reads)
+        os.close(self._writes)
 
 
 def host() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import partial
@@ -140,8 +139,8 @@ class Kernel:
         self.fence: Fence | None = None  # made by the first lease with hard_fence=True
         self.phase = self.runtime.uniform(0.0, 1.0)  # the phase of this client's renewal grid
         self.identity = self.settings.identity or default_identity()
-        self._host, self._pid = os.uname().nodename, os.getpid()
-        self.client = os.urandom(8).hex()
+        self._host, self._pid = system.host(), system.pid()
+        self.client = system.urandom(8).hex()
         self.timers = Timers(self.poke)
         self.face = self._make_face(self)
         self.callbacks = self.face.callbacks
@@ -188,7 +187,7 @@ class Kernel:
 
     def claim(self, want: Want, arrived: int) -> Claim:
         """Make a new claim for a call of acquire() that came at ``arrived``."""
-        claim_id = f"{self.client}.{os.urandom(16).hex()}"
+        claim_id = f"{self.client}.{system.urandom(16).hex()}"
         identity = want.identity or self.identity
         owner = owner_text(claim_id, want.kind, self._host, self._pid, identity, want.grant)
         name, kind, permits = want.name, want.kind, want.permits

@@ -5,9 +5,7 @@ The clerk never blocks on a server. It sends over connections of its own, which 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count, islice
 from typing import TYPE_CHECKING
@@ -94,7 +92,7 @@ class Clerk:
         self._due: list[tuple[float, int, Evidence | int]] = []  # act for a claim, or repeat releases at a server
         self._minded: set[Fan] = set()
         self._unconfirmed = [Unconfirmed() for _ in pool.links]
-        self._bell: tuple[int, int] | None = None
+        self._bell: system.PipeBell | None = None
         self._fan: Fan | None = None
 
     def start(self) -> None:
@@ -103,10 +101,7 @@ class Clerk:
             if self._started or self._closed:
                 return
             self._started = True
-            reads, writes = os.pipe()
-            os.set_blocking(reads, False)
-            os.set_blocking(writes, False)
-            self._bell = reads, writes
+            self._bell = system.PipeBell()
             self._fan = self._pool.make()
         start_worker(self.run, "multilock-redlock-clerk")
 
@@ -150,8 +145,7 @@ class Clerk:
             if when >= self._asleep_until or self._bell is None:
                 return
             self._asleep_until = 0.0
-            with suppress(BlockingIOError):
-                os.write(self._bell[1], b"!")
+            self._bell.ring()
 
     def run(self) -> None:
         """Act and read replies until the client is closed. Only the background thread runs this."""
@@ -159,7 +153,7 @@ class Clerk:
         assert fan is not None
         assert bell is not None
         with system.DefaultSelector() as selector:
-            selector.register(bell[0], system.EVENT_READ)
+            selector.register(bell, system.EVENT_READ)
             nested = fan.fileno()
             if nested is not None:
                 selector.register(nested, system.EVENT_READ)
@@ -169,8 +163,7 @@ class Clerk:
                 selector.select(self._sleep(fan, nested is not None))
                 with self._lock:
                     self._asleep_until = 0.0
-                with suppress(BlockingIOError):
-                    os.read(bell[0], 4096)
+                bell.clear()
                 fan.look(0)
                 self._act(fan)
                 self._read_late()
@@ -238,18 +231,17 @@ class Clerk:
         fan.finish(until)
         with self._lock:
             bell, self._bell = self._bell, None
-        for descriptor in bell or ():
-            os.close(descriptor)
+        if bell:
+            bell.close()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             if self._bell is not None:
-                with suppress(BlockingIOError):
-                    os.write(self._bell[1], b"!")
+                self._bell.ring()
 
     def drop(self) -> None:
         """Close the pipe in a forked child. The thread runs in the parent only."""
         bell, self._bell = self._bell, None
-        for descriptor in bell or ():
-            os.close(descriptor)
+        if bell:
+            bell.close()

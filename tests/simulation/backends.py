@@ -1,0 +1,106 @@
+"""How a simulated process opens each backend, and what else of the library must not reach the real world."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import multilock_memory
+import multilock_redis
+import multilock_sqlite
+from multilock import log_thread
+from multilock.config import settings_for
+from multilock.kernel import runtime
+from multilock_redis.keys import Keyspace
+from multilock_redis.redlock import RedlockBackend
+from multilock_redis.transport import Endpoint
+from tests.simulation.network import Connection
+from tests.simulation.plan import ProcessPlan
+from tests.simulation.scheduler import Over, Process, simulation
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["FOLDER", "PREFIX", "forget_everything", "open_backend"]
+
+PREFIX = "ml/"
+GUARD = 10.0  # seconds, the longest ttl of a plan
+FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None  # for files of SQLite
+
+
+def open_backend(world: World, process: Process, plan: ProcessPlan) -> tuple[Any, Any]:
+    """Return a backend for this process, and the settings of its client."""
+    kind = world.plan.backend
+    settings = settings_for("redis", {"ttl": plan.ttl, "outage_timeout": plan.outage})
+    if kind == "memory":
+        return multilock_memory.open_backend("memory://simulation", {"prefix": PREFIX}), settings
+    if kind == "sqlite":
+        return multilock_sqlite.open_backend(f"sqlite:///{world.folder}/locks", {"prefix": PREFIX}), settings
+    endpoints = [
+        Endpoint(f"redis://{server.name}", Connection, {"network": world.network, "server": server})
+        for server in world.servers
+    ]
+    if kind == "redis":
+        return multilock_redis.RedisBackend("redis", endpoints[0], Keyspace(PREFIX), ttl=plan.ttl), settings
+    return RedlockBackend("redlock", endpoints, Keyspace(PREFIX), ttl=plan.ttl, token=True, guard=GUARD), settings
+
+
+class Killer:
+    """The timer of a hard fence."""
+
+    def __init__(self, clock: int) -> None:
+        self._process = simulation().running().process
+        self._planned = 0
+
+    def at(self, when: float) -> None:
+        self._planned += 1
+        if when < float("inf"):
+            sim = simulation()
+            sim.after((when - self._process.now()) / self._process.rate, self._strike, self._planned)
+
+    def _strike(self, planned: int) -> None:
+        if planned == self._planned:
+            simulation().kill(self._process)
+
+    def close(self) -> None:
+        self._planned += 1
+
+
+def _say(
+    self: object, level: int, message: str, args: tuple[object, ...], exc_info: object = None, extra: object = None
+) -> None:
+    """Log into the trace. A logged exception is an error of the run, unless it only ended a task."""
+    sim = simulation()
+    if sim.over or sim.current is None:
+        return
+    error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1] if exc_info else None
+    if error is not None and not isinstance(error, Over):
+        trace = "".join(traceback.format_exception(error))[-2000:]
+        sim.errors.append(f"{sim.current.process} logged {message % args}: {trace}")
+    if sim.trace is not None and level > 10:
+        sim.note(sim.current.process, f"LOG {message % args}")
+
+
+_caches: list[Callable[[], None]] = [
+    value.cache_clear
+    for name, module in sorted(sys.modules.items())
+    if name.startswith("multilock")
+    for value in vars(module).values()
+    if hasattr(value, "cache_clear")
+]
+
+
+def forget_everything() -> None:
+    """Forget what an earlier run has left in the modules of the library, so that each run begins alike."""
+    for clear in _caches:
+        clear()
+    multilock_memory._stores.clear()
+
+
+log_thread.QueuedLogger._say = _say  # type: ignore[method-assign]
+vars(log_thread)["defer"] = lambda call: None
+vars(log_thread)["flush"] = lambda seconds: True
+vars(runtime)["KillingTimer"] = Killer

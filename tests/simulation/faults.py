@@ -1,0 +1,173 @@
+"""The faults of a run. To add one, write a function here with `@fault`, and name it in `plan.PROFILES`.
+
+A fault that lets the backend forget or end what somebody holds must excuse those holders (`Oracles.excuse`) when the
+server executes it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.plan import Fault, Operation
+from tests.simulation.scheduler import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["FAULTS", "strike"]
+
+Strike = Callable[["World", Fault, Process], None]
+
+FAULTS: dict[str, Strike] = {}
+
+
+def fault(strike: Strike) -> Strike:
+    """Add a kind of fault, which has the name of this function."""
+    FAULTS[strike.__name__] = strike
+    return strike
+
+
+def strike(world: World, fault: Fault, process: Process) -> None:
+    """Let a fault happen now, to this process or to a server that it uses."""
+    world.sim.note(process, f"FAULT {fault.kind} {fault.seconds:.3f}")
+    world.oracles.disturb(process if fault.kind in OF_ONE else None, fault.seconds, fault.kind)
+    FAULTS[fault.kind](world, fault, process)
+
+
+#: The faults that disturb no other process.
+OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "newcomer", "close"}
+
+
+# Processes
+
+
+@fault
+def pause(world: World, fault: Fault, process: Process) -> None:
+    world.sim.pause(process)
+    world.sim.after(fault.seconds, world.sim.resume, process)
+
+
+@fault
+def kill(world: World, fault: Fault, process: Process) -> None:
+    world.sim.kill(process, host_too=fault.choice % 3 == 0)
+
+
+@fault
+def close(world: World, fault: Fault, process: Process) -> None:
+    world.close(process)
+
+
+@fault
+def newcomer(world: World, fault: Fault, process: Process) -> None:
+    """Let somebody try to acquire now, without any warning."""
+    name = "ab"[fault.choice % 2]
+    if kind := world.kinds.get(name):
+        operation = Operation(kind, [name], 2.0, 0.0, 0.05, 0.01, timeout=(0.0, 0.5)[fault.choice % 3 > 0], permits=world.permits)
+        world.begin(process, [operation], f"n{fault.nth}")
+
+
+# The network
+
+
+@fault
+def part(world: World, fault: Fault, process: Process) -> None:
+    for server in world.servers if fault.choice % 2 else [world.server(fault)]:
+        world.network.part(process, server, fault.seconds)
+
+
+@fault
+def part_all(world: World, fault: Fault, process: Process) -> None:
+    for each in world.sim.processes:
+        for server in world.servers:
+            world.network.part(each, server, fault.seconds)
+
+
+@fault
+def cut(world: World, fault: Fault, process: Process) -> None:
+    if sockets := world.network.of(process):
+        random.Random(fault.choice).choice(sockets).cut(silently=fault.choice % 7 == 0)
+
+
+@fault
+def cut_all(world: World, fault: Fault, process: Process) -> None:
+    for sock in world.network.of(process):
+        sock.cut()
+
+
+@fault
+def lose_reply(world: World, fault: Fault, process: Process) -> None:
+    """Cut the connections to one server, which executes what was sent all the same."""
+    for sock in world.network.of(process, world.server(fault)):
+        sock.cut()
+        sock.loses = False
+
+
+@fault
+def late_request(world: World, fault: Fault, process: Process) -> None:
+    """Delay the request that is being sent to one server. The client may give up before it arrives."""
+    world.network.part(process, world.server(fault), fault.seconds)
+
+
+# Servers
+
+
+@fault
+def stop_server(world: World, fault: Fault, process: Process) -> None:
+    server = world.server(fault)
+    server.stop()
+    world.sim.after(fault.seconds, server.go_on)
+
+
+@fault
+def restart(world: World, fault: Fault, process: Process) -> None:
+    """End a server that keeps its data, and start it again."""
+    server = world.server(fault)
+    if server.up:
+        server.end(forgets=False)
+        world.sim.after(fault.seconds, server.start)
+
+
+@fault
+def forget(world: World, fault: Fault, process: Process) -> None:
+    """End a server that loses its data. Of several servers only one at a time, as Redlock allows."""
+    server = world.server(fault)
+    if len(world.servers) == 1:
+        world.oracles.excuse(None)
+    elif not all(each.up and world.sim.time - each.started > 12 for each in world.servers):
+        return
+    if server.up:
+        server.end(forgets=True)
+        world.sim.after(fault.seconds, server.start)
+
+
+@fault
+def flush_scripts(world: World, fault: Fault, process: Process) -> None:
+    world.server(fault).scripts.clear()
+
+
+@fault
+def step_clock(world: World, fault: Fault, process: Process) -> None:
+    if len(world.servers) == 1:
+        seconds = fault.seconds if fault.choice % 2 else -fault.seconds
+        if seconds > 0:
+            world.oracles.excuse(None)
+        world.server(fault).step += seconds
+
+
+# Operators
+
+
+@fault
+def evict(world: World, fault: Fault, process: Process) -> None:
+    """Delete the key of a lock on one server."""
+    name = "ab"[fault.choice % 2]
+    if len(world.servers) == 1:
+        world.oracles.excuse(name)
+        world.server(fault).store.delete(world.key(name))
+
+
+@fault
+def force(world: World, fault: Fault, process: Process) -> None:
+    world.force(process, "ab"[fault.choice % 2])

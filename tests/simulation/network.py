@@ -1,0 +1,287 @@
+"""The network between simulated processes and servers: ordered connections with delays, stalls, cuts and partitions.
+
+`Connection` takes the place of redis-py's connection class. What a closed connection had under way may still arrive.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tests.simulation.plan import Weather
+from tests.simulation.scheduler import TIMEOUT, Process, Simulation, simulation
+from tests.simulation.threads import File, Waiter, waiter
+
+__all__ = ["Connection", "Network", "Server", "Socket"]
+
+HOST_IS_MISSED = 40.0  # seconds until a server notices that a client's host died
+LONGEST_STALL = 30.0  # seconds
+
+
+class Server(Protocol):
+    """What the network needs of a simulated server."""
+
+    name: str
+
+    def accept(self, sock: Socket) -> object | None:
+        """Return the server's end of a new connection, or None if the server is down."""
+
+    def received(self, end: Any, data: bytes) -> None:
+        """Take bytes from the client."""
+
+    def closed(self, end: Any) -> None:
+        """Notice that the client has closed the connection."""
+
+
+class Network:
+    """All connections of one run, and the delays between processes and servers."""
+
+    def __init__(self, sim: Simulation, seed: object, weather: Weather) -> None:
+        self.sim = sim
+        self.random = random.Random(f"network {seed}")
+        self.weather = weather
+        self.sockets: dict[Socket, None] = {}
+        self._parted: dict[tuple[Process, Server], float] = {}  # until when
+        self.on_sent: Callable[[Socket, bytes], None] = lambda sock, data: None
+        self.on_arrived: Callable[[Socket, bytes], None] = lambda sock, data: None
+
+    def dies(self, process: Process, host_too: bool) -> None:
+        """End all connections of a process that was killed."""
+        for sock in self.of(process):
+            sock.dies(host_too)
+
+    def part(self, process: Process, server: Server, seconds: float) -> None:
+        """Delay all packets between the two until the partition ends."""
+        self._parted[process, server] = self.sim.time + seconds
+
+    def is_parted(self, process: Process, server: Server) -> bool:
+        return self._parted.get((process, server), 0.0) > self.sim.time
+
+    def calm(self) -> None:
+        """End all partitions, stalls and cuts."""
+        self._parted.clear()
+        self.weather = Weather(base=self.weather.base)
+
+    def delay(self, process: Process, server: Server, *, may_stall: bool = True) -> float:
+        """Return how long the next packet takes."""
+        chance, weather = self.random, self.weather
+        delay = weather.base * (0.5 + chance.expovariate(1.0))
+        if may_stall and weather.p_slow and chance.random() < weather.p_slow:
+            delay += chance.expovariate(1.0) * weather.slow
+        if may_stall and weather.p_stall and chance.random() < weather.p_stall:
+            delay += min(LONGEST_STALL, chance.expovariate(1.0) * weather.stall)
+        if until := self._parted.get((process, server), 0.0):
+            delay = max(delay, until - self.sim.time + weather.base * chance.random() * 100)
+        return delay
+
+    def breaks(self) -> bool:
+        """Return whether the next packet breaks its connection."""
+        return bool(self.weather.p_cut) and self.random.random() < self.weather.p_cut
+
+    def of(self, process: Process, server: Server | None = None) -> list[Socket]:
+        """Return the open connections of a process."""
+        return [each for each in self.sockets if each.process is process and server in (None, each.server)]
+
+
+class Socket(File):
+    """The client's end of a connection, with the methods of a socket that the library calls."""
+
+    def __init__(self, network: Network, server: Server) -> None:
+        super().__init__()
+        self.network = network
+        self.server = server
+        self.sim = network.sim
+        self.end: Any = None  # the server's end
+        self.loses = False  # whether what is under way to the server is lost
+        self._timeout: float | None = None
+        self._arrived: deque[bytes] = deque()
+        self._error: bytes | Exception | None = None  # what a read gets once everything that arrived is read
+        self._closed = False
+        self._to_server = self._to_client = 0.0  # when the last packet each way arrives
+        self._reader: Waiter | None = None
+        network.sockets[self] = None
+
+    def __repr__(self) -> str:
+        return f"{self.process}#{self.number}"
+
+    def setsockopt(self, *what: object) -> None:
+        """Do nothing."""
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+
+    def setblocking(self, blocks: bool) -> None:
+        self._timeout = None if blocks else 0.0
+
+    def getpeername(self) -> tuple[str, int]:
+        return self.server.name, 6379
+
+    def send(self, data: bytes) -> int:
+        self.sendall(data)
+        return len(data)
+
+    def sendall(self, data: bytes) -> None:
+        sim = self.sim
+        sim.running()
+        if self._closed:
+            raise OSError(9, "Bad file descriptor")
+        if self._error is not None:
+            raise BrokenPipeError(32, "Broken pipe")
+        self._may_break()
+        delay = self.network.delay(self.process, self.server)
+        self._to_server = max(self._to_server + 1e-9, sim.time + delay)
+        sim.at(self._to_server, self._reaches_server, bytes(data))
+        self.network.on_sent(self, data)
+
+    def recv(self, size: int) -> bytes:
+        sim = self.sim
+        end = math.inf if self._timeout is None else sim.time + self._timeout
+        while True:
+            sim.running()
+            if self._closed:
+                raise OSError(9, "Bad file descriptor")
+            if self._arrived:
+                return self._arrived.popleft()
+            if isinstance(self._error, bytes):
+                return self._error
+            if self._error is not None:
+                raise self._error
+            if self._timeout == 0:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            self._reader = waiter()
+            if sim.block(end - sim.time, "recv") is TIMEOUT and not self.is_readable():
+                self._reader = None
+                raise TimeoutError("timed out")
+
+    def is_readable(self) -> bool:
+        return bool(self._arrived) or self._error is not None or self._closed
+
+    def shutdown(self, how: int) -> None:
+        if self._closed or self._error is not None:
+            raise OSError(107, "not connected")
+        self._error = b""
+        self._leave()
+        self.has_changed()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._leave()
+            self._wake()
+            super().close()
+
+    def has_changed(self) -> None:
+        self._wake()
+        super().has_changed()
+
+    def _wake(self) -> None:
+        if self._reader:
+            reader, self._reader = self._reader, None
+            self.sim.wake(*reader)
+
+    def _may_break(self) -> None:
+        if self.network.breaks():
+            self.sim.after(self.network.delay(self.process, self.server, may_stall=False), self.cut)
+
+    def _reaches_server(self, data: bytes) -> None:
+        if not self.loses and self.end is not None:
+            self.server.received(self.end, data)
+
+    def deliver(self, data: bytes) -> None:
+        """Send bytes from the server to the client."""
+        self._may_break()
+        delay = self.network.delay(self.process, self.server)
+        self._to_client = max(self._to_client + 1e-9, self.sim.time + delay)
+        self.sim.at(self._to_client, self._reaches_client, data)
+
+    def _reaches_client(self, data: bytes) -> None:
+        if not self._closed and self._error is None and self.process.alive:
+            self.network.on_arrived(self, data)
+            self._arrived.append(data)
+            self.has_changed()
+
+    def _leave(self) -> None:
+        """Let the server notice the end of the connection, after what is under way, if that is not lost."""
+        network = self.network
+        if self.sim.over or self not in network.sockets:
+            return
+        del network.sockets[self]
+        when = self.sim.time + network.delay(self.process, self.server, may_stall=False)
+        if self._to_server > self.sim.time and network.random.random() >= network.weather.p_late:
+            self.loses = True
+        else:
+            when = max(when, self._to_server + 1e-9)
+        self.sim.at(when, self._server_notices)
+
+    def _server_notices(self) -> None:
+        if self.end is not None:
+            end, self.end = self.end, None
+            self.server.closed(end)
+
+    def cut(self, *, silently: bool = False) -> None:
+        """Break the connection. What is under way to the client is lost, to the server perhaps.
+
+        ``silently``: Neither end notices; all later packets are lost too.
+        """
+        if self._closed or self._error is not None:
+            return
+        self.sim.note(self.process, f"{self} breaks{', and nobody notices' if silently else ''}")
+        if silently:
+            self.loses = True
+            self.deliver = lambda data: None  # type: ignore[method-assign]
+            return
+        self.loses = self.network.random.random() < 0.5
+        self._fails(ConnectionResetError(104, "Connection reset by peer"))
+        self.sim.after(self.network.delay(self.process, self.server, may_stall=False), self._server_notices)
+
+    def reset(self) -> None:
+        """Break the connection because the server has ended."""
+        self.loses = True
+        self.end = None
+        delay = self.network.delay(self.process, self.server, may_stall=False)
+        self.sim.after(delay, self._fails, ConnectionResetError(104, "Connection reset by peer"))
+
+    def _fails(self, error: Exception) -> None:
+        if not self._closed and self._error is None:
+            self._error = error
+            self.network.sockets.pop(self, None)
+            self.has_changed()
+
+    def dies(self, host_too: bool) -> None:
+        """End with its process."""
+        self._closed = True
+        self.network.sockets.pop(self, None)
+        after = HOST_IS_MISSED if host_too else self.network.delay(self.process, self.server, may_stall=False)
+        self.sim.at(max(self._to_server + 1e-9, self.sim.time + after), self._server_notices)
+
+
+class Connection:
+    """What the library takes for a connection of redis-py: ``Endpoint(name, Connection, {"network": …, "server": …})``."""
+
+    _sock: Socket
+
+    def __init__(self, network: Network, server: Server, socket_timeout: float, **ignored: object) -> None:
+        self._network, self._server, self._within = network, server, socket_timeout
+
+    def connect(self) -> None:
+        """Connect. Raises OSError if the server is down or the network too slow."""
+        network, server, sim = self._network, self._server, simulation()
+        process = sim.running().process
+        delay = network.delay(process, server) + network.delay(process, server)
+        sim.block(min(delay, self._within), "connect")
+        if delay >= self._within:
+            raise TimeoutError("timed out")
+        sock = Socket(network, server)
+        sock.end = server.accept(sock)
+        if sock.end is None:
+            sock.close()
+            raise ConnectionRefusedError(111, "Connection refused")
+        self._sock = sock
+
+    def disconnect(self) -> None:
+        self._sock.close()
+
+

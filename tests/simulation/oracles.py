@@ -1,0 +1,465 @@
+"""The oracles: what must be true of every run. To add one, write a class with some of the hooks, and add it to `ORACLES`.
+
+An oracle reports through `Oracle.bad`. Each has a seeded defect that it finds: see `docs/how-it-is-tested.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tests.simulation.scheduler import START, Process
+
+if TYPE_CHECKING:
+    from multilock import Loss
+    from tests.simulation.plan import Operation
+    from tests.simulation.world import World
+
+__all__ = ["ORACLES", "Belief", "Held", "Oracle", "Oracles"]
+
+PAST = 1000.0  # seconds for which an ended belief is remembered
+
+
+class Held:
+    """One lease that a worker got, and what the worker was told of it."""
+
+    def __init__(self, world: World, process: Process, worker: str, operation: Operation, lease: Any) -> None:
+        self.world = world
+        self.process, self.worker, self.operation, self.lease = process, worker, operation, lease
+        self.since, self.until = world.sim.time, math.inf
+        self.how = ""  # how the belief ended: released, lost, killed or closed
+        self.told: tuple[float, Loss[Any]] | None = None  # when on_lost came, and with what
+        self.lets_go = False  # whether the worker has called release()
+        self.returned: float | None = None  # when that returned
+        self.ours = False  # what that returned
+        self.beliefs = [Belief(self, part) for part in lease.leases]
+
+    def end(self, how: str) -> None:
+        """End the belief, unless it has ended."""
+        if self.until == math.inf:
+            self.until, self.how = self.world.sim.time, how
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the process still believes in it, by its own clock."""
+        return self.process.alive and self.until == math.inf and self.lease._proved(self.process.now())
+
+
+class Belief:
+    """One name of a lease: from the grant until the worker lets it go."""
+
+    def __init__(self, held: Held, part: Any) -> None:
+        self.held, self.part = held, part
+        self.name: str = part.name
+        self.mode: str = part.claim.mode
+        self.token: int | None = part.token
+        self.excused = False  # an operator or a fault took it away
+
+    @property
+    def who(self) -> str:
+        return f"{self.held.worker} ({self.mode}, token {self.token})"
+
+    def fits(self, other: Belief) -> bool:
+        """Return whether both may hold the name together."""
+        return self.mode != "x" and self.mode == other.mode
+
+
+class Oracle:
+    """The hooks, each called when something happens. They change nothing."""
+
+    about: ClassVar[str] = ""
+
+    def __init__(self, oracles: Oracles) -> None:
+        self.world = oracles.world
+        self.oracles = oracles
+
+    def bad(self, text: str) -> None:
+        """Report a violation."""
+        self.oracles.bad(type(self).__name__, text)
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        """A worker got a lease. ``others`` are the earlier beliefs in its name."""
+
+    def sampled(self, belief: Belief) -> None:
+        """is_held() has said True just now."""
+
+    def lost(self, held: Held, loss: Loss[Any]) -> None:
+        """on_lost was called."""
+
+    def released(self, held: Held, ours: bool, still: bool) -> None:
+        """release() has returned ``ours``. ``still``: the worker believed in the lease when it began."""
+
+    def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
+        """An acquire ended without a lease, by an error or its timeout."""
+
+    def passing(self) -> None:
+        """Called every quarter of a second."""
+
+    def ended(self) -> None:
+        """All operations are over, all clients are closed, and late requests have arrived."""
+
+
+class Overlap(Oracle):
+    about = "those who believe at one time fit together (I1, O1)"
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        for other in others:
+            if other.held.is_live and not other.fits(belief):
+                left = other.part.lost_at - other.held.process.now()
+                self.bad(f"{belief.who} got {belief.name} while {other.who} believes for {left:.3f} s more")
+
+
+class Permits(Oracle):
+    about = "no more hold together than there are permits (I8)"
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        if belief.mode[0] == "p" and sum(other.held.is_live for other in others) >= int(belief.mode[1:]):
+            self.bad(f"{belief.who} got {belief.name} as one too many")
+
+
+class Early(Oracle):
+    about = "nobody gets a name before the validity of a lease that nobody gave back has ended"
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        for other in others:
+            held = other.held
+            silent = not held.lets_go and not (held.told and held.told[1].confirmed)
+            left = other.part.valid_until - held.process.now()
+            if silent and held.process.alive and left > 1e-9 and not other.fits(belief) and not held.is_live:
+                self.bad(f"{belief.who} got {belief.name} {left:.3f} s before the validity of {other.who} ends")
+
+
+class Callback(Oracle):
+    about = "on_lost comes before the next holder, a tenth of the ttl before if the loss is silent (O4)"
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        now = self.world.sim.time
+        for other in others:
+            held, ttl = other.held, other.part.granted.ttl
+            if held.lets_go or held.is_live or other.fits(belief):
+                continue
+            if not held.process.ran_since(now - 2 * ttl):
+                continue
+            late = held.process.now() - held.lease.leases[0].lost_at
+            if held.told is None and late > 0.05:
+                self.bad(f"{belief.who} got {belief.name} before on_lost of {other.who} was called")
+            elif held.told and not held.told[1].confirmed and now - held.told[0] < 0.09 * ttl:
+                self.bad(f"{belief.who} got {belief.name} {now - held.told[0]:.3f} s after on_lost of {other.who}")
+
+
+class Stale(Oracle):
+    about = "is_held() is False once another has got the name"
+
+    def sampled(self, belief: Belief) -> None:
+        if belief.excused:
+            return
+        for other in self.oracles.of(belief.name):
+            later = other.held.since > belief.held.since and not other.fits(belief) and not other.excused
+            if later and other.held is not belief.held:
+                since = self.world.sim.time - other.held.since
+                self.bad(f"is_held() of {belief.who} is True {since:.3f} s after {other.who} got {belief.name}")
+
+
+class Token(Oracle):
+    about = "each exclusive grant has a greater token than all earlier grants (I5, O3)"
+
+    def __init__(self, oracles: Oracles) -> None:
+        super().__init__(oracles)
+        self.last: dict[str, int] = {}
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        if belief.token is None:
+            self.bad(f"{belief.who} has no token")
+            return
+        last = self.last.get(belief.name, 0)
+        if belief.mode == "x" and belief.token <= last and not self.oracles.forgotten(belief):
+            self.bad(f"{belief.who} got {belief.name} after the token {last}")
+        self.last[belief.name] = max(last, belief.token)
+
+
+class Once(Oracle):
+    about = "one callback for each loss, none after a clean release (O6)"
+
+    def lost(self, held: Held, loss: Loss[Any]) -> None:
+        if held.told:
+            self.bad(f"on_lost of {held.worker} was called twice")
+        if held.ours:
+            self.bad(f"on_lost of {held.worker} was called after its release had returned")
+
+
+class Taken(Oracle):
+    about = "nobody is told that a lock was taken if nobody took it"
+
+    def lost(self, held: Held, loss: Loss[Any]) -> None:
+        excused = any(belief.excused for belief in held.beliefs)
+        forgets = self.world.plan.profile in ("forget", "force")
+        if loss.reason.value == "taken" and not excused and not (forgets and len(self.world.servers) > 1):
+            if held.how != "released":
+                self.bad(f"{held.worker} was told that {held.operation.names} was taken: {loss.message}")
+
+
+class Released(Oracle):
+    about = "a released lease is not held; a lease is not lost in a quiet time"
+
+    def released(self, held: Held, ours: bool, still: bool) -> None:
+        if held.lease.is_held():
+            self.bad(f"{held.worker} holds {held.operation.names} after its release")
+        excused = any(belief.excused for belief in held.beliefs)
+        quiet = self.oracles.quiet_for(self.world.sim.time - held.since + held.operation.ttl)
+        if not ours and still and not excused and held.operation.renew and quiet:
+            self.bad(f"{held.worker} lost {held.operation.names} in a quiet time: {held.lease.loss}")
+
+
+class Refusal(Oracle):
+    about = "an acquire ends by its timeout, not before, and by no error without a fault"
+
+    def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
+        took, timeout = self.world.sim.time - began, operation.timeout
+        kind = type(error).__name__
+        if error is None and timeout and took < timeout * 0.99:
+            self.bad(f"{worker} gave up after {took:.3f} of {timeout} s")
+        if error is not None and kind not in ("BackendUnavailable", "ClientClosed"):
+            self.bad(f"{worker}: {kind}: {error}")
+        patient = (timeout is None or timeout > 1) and operation.ttl >= 3
+        if kind == "BackendUnavailable" and patient and self.oracles.quiet_for(took + 0.2):
+            self.bad(f"{worker}: {error}, in a quiet time")
+        if timeout is not None and took > timeout + 0.5 and self.oracles.quiet_for(took):
+            self.bad(f"{worker} gave up after {took:.3f} s instead of {timeout} s")
+
+
+class HandOver(Oracle):
+    about = "a waiter gets a name soon after it was given back (I7, O5), and in order of arrival (I4)"
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        if not self.world.plan.is_quiet:
+            return
+        now, operation = self.world.sim.time, belief.held.operation
+        mine = self.world.waiting.get(belief.held.worker)
+        if mine is None or operation.timeout == 0 or operation.kind in ("set", "lead"):
+            return
+        for other in self.world.waiting.values():
+            queued = other.operation.fair or other.operation.kind in ("read", "write", "permit")
+            ahead = other.since < mine.since - 0.5 and belief.name in other.operation.names
+            exclusive = other.operation.kind in ("write", "lock") or belief.mode == "x"
+            if queued and ahead and exclusive and other.operation.timeout != 0 and other is not mine:
+                self.bad(f"{belief.who} has {belief.name} before {other.worker}, which came earlier")
+        free = max((other.held.returned or 0.0 for other in others), default=0.0)
+        if belief.mode == "x" and others and all(other.held.how == "released" for other in others):
+            rested = any(other.held.operation.rest for other in others)
+            if mine.since < free - 0.3 and now - free > 0.8 and not rested:
+                self.bad(f"{belief.who} got {belief.name} {now - free:.3f} s after its release")
+
+
+class Progress(Oracle):
+    about = "no name stays free while somebody waits for it, whatever was disturbed before (I7)"
+
+    def __init__(self, oracles: Oracles) -> None:
+        super().__init__(oracles)
+        self._free_since: dict[str, float] = {}
+
+    def passing(self) -> None:
+        world, now = self.world, self.world.sim.time
+        for name in world.kinds:
+            if not world.is_free(name):
+                self._free_since.pop(name, None)
+                continue
+            since = self._free_since.setdefault(name, now)
+            for waiting in world.waiting.values():
+                if name not in waiting.operation.names or waiting.operation.kind == "set":
+                    continue
+                bound, calm = self._bound(waiting.process)
+                begin = max(since, waiting.since, calm)
+                if now - begin > bound and waiting.process.ran_since(begin):
+                    self.bad(f"{name} is free for {now - since:.2f} s, and {waiting.worker} waits for it")
+                    self._free_since[name] = now + 60.0
+
+    def _bound(self, process: Process) -> tuple[float, float]:
+        """Return for how long a name may be free, and from when on that counts."""
+        calm = self.oracles.calm_since(process)
+        if self.world.plan.profile == "cuts":
+            return 0.8, calm
+        if self.world.plan.weather.p_stall or self.world.plan.weather.p_cut:
+            return 20.0, calm
+        return 5.0, calm + 4.0
+
+
+class Zombie(Oracle):
+    about = "a belief ends soon after an operator took the lock"
+
+    def sampled(self, belief: Belief) -> None:
+        forced = self.oracles.forced.get(belief.part.claim.id)
+        if forced is None or len(self.world.servers) != 1 or belief.part.granted_at > belief.held.process.now():
+            return
+        since = self.world.sim.time - forced
+        calm = self.world.plan.weather.p_stall == 0 and self.world.plan.weather.p_cut == 0
+        calm = calm and self.oracles.calm_since(belief.held.process, but="force") < forced - 1.0
+        if since > (0.5 if calm else belief.part.granted.ttl * 1.02):
+            self.bad(f"{belief.who} believes in {belief.name} {since:.3f} s after force_release")
+
+
+class Ghost(Oracle):
+    about = "what was given up neither holds nor waits at the server (I3)"
+
+    def __init__(self, oracles: Oracles) -> None:
+        super().__init__(oracles)
+        self._found: dict[tuple[str, str], float] = {}
+
+    def passing(self) -> None:
+        world = self.world
+        if world.plan.profile == "forget" or world.plan.backend != "redis":
+            return
+        found = {}
+        for client in world.clients.values():
+            kernel = client.kernel
+            if client.closing or not client.process.ran_since(world.sim.time - 1.0):
+                continue
+            known = {*kernel.monitor.waiting, *kernel.held, *(each.claim.id for each in kernel.cancels._open)}
+            for key, claim in world.claims_at(0, kernel.client):
+                if claim not in known:
+                    found[key, claim] = since = self._found.get((key, claim), world.sim.time)
+                    if world.sim.time - since > 1.2:
+                        self.bad(f"{claim[:24]} stands in {key} for 1.2 s, and its client has given it up")
+        self._found = found
+
+
+class Left(Oracle):
+    about = "nothing is left behind: keys, threads, connections (O7); no thread dies; everything ends"
+
+    def ended(self) -> None:
+        world = self.world
+        for waiting in world.waiting.values():
+            if waiting.process.alive:
+                since = world.sim.time - waiting.since
+                self.bad(f"{waiting.worker} still waits for {waiting.operation.names}, for {since:.1f} s")
+        for process in world.sim.processes:
+            tasks = [f"{task.name}: {task.waits_for}" for task in process.tasks]
+            if process.alive and tasks:
+                self.bad(f"threads of {process} have not ended: {tasks}")
+            if process.alive and process.files:
+                self.bad(f"files of {process} are open: {list(process.files.values())}")
+        for number, server in enumerate(world.servers):
+            for key, claim in world.claims_at(number):
+                self.bad(f"{claim[:24]} stands in {key} of {server.name}")
+        for error in world.sim.errors:
+            self.bad(error)
+
+
+ORACLES: list[type[Oracle]] = [
+    Overlap,
+    Permits,
+    Early,
+    Callback,
+    Stale,
+    Token,
+    Once,
+    Taken,
+    Released,
+    Refusal,
+    HandOver,
+    Progress,
+    Zombie,
+    Ghost,
+    Left,
+]
+
+
+class Oracles:
+    """All oracles of one run, and what they know together."""
+
+    def __init__(self, world: World, halts: bool) -> None:
+        """``halts``: The first violation ends the run."""
+        self.world = world
+        self.violations: list[tuple[str, str]] = []
+        self.forced: dict[str, float] = {}  # claim id -> when an operator took its lock
+        self.grants = self.losses = 0
+        self._halts = halts
+        self._beliefs: dict[str, list[Belief]] = {}
+        self._forgot: dict[str | None, float] = {}
+        self._disturbed: dict[tuple[Process | None, str], float] = {}  # until when, by the kind of fault
+        self._oracles = [oracle(self) for oracle in ORACLES]
+
+    def bad(self, oracle: str, text: str) -> None:
+        sim = self.world.sim
+        self.violations.append((oracle, f"{sim.time - START:.6f} {text}"))
+        sim.halted = sim.halted or self._halts
+        sim.note(None, f"*** {oracle}: {text}")
+
+    def of(self, name: str) -> list[Belief]:
+        """Return the beliefs in a name that are not long over."""
+        return self._beliefs.get(name, [])
+
+    # What happened
+
+    def granted(self, held: Held) -> None:
+        self.grants += 1
+        for belief in held.beliefs:
+            belief.excused = self.forgotten(belief)
+            before = self._beliefs.setdefault(belief.name, [])
+            before[:] = [each for each in before if each.held.until > self.world.sim.time - PAST]
+            for each in before:
+                if not each.held.process.alive:
+                    each.held.end("killed")
+            others = [] if belief.excused else [each for each in before if not each.excused]
+            for oracle in self._oracles:
+                oracle.granted(belief, others)
+            before.append(belief)
+
+    def sampled(self, held: Held) -> None:
+        for belief in held.beliefs:
+            for oracle in self._oracles:
+                oracle.sampled(belief)
+
+    def lost(self, held: Held, loss: Loss[Any]) -> None:
+        self.losses += 1
+        for oracle in self._oracles:
+            oracle.lost(held, loss)
+        held.told = held.told or (self.world.sim.time, loss)
+        held.end("lost")
+
+    def released(self, held: Held, ours: bool, still: bool) -> None:
+        held.returned, held.ours = self.world.sim.time, ours
+        for oracle in self._oracles:
+            oracle.released(held, ours, still)
+
+    def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
+        for oracle in self._oracles:
+            oracle.gave_up(worker, operation, error, began)
+
+    def passing(self) -> None:
+        for oracle in self._oracles:
+            oracle.passing()
+
+    def ended(self) -> None:
+        for oracle in self._oracles:
+            oracle.ended()
+
+    # Excuses
+
+    def excuse(self, name: str | None) -> None:
+        """Excuse all present holders of a name, or of all: the server forgets them now, or an operator ends them."""
+        self._forgot[name] = self.world.sim.time
+        for each, beliefs in self._beliefs.items():
+            if name in (None, each):
+                for belief in beliefs:
+                    belief.excused = belief.excused or belief.held.until == math.inf or belief.held.how == "lost"
+
+    def forgotten(self, belief: Belief) -> bool:
+        """Return whether the server has forgotten the grant before its holder got it."""
+        process = belief.held.process
+        sent_at = belief.part.granted.sent_at / process.rate - process.offset
+        return bool(sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0)))
+
+    def disturb(self, process: Process | None, seconds: float, kind: str) -> None:
+        """Record a fault that lasts so long, of one process or of all."""
+        key = process, kind
+        self._disturbed[key] = max(self._disturbed.get(key, 0.0), self.world.sim.time + seconds)
+
+    def calm_since(self, process: Process, but: str = "") -> float:
+        """Return since when no fault has disturbed this process. Faults of the kind ``but`` do not count."""
+        ends = (end for (who, kind), end in self._disturbed.items() if who in (None, process) and kind != but)
+        return max(ends, default=0.0)
+
+    def quiet_for(self, seconds: float) -> bool:
+        """Return whether this is a quiet run, and no client was closed for so long."""
+        last = max(self._disturbed.values(), default=0.0)
+        return self.world.plan.is_quiet and self.world.sim.time - last > seconds

@@ -1,0 +1,256 @@
+"""A plan: all operations and faults of one run, as data. `make_plan` draws it from a seed, `shrink` makes it smaller.
+
+The schedule and the network have random streams of their own, so that a smaller plan meets the same delays as long as
+possible.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "ProcessPlan", "Weather", "make_plan"]
+
+BACKENDS = ("redis", "redlock", "sqlite", "memory")
+FACES = ("blocking", "asyncio")
+MOST_OPERATIONS = 40  # of one worker
+
+
+@dataclass(slots=True)
+class Weather:
+    """The network's random delays and failures. Times are seconds, ``p_`` is a chance for each packet."""
+
+    base: float = 0.0005  # the usual delay
+    p_slow: float = 0.0
+    slow: float = 0.02  # the mean of an additional delay
+    p_stall: float = 0.0
+    stall: float = 1.0  # the mean of a long delay
+    p_cut: float = 0.0  # that the packet breaks its connection
+    p_late: float = 0.5  # that what a closed connection had under way is executed all the same
+
+
+@dataclass(slots=True)
+class Operation:
+    """One acquire, with what follows. Times are seconds."""
+
+    kind: str  # lock, read, write, permit, set or lead
+    names: list[str]
+    ttl: float
+    think: float  # the pause before it
+    hold: float
+    step: float  # between two calls of is_held()
+    timeout: float | None = None
+    fair: bool = False
+    renew: bool = True
+    reentrant: bool = False
+    permits: int = 0
+    rest: float = 0.0  # hold_at_least
+    cancel: float | None = None  # asyncio: when the acquire is cancelled
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault. See `tests.simulation.faults` for the kinds.
+
+    It comes at the time ``at``, or ``at`` seconds after the ``nth`` event of the kind ``after`` (0: no event).
+    ``process`` is the number of a process, or -1 for the one that the event is about.
+    """
+
+    kind: str
+    at: float
+    process: int = -1
+    seconds: float = 0.0
+    choice: int = 0  # a random number, for whatever else the fault has to choose
+    after: str = ""  # granted, released, sent, pushed or ending
+    nth: int = 0
+
+
+@dataclass(slots=True)
+class ProcessPlan:
+    """One process: its client's options, its clock, and what its threads or tasks do."""
+
+    ttl: float
+    outage: float | None
+    offset: float
+    rate: float
+    workers: list[list[Operation]]
+
+
+@dataclass(slots=True)
+class Plan:
+    """One run."""
+
+    seed: int
+    backend: str
+    face: str
+    profile: str
+    seconds: float  # until the faults are over
+    patience: float  # seconds after that in which every operation must end
+    weather: Weather
+    jitter: float
+    p_switch: float
+    p_long: float
+    processes: list[ProcessPlan] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing but short delays disturbs the run."""
+        return self.profile == "quiet"
+
+    @property
+    def servers(self) -> int:
+        """The number of simulated servers."""
+        return {"redis": 1, "redlock": 3}.get(self.backend, 0)
+
+    def size(self) -> tuple[int, int]:
+        """Return the numbers of operations and of faults."""
+        return sum(len(each) for process in self.processes for each in process.workers), len(self.faults)
+
+    def to_json(self) -> str:
+        """Return the plan as text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Return the plan that `to_json` wrote."""
+        data: dict[str, Any] = json.loads(text)
+        data["weather"] = Weather(**data["weather"])
+        data["faults"] = [Fault(**each) for each in data["faults"]]
+        for process in data["processes"]:
+            process["workers"] = [[Operation(**each) for each in worker] for worker in process["workers"]]
+        data["processes"] = [ProcessPlan(**each) for each in data["processes"]]
+        return cls(**data)
+
+
+#: Profile -> faults at any time, faults after an event (a kind may stand twice to be drawn more often).
+PROFILES: dict[str, tuple[list[str], list[str]]] = {
+    "quiet": ([], []),
+    "cuts": (["cut", "cut_all"], ["cut", "cut_all"]),
+    "network": (["part", "part", "cut", "cut_all", "part_all"], ["part", "cut", "lose_reply", "late_request"]),
+    "slow": (["part", "cut"], ["part", "part", "pause", "late_request"]),
+    "process": (["pause", "pause", "kill", "close"], ["pause", "pause", "pause", "kill", "newcomer"]),
+    "server": (["stop_server", "restart", "flush_scripts", "cut_all"], ["stop_server", "restart"]),
+    "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
+    "force": (["force"], ["force", "force", "part"]),
+    "all": (
+        ["part", "cut", "cut_all", "pause", "pause", "kill", "close", "stop_server", "restart", "flush_scripts"],
+        ["part", "pause", "lose_reply", "late_request", "newcomer", "cut"],
+    ),
+}
+OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
+#: Backends without a network have these faults only.
+LOCAL = {"pause", "kill", "close", "force", "newcomer"}
+EVENTS = ["granted", "granted", "released", "released", "sent", "pushed", "ending"]
+
+
+def make_plan(seed: int, backend: str, face: str, profile: str | None = None) -> Plan:
+    """Return the plan of this seed. ``profile``: one of `PROFILES`; None draws one."""
+    chance = random.Random(f"plan {seed} {backend}")
+    profile = profile or chance.choice(OFTEN)
+    local = backend in ("sqlite", "memory")
+    ttl = chance.choice([1.0, 2.0, 3.0, 6.0, 10.0])
+    plan = Plan(
+        seed,
+        backend,
+        face,
+        profile,
+        seconds=chance.choice([10.0, 20.0, 30.0]),
+        patience=60.0,
+        weather=_weather(chance, profile, ttl),
+        jitter=chance.choice([20e-6, 100e-6]),
+        p_switch=chance.choice([0.0, 0.0, 0.05, 0.3]),
+        p_long=chance.choice([0.0, 0.002]),
+    )
+    names = ["a"] if chance.random() < 0.6 else ["a", "b"]
+    families = {name: _family(chance, backend) for name in names}
+    permits = chance.choice([2, 3])
+    for _ in range(chance.choice([2, 3, 4])):
+        workers = []
+        for _ in range(chance.choice([1, 1, 2, 3])):
+            workers.append(_operations(chance, plan, names, families, permits, ttl))
+        clock = (0.0, 1.0) if local else (chance.uniform(0, 5000), 1 + chance.uniform(-0.004, 0.004))
+        plan.processes.append(ProcessPlan(ttl, chance.choice([None, 30.0, 5.0]), *clock, workers))
+    plan.patience += sum(each.hold + each.rest + 0.2 for p in plan.processes for worker in p.workers for each in worker)
+    plan.faults = _faults(chance, plan, local, ttl)
+    return plan
+
+
+def _family(chance: random.Random, backend: str) -> str:
+    one = ["lock", "lock", "lock", "lead"]
+    return chance.choice(one if backend == "redlock" else [*one, "shared", "permit"])
+
+
+def _weather(chance: random.Random, profile: str, ttl: float) -> Weather:
+    weather = Weather(base=chance.choice([0.0001, 0.0005, 0.005]))
+    if profile == "cuts":
+        return weather
+    weather.p_slow, weather.slow = 0.01, 0.02 if profile == "quiet" else chance.choice([0.01, 0.1])
+    if profile in ("network", "all", "forget"):
+        weather.p_cut = chance.choice([0.0, 0.0, 0.002, 0.01])
+        weather.p_stall, weather.stall = chance.choice([0.0, 0.005, 0.02]), chance.choice([0.15, 0.5, 1.5]) * ttl
+    if profile in ("slow", "force"):
+        weather.p_stall, weather.stall = chance.choice([0.05, 0.2]), 0.3 * ttl
+    return weather
+
+
+def _operations(
+    chance: random.Random, plan: Plan, names: list[str], families: dict[str, str], permits: int, ttl: float
+) -> list[Operation]:
+    operations: list[Operation] = []
+    time = 0.0
+    while time < plan.seconds and len(operations) < MOST_OPERATIONS:
+        name = chance.choice(names)
+        kind = families[name]
+        if kind == "shared":
+            kind = chance.choice(["read", "read", "write"])
+        elif kind == "lead" and chance.random() < 0.5:
+            kind = "lock"
+        length, patience = chance.random(), chance.random()
+        operation = Operation(
+            kind,
+            [name],
+            ttl=ttl if chance.random() < 0.8 else chance.choice([1.0, 2.0, 5.0]),
+            think=chance.expovariate(1.0) * chance.choice([0.001, 0.1, 1.0]),
+            hold=chance.expovariate(1.0) * (0.003 if length < 0.4 else 0.3 if length < 0.8 else ttl),
+            step=chance.choice([0.01, 0.1, 0.5]),
+            timeout=None if patience < 0.5 else 0.0 if patience < 0.65 else chance.choice([0.05, 0.5, 2.0, 10.0]),
+            fair=kind == "lock" and chance.random() < 0.3,
+            renew=chance.random() < 0.9,
+            permits=permits,
+        )
+        if kind == "lock":
+            if len(names) > 1 and set(families.values()) <= {"lock", "lead"} and chance.random() < 0.2:
+                operation.kind, operation.names = "set", list(names)
+            operation.reentrant = chance.random() < 0.1
+            operation.rest = chance.choice([0.1, 0.5]) if chance.random() < 0.1 else 0.0
+        if plan.face == "asyncio" and chance.random() < 0.15:
+            operation.cancel = chance.expovariate(1.0) * chance.choice([0.001, 0.05, 1.0])
+        operations.append(operation)
+        time += operation.hold + operation.think + 0.05
+    return operations
+
+
+def _faults(chance: random.Random, plan: Plan, local: bool, ttl: float) -> list[Fault]:
+    anytime, reactive = (
+        [kind for kind in kinds if not local or kind in LOCAL] for kinds in PROFILES[plan.profile]
+    )
+    faults = []
+    if anytime:
+        for _ in range(chance.choice([1, 3, 8])):
+            seconds = chance.expovariate(1.0) * chance.choice([0.1, 1.0, ttl, ttl])
+            kind, at = chance.choice(anytime), chance.uniform(0.2, plan.seconds)
+            process = chance.randrange(len(plan.processes))
+            faults.append(Fault(kind, at, process, min(seconds, 30.0), chance.randrange(1 << 30)))
+    if reactive:
+        for _ in range(chance.choice([0, 5, 20, 40])):
+            after = chance.choice(["granted", "released"] if local else EVENTS)
+            at = chance.expovariate(1.0) * chance.choice([plan.weather.base, 0.02, ttl / 4])
+            # A request may take a fifth of the ttl: delays around that are those that matter.
+            seconds = chance.choice([chance.uniform(0.1, 2.5) * ttl, chance.uniform(0.8, 1.05) * min(ttl / 5, 5.0)])
+            nth = chance.randrange(1, 60 if after in ("granted", "released", "ending") else 400)
+            kind, process = chance.choice(reactive), -1 if chance.random() < 0.7 else chance.randrange(9)
+            faults.append(Fault(kind, at, process, seconds, chance.randrange(1 << 30), after, nth))
+    return faults

@@ -1,0 +1,356 @@
+"""A simulated Redis: the commands of `redis_store`, real Lua scripts, RESP, pushes and the tracking of keys.
+
+The scripts are the product's own, run by Lua 5.1 as in Redis. `test_redis_model` compares this model with a real server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from lupa.lua51 import LuaRuntime
+
+from tests.simulation.redis_store import Refused, Reply, Status, Store
+from tests.simulation.scheduler import Simulation
+
+__all__ = ["Client", "RedisServer"]
+
+INVALIDATED = "__redis__:invalidate"
+CONNECTION = {"client", "subscribe", "ping"}  # commands that concern the connection
+
+_lua = LuaRuntime(encoding="latin-1", unpack_returned_tuples=True)
+_table: Callable[[Any], Any] = _lua.table_from
+_compile = _lua.eval("""
+function(text)
+  local script, error_text = loadstring('return function(KEYS, ARGV, redis) ' .. text .. '\\nend')
+  return script and script() or error(error_text)
+end""")
+# Numbers become text as in Redis. An error of redis.call ends the script, one of redis.pcall is returned.
+_commands = _lua.eval("""
+function(execute)
+  local function words(...)
+    local given = {...}
+    for i = 1, select('#', ...) do
+      if type(given[i]) == 'number' then given[i] = string.format('%.17g', given[i]) end
+    end
+    return unpack(given, 1, select('#', ...))
+  end
+  local redis = {}
+  redis.pcall = function(...) return execute(words(...)) end
+  redis.call = function(...)
+    local reply = execute(words(...))
+    if type(reply) == 'table' and reply.err then error(reply, 0) end
+    return reply
+  end
+  return redis
+end""")
+_run = _lua.eval("""
+function(script, KEYS, ARGV, redis)
+  local ok, reply = pcall(script, KEYS, ARGV, redis)
+  if ok or type(reply) == 'table' then return reply end
+  return {err = 'ERR script: ' .. tostring(reply)}
+end""")
+_compiled: dict[str, Any] = {}
+
+
+class Link(Protocol):
+    """The way back to a client."""
+
+    def deliver(self, data: bytes) -> None:
+        """Send bytes to the client."""
+
+    def reset(self) -> None:
+        """Break the connection."""
+
+
+class Client:
+    """The server's end of one connection."""
+
+    def __init__(self, number: int, link: Link, run: int) -> None:
+        self.number = number
+        self.link = link
+        self.run = run  # the start of the server to which it belongs
+        self.received = b""
+        self.channels: set[str] = set()
+        self.redirect = 0  # the client that is notified of changes of tracked keys; 0: it tracks none
+        self.caching = False  # whether the keys of the present command are tracked
+        self.caches_next = False
+
+
+class RedisServer:
+    """One server. ``clock`` returns the microseconds of its wall clock. Without ``sim`` no key ends by itself."""
+
+    def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
+        self.name = name
+        self.sim = sim
+        self.random = random.Random(f"server {name} {seed}")
+        self.step = 0.0  # seconds by which its clock was stepped
+        self.up, self.paused = True, False
+        self.run, self.started = 0, -math.inf
+        self.commands = 0
+        self.on_script: Callable[[str, list[str], list[str]], None] = lambda sha, keys, arguments: None
+        self._clock = clock
+        self._frozen: int | None = None  # the time of the script that runs
+        self._by: Client | None = None  # the client whose command runs
+        self._numbers = 0
+        self._late: list[tuple[Client, bytes]] = []  # what arrived while it was stopped
+        self._pushes: list[tuple[Client, bytes]] = []
+        self._redis = _commands(self._from_lua)
+        self._begin(forgets=True)
+
+    def _begin(self, *, forgets: bool) -> None:
+        if forgets:
+            self.store = Store(lambda: self.micros() // 1000, self._touched)
+            self.store.on_end = self._plan_end
+        self.scripts: dict[str, Any] = {}
+        self.clients: dict[int, Client] = {}
+        self._tracked: dict[str, set[int]] = {}
+
+    def micros(self) -> int:
+        """Return the server's time in microseconds. It stands still during a script."""
+        return self._clock() + int(self.step * 1e6) if self._frozen is None else self._frozen
+
+    # Commands
+
+    def execute(self, client: Client, words: list[str]) -> Reply | Refused:
+        """Execute one command of a client, and return its reply."""
+        name = words[0].lower()
+        client.caching, self._by = client.caches_next, client
+        if name != "client":
+            client.caches_next = False
+        try:
+            if client.channels and name == "ping":
+                return ["pong", ""]
+            return self._of_client(client, name, words) if name in CONNECTION else self._command(words)
+        except Refused as refused:
+            return refused
+        finally:
+            self._by = None
+
+    def _of_client(self, client: Client, name: str, words: list[str]) -> Reply:
+        what = words[1].upper() if len(words) > 1 else ""
+        if name == "ping":
+            return Status("PONG")
+        if name == "subscribe":
+            client.channels.add(words[1])
+            return ["subscribe", words[1], len(client.channels)]
+        if what == "ID":
+            return client.number
+        if what == "TRACKING":
+            client.redirect = int(words[words.index("REDIRECT") + 1])
+            if client.redirect not in self.clients:
+                client.redirect = 0
+                raise Refused("ERR The client ID you want redirect to does not exist")
+        client.caches_next = what == "CACHING"
+        return Status("OK")
+
+    def _command(self, words: list[str]) -> Reply:
+        self.commands += 1
+        reply: Reply
+        own = getattr(self, "_do_" + words[0].lower(), None)
+        if own is not None:
+            reply = own(*words[1:])
+            return reply
+        reply = self.store.command(words)
+        if self._by and self._by.caching and words[0] in ("GET", "MGET"):
+            for key in words[1:]:
+                self._tracked.setdefault(key, set()).add(self._by.number)
+        return reply
+
+    def _do_time(self) -> Reply:
+        return [str(part) for part in divmod(self.micros(), 1_000_000)]
+
+    def _do_info(self, *sections: str) -> Reply:
+        up = int(self.sim.time - self.started) if self.sim and self.started > -math.inf else 1_000_000
+        return f"run_id:{self.name}-{self.run}\r\nuptime_in_seconds:{up}\r\n"
+
+    def _do_publish(self, channel: str, message: str) -> Reply:
+        listeners = [each for each in self.clients.values() if channel in each.channels]
+        for each in listeners:
+            self._push(each, ["message", channel, message])
+        return len(listeners)
+
+    def _do_pubsub(self, what: str, *channels: str) -> Reply:
+        reply: list[object] = []
+        for channel in channels:
+            reply += [channel, sum(channel in each.channels for each in self.clients.values())]
+        return reply
+
+    def _do_script(self, what: str, text: str) -> Reply:
+        if text not in _compiled:
+            _compiled[text] = _compile(text)
+        sha = hashlib.sha1(text.encode("latin-1")).hexdigest()
+        self.scripts[sha] = _compiled[text]
+        return sha
+
+    def _do_evalsha(self, sha: str, count: str, *words: str) -> Reply:
+        script = self.scripts.get(sha)
+        if script is None:
+            raise Refused("NOSCRIPT No matching script. Please use EVAL.")
+        keys, arguments = list(words[: int(count)]), list(words[int(count) :])
+        self.on_script(sha, keys, arguments)
+        self._frozen = self.micros()
+        try:
+            return self._of_lua(_run(script, _table(keys), _table(arguments), self._redis))
+        finally:
+            self._frozen = None
+
+    def _from_lua(self, *words: str) -> Any:
+        try:
+            return self._to_lua(self._command(list(words)))
+        except Refused as refused:
+            return _table({"err": str(refused)})
+
+    def _to_lua(self, reply: Reply) -> Any:
+        if reply is None:
+            return False
+        if isinstance(reply, Status):
+            return _table({"ok": str(reply)})
+        return _table([self._to_lua(each) for each in reply]) if isinstance(reply, list) else reply
+
+    def _of_lua(self, reply: Any) -> Reply:
+        if reply is None or reply is False:
+            return None
+        if isinstance(reply, bool | int | float):
+            return int(reply)
+        if isinstance(reply, str):
+            return reply
+        if reply["err"]:
+            raise Refused(reply["err"])
+        if reply["ok"]:
+            return Status(reply["ok"])
+        items: list[Reply] = []
+        while (item := reply[len(items) + 1]) is not None:
+            items.append(self._of_lua(item))
+        return items
+
+    # Pushes
+
+    def _touched(self, key: str) -> None:
+        """Report a change of a tracked key, once to each client that has read it, except the one that changed it."""
+        for number in sorted(self._tracked.pop(key, ())):
+            client = self.clients.get(number)
+            if client is not None and client is not self._by:
+                listener = self.clients.get(client.redirect)
+                if listener is not None and INVALIDATED in listener.channels:
+                    self._push(listener, ["message", INVALIDATED, [key]])
+
+    def _push(self, client: Client, message: list[object]) -> None:
+        data = encoded(message)
+        if self._by is None:
+            client.link.deliver(data)
+        else:
+            self._pushes.append((client, data))
+
+    def _plan_end(self, key: str, end: int) -> None:
+        """Delete the key some time after its end, as Redis does, even if nobody asks for it."""
+        if self.sim is not None:
+            late = self.random.expovariate(10.0)
+            self.sim.after(max(0.0, end / 1000 - self.micros() / 1e6) + late, self._forget_ended, key, self.run)
+
+    def _forget_ended(self, key: str, run: int) -> None:
+        if run == self.run and self.up and not self.paused:
+            self.store.look(key)
+
+    # Connections
+
+    def accept(self, link: Link) -> Client | None:
+        """Return the server's end of a new connection, or None if the server is down."""
+        if not self.up:
+            return None
+        self._numbers += 1
+        client = self.clients[self._numbers] = Client(self._numbers, link, self.run)
+        return client
+
+    def closed(self, client: Client) -> None:
+        """Forget a connection that the client has closed."""
+        if client.run == self.run:
+            self.clients.pop(client.number, None)
+
+    def received(self, client: Client, data: bytes) -> None:
+        """Execute the commands that have arrived, and send the replies."""
+        if not self.up or client.run != self.run:
+            return
+        if self.paused:
+            self._late.append((client, data))
+            return
+        client.received += data
+        while (words := self._next(client)) is not None:
+            reply = self.execute(client, words)
+            pushes, self._pushes = self._pushes, []
+            for listener, push in pushes:
+                listener.link.deliver(push)
+            if self.sim is not None and self.sim.trace is not None:
+                shown = " ".join(words[:1] + words[3:]) if words[0] in ("EVALSHA", "SCRIPT") else " ".join(words)
+                self.sim.note(None, f"  {self.name} c{client.number} {shown[:300]!r} -> {reply!r:.200}")
+            if client.number in self.clients:
+                client.link.deliver(encoded(reply))
+
+    def _next(self, client: Client) -> list[str] | None:
+        """Return the next complete command, or None."""
+        data, words = client.received, list[str]()
+        if (end := data.find(b"\r\n")) < 0:
+            return None
+        for _ in range(int(data[1:end])):
+            start = end + 2
+            if (end := data.find(b"\r\n", start)) < 0:
+                return None
+            size = int(data[start + 1 : end])
+            word = data[end + 2 : end + 2 + size]
+            end += 2 + size
+            if len(data) < end + 2:
+                return None
+            words.append(word.decode("latin-1"))
+        client.received = data[end + 2 :]
+        return words
+
+    # Faults
+
+    def stop(self) -> None:
+        """Stop the server's process. What arrives is executed when it goes on."""
+        self.paused = True
+
+    def go_on(self) -> None:
+        """Let a stopped server go on."""
+        self.paused = False
+        late, self._late = self._late, []
+        for client, data in late:
+            self.received(client, data)
+
+    def end(self, *, forgets: bool) -> None:
+        """End the server. ``forgets``: it loses its keys."""
+        self.up, self.paused = False, False
+        self.run += 1
+        self._late = []
+        clients = list(self.clients.values())
+        self._begin(forgets=forgets)
+        for client in clients:
+            client.link.reset()
+
+    def start(self) -> None:
+        """Start an ended server again."""
+        if not self.up and self.sim is not None:
+            self.up = True
+            self.started = self.sim.time
+            for key, end in list(self.store.ends.items()):
+                self._plan_end(key, end)
+
+
+def encoded(reply: Reply | Refused) -> bytes:
+    """Return a reply as it is sent (RESP2)."""
+    if reply is None:
+        return b"$-1\r\n"
+    if isinstance(reply, Refused):
+        return b"-%b\r\n" % str(reply).encode("latin-1")
+    if isinstance(reply, Status):
+        return b"+%b\r\n" % reply.encode("latin-1")
+    if isinstance(reply, int):
+        return b":%d\r\n" % reply
+    if isinstance(reply, str):
+        data = reply.encode("latin-1")
+        return b"$%d\r\n%b\r\n" % (len(data), data)
+    assert isinstance(reply, list)
+    return b"*%d\r\n%b" % (len(reply), b"".join(map(encoded, reply)))

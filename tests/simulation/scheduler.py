@@ -1,0 +1,278 @@
+"""Virtual time, processes and tasks. A seeded schedule decides which task runs next.
+
+A task is a greenlet that stands for a thread. One event after the other is taken from a heap, and the time jumps to it.
+So a run takes no real time for waiting, and the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import random
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+__all__ = ["START", "TIMEOUT", "Over", "Process", "Simulation", "Task", "simulation"]
+
+START = 1000.0  # seconds; every simulation begins at this time
+TIMEOUT = object()  # what `Simulation.block` returns at its time limit
+UNWOUND = 50  # how often a task is told to end, because it may catch `Over` and wait again
+
+
+class Over(BaseException):
+    """Raised in a task whose process was killed, or whose simulation has ended."""
+
+
+class Process:
+    """One simulated operating-system process, with a clock of its own."""
+
+    def __init__(self, sim: Simulation, name: str, number: int) -> None:
+        self.sim = sim
+        self.name = name
+        self.pid = 1000 + number
+        self.alive, self.paused = True, False
+        self.killed_at = math.inf
+        self.pauses: list[list[float]] = []  # each [from, until]
+        self.offset, self.rate = 0.0, 1.0  # of its clock, compared with the time of the simulation
+        self.deferred: list[tuple[Task, int, Any]] = []  # what happens when it goes on
+        self.tasks: dict[Task, None] = {}
+        self.files: dict[int, Any] = {}  # its open descriptors
+        self.at_death: list[Callable[[bool], None]] = []  # called with whether its host died too
+
+    def now(self) -> float:
+        """Return the time on the clock of this process."""
+        return (self.sim.time + self.offset) * self.rate
+
+    def ran_since(self, when: float) -> bool:
+        """Return whether the process was not stopped at any time since ``when``."""
+        return self.alive and not self.paused and all(until < when for _, until in self.pauses)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Task:
+    """One thread of a process. ``turn`` counts its waits, so that a late wake-up of an earlier wait has no effect."""
+
+    __slots__ = ("armed", "greenlet", "ident", "loop", "name", "process", "turn", "waits_for")
+
+    def __init__(self, process: Process, name: str, ident: int) -> None:
+        self.process = process
+        self.name = name
+        self.ident = ident
+        self.turn = 0
+        self.armed = False
+        self.waits_for = ""
+        self.loop: asyncio.AbstractEventLoop | None = None  # that runs in this thread
+        self.greenlet: Any = None
+
+
+class Simulation:
+    """One run. All times are seconds of virtual time."""
+
+    def __init__(self, seed: object, *, jitter: float, p_switch: float, p_long: float, long: float, trace: bool) -> None:
+        """``jitter``: the mean lag of each wake-up. ``p_switch``: how often taking a lock lets another task run.
+
+        ``p_long``, ``long``: how often a wake-up is much later, and by how much.
+        """
+        global _present
+        _present = self
+        self.random = random.Random(f"schedule {seed}")
+        self.ids = random.Random(f"ids {seed}")
+        self.jitter, self.p_switch, self.p_long, self.long = jitter, p_switch, p_long, long
+        self.time = START
+        self.current: Any = None  # the running task; None while an event runs outside of all tasks
+        self.over = False
+        self.halted = False
+        self.steps = 0
+        self.hash = 0  # of all events so far
+        self.processes: list[Process] = []
+        self.errors: list[str] = []  # of tasks that ended by an exception
+        self.trace: list[str] | None = [] if trace else None
+        self._heap: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._numbers = 0
+        self._idents = 0
+        self._hub = getcurrent()
+
+    def process(self) -> Process:
+        """Make a new process."""
+        process = Process(self, f"P{len(self.processes)}", len(self.processes))
+        self.processes.append(process)
+        return process
+
+    def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
+        """Call ``call(*args)`` at this time, outside of all tasks."""
+        self._numbers += 1
+        heapq.heappush(self._heap, (when, self.random.random(), self._numbers, call, args))
+
+    def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        """Call ``call(*args)`` in so many seconds, outside of all tasks."""
+        self.at(self.time + seconds, call, *args)
+
+    def note(self, process: Process | None, text: str) -> None:
+        """Add a line to the trace, if there is one."""
+        if self.trace is not None:
+            task = self.current
+            place = f"{process or 'world'}/{task.name if task else '-'}"
+            self.trace.append(f"{self.time - START:12.6f} {place:30} {text}")
+
+    # Tasks
+
+    def spawn(self, process: Process, run: Callable[[], object], name: str) -> Task:
+        """Start a task."""
+        self._idents += 1
+        task = Task(process, name, self._idents)
+        process.tasks[task] = None
+
+        def body(_: Any = None) -> None:
+            try:
+                if not self.over and process.alive:
+                    run()
+            except Over:
+                pass
+            except BaseException as error:
+                if not self.over and process.alive:
+                    trace = "".join(traceback.format_exception(error))
+                    self.errors.append(f"{self.time - START:.6f} {process}/{name}: {trace[-2000:]}")
+            process.tasks.pop(task, None)
+
+        task.greenlet = greenlet(body, self._hub)
+        task.turn, task.armed = 1, True
+        self.at(self.time + self._lag(), self._resume, task, 1, None)
+        return task
+
+    def block(self, seconds: float = math.inf, what: str = "") -> Any:
+        """Suspend the running task. Returns the value given to `wake`, or TIMEOUT after so many of its seconds."""
+        task = self.running()
+        task.turn += 1
+        task.armed = True
+        task.waits_for = what
+        if seconds < math.inf:
+            until = self.time + max(seconds, 0.0) / task.process.rate
+            self.at(until + self._lag(), self._resume, task, task.turn, TIMEOUT)
+        value = self._hub.switch()
+        if self.over or not task.process.alive:
+            raise Over
+        return value
+
+    def running(self) -> Task:
+        """Return the running task. Raises `Over` if it must end."""
+        task: Task | None = self.current
+        if self.over or task is None or not task.process.alive:
+            raise Over
+        return task
+
+    def wake(self, task: Task, turn: int, value: Any = True) -> None:
+        """End the wait number ``turn`` of this task, unless it has ended already."""
+        if task.turn == turn and task.armed:
+            self.at(self.time + self._lag(), self._resume, task, turn, value)
+
+    def may_switch(self) -> None:
+        """Let other tasks run now and then."""
+        if self.p_switch and self.current is not None and self.random.random() < self.p_switch:
+            self.switch()
+
+    def switch(self) -> None:
+        """Let other tasks run."""
+        task = self.running()
+        task.turn += 1
+        task.armed = True
+        self.at(self.time + self._lag(), self._resume, task, task.turn, None)
+        self._hub.switch()
+        if self.over or not task.process.alive:
+            raise Over
+
+    def _lag(self) -> float:
+        lag = self.random.expovariate(1.0) * self.jitter
+        if self.p_long and self.random.random() < self.p_long:
+            lag += self.random.expovariate(1.0) * self.long
+        return lag
+
+    def _resume(self, task: Task, turn: int, value: Any) -> None:
+        if task.turn != turn or not task.armed or not task.process.alive:
+            return
+        if task.process.paused:
+            task.process.deferred.append((task, turn, value))
+            return
+        task.armed = False
+        self._run(task, task.greenlet.switch, value)
+
+    def _run(self, task: Task, switch: Callable[[Any], object], value: Any) -> None:
+        before, self.current = self.current, task
+        if task.loop is None:
+            switch(value)
+        else:
+            asyncio._set_running_loop(task.loop)
+            switch(value)
+            asyncio._set_running_loop(None)
+        self.current = before
+
+    # Time
+
+    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass until then, or until ``stop()`` is true or the run is halted."""
+        heap = self._heap
+        while heap and heap[0][0] <= until and not self.halted and not stop():
+            when, _, number, call, args = heapq.heappop(heap)
+            self.time = max(self.time, when)
+            self.steps += 1
+            self.hash = hash((self.hash, when, number))
+            call(*args)
+        if not self.halted and not stop():
+            self.time = max(self.time, until)
+
+    def finish(self) -> None:
+        """End every task."""
+        self.over = True
+        for process in self.processes:
+            self._unwind(process)
+        self._heap.clear()
+
+    def _unwind(self, process: Process) -> None:
+        for task in list(process.tasks):
+            for _ in range(UNWOUND):
+                if not task.greenlet:  # it has not begun, or has ended
+                    break
+                self._run(task, task.greenlet.throw, Over)
+
+    # Faults of processes
+
+    def pause(self, process: Process) -> None:
+        """Stop a process (SIGSTOP)."""
+        if process.alive and not process.paused:
+            self.note(process, "SIGSTOP")
+            process.paused = True
+            process.pauses.append([self.time, math.inf])
+
+    def resume(self, process: Process) -> None:
+        """Let a stopped process go on (SIGCONT)."""
+        if process.paused:
+            self.note(process, "SIGCONT")
+            process.paused = False
+            process.pauses[-1][1] = self.time
+            deferred, process.deferred = process.deferred, []
+            for task, turn, value in deferred:
+                self.at(self.time + self._lag(), self._resume, task, turn, value)
+
+    def kill(self, process: Process, *, host_too: bool = False) -> None:
+        """Kill a process (SIGKILL). If its host dies too, nobody hears of it for long."""
+        if process.alive:
+            self.note(process, "its host dies" if host_too else "SIGKILL")
+            process.alive = False
+            process.killed_at = self.time
+            for call in process.at_death:
+                call(host_too)
+            self._unwind(process)
+
+
+_present: Simulation | None = None
+
+
+def simulation() -> Simulation:
+    """Return the present simulation."""
+    assert _present is not None
+    return _present

@@ -1,0 +1,220 @@
+"""The simulated Redis answers and pushes, byte for byte, what a real one does.
+
+Both get the same random calls of all scripts, and what operators do, at the same time: the real server's clock is held.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from multilock_redis import transactions
+from multilock_redis.recipe import RESTS
+from multilock_redis.transactions import Script
+from multilock_redis.wire import pack
+from tests.servers import RedisServer
+from tests.simulation.redis_server import INVALIDATED, Client
+from tests.simulation.redis_server import RedisServer as Model
+
+CALLS, SEEDS = 150, 40
+CLIENTS = [f"{number:016x}" for number in range(3)]
+NAMES = ["a", "b"]
+Word = bytes | str | int
+
+
+TRACKED = "MGET, tracked"
+
+
+def packed(words: Sequence[Word]) -> bytes:
+    if list(words[:1]) == [TRACKED]:
+        return pack("CLIENT", "CACHING", "YES") + pack("MGET", *words[1:])
+    return pack(*words) if words else b""
+
+
+class HeldRedis(RedisServer):
+    """A Redis whose clock stands still until it is set. Keys end when they are looked at only."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("--enable-debug-command", "yes")
+        compiler = shutil.which("cc")
+        if compiler is None:
+            pytest.skip("no C compiler: nothing can hold the clock of a server")
+        self._shim, self._clock = folder / "clock.so", folder / "clock"
+        source = Path(__file__).parents[1] / "faults" / "clock.c"
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", self._shim, source, "-ldl"], check=True)
+        self.set(1_700_000_000_000_000)
+
+    def set(self, micros: int) -> None:
+        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:
+            file.write(struct.pack("qq", 0, micros))
+
+    def command(self, folder: Path) -> list[str]:
+        shim = [f"LD_PRELOAD={self._shim}", f"CLOCK_OFFSET={self._clock}"]
+        return ["env", *shim, *super().command(folder)]
+
+
+class Real:
+    """A connection to the real server."""
+
+    def __init__(self, port: int) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+        self._pong = b"+PONG\r\n"
+        self._buffer = b""
+
+    def ask(self, *words: Word) -> bytes:
+        """Send a command, if there is one. Return the bytes that have come until then."""
+        if words[:1] == ("SUBSCRIBE",):
+            self._pong = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+        self._sock.sendall(packed(words) + pack("PING"))
+        while not self._buffer.endswith(self._pong):
+            self._buffer += self._sock.recv(65536)
+        said, self._buffer = self._buffer.removesuffix(self._pong), b""
+        return said
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Simulated:
+    """A connection to the model, with the methods of `Real`."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._said = b""
+        end = model.accept(self)
+        assert isinstance(end, Client)
+        self._end = end
+
+    def deliver(self, data: bytes) -> None:
+        self._said += data
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def ask(self, *words: Word) -> bytes:
+        if words:
+            self._model.received(self._end, packed(words))
+        said, self._said = self._said, b""
+        return said
+
+
+class Side:
+    """One of the two servers: a connection for commands, and for each client a subscribed and a tracking one."""
+
+    def __init__(self, connect: dict[bool, list[Real] | list[Simulated]]) -> None:
+        self.subscribed, self.commands = connect[True], connect[False]
+        for client, subscribed, tracking in zip(CLIENTS, self.subscribed, self.commands, strict=True):
+            number = int(subscribed.ask("CLIENT", "ID").strip(b":\r\n"))
+            subscribed.ask("SUBSCRIBE", INVALIDATED)
+            subscribed.ask("SUBSCRIBE", f"multilock:wake:{client}")
+            tracking.ask("CLIENT", "TRACKING", "ON", "REDIRECT", number, "OPTIN", "NOLOOP")
+
+    def pushes(self) -> list[bytes]:
+        return [subscribed.ask() for subscribed in self.subscribed]
+
+
+def keys_of(name: str, claim: str = "") -> list[Word]:
+    lock = f"ml/{name}"
+    keys: list[Word] = [lock, *(f"{{{lock}}}:{part}" for part in ("queue", "live", "token", "holders"))]
+    return [*keys, f"{{{lock}}}:gone:{claim}"] if claim else keys
+
+
+def call(script: Script, keys: list[Word], *arguments: Word) -> list[Word]:
+    return ["EVALSHA", script._sha, len(keys), *keys, *arguments]
+
+
+def some_call(chance: random.Random, owners: list[str], micros: int) -> list[Word]:
+    """Return a random command."""
+    name, owner = chance.choice(NAMES), chance.choice(owners)
+    keys = keys_of(name, owner.partition("@")[0])
+    ttl, wait = chance.choice([40, 300, 2000]), chance.choice([0, 1000, 3000, 3000, -1000])
+    echo = chance.choice(["", f"{micros}/{abs(wait)}"]) if wait else ""
+    mode, tomb = chance.choice(["r", "r", "p2", "p3"]), chance.choice([0, 0, 60_000])
+    proposed = micros + chance.randrange(-2_000_000, 2_000_000)
+    lock, token, holders = keys[0], keys[3], keys[4]
+    return chance.choice(
+        [
+            lambda: call(transactions.ACQUIRE, keys, owner, ttl, wait, chance.choice([0, 1]), echo),
+            lambda: call(transactions.ACQUIRE, keys, owner, ttl, 3000, 0, echo),
+            lambda: call(transactions.SHARE, keys, owner, ttl, wait, mode, echo),
+            lambda: call(transactions.SHARE, keys, owner, ttl, 3000, "r", echo),
+            lambda: call(transactions.RELEASE, keys, owner, tomb),
+            lambda: call(transactions.RELEASE, keys, owner, tomb),
+            lambda: call(transactions.REST, keys, owner, tomb, ttl, RESTS),
+            lambda: call(transactions.FORCE, keys[:5]),
+            lambda: call(transactions.INSPECT, keys[:5], chance.choice([1, 100])),
+            lambda: call(
+                transactions.STAND, keys, owner, ttl, wait, chance.randrange(5), echo, micros, 1000, proposed
+            ),
+            lambda: call(transactions.GIVE, keys, owner, tomb, proposed),
+            lambda: call(transactions.RENEW, [lock, token] * 2, owner, ttl, chance.choice(owners), ttl),
+            lambda: call(transactions.RENEW_SHARED, [lock, token, holders], owner, ttl),
+            lambda: ["MGET", *(f"ml/{each}" for each in NAMES)],
+            lambda: [TRACKED, *(f"ml/{each}" for each in NAMES)],
+            lambda: ["PTTL", chance.choice(keys)],
+            lambda: chance.choice(OPERATORS)(chance.choice(keys)),
+        ]
+    )()
+
+
+OPERATORS = [
+    lambda key: ["DEL", key],
+    lambda key: ["SET", key, "foreign"],
+    lambda key: ["SET", key, "foreign", "PX", 500],
+    lambda key: ["HSET", key, "field", "value"],
+    lambda key: ["PEXPIRE", key, 100],
+    lambda key: ["ZADD", key, 5, "member"],
+    lambda key: ["EVALSHA", "0" * 40, 1, key],
+]
+
+
+def without_text(reply: bytes) -> bytes:
+    """Return the reply. Of an error only the first word counts."""
+    return reply.split()[0] if reply.startswith(b"-") else reply
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldRedis]:
+    with HeldRedis(tmp_path_factory.mktemp("clock")) as server:
+        connection = Real(server.port)
+        assert connection.ask("DEBUG", "SET-ACTIVE-EXPIRE", 0) == b"+OK\r\n"
+        connection.close()
+        yield server
+
+
+def test_the_model_answers_and_pushes_what_a_redis_does(server: HeldRedis) -> None:
+    scripts = [each for each in vars(transactions).values() if isinstance(each, Script)]
+    assert len(scripts) == 10, "a new script belongs into some_call()"
+    for seed in range(SEEDS):
+        chance = random.Random(seed)
+        micros = 1_700_000_000_000_000
+        server.set(micros)
+        connection = Real(server.port)
+        connection.ask("FLUSHALL")
+        connection.close()
+        model = Model("model", None, lambda: micros, seed)  # noqa: B023
+        connections = [Real(server.port) for _ in range(6)]
+        real = Side({True: connections[:3], False: connections[3:]})
+        simulated = Side({each: [Simulated(model) for _ in CLIENTS] for each in (True, False)})
+        for script in scripts:
+            text = script.load.split(b"\r\n", 6)[6].removesuffix(b"\r\n")
+            for side in (real, simulated):
+                side.commands[0].ask("SCRIPT", "LOAD", text)
+        owners = [f"{client}.{chance.randbytes(16).hex()}@lock:host:1:me:2" for client in CLIENTS for _ in range(3)]
+        for number in range(CALLS):
+            micros += chance.choice([0, 17, 1000, 45_000, 310_000, 1_100_000, 3_100_000, -1_500_000])
+            server.set(micros)
+            words, at = some_call(chance, owners, micros), chance.randrange(3)
+            expected = without_text(real.commands[at].ask(*words))
+            where = f"seed {seed}, call {number} of client {at}: {words}"
+            assert without_text(simulated.commands[at].ask(*words)) == expected, where
+            assert simulated.pushes() == real.pushes(), where
+        for connection in connections:
+            connection.close()

@@ -1,0 +1,414 @@
+"""Stand-ins for threads, locks, queues, clocks and selectors, in the virtual time of the present simulation.
+
+`install` puts them into `multilock.system` before the rest of the library is imported. So the library runs unchanged.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import select
+import selectors
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Empty
+from types import SimpleNamespace
+from typing import Any, Self
+
+from tests.simulation.scheduler import TIMEOUT, Over, Task, simulation
+
+__all__ = ["File", "Selector", "install"]
+
+EPOCH = 1_700_000_000  # seconds of the wall clock at time 0 of a simulation
+
+Waiter = tuple[Task, int]
+
+
+def waiter() -> Waiter:
+    """Return the running task, with the number of the wait that it is about to begin."""
+    task = simulation().running()
+    return task, task.turn + 1
+
+
+def now() -> float:
+    sim = simulation()
+    return sim.current.process.now() if sim.current else sim.time
+
+
+def wall() -> int:
+    sim = simulation()
+    offset = sim.current.process.offset % 0.01 if sim.current else 0.0
+    return int((EPOCH + sim.time + offset) * 1e6)
+
+
+def get_ident() -> int:
+    task = simulation().current
+    return task.ident if task else 0
+
+
+class Lock:
+    def __init__(self) -> None:
+        self._locked = False
+        self._waiters: deque[Waiter] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        sim = simulation()
+        sim.may_switch()
+        if self._locked and (not blocking or timeout == 0):
+            return False
+        end = math.inf if timeout < 0 else sim.time + timeout
+        while self._locked:
+            entry = waiter()
+            self._waiters.append(entry)
+            if sim.block(end - sim.time, "lock") is TIMEOUT and self._locked:
+                if entry in self._waiters:
+                    self._waiters.remove(entry)
+                return False
+        self._locked = True
+        return True
+
+    def release(self) -> None:
+        if not self._locked:
+            raise RuntimeError("release unlocked lock")
+        self._locked = False
+        if self._waiters:
+            simulation().wake(*self._waiters.popleft())
+
+    def locked(self) -> bool:
+        return self._locked
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+class RLock:
+    def __init__(self) -> None:
+        self._owner: Task | None = None
+        self._count = 0
+        self._waiters: deque[Waiter] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        sim = simulation()
+        if self._is_owned():
+            self._count += 1
+            return True
+        sim.may_switch()
+        if self._count and (not blocking or timeout == 0):
+            return False
+        end = math.inf if timeout < 0 else sim.time + timeout
+        while self._count:
+            self._waiters.append(waiter())
+            if sim.block(end - sim.time, "rlock") is TIMEOUT and self._count:
+                return False
+        self._owner = sim.current
+        self._count = 1
+        return True
+
+    def release(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._owner = None
+            if self._waiters:
+                simulation().wake(*self._waiters.popleft())
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def _is_owned(self) -> bool:
+        return self._count > 0 and self._owner is simulation().current
+
+
+class Event:
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: list[Waiter] = []
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        waiters, self._waiters = self._waiters, []
+        for each in waiters:
+            simulation().wake(*each)
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._set:
+            self._waiters.append(waiter())
+            simulation().block(math.inf if timeout is None else timeout, "event")
+        return self._set
+
+
+class Condition:
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._waiters: list[Waiter] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        entry = waiter()
+        self._waiters.append(entry)
+        self._lock.release()
+        try:
+            woken = simulation().block(math.inf if timeout is None else timeout, "condition") is not TIMEOUT
+            if not woken and entry in self._waiters:
+                self._waiters.remove(entry)
+            return woken
+        finally:
+            self._lock.acquire()
+
+    def wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
+        end = math.inf if timeout is None else simulation().time + timeout
+        while not ready():
+            if simulation().time >= end:
+                return False
+            self.wait(end - simulation().time)
+        return True
+
+    def notify(self, count: int = 1) -> None:
+        for each in self._waiters[:count]:
+            simulation().wake(*each)
+        del self._waiters[:count]
+
+    def notify_all(self) -> None:
+        self.notify(len(self._waiters))
+
+
+class SimpleQueue:
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._waiters: deque[Waiter] = deque()
+
+    def __class_getitem__(cls, item: object) -> type[SimpleQueue]:
+        return cls
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        if self._waiters:
+            simulation().wake(*self._waiters.popleft())
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        sim = simulation()
+        end = math.inf if timeout is None else sim.time + timeout
+        while not self._items:
+            if not block:
+                raise Empty
+            entry = waiter()
+            self._waiters.append(entry)
+            if sim.block(end - sim.time, "queue") is TIMEOUT:
+                if entry in self._waiters:
+                    self._waiters.remove(entry)
+                if not self._items:
+                    raise Empty
+        return self._items.popleft()
+
+    def get_nowait(self) -> Any:
+        return self.get(block=False)
+
+    def empty(self) -> bool:
+        return not self._items
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+
+class Thread:
+    """A thread that is never refused."""
+
+    def __init__(self, target: Callable[[], object], name: str, daemon: bool) -> None:
+        self._target = target
+        self.name = name
+
+    def start(self) -> None:
+        sim = simulation()
+        sim.spawn(sim.running().process, self._target, self.name)
+
+
+class Local:
+    """The attributes of each thread, as ``__dict__`` returns them."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_of", {})
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        of: dict[int, dict[str, Any]] = object.__getattribute__(self, "_of")
+        return of.setdefault(get_ident(), {})
+
+
+class File:
+    """Something that a selector or an event loop can watch. Its number is the lowest that is free, as in POSIX."""
+
+    def __init__(self) -> None:
+        self.process = simulation().running().process
+        files = self.process.files
+        self.number = next(number for number in range(3, len(files) + 4) if number not in files)
+        files[self.number] = self
+        self.watchers: list[Callable[[], None]] = []
+
+    def fileno(self) -> int:
+        return self.number
+
+    def is_readable(self) -> bool:
+        raise NotImplementedError
+
+    def has_changed(self) -> None:
+        """Tell the watchers that there is something to read."""
+        for watcher in list(self.watchers):
+            watcher()
+
+    def close(self) -> None:
+        if self.process.files.get(self.number) is self:
+            del self.process.files[self.number]
+        self.number = -1
+        self.watchers.clear()
+
+
+class PipeBell(File):
+    def __init__(self) -> None:
+        super().__init__()
+        self._rung = False
+
+    def is_readable(self) -> bool:
+        return self._rung
+
+    def ring(self) -> None:
+        self._rung = True
+        self.has_changed()
+
+    def clear(self) -> None:
+        self._rung = False
+
+
+class Selector(File):
+    """A selector for reading. It is a file itself, so that another one can watch it, as epoll allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: dict[Any, tuple[File, Any]] = {}
+        self._waiter: Waiter | None = None
+
+    def register(self, what: Any, events: int, data: Any = None) -> None:
+        number = what if isinstance(what, int) else what.fileno()
+        file = simulation().running().process.files.get(number)
+        if file is None:
+            raise ValueError(f"no file has the descriptor {number}")
+        self._keys[what] = file, data
+        file.watchers.append(self.has_changed)
+
+    def unregister(self, what: Any) -> None:
+        file, _ = self._keys.pop(what)
+        if self.has_changed in file.watchers:
+            file.watchers.remove(self.has_changed)
+
+    def has_changed(self) -> None:
+        if self._waiter:
+            simulation().wake(*self._waiter)
+            self._waiter = None
+        super().has_changed()
+
+    def is_readable(self) -> bool:
+        return any(self._ready())
+
+    def _ready(self) -> Iterator[tuple[Any, int]]:
+        for what, (file, data) in list(self._keys.items()):
+            if file.number >= 0 and file.is_readable():
+                yield SimpleNamespace(fileobj=what, fd=file.number, data=data), selectors.EVENT_READ
+
+    def select(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+        ready = list(self._ready())
+        if not ready and (timeout is None or timeout > 0):
+            self._waiter = waiter()
+            simulation().block(math.inf if timeout is None else timeout, "selector")
+            self._waiter = None
+            ready = list(self._ready())
+        return ready
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Poll:
+    """The part of select.poll that finds out whether bytes have arrived. Writing never has to wait."""
+
+    def register(self, file: File, events: int) -> None:
+        self._file, self._events = file, events
+
+    def poll(self, milliseconds: float | None = None) -> list[int]:
+        return [1] if self._events & select.POLLOUT or self._file.is_readable() else []
+
+
+def sleep(seconds: float) -> None:
+    simulation().block(seconds, "sleep")
+
+
+def current_thread() -> Any:
+    return simulation().running()
+
+
+STAND_INS: dict[str, Any] = {
+    "Condition": Condition,
+    "DefaultSelector": Selector,
+    "Event": Event,
+    "Lock": Lock,
+    "PipeBell": PipeBell,
+    "RLock": RLock,
+    "SimpleQueue": SimpleQueue,
+    "Thread": Thread,
+    "choice": lambda options: simulation().random.choice(options),
+    "current_thread": current_thread,
+    "get_ident": get_ident,
+    "host": lambda: "host",
+    "local": Local,
+    "now": now,
+    "patched_by": lambda: None,
+    "pid": lambda: simulation().current.process.pid if simulation().current else 1,
+    "poll": Poll,
+    "sleep": sleep,
+    "uniform": lambda low, high: simulation().random.uniform(low, high),
+    "urandom": lambda size: simulation().ids.randbytes(size),
+    "wall": wall,
+}
+
+
+def install() -> None:
+    """Make the library use the stand-ins. Call it before the first import of multilock in this interpreter."""
+    if any(name.split(".")[0].startswith("multilock") for name in sys.modules):
+        raise RuntimeError("multilock was imported before the simulation")
+    file = Path(__file__).parents[2] / "multilock" / "system.py"
+    if root := next((path for path in sys.path if (Path(path) / "multilock" / "system.py").exists()), None):
+        file = Path(root) / "multilock" / "system.py"
+    spec = importlib.util.spec_from_file_location("multilock.system", file)
+    assert spec is not None
+    assert spec.loader is not None
+    system = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(system)
+    missing = STAND_INS.keys() - vars(system).keys()
+    if missing:
+        raise RuntimeError(f"multilock.system has no {', '.join(missing)}")
+    vars(system).update(STAND_INS)
+    sys.modules["multilock.system"] = system
+
+
+def is_over(error: BaseException | None) -> bool:
+    """Return whether this error only ends a task."""
+    return isinstance(error, Over)

@@ -1,0 +1,468 @@
+"""One run: processes that use multilock's own code, simulated servers, faults and oracles.
+
+What a worker does is written once, as a coroutine, for both faces: `answer` awaits what has to be awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import multilock
+from multilock.kernel import process as of_process
+from multilock.kernel import worker as of_worker
+from multilock.kernel.inside import inside
+from multilock_redis import transactions
+from tests.simulation import backends, faults
+from tests.simulation.loop import Loop
+from tests.simulation.network import Network, Socket
+from tests.simulation.oracles import Held, Oracles
+from tests.simulation.plan import Fault, Operation, Plan, ProcessPlan
+from tests.simulation.redis_server import RedisServer
+from tests.simulation.scheduler import START, Process, Simulation
+from tests.simulation.threads import EPOCH
+
+__all__ = ["Run", "World", "run"]
+
+LOOK_EVERY = 0.25  # seconds between two calls of `Oracles.passing`
+CLOSES_WITHIN = 40.0  # seconds
+LATE = 35.0  # seconds after which no request is under way any more
+FORGOTTEN = 70.0  # seconds after which the ttls of everything that was left are over
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A worker that acquires."""
+
+    worker: str
+    process: Process
+    operation: Operation
+    since: float
+
+
+class ClientOf:
+    """The client of one process."""
+
+    def __init__(self, process: Process, client: Any) -> None:
+        self.process = process
+        self.client = client
+        self.kernel = client._kernel
+        self.closing = False
+        self.left = 0  # workers that have not ended
+        self.loop: Loop | None = None
+        self.closed: asyncio.Event | None = None  # of a client of the asyncio face
+
+
+async def answer(value: Any) -> Any:
+    """Return a value of the blocking face, or await that of the asyncio face."""
+    return await value if inspect.isawaitable(value) else value
+
+
+class World:
+    """Everything of one run."""
+
+    def __init__(self, plan: Plan, *, trace: bool = False, halts: bool = False) -> None:
+        self.plan = plan
+        self.sim = Simulation(
+            plan.seed, jitter=plan.jitter, p_switch=plan.p_switch, p_long=plan.p_long, long=0.01, trace=trace
+        )
+        self.network = Network(self.sim, plan.seed, plan.weather)
+        self.network.on_sent = lambda sock, data: self.event("sent", sock.process)
+        self.network.on_arrived = self._arrived
+        self.servers = [self._server(number) for number in range(plan.servers)]
+        self.folder = tempfile.mkdtemp(prefix="simulation-", dir=backends.FOLDER) if plan.backend == "sqlite" else ""
+        self.oracles = Oracles(self, halts)
+        self.waiting: dict[str, Waiting] = {}
+        self.clients: dict[Process, ClientOf] = {}
+        self.kinds = {
+            name: "lock" if each.kind == "set" else each.kind
+            for process in plan.processes
+            for worker in process.workers
+            for each in worker
+            for name in each.names
+        }
+        self.permits = next((each.permits for p in plan.processes for w in p.workers for each in w), 2)
+        self._events: Counter[str] = Counter()
+        self._after: dict[tuple[str, int], list[Fault]] = {}
+        for fault in plan.faults:
+            self._after.setdefault((fault.after, fault.nth), []).append(fault)
+
+    def _server(self, number: int) -> RedisServer:
+        sim, name = self.sim, f"redis{number}"
+        server = RedisServer(name, sim, lambda: int((EPOCH + sim.time) * 1e6), self.plan.seed)
+        if self.plan.servers > 1:
+            server.step = server.random.uniform(-0.01, 0.01)
+        server.on_script = self._script
+        return server
+
+    # What the servers and the network report
+
+    def _script(self, sha: str, keys: list[str], arguments: list[str]) -> None:
+        if sha == transactions.FORCE._sha:
+            for server in self.servers:
+                held = server.store.values.get(keys[0])
+                if isinstance(held, str):
+                    self.oracles.forced.setdefault(held.partition("@")[0], self.sim.time)
+            self.oracles.excuse(keys[0].removeprefix(backends.PREFIX))
+
+    def _arrived(self, sock: Socket, data: bytes) -> None:
+        if b"multilock:wake" in data:
+            self.event("pushed", sock.process)
+
+    def event(self, kind: str, process: Process) -> None:
+        """Count an event, and plan the faults that come after it."""
+        self._events[kind] += 1
+        for fault in self._after.get((kind, self._events[kind]), ()):
+            if self.sim.time >= START + self.plan.seconds:
+                return
+            victim = process if fault.process < 0 else self._process(fault.process)
+            if fault.kind == "late_request" and kind == "sent":
+                faults.strike(self, fault, victim)  # now, so that it meets the request that is being sent
+            else:
+                self.sim.after(fault.at, faults.strike, self, fault, victim)
+
+    def _process(self, number: int) -> Process:
+        return self.sim.processes[number % len(self.sim.processes)]
+
+    def server(self, fault: Fault) -> RedisServer:
+        """Return the server that a fault has chosen."""
+        return self.servers[fault.choice % len(self.servers)]
+
+    def key(self, name: str) -> str:
+        """Return the key of a lock at the server."""
+        return backends.PREFIX + name
+
+    def is_free(self, name: str) -> bool:
+        """Return whether a simulated server would give the name to anybody who asked now."""
+        if len(self.servers) != 1 or not self.servers[0].up or self.servers[0].paused:
+            return False
+        return self.servers[0].store.look(self.key(name)) is None
+
+    def claims_at(self, number: int, client: str = "") -> Iterator[tuple[str, str]]:
+        """Yield each claim of a client (default: of all) that holds or waits at a server, after its key."""
+        server = self.servers[number]
+        for key in list(server.store.values) if server.up else ():
+            value = None if key.endswith("}:token") or "}:gone:" in key else server.store.look(key)
+            if value is None:
+                continue
+            for text in [value] if isinstance(value, str) else list(value):
+                claim = text.partition("@")[0]
+                if claim.startswith(client) and "#" not in claim:
+                    yield key, claim
+
+    # Processes
+
+    def start(self) -> None:
+        """Start all processes, and plan the faults."""
+        for each in self.plan.processes:
+            process = self.sim.process()
+            process.offset, process.rate = each.offset, each.rate
+            process.at_death.append(partial(self.network.dies, process))
+            self.sim.spawn(process, partial(self._main, process, each), "main")
+        for fault in self._after.get(("", 0), ()):
+            self.sim.at(START + fault.at, faults.strike, self, fault, self._process(fault.process))
+        self.sim.after(LOOK_EVERY, self._look)
+
+    def _look(self) -> None:
+        self.oracles.passing()
+        if self.sim.time < START + self.plan.seconds + self.plan.patience:
+            self.sim.after(LOOK_EVERY, self._look)
+
+    def _main(self, process: Process, plan: ProcessPlan) -> None:
+        backend, settings = backends.open_backend(self, process, plan)
+        face: Any = multilock.AsyncClient if self.plan.face == "asyncio" else multilock.Client
+        mine = self.clients[process] = ClientOf(process, face._of(backend, settings))
+        if self.plan.face == "asyncio":
+            mine.loop = Loop(self.sim)
+            mine.loop.run(self._async_main(mine, plan))
+            return
+        for number, operations in enumerate(plan.workers):
+            self.begin(process, operations, f"w{number}")
+
+    async def _async_main(self, mine: ClientOf, plan: ProcessPlan) -> None:
+        mine.closed = asyncio.Event()
+        for number, operations in enumerate(plan.workers):
+            self.begin(mine.process, operations, f"w{number}")
+        await mine.closed.wait()
+
+    def begin(self, process: Process, operations: list[Operation], name: str) -> None:
+        """Start a worker, which does these operations one after the other."""
+        mine = self.clients.get(process)
+        if mine is None or mine.closing or not process.alive:
+            return
+        mine.left += 1
+        self._in_process(mine, self._work(mine, f"{process}/{name}", operations), name)
+
+    def _in_process(self, mine: ClientOf, coroutine: Any, name: str) -> None:
+        """Run a coroutine: on the process's loop, or in a thread of its own."""
+        if mine.loop is None:
+            self.sim.spawn(mine.process, partial(_drive, coroutine), name)
+        else:
+            tasks = self.__dict__.setdefault("tasks", set())
+            mine.loop.call_soon_threadsafe(lambda: tasks.add(mine.loop and mine.loop.create_task(coroutine)))
+
+    async def _sleep(self, seconds: float) -> None:
+        if self.plan.face == "asyncio":
+            await asyncio.sleep(seconds)
+        else:
+            self.sim.block(seconds, "sleep")
+
+    # Workers
+
+    async def _work(self, mine: ClientOf, worker: str, operations: list[Operation]) -> None:
+        try:
+            for operation in operations:
+                await self._sleep(operation.think)
+                if mine.closing:
+                    break
+                await self._do(mine, worker, operation)
+        except Exception as error:
+            if self.sim.over or not mine.process.alive:
+                raise
+            self.oracles.bad("Left", f"{worker} ended: {type(error).__name__}: {error}")
+        finally:
+            if not self.sim.over:
+                mine.left -= 1
+
+    async def _do(self, mine: ClientOf, worker: str, operation: Operation) -> None:
+        sim, process = self.sim, mine.process
+        got: list[Held] = []
+        early: list[Any] = []
+
+        def on_lost(loss: Any) -> None:
+            if loss.reason.value == "resigned":
+                return
+            sim.note(process, f"on_lost {operation.names}: {loss.reason.value}: {loss.message}")
+            if got:
+                self.oracles.lost(got[0], loss)
+            else:
+                early.append(loss)
+
+        began = sim.time
+        sim.note(process, f"{worker} acquires {operation}")
+        self.waiting[worker] = Waiting(worker, process, operation, began)
+        error: Exception | None = None
+        lease = None
+        try:
+            lease = await self._acquire(mine.client, operation, on_lost)
+        except multilock.LockTimeout:
+            pass
+        except multilock.MultilockError as raised:
+            error = raised
+        except asyncio.CancelledError:
+            sim.note(process, f"{worker} was cancelled")
+            self.waiting.pop(worker, None)
+            return
+        if lease is None:
+            sim.note(process, f"{worker} did not get {operation.names}: {error}")
+            self.waiting.pop(worker, None)
+            self.oracles.gave_up(worker, operation, error, began)
+            if isinstance(error, multilock.BackendUnavailable) and operation.timeout is None:
+                await self._sleep(0.5)
+            return
+        held = Held(self, process, worker, operation, lease)
+        sim.note(process, f"{worker} HOLDS {operation.names} {[each.token for each in held.beliefs]}")
+        self.oracles.granted(held)
+        self.waiting.pop(worker, None)
+        got.append(held)
+        for loss in early:
+            self.oracles.lost(held, loss)
+        self.event("granted", process)
+        sim.after(max(0.0, lease.leases[0].valid_until / process.rate - process.offset - sim.time), self._ending, held)
+        await self._hold(held)
+        await self._release(held)
+
+    def _ending(self, held: Held) -> None:
+        if held.until == float("inf") or held.how == "lost":
+            self.event("ending", held.process)
+
+    async def _acquire(self, client: Any, operation: Operation, on_lost: Callable[[Any], None]) -> Any:
+        ttl, [name, *_] = operation.ttl, operation.names
+        common: dict[str, Any] = {"ttl": ttl, "on_lost": on_lost}
+        if operation.kind == "lead":
+            election = client.election(name, ttl=ttl, on_lost=on_lost, grace=1.0)
+            acquired = election.campaign(operation.timeout)
+        else:
+            common.update(renew=operation.renew, reentrant=operation.reentrant)
+            if operation.kind in ("read", "write"):
+                both = client.read_write_lock(name, **common)
+                lock = both.reader() if operation.kind == "read" else both.writer()
+            elif operation.kind == "permit":
+                lock = client.semaphore(name, operation.permits, **common)
+            elif operation.kind == "set":
+                lock = client.lock_all(operation.names, **common)
+            else:
+                lock = client.lock(name, fair=operation.fair, hold_at_least=operation.rest, **common)
+            acquired = lock.acquire() if operation.timeout is None else lock.try_acquire(operation.timeout)
+        if operation.cancel is None:
+            return await answer(acquired)
+        task = asyncio.ensure_future(answer(acquired))
+        asyncio.get_running_loop().call_later(operation.cancel, task.cancel)
+        return await task
+
+    async def _hold(self, held: Held) -> None:
+        sim, operation, lease = self.sim, held.operation, held.lease
+        end = sim.time + operation.hold
+        while (rest := end - sim.time) > 0:
+            await self._sleep(min(rest, operation.step))
+            if not lease.is_held():
+                held.end("lost")
+                return
+            self.oracles.sampled(held)
+        await self._sleep(0)
+
+    async def _release(self, held: Held) -> None:
+        still = held.until == float("inf")
+        held.end("released")
+        held.lets_go = True
+        self.sim.note(held.process, f"{held.worker} releases {held.operation.names}")
+        self.event("released", held.process)
+        ours = await answer(held.lease.release())
+        self.sim.note(held.process, f"{held.worker} has released {held.operation.names}: {ours}")
+        self.oracles.released(held, ours, still)
+
+    # Operators
+
+    def force(self, process: Process, name: str) -> None:
+        """Let an operator take a lock away, through the client of this process."""
+        mine = self.clients.get(process)
+        if mine and not mine.closing and process.alive:
+            self._in_process(mine, self._force(mine, name), "operator")
+
+    async def _force(self, mine: ClientOf, name: str) -> None:
+        if not self.servers:  # a simulated server excuses the holders when it executes the request
+            self.oracles.excuse(name)
+        with suppress(multilock.MultilockError):
+            done = await answer(mine.client.force_release(name))
+            self.sim.note(mine.process, f"force_release({name}): {done}")
+        if not self.servers:
+            self.oracles.excuse(name)
+
+    def close(self, process: Process) -> None:
+        """Close the client of this process."""
+        mine = self.clients.get(process)
+        if mine and not mine.closing and process.alive:
+            mine.closing = True
+            for held in self._held_by(process):
+                held.how = held.how or "closing"
+            self._in_process(mine, self._close(mine), "close")
+
+    def _held_by(self, process: Process) -> list[Held]:
+        beliefs = [each for name in self.kinds for each in self.oracles.of(name)]
+        return [each.held for each in beliefs if each.held.process is process and each.held.until == float("inf")]
+
+    async def _close(self, mine: ClientOf) -> None:
+        for held in self._held_by(mine.process):
+            for belief in held.beliefs:
+                belief.excused = True
+        self.sim.note(mine.process, "close()")
+        began = self.sim.time
+        await answer(mine.client.close())
+        self.sim.note(mine.process, f"closed after {self.sim.time - began:.3f} s")
+        if mine.closed:
+            mine.closed.set()
+
+    # The end
+
+    def run(self) -> None:
+        """Let everything happen, and end it."""
+        try:
+            self.start()
+            self.sim.run(START + self.plan.seconds)
+            if not self.sim.halted:
+                self._calm()
+                self._end()
+        finally:
+            self.sim.finish()
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _calm(self) -> None:
+        self.sim.note(None, "the faults are over")
+        for process in self.sim.processes:
+            self.sim.resume(process)
+        for server in self.servers:
+            if server.paused:
+                server.go_on()
+            server.start()
+        self.network.calm()
+
+    def _end(self) -> None:
+        sim = self.sim
+        alive = [each for each in self.clients.values() if each.process.alive]
+
+        def done() -> bool:
+            return all(each.left == 0 for each in alive)
+
+        sim.run(sim.time + self.plan.patience, stop=done)
+        for each in alive:
+            self.close(each.process)
+        sim.run(sim.time + 0.001)
+        sim.run(sim.time + CLOSES_WITHIN, stop=lambda: not any(each.process.tasks for each in alive))
+        sim.run(sim.time + LATE)
+        if not sim.halted:
+            sim.run(sim.time + FORGOTTEN)
+            self.oracles.ended()
+
+
+def _drive(coroutine: Any) -> None:
+    """Run a coroutine that never waits for a loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a coroutine of the blocking face awaits a loop")
+
+
+@dataclass(slots=True)
+class Run:
+    """What came of one run."""
+
+    plan: Plan
+    violations: list[tuple[str, str]]
+    hash: int
+    steps: int
+    grants: int
+    losses: int
+    seconds: float  # of virtual time
+    trace: list[str]
+
+
+def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
+    """Run a plan. The plan is not changed. ``halts``: The first violation ends it."""
+    backends.forget_everything()
+    of_process._kernels.clear()
+    of_worker.forget()
+    inside.clear()
+    was_enabled = gc.isenabled()
+    gc.disable()  # a finalizer that comes at another moment would change the run
+    try:
+        world = World(Plan.from_json(plan.to_json()), trace=trace, halts=halts)
+        try:
+            world.run()
+        except Exception as error:
+            world.oracles.bad("Crash", f"{type(error).__name__}: {error}")
+            raise
+    finally:
+        if was_enabled:
+            gc.enable()
+    sim, oracles = world.sim, world.oracles
+    return Run(
+        plan,
+        oracles.violations,
+        sim.hash,
+        sim.steps,
+        oracles.grants,
+        oracles.losses,
+        sim.time - START,
+        sim.trace or [],
+    )

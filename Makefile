@@ -73,6 +73,9 @@ chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks o
 	done
 	MULTILOCK_REQUIRE=$(SERVERS) MULTILOCK_ROUND_TRIPS=0.02,0.1 $(BIN)/python -m pytest tests/faults/test_round_trips.py
 
+simulation: $(VENV)/.dev ## new seeds in virtual time on all cores, counted: SECONDS=…, else until interrupted
+	$(BIN)/python -m tests.simulation search $(if $(filter file default,$(origin SECONDS)),,--seconds $(SECONDS))
+
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
 
@@ -141,4 +144,4 @@ $(VENV)/peers/.ready: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock
 	@touch $@
 
-.PHONY: help demo test quick lint types bench compare interrupts chaos mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean
+.PHONY: help demo test quick lint types bench compare interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean

@@ -1,38 +1,115 @@
-"""``python -m tests.simulation``: run seeds, replay one, or shrink it."""
+"""Run multilock's own code in virtual time, over simulated servers, with seeded faults.
+
+python -m tests.simulation seeds 0 100 --backend redis --face asyncio    these seeds; exit 1 after a violation
+python -m tests.simulation replay 17 --backend redis                     one seed twice; its trace to a file
+python -m tests.simulation replay tests/simulation/regressions/x.json    the same with a plan from a file
+python -m tests.simulation shrink 17 --backend redis --out plan.json     a smaller plan that fails alike
+python -m tests.simulation search --seconds 600                          new seeds on all cores, counted
+python -m tests.simulation defects redis.txt                             which seeded defects are found, and how soon
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from pathlib import Path
 
+from tests.simulation.plan import BACKENDS, FACES, PROFILES, Plan, make_plan
 from tests.simulation.threads import install
 
-if __name__ == "__main__":
+SHOWN = 1500  # characters of a violation
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    plain = argparse.ArgumentParser(add_help=False)
+    plain.add_argument("--backend", choices=BACKENDS, default="redis")
+    plain.add_argument("--face", choices=FACES, default="blocking")
+    plain.add_argument("--profile", choices=PROFILES)
+    seeds = commands.add_parser("seeds", parents=[plain])
+    seeds.add_argument("first", type=int)
+    seeds.add_argument("last", type=int)
+    seeds.add_argument("--seconds", type=float, default=float("inf"), help="of processor time")
+    replay = commands.add_parser("replay", parents=[plain])
+    replay.add_argument("plan", help="a seed, or a file")
+    replay.add_argument("--out", type=Path)
+    shrink = commands.add_parser("shrink", parents=[plain])
+    shrink.add_argument("plan", help="a seed, or a file")
+    shrink.add_argument("--seconds", type=float, default=120.0)
+    shrink.add_argument("--out", type=Path, required=True)
+    search = commands.add_parser("search")
+    search.add_argument("--seconds", type=float, default=float("inf"))
+    search.add_argument("--processes", type=int)
+    defects = commands.add_parser("defects", parents=[plain])
+    defects.add_argument("file", help="a file of tests/mutants")
+    defects.add_argument("--seconds", type=float, default=30.0, help="of processor time for each defect")
+    defects.add_argument("--only", default="", help="those whose name contains this")
+    args = parser.parse_args(arguments)
+    if args.command == "search":
+        from tests.simulation.search import search as begin
+
+        return begin(args.seconds, args.processes)
+    if args.command == "defects":
+        from tests.simulation.defects import try_all
+
+        return try_all(args.file, args.only, args.backend, args.face, args.seconds)
     install()
-    from tests.simulation.plan import make_plan
+    if args.command == "seeds":
+        return run_seeds(args)
+    return replay_one(args) if args.command == "replay" else shrink_one(args)
+
+
+def run_seeds(args: argparse.Namespace) -> int:
     from tests.simulation.world import run
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("first", type=int)
-    parser.add_argument("last", type=int)
-    parser.add_argument("--backend", default="redis")
-    parser.add_argument("--face", default="blocking")
-    parser.add_argument("--profile")
-    parser.add_argument("--trace", action="store_true")
-    args = parser.parse_args()
-    began = time.process_time()
-    n = grants = steps = 0
-    virtual = 0.0
+    began, count, grants, failed = time.process_time(), 0, 0, 0
     for seed in range(args.first, args.last):
-        out = run(make_plan(seed, args.backend, args.face, args.profile), trace=args.trace)
-        n += 1
-        grants += out.grants
-        steps += out.steps
-        virtual += out.seconds
-        if args.trace:
-            print("\n".join(out.trace))
-        for kind, text in out.violations[:2]:
-            print(seed, out.plan.profile, kind, text[:1200], flush=True)
+        result = run(make_plan(seed, args.backend, args.face, args.profile), halts=True)
+        count += 1
+        grants += result.grants
+        for oracle, text in result.violations[:1]:
+            failed += 1
+            print(f"seed {seed} ({result.plan.profile}): {oracle}: {text[:SHOWN]}")
+            print(f"  python -m tests.simulation replay {seed} --backend {args.backend} --face {args.face}", end="")
+            print(f" --profile {args.profile}" if args.profile else "", flush=True)
+        if time.process_time() - began > args.seconds:
+            break
     took = time.process_time() - began
-    print(f"{n} seeds {took:.1f} s {n/took:.1f}/s {steps/took:.0f} steps/s {grants} grants {virtual/took:.0f} virtual s/s", file=sys.stderr)
+    print(f"{count} seeds of {args.backend}, {args.face}: {failed} failed; {grants} grants, {count / took:.1f} seeds/s")
+    return int(failed > 0)
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    if args.plan.isdigit():
+        return make_plan(int(args.plan), args.backend, args.face, args.profile)
+    return Plan.from_json(Path(args.plan).read_text())
+
+
+def replay_one(args: argparse.Namespace) -> int:
+    from tests.simulation.world import run
+
+    first, second = (run(plan_of(args), trace=True) for _ in range(2))
+    same = (first.trace, first.hash) == (second.trace, second.hash)
+    print(f"{first.plan.size()} operations and faults, {len(first.trace)} lines: {'the same' if same else 'DIFFERENT'}")
+    if args.out:
+        args.out.write_text("\n".join(first.trace) + "\n")
+    for oracle, text in first.violations:
+        print(f"{oracle}: {text[:SHOWN]}")
+    return int(not same or bool(first.violations))
+
+
+def shrink_one(args: argparse.Namespace) -> int:
+    from tests.simulation.shrink import shrink
+
+    plan, oracle, text = shrink(plan_of(args), args.seconds)
+    args.out.write_text(plan.to_json() + "\n")
+    print(f"{plan.size()} operations and faults in {args.out}: {oracle}: {text[:SHOWN]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

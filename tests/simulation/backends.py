@@ -13,7 +13,9 @@ import multilock_redis
 import multilock_sqlite
 from multilock import log_thread
 from multilock.config import settings_for
-from multilock.kernel import runtime
+from multilock.kernel import process as of_process
+from multilock.kernel import runtime, worker
+from multilock.kernel.inside import inside
 from multilock_redis.keys import Keyspace
 from multilock_redis.redlock import RedlockBackend
 from multilock_redis.transport import Endpoint
@@ -98,6 +100,9 @@ def forget_everything() -> None:
     for clear in _caches:
         clear()
     multilock_memory._stores.clear()
+    of_process._kernels.clear()
+    worker.forget()
+    inside.clear()
 
 
 log_thread.QueuedLogger._say = _say  # type: ignore[method-assign]

@@ -64,7 +64,8 @@ def newcomer(world: World, fault: Fault, process: Process) -> None:
     """Let somebody try to acquire now, without any warning."""
     name = "ab"[fault.choice % 2]
     if kind := world.kinds.get(name):
-        operation = Operation(kind, [name], 2.0, 0.0, 0.05, 0.01, timeout=(0.0, 0.5)[fault.choice % 3 > 0], permits=world.permits)
+        timeout = 0.0 if fault.choice % 3 else 0.5
+        operation = Operation(kind, [name], 2.0, 0.0, 0.05, 0.01, timeout, permits=world.permits)
         world.begin(process, [operation], f"n{fault.nth}")
 
 

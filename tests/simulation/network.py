@@ -259,7 +259,7 @@ class Socket(File):
 
 
 class Connection:
-    """What the library takes for a connection of redis-py: ``Endpoint(name, Connection, {"network": …, "server": …})``."""
+    """What the library takes for a connection of redis-py: see `tests.simulation.backends.open_backend`."""
 
     _sock: Socket
 
@@ -283,5 +283,3 @@ class Connection:
 
     def disconnect(self) -> None:
         self._sock.close()
-
-

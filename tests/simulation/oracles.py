@@ -1,6 +1,6 @@
-"""The oracles: what must be true of every run. To add one, write a class with some of the hooks, and add it to `ORACLES`.
+"""The oracles: what must be true of every run.
 
-An oracle reports through `Oracle.bad`. Each has a seeded defect that it finds: see `docs/how-it-is-tested.md`.
+To add one, write a class with some of the hooks of `Oracle`, and add it to `ORACLES`. It reports through `Oracle.bad`.
 """
 
 from __future__ import annotations
@@ -193,9 +193,9 @@ class Taken(Oracle):
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         excused = any(belief.excused for belief in held.beliefs)
         forgets = self.world.plan.profile in ("forget", "force")
-        if loss.reason.value == "taken" and not excused and not (forgets and len(self.world.servers) > 1):
-            if held.how != "released":
-                self.bad(f"{held.worker} was told that {held.operation.names} was taken: {loss.message}")
+        excused = excused or held.how == "released" or (forgets and len(self.world.servers) > 1)
+        if loss.reason.value == "taken" and not excused:
+            self.bad(f"{held.worker} was told that {held.operation.names} was taken: {loss.message}")
 
 
 class Released(Oracle):
@@ -243,7 +243,7 @@ class HandOver(Oracle):
             exclusive = other.operation.kind in ("write", "lock") or belief.mode == "x"
             if queued and ahead and exclusive and other.operation.timeout != 0 and other is not mine:
                 self.bad(f"{belief.who} has {belief.name} before {other.worker}, which came earlier")
-        free = max((other.held.returned or 0.0 for other in others), default=0.0)
+        free = max((other.held.returned or now for other in others), default=0.0)
         if belief.mode == "x" and others and all(other.held.how == "released" for other in others):
             rested = any(other.held.operation.rest for other in others)
             if mine.since < free - 0.3 and now - free > 0.8 and not rested:
@@ -376,7 +376,12 @@ class Oracles:
         self._beliefs: dict[str, list[Belief]] = {}
         self._forgot: dict[str | None, float] = {}
         self._disturbed: dict[tuple[Process | None, str], float] = {}  # until when, by the kind of fault
-        self._oracles = [oracle(self) for oracle in ORACLES]
+        oracles = [oracle(self) for oracle in ORACLES]
+        self._hooks = {
+            name: [getattr(each, name) for each in oracles if name in vars(type(each))]
+            for name, hook in vars(Oracle).items()
+            if callable(hook)
+        }
 
     def bad(self, oracle: str, text: str) -> None:
         sim = self.world.sim
@@ -400,38 +405,38 @@ class Oracles:
                 if not each.held.process.alive:
                     each.held.end("killed")
             others = [] if belief.excused else [each for each in before if not each.excused]
-            for oracle in self._oracles:
-                oracle.granted(belief, others)
+            for hook in self._hooks["granted"]:
+                hook(belief, others)
             before.append(belief)
 
     def sampled(self, held: Held) -> None:
         for belief in held.beliefs:
-            for oracle in self._oracles:
-                oracle.sampled(belief)
+            for hook in self._hooks["sampled"]:
+                hook(belief)
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         self.losses += 1
-        for oracle in self._oracles:
-            oracle.lost(held, loss)
+        for hook in self._hooks["lost"]:
+            hook(held, loss)
         held.told = held.told or (self.world.sim.time, loss)
         held.end("lost")
 
     def released(self, held: Held, ours: bool, still: bool) -> None:
         held.returned, held.ours = self.world.sim.time, ours
-        for oracle in self._oracles:
-            oracle.released(held, ours, still)
+        for hook in self._hooks["released"]:
+            hook(held, ours, still)
 
     def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
-        for oracle in self._oracles:
-            oracle.gave_up(worker, operation, error, began)
+        for hook in self._hooks["gave_up"]:
+            hook(worker, operation, error, began)
 
     def passing(self) -> None:
-        for oracle in self._oracles:
-            oracle.passing()
+        for hook in self._hooks["passing"]:
+            hook()
 
     def ended(self) -> None:
-        for oracle in self._oracles:
-            oracle.ended()
+        for hook in self._hooks["ended"]:
+            hook()
 
     # Excuses
 

@@ -234,9 +234,7 @@ def _operations(
 
 
 def _faults(chance: random.Random, plan: Plan, local: bool, ttl: float) -> list[Fault]:
-    anytime, reactive = (
-        [kind for kind in kinds if not local or kind in LOCAL] for kinds in PROFILES[plan.profile]
-    )
+    anytime, reactive = ([kind for kind in kinds if not local or kind in LOCAL] for kinds in PROFILES[plan.profile])
     faults = []
     if anytime:
         for _ in range(chance.choice([1, 3, 8])):

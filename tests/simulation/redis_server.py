@@ -1,6 +1,6 @@
 """A simulated Redis: the commands of `redis_store`, real Lua scripts, RESP, pushes and the tracking of keys.
 
-The scripts are the product's own, run by Lua 5.1 as in Redis. `test_redis_model` compares this model with a real server.
+The scripts are the product's own, run by Lua 5.1 as in Redis. `test_redis_model` compares all this with a real server.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ __all__ = ["START", "TIMEOUT", "Over", "Process", "Simulation", "Task", "simulat
 
 START = 1000.0  # seconds; every simulation begins at this time
 TIMEOUT = object()  # what `Simulation.block` returns at its time limit
+LONG = 0.01  # seconds, the mean of a much later wake-up
 UNWOUND = 50  # how often a task is told to end, because it may catch `Over` and wait again
 
 
@@ -74,16 +75,16 @@ class Task:
 class Simulation:
     """One run. All times are seconds of virtual time."""
 
-    def __init__(self, seed: object, *, jitter: float, p_switch: float, p_long: float, long: float, trace: bool) -> None:
+    def __init__(self, seed: object, *, jitter: float, p_switch: float, p_long: float, trace: bool) -> None:
         """``jitter``: the mean lag of each wake-up. ``p_switch``: how often taking a lock lets another task run.
 
-        ``p_long``, ``long``: how often a wake-up is much later, and by how much.
+        ``p_long``: how often a wake-up is much later.
         """
         global _present
         _present = self
         self.random = random.Random(f"schedule {seed}")
         self.ids = random.Random(f"ids {seed}")
-        self.jitter, self.p_switch, self.p_long, self.long = jitter, p_switch, p_long, long
+        self.jitter, self.p_switch, self.p_long = jitter, p_switch, p_long
         self.time = START
         self.current: Any = None  # the running task; None while an event runs outside of all tasks
         self.over = False
@@ -189,7 +190,7 @@ class Simulation:
     def _lag(self) -> float:
         lag = self.random.expovariate(1.0) * self.jitter
         if self.p_long and self.random.random() < self.p_long:
-            lag += self.random.expovariate(1.0) * self.long
+            lag += self.random.expovariate(1.0) * LONG
         return lag
 
     def _resume(self, task: Task, turn: int, value: Any) -> None:

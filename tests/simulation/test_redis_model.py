@@ -150,9 +150,7 @@ def some_call(chance: random.Random, owners: list[str], micros: int) -> list[Wor
             lambda: call(transactions.REST, keys, owner, tomb, ttl, RESTS),
             lambda: call(transactions.FORCE, keys[:5]),
             lambda: call(transactions.INSPECT, keys[:5], chance.choice([1, 100])),
-            lambda: call(
-                transactions.STAND, keys, owner, ttl, wait, chance.randrange(5), echo, micros, 1000, proposed
-            ),
+            lambda: call(transactions.STAND, keys, owner, ttl, wait, chance.randrange(5), echo, micros, 1000, proposed),
             lambda: call(transactions.GIVE, keys, owner, tomb, proposed),
             lambda: call(transactions.RENEW, [lock, token] * 2, owner, ttl, chance.choice(owners), ttl),
             lambda: call(transactions.RENEW_SHARED, [lock, token, holders], owner, ttl),

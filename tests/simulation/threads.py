@@ -17,7 +17,7 @@ from queue import Empty
 from types import SimpleNamespace
 from typing import Any, Self
 
-from tests.simulation.scheduler import TIMEOUT, Over, Task, simulation
+from tests.simulation.scheduler import TIMEOUT, Task, simulation
 
 __all__ = ["File", "Selector", "install"]
 
@@ -237,7 +237,8 @@ class Thread:
 
     def start(self) -> None:
         sim = simulation()
-        sim.spawn(sim.running().process, self._target, self.name)
+        if sim.current and sim.current.process.alive:  # raising here would leave a missing thread to other processes
+            sim.spawn(sim.current.process, self._target, self.name)
 
 
 class Local:
@@ -394,9 +395,8 @@ def install() -> None:
     """Make the library use the stand-ins. Call it before the first import of multilock in this interpreter."""
     if any(name.split(".")[0].startswith("multilock") for name in sys.modules):
         raise RuntimeError("multilock was imported before the simulation")
-    file = Path(__file__).parents[2] / "multilock" / "system.py"
-    if root := next((path for path in sys.path if (Path(path) / "multilock" / "system.py").exists()), None):
-        file = Path(root) / "multilock" / "system.py"
+    found = (Path(folder) / "multilock" / "system.py" for folder in sys.path)
+    file = next(path for path in found if path.exists())
     spec = importlib.util.spec_from_file_location("multilock.system", file)
     assert spec is not None
     assert spec.loader is not None
@@ -407,8 +407,3 @@ def install() -> None:
         raise RuntimeError(f"multilock.system has no {', '.join(missing)}")
     vars(system).update(STAND_INS)
     sys.modules["multilock.system"] = system
-
-
-def is_over(error: BaseException | None) -> bool:
-    """Return whether this error only ends a task."""
-    return isinstance(error, Over)

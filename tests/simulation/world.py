@@ -18,9 +18,6 @@ from functools import partial
 from typing import Any
 
 import multilock
-from multilock.kernel import process as of_process
-from multilock.kernel import worker as of_worker
-from multilock.kernel.inside import inside
 from multilock_redis import transactions
 from tests.simulation import backends, faults
 from tests.simulation.loop import Loop
@@ -72,9 +69,7 @@ class World:
 
     def __init__(self, plan: Plan, *, trace: bool = False, halts: bool = False) -> None:
         self.plan = plan
-        self.sim = Simulation(
-            plan.seed, jitter=plan.jitter, p_switch=plan.p_switch, p_long=plan.p_long, long=0.01, trace=trace
-        )
+        self.sim = Simulation(plan.seed, jitter=plan.jitter, p_switch=plan.p_switch, p_long=plan.p_long, trace=trace)
         self.network = Network(self.sim, plan.seed, plan.weather)
         self.network.on_sent = lambda sock, data: self.event("sent", sock.process)
         self.network.on_arrived = self._arrived
@@ -173,8 +168,8 @@ class World:
         self.sim.after(LOOK_EVERY, self._look)
 
     def _look(self) -> None:
-        self.oracles.passing()
-        if self.sim.time < START + self.plan.seconds + self.plan.patience:
+        if any(each.left for each in self.clients.values()) or not self.clients:
+            self.oracles.passing()
             self.sim.after(LOOK_EVERY, self._look)
 
     def _main(self, process: Process, plan: ProcessPlan) -> None:
@@ -440,19 +435,17 @@ class Run:
 def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
     """Run a plan. The plan is not changed. ``halts``: The first violation ends it."""
     backends.forget_everything()
-    of_process._kernels.clear()
-    of_worker.forget()
-    inside.clear()
     was_enabled = gc.isenabled()
     gc.disable()  # a finalizer that comes at another moment would change the run
     try:
-        world = World(Plan.from_json(plan.to_json()), trace=trace, halts=halts)
+        world = World(plan, trace=trace, halts=halts)
         try:
             world.run()
         except Exception as error:
             world.oracles.bad("Crash", f"{type(error).__name__}: {error}")
             raise
     finally:
+        backends.forget_everything()
         if was_enabled:
             gc.enable()
     sim, oracles = world.sim, world.oracles

@@ -1,0 +1,85 @@
+"""Shrink the plan of a failing run: fewer faults and operations, while the same oracle still objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tests.simulation.plan import Operation, Plan, Weather
+from tests.simulation.world import run
+
+__all__ = ["shrink"]
+
+SCHEDULES = 3  # other schedules with which a smaller plan is tried
+
+
+class Shrinker:
+    """The smallest plan so far."""
+
+    def __init__(self, plan: Plan, seconds: float) -> None:
+        self.until = time.monotonic() + seconds
+        violations = run(plan, halts=True).violations
+        if not violations:
+            raise SystemExit("this plan does not fail")
+        self.plan = plan
+        self.oracle, self.text = violations[0]
+
+    def attempt(self, change: Callable[[Plan], None]) -> bool:
+        """Change a copy of the plan. Keep it if it fails alike, perhaps with another schedule."""
+        plan = Plan.from_json(self.plan.to_json())
+        change(plan)
+        if plan == self.plan or time.monotonic() > self.until:
+            return False
+        for seed in (plan.seed, *range(1_000_000, 1_000_000 + SCHEDULES)):
+            plan.seed = seed
+            found = run(plan, halts=True).violations
+            if found and found[0][0] == self.oracle:
+                self.plan, self.text = plan, found[0][1]
+                return True
+        return False
+
+    def fewer(self, items: Callable[[Plan], list[object]], gone: Callable[[Plan, list[object]], None]) -> bool:
+        """Remove halves, quarters and so on of a list. Returns whether any could be removed."""
+        changed, step = False, max(1, len(items(self.plan)))
+        while step:
+            at = 0
+            while at < len(items(self.plan)):
+
+                def cut(plan: Plan, at: int = at, step: int = step) -> None:
+                    removed = items(plan)[at : at + step]
+                    del items(plan)[at : at + step]
+                    gone(plan, removed)
+
+                if self.attempt(cut):
+                    changed = True
+                else:
+                    at += step
+            step //= 2
+        return changed
+
+
+def shrink(plan: Plan, seconds: float) -> tuple[Plan, str, str]:
+    """Return a smaller plan, the oracle that objects to it, and what that says. ``seconds``: how long to try."""
+    it = Shrinker(plan, seconds)
+    it.attempt(lambda plan: setattr(plan, "weather", Weather(base=plan.weather.base)))
+    for name in ("p_cut", "p_stall", "p_slow"):
+        it.attempt(lambda plan, name=name: setattr(plan.weather, name, 0.0))  # type: ignore[misc]
+    for name in ("p_switch", "p_long"):
+        it.attempt(lambda plan, name=name: setattr(plan, name, 0.0))  # type: ignore[misc]
+    again = True
+    while again and time.monotonic() < it.until:
+        again = it.fewer(lambda plan: plan.faults, lambda plan, removed: None)  # type: ignore[arg-type,return-value]
+        for process in range(len(plan.processes)):
+            for worker in range(len(plan.processes[process].workers)):
+
+                def operations(plan: Plan, process: int = process, worker: int = worker) -> list[object]:
+                    return plan.processes[process].workers[worker]  # type: ignore[return-value]
+
+                def wait(plan: Plan, removed: list[object], process: int = process, worker: int = worker) -> None:
+                    """Let the time of the removed operations pass before those that follow them."""
+                    rest = plan.processes[process].workers[worker]
+                    if rest:
+                        rest[0].think += sum(each.think + each.hold for each in removed if isinstance(each, Operation))
+
+                again = it.fewer(operations, wait) or again
+    return it.plan, it.oracle, it.text

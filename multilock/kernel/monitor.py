@@ -131,8 +131,8 @@ class Monitor:
 
     # Losses
 
-    def expire(self, lease: Holding) -> None:
-        """Lose a lease whose deadline has passed without an acknowledged renewal."""
+    def expire(self, lease: Holding) -> bool:
+        """Lose a lease whose deadline has passed without an acknowledged renewal. Returns False if it was over."""
         late = self.now() - lease.lost_at
         reason = validity.loss_reason(self.now(), lease.lost_at, lease.granted.ttl)
         if reason is LossReason.PAUSED:
@@ -141,7 +141,7 @@ class Monitor:
             message = "no renewal was acknowledged in time"
         else:
             message = "its ttl is over, and it is not renewed (renew=False)"
-        self.lose(lease, reason, message, confirmed=False)
+        return self.lose(lease, reason, message, confirmed=False)
 
     def lose(
         self,
@@ -155,9 +155,14 @@ class Monitor:
     ) -> bool:
         """Lose a lease, and start its callbacks. Returns False if it was over already.
 
+        If a server reports the end of a lease whose deadline has passed, this process did not run in time: the reason is
+        that of `expire`, whoever notices it first.
+
         ``give_back``: Have the background cancel release the claim at the server. With False the caller does that.
         ``released``: The caller is a release that found the lock gone.
         """
+        if confirmed and not released and self.now() >= lease.lost_at:
+            return self.expire(lease)
         loss = Loss(lease, reason, confirmed, message, self.now(), lease.valid_until)
         return surely(self._lose, lease, loss, give_back, released)
 

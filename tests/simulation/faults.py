@@ -45,8 +45,9 @@ OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "newc
 
 @fault
 def pause(world: World, fault: Fault, process: Process) -> None:
-    world.sim.pause(process)
-    world.sim.after(fault.seconds, world.sim.resume, process)
+    for each in world.sim.processes if world.plan.backend == "memory" else [process]:
+        world.sim.pause(each)
+        world.sim.after(fault.seconds, world.sim.resume, each)
 
 
 @fault

@@ -20,6 +20,7 @@ class Loop(asyncio.base_events.BaseEventLoop):
     def __init__(self, sim: Simulation) -> None:
         super().__init__()
         self._sim = sim
+        self._process = sim.running().process
         self._selector = self  # which BaseEventLoop asks for events
         self._waiter: Waiter | None = None
         self._rung = False
@@ -69,6 +70,11 @@ class Loop(asyncio.base_events.BaseEventLoop):
         if self._waiter:
             self._sim.wake(*self._waiter)
             self._waiter = None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Record what asyncio would log, unless the process was killed or the run is over."""
+        if not self._sim.over and self._process.alive:
+            self._sim.errors.append(f"{self._process}: {context['message']}: {context.get('exception')!r}")
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
         file = self._sim.running().process.files[fd]

@@ -141,8 +141,8 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
     ),
 }
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
-#: Backends without a network have these faults only.
-LOCAL = {"pause", "kill", "close", "force", "newcomer"}
+#: Backends without a network have these faults only. All clients of a memory are one process.
+LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
 EVENTS = ["granted", "granted", "released", "released", "sent", "pushed", "ending"]
 
 
@@ -150,7 +150,7 @@ def make_plan(seed: int, backend: str, face: str, profile: str | None = None) ->
     """Return the plan of this seed. ``profile``: one of `PROFILES`; None draws one."""
     chance = random.Random(f"plan {seed} {backend}")
     profile = profile or chance.choice(OFTEN)
-    local = backend in ("sqlite", "memory")
+    local = backend in LOCAL
     ttl = chance.choice([1.0, 2.0, 3.0, 6.0, 10.0])
     plan = Plan(
         seed,
@@ -174,7 +174,7 @@ def make_plan(seed: int, backend: str, face: str, profile: str | None = None) ->
         clock = (0.0, 1.0) if local else (chance.uniform(0, 5000), 1 + chance.uniform(-0.004, 0.004))
         plan.processes.append(ProcessPlan(ttl, chance.choice([None, 30.0, 5.0]), *clock, workers))
     plan.patience += sum(each.hold + each.rest + 0.2 for p in plan.processes for worker in p.workers for each in worker)
-    plan.faults = _faults(chance, plan, local, ttl)
+    plan.faults = _faults(chance, plan, ttl)
     return plan
 
 
@@ -233,8 +233,9 @@ def _operations(
     return operations
 
 
-def _faults(chance: random.Random, plan: Plan, local: bool, ttl: float) -> list[Fault]:
-    anytime, reactive = ([kind for kind in kinds if not local or kind in LOCAL] for kinds in PROFILES[plan.profile])
+def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
+    local = LOCAL.get(plan.backend)
+    anytime, reactive = ([kind for kind in kinds if not local or kind in local] for kinds in PROFILES[plan.profile])
     faults = []
     if anytime:
         for _ in range(chance.choice([1, 3, 8])):

@@ -32,6 +32,22 @@ def test_a_notice_that_it_is_gone_is_a_loss_at_once(client: Client, backend: Scr
     assert losses.calls[0].message == "an operator took it"
 
 
+@pytest.mark.parametrize("report", ["claim", "session"])
+def test_a_report_after_the_deadline_is_no_news_to_a_paused_process(
+    client: Client, backend: Scripted, runtime: HandRuntime, report: str
+) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    runtime.jump(1000)  # the process did not run, and the server's report is what it reads first
+    if report == "claim":
+        backend.notices.gone(claim_of(backend), LossReason.TAKEN, "its key has another owner")
+    else:
+        backend.notices.group_gone(inner(lease).granted.group, "the session ended")
+    runtime.advance(1)
+    assert losses.reasons == [LossReason.PAUSED]
+    assert not losses.calls[0].confirmed
+
+
 @pytest.mark.oracle
 def test_the_callback_starts_before_any_clean_up(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     order: list[str] = []

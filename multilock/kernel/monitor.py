@@ -155,8 +155,8 @@ class Monitor:
     ) -> bool:
         """Lose a lease, and start its callbacks. Returns False if it was over already.
 
-        If a server reports the end of a lease whose deadline has passed, this process did not run in time: the reason is
-        that of `expire`, whoever notices it first.
+        If a server reports the end of a lease whose deadline has passed, this process did not run in time. The reason
+        is then that of `expire`, whoever notices it first.
 
         ``give_back``: Have the background cancel release the claim at the server. With False the caller does that.
         ``released``: The caller is a release that found the lock gone.

@@ -76,7 +76,7 @@ class Loop(asyncio.base_events.BaseEventLoop):
         if not self._sim.over and self._process.alive:
             self._sim.errors.append(f"{self._process}: {context['message']}: {context.get('exception')!r}")
 
-    def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         file = self._sim.running().process.files[fd]
         self._readers[fd] = file, asyncio.Handle(callback, args, self)
         file.watchers.append(self._has_changed)

@@ -98,7 +98,7 @@ class Store:
 
     def _hash(self, key: str) -> dict[str, str]:
         value = self._typed(key, dict)
-        assert value is None or isinstance(value, dict)
+        assert not isinstance(value, str | Sorted)
         return {} if value is None else value
 
     def _sorted(self, key: str) -> Sorted:

@@ -10,8 +10,9 @@ import shutil
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -105,11 +106,15 @@ class Simulated:
         return said
 
 
+class Connection(Protocol):
+    def ask(self, *words: Word) -> bytes: ...
+
+
 class Side:
     """One of the two servers: a connection for commands, and for each client a subscribed and a tracking one."""
 
-    def __init__(self, connect: dict[bool, list[Real] | list[Simulated]]) -> None:
-        self.subscribed, self.commands = connect[True], connect[False]
+    def __init__(self, subscribed: Sequence[Connection], commands: Sequence[Connection]) -> None:
+        self.subscribed, self.commands = subscribed, commands
         for client, subscribed, tracking in zip(CLIENTS, self.subscribed, self.commands, strict=True):
             number = int(subscribed.ask("CLIENT", "ID").strip(b":\r\n"))
             subscribed.ask("SUBSCRIBE", INVALIDATED)
@@ -139,30 +144,29 @@ def some_call(chance: random.Random, owners: list[str], micros: int) -> list[Wor
     mode, tomb = chance.choice(["r", "r", "p2", "p3"]), chance.choice([0, 0, 60_000])
     proposed = micros + chance.randrange(-2_000_000, 2_000_000)
     lock, token, holders = keys[0], keys[3], keys[4]
-    return chance.choice(
-        [
-            lambda: call(transactions.ACQUIRE, keys, owner, ttl, wait, chance.choice([0, 1]), echo),
-            lambda: call(transactions.ACQUIRE, keys, owner, ttl, 3000, 0, echo),
-            lambda: call(transactions.SHARE, keys, owner, ttl, wait, mode, echo),
-            lambda: call(transactions.SHARE, keys, owner, ttl, 3000, "r", echo),
-            lambda: call(transactions.RELEASE, keys, owner, tomb),
-            lambda: call(transactions.RELEASE, keys, owner, tomb),
-            lambda: call(transactions.REST, keys, owner, tomb, ttl, RESTS),
-            lambda: call(transactions.FORCE, keys[:5]),
-            lambda: call(transactions.INSPECT, keys[:5], chance.choice([1, 100])),
-            lambda: call(transactions.STAND, keys, owner, ttl, wait, chance.randrange(5), echo, micros, 1000, proposed),
-            lambda: call(transactions.GIVE, keys, owner, tomb, proposed),
-            lambda: call(transactions.RENEW, [lock, token] * 2, owner, ttl, chance.choice(owners), ttl),
-            lambda: call(transactions.RENEW_SHARED, [lock, token, holders], owner, ttl),
-            lambda: ["MGET", *(f"ml/{each}" for each in NAMES)],
-            lambda: [TRACKED, *(f"ml/{each}" for each in NAMES)],
-            lambda: ["PTTL", chance.choice(keys)],
-            lambda: chance.choice(OPERATORS)(chance.choice(keys)),
-        ]
-    )()
+    calls: list[Callable[[], list[Word]]] = [
+        lambda: call(transactions.ACQUIRE, keys, owner, ttl, wait, chance.choice([0, 1]), echo),
+        lambda: call(transactions.ACQUIRE, keys, owner, ttl, 3000, 0, echo),
+        lambda: call(transactions.SHARE, keys, owner, ttl, wait, mode, echo),
+        lambda: call(transactions.SHARE, keys, owner, ttl, 3000, "r", echo),
+        lambda: call(transactions.RELEASE, keys, owner, tomb),
+        lambda: call(transactions.RELEASE, keys, owner, tomb),
+        lambda: call(transactions.REST, keys, owner, tomb, ttl, RESTS),
+        lambda: call(transactions.FORCE, keys[:5]),
+        lambda: call(transactions.INSPECT, keys[:5], chance.choice([1, 100])),
+        lambda: call(transactions.STAND, keys, owner, ttl, wait, chance.randrange(5), echo, micros, 1000, proposed),
+        lambda: call(transactions.GIVE, keys, owner, tomb, proposed),
+        lambda: call(transactions.RENEW, [lock, token] * 2, owner, ttl, chance.choice(owners), ttl),
+        lambda: call(transactions.RENEW_SHARED, [lock, token, holders], owner, ttl),
+        lambda: ["MGET", *(f"ml/{each}" for each in NAMES)],
+        lambda: [TRACKED, *(f"ml/{each}" for each in NAMES)],
+        lambda: ["PTTL", chance.choice(keys)],
+        lambda: chance.choice(OPERATORS)(chance.choice(keys)),
+    ]
+    return chance.choice(calls)()
 
 
-OPERATORS = [
+OPERATORS: list[Callable[[Word], list[Word]]] = [
     lambda key: ["DEL", key],
     lambda key: ["SET", key, "foreign"],
     lambda key: ["SET", key, "foreign", "PX", 500],
@@ -199,8 +203,8 @@ def test_the_model_answers_and_pushes_what_a_redis_does(server: HeldRedis) -> No
         connection.close()
         model = Model("model", None, lambda: micros, seed)  # noqa: B023
         connections = [Real(server.port) for _ in range(6)]
-        real = Side({True: connections[:3], False: connections[3:]})
-        simulated = Side({each: [Simulated(model) for _ in CLIENTS] for each in (True, False)})
+        real = Side(connections[:3], connections[3:])
+        simulated = Side(*([Simulated(model) for _ in CLIENTS] for _ in range(2)))
         for script in scripts:
             text = script.load.split(b"\r\n", 6)[6].removesuffix(b"\r\n")
             for side in (real, simulated):

@@ -115,14 +115,14 @@ class Side:
 
     def __init__(self, subscribed: Sequence[Connection], commands: Sequence[Connection]) -> None:
         self.subscribed, self.commands = subscribed, commands
-        for client, subscribed, tracking in zip(CLIENTS, self.subscribed, self.commands, strict=True):
-            number = int(subscribed.ask("CLIENT", "ID").strip(b":\r\n"))
-            subscribed.ask("SUBSCRIBE", INVALIDATED)
-            subscribed.ask("SUBSCRIBE", f"multilock:wake:{client}")
+        for client, listener, tracking in zip(CLIENTS, subscribed, commands, strict=True):
+            number = int(listener.ask("CLIENT", "ID").strip(b":\r\n"))
+            listener.ask("SUBSCRIBE", INVALIDATED)
+            listener.ask("SUBSCRIBE", f"multilock:wake:{client}")
             tracking.ask("CLIENT", "TRACKING", "ON", "REDIRECT", number, "OPTIN", "NOLOOP")
 
     def pushes(self) -> list[bytes]:
-        return [subscribed.ask() for subscribed in self.subscribed]
+        return [listener.ask() for listener in self.subscribed]
 
 
 def keys_of(name: str, claim: str = "") -> list[Word]:

@@ -159,6 +159,7 @@ class Client(ForWith, ClientOfAFace):
         reentrant: bool = False,
         fair: bool = False,
         hold_at_least: float = 0.0,
+        max_hold: float | None = None,
         on_lost: Callable[[Loss[Lease]], object] | None = None,
         hard_fence: bool = False,
         **theirs: Never,
@@ -184,6 +185,11 @@ class Client(ForWith, ClientOfAFace):
         does not run again on a host whose clock is behind. The server keeps this time, whatever becomes of this
         process. It may exceed the ttl, and it does not apply after a loss.
 
+        ``max_hold``: Seconds from the grant for which the lease is held at most; at least a tenth of the ttl. Then it
+        is lost (reason HELD_TOO_LONG), although the backend would still renew it. As after every loss, nobody else has
+        the lock before ``loss.valid_until``, unless the holder reports before, with `release` or the end of ``with``,
+        that its work has ended. Default: no limit.
+
         ``on_lost``: ``on_lost(loss)`` is called once for each lease that is lost. See `Lease.on_lost`.
 
         ``hard_fence``: Linux only. The operating system kills this process (SIGKILL) if the validity of a lease passes
@@ -204,6 +210,7 @@ class Client(ForWith, ClientOfAFace):
             reentrant=reentrant,
             fair=fair,
             hold_at_least=hold_at_least,
+            max_hold=max_hold,
             on_lost=on_lost,
             hard_fence=hard_fence,
         )
@@ -217,6 +224,7 @@ class Client(ForWith, ClientOfAFace):
         renew: bool = True,
         reentrant: bool = False,
         fair: bool | None = None,
+        max_hold: float | None = None,
         on_lost: Callable[[Loss[Lease]], object] | None = None,
         hard_fence: bool = False,
         **theirs: Never,
@@ -237,7 +245,15 @@ class Client(ForWith, ClientOfAFace):
         if theirs:
             raise refuse("read_write_lock", theirs)
         return ReadWriteLock(
-            self, name, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost, hard_fence=hard_fence
+            self,
+            name,
+            ttl=ttl,
+            renew=renew,
+            reentrant=reentrant,
+            fair=fair,
+            max_hold=max_hold,
+            on_lost=on_lost,
+            hard_fence=hard_fence,
         )
 
     @hides_foreign
@@ -251,6 +267,7 @@ class Client(ForWith, ClientOfAFace):
         reentrant: bool = False,
         fair: bool | None = None,
         hold_at_least: float = 0.0,
+        max_hold: float | None = None,
         on_lost: Callable[[Loss[Lease]], object] | None = None,
         hard_fence: bool = False,
         **theirs: Never,
@@ -277,6 +294,7 @@ class Client(ForWith, ClientOfAFace):
             reentrant=reentrant,
             fair=fair,
             hold_at_least=hold_at_least,
+            max_hold=max_hold,
             on_lost=on_lost,
             hard_fence=hard_fence,
         )
@@ -291,6 +309,7 @@ class Client(ForWith, ClientOfAFace):
         reentrant: bool = False,
         fair: bool = False,
         hold_at_least: float = 0.0,
+        max_hold: float | None = None,
         on_lost: Callable[[Loss[Lease]], object] | None = None,
         hard_fence: bool = False,
         **theirs: Never,
@@ -316,6 +335,7 @@ class Client(ForWith, ClientOfAFace):
             reentrant=reentrant,
             fair=fair,
             hold_at_least=hold_at_least,
+            max_hold=max_hold,
             on_lost=on_lost,
             hard_fence=hard_fence,
         )
@@ -359,6 +379,8 @@ class Client(ForWith, ClientOfAFace):
         on_leader_changed: Callable[[LeaderInfo | None], object] | None = None,
         grace: float | None = None,
         hold_at_least: float = 0.0,
+        max_hold: float | None = None,
+        hard_fence: bool = False,
     ) -> Election:
         """Return a candidate in the election ``name``. Sends no request, and does not stand for election yet.
 
@@ -379,10 +401,29 @@ class Client(ForWith, ClientOfAFace):
         ``hold_at_least``: Seconds from the election in which no other node is elected, if the ``work`` of
         `Election.run` ends by itself. See `lock`.
 
+        ``max_hold``: Seconds from the election for which this node leads at most. Then the leadership is lost (reason
+        HELD_TOO_LONG). Another node can lead once work, ``on_elected`` and ``on_lost`` have all ended, at the latest
+        at ``loss.valid_until``. This node stands again after that, behind the candidates that wait. See `lock`.
+
+        ``hard_fence``: Linux only. The operating system kills this process if the validity of a leadership passes
+        before work, ``on_elected`` and ``on_lost`` have all ended. After `Election.campaign`, the work ends with
+        ``leadership.release()`` or the end of ``with``. See `lock`.
+
         Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """
         return Election(
-            self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed, grace, hold_at_least
+            self._kernel,
+            self._scope,
+            name,
+            on_elected,
+            on_lost,
+            on_leader_changed,
+            grace,
+            hold_at_least,
+            identity=identity,
+            ttl=ttl,
+            max_hold=max_hold,
+            hard_fence=hard_fence,
         )
 
     def current_lease(self, name: str | None = None) -> Lease:

@@ -4,9 +4,10 @@ Such a lock takes one ordinary lock after the other, its parts. The order is the
 with the same names never wait for each other. A caller that holds a later name never waits for an earlier one. If a
 part is lost while others are still missing, all parts are given back, and the caller begins again with the first.
 
-Nobody works under the parts before all of them are held. So a part has no lost callback, no hard fence and no
-``hold_at_least`` of its own: the lease of the whole set has them. That lease is held only while all parts are held. If
-one part is lost, the others are kept until the work has ended. Everything else about leases is in `multilock.kernel`.
+Nobody works under the parts before all of them are held. So a part has no lost callback, no hard fence, no
+``hold_at_least`` and no ``max_hold`` of its own: the lease of the whole set has them. That lease is held only while all
+parts are held. If one part is lost, the others are kept until the work has ended. Everything else about leases is in
+`multilock.kernel`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 def want_all(kernel: Kernel, names: Iterable[str], make: Make, **options: Any) -> Want:
     """Return the `Want` of a lock of all these names. Its ``parts`` are one want for each name. Raises as `want`."""
     wants = [want(kernel, name, make, **options) for name in in_order(names)]
-    parts = tuple(replace(part, on_lost=None, hard_fence=False, hold_at_least=0.0) for part in wants)
+    parts = tuple(replace(part, on_lost=None, hard_fence=False, hold_at_least=0.0, max_hold=math.inf) for part in wants)
     return replace(wants[0], name=", ".join(part.name for part in parts), kind="set", parts=parts)
 
 
@@ -133,10 +134,17 @@ class HeldSet(AnyHeld):
         # Once the work has ended: each part that is still to be let go, and its acquire count at that time.
         self._not_let_go: list[tuple[Holding, int]] | None = None
         self._kept: list[HeldSet] = []  # this lease itself, until the other parts are given back after a loss
+        due = math.inf
         with kernel.lock:
             kernel.apart.add(self)
             self._adopt()
             self._begin_work(want)
+            if want.max_hold < math.inf:
+                until = kernel.now() + want.max_hold
+                # A part that was held before, by a reentrant lease, keeps the max_hold of its first acquire.
+                due = min((part._end_hold_at(until) for part in self._parts if part.count == 1), default=math.inf)
+        if due < math.inf:
+            kernel.poke(due)
         for part in self._parts:
             if not part._at_end(self._look):
                 self._look()
@@ -222,6 +230,8 @@ class HeldSet(AnyHeld):
             longest = max(part.ttl for part in self._parts)
             kernel.timers.at(kernel.now() + longest, partial(_give_rest_back, self._kept))
         loss = replace(part.loss, lease=self, message=f"part {part.name!r}: {part.loss.message}")
+        if loss.reason is LossReason.HELD_TOO_LONG:  # all parts end now, not only this one
+            loss = replace(loss, valid_until=min(each.valid_until for each in self._parts))
         kernel.monitor.lose_with_a_part(self, loss, released)
         if loss.reason is not LossReason.CLOSED:  # a client that is closed releases what it held: its names rest
             self._no_rest()
@@ -257,6 +267,10 @@ class HeldSet(AnyHeld):
     def _all_work_ended(self) -> None:
         self._give_back_parts()
         self._leave_scope()
+
+    def _give_back_early(self) -> None:
+        for part in self._parts:
+            part._give_back_early()
 
     def _give_back_parts(self) -> None:
         """Give every part back in the background. A second call changes nothing."""

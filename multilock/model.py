@@ -59,6 +59,7 @@ class LossReason(enum.Enum):
     WATCHDOG_DIED = "watchdog_died"  #: the thread that renews ended
     CLOSED = "closed"  #: the client was closed while the lease was held
     RESIGNED = "resigned"  #: elections only: this node stepped down
+    HELD_TOO_LONG = "held_too_long"  #: the ``max_hold`` of the lock is over
 
 
 class Claim(NamedTuple):

@@ -97,6 +97,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         reentrant: bool = False,
         fair: bool = False,
         hold_at_least: float = 0.0,
+        max_hold: float | None = None,
         on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
         cancel_on_lost: bool = True,
         hard_fence: bool = False,
@@ -125,6 +126,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
             reentrant=reentrant,
             fair=fair,
             hold_at_least=hold_at_least,
+            max_hold=max_hold,
             on_lost=on_lost,
             hard_fence=hard_fence,
         )
@@ -138,6 +140,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         renew: bool = True,
         reentrant: bool = False,
         fair: bool | None = None,
+        max_hold: float | None = None,
         on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
         cancel_on_lost: bool = True,
         hard_fence: bool = False,
@@ -157,6 +160,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
             renew=renew,
             reentrant=reentrant,
             fair=fair,
+            max_hold=max_hold,
             on_lost=on_lost,
             hard_fence=hard_fence,
         )
@@ -172,6 +176,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         reentrant: bool = False,
         fair: bool | None = None,
         hold_at_least: float = 0.0,
+        max_hold: float | None = None,
         on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
         cancel_on_lost: bool = True,
         hard_fence: bool = False,
@@ -195,6 +200,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
             reentrant=reentrant,
             fair=fair,
             hold_at_least=hold_at_least,
+            max_hold=max_hold,
             on_lost=on_lost,
             hard_fence=hard_fence,
         )
@@ -209,6 +215,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         reentrant: bool = False,
         fair: bool = False,
         hold_at_least: float = 0.0,
+        max_hold: float | None = None,
         on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
         cancel_on_lost: bool = True,
         hard_fence: bool = False,
@@ -229,6 +236,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
             reentrant=reentrant,
             fair=fair,
             hold_at_least=hold_at_least,
+            max_hold=max_hold,
             on_lost=on_lost,
             hard_fence=hard_fence,
         )
@@ -263,13 +271,26 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         on_leader_changed: Callable[[LeaderInfo | None], object] | None = None,
         grace: float | None = None,
         hold_at_least: float = 0.0,
+        max_hold: float | None = None,
+        hard_fence: bool = False,
     ) -> AsyncElection:
         """Return a candidate in the election ``name``. Sends no request, and does not stand for election yet.
 
         The arguments and errors are those of `multilock.Client.election`. The callbacks may be ``async def``.
         """
         return AsyncElection(
-            self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed, grace, hold_at_least
+            self._kernel,
+            self._scope,
+            name,
+            on_elected,
+            on_lost,
+            on_leader_changed,
+            grace,
+            hold_at_least,
+            identity=identity,
+            ttl=ttl,
+            max_hold=max_hold,
+            hard_fence=hard_fence,
         )
 
     def current_lease(self, name: str | None = None) -> AsyncLease:

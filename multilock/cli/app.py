@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import multilock
 from multilock import ConfigurationError
@@ -74,20 +74,24 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _lock(client: multilock.Client, arguments: argparse.Namespace) -> multilock.DistributedLock:
     name, rest, permits = arguments.name, arguments.hold_at_least, arguments.permits
+    options: dict[str, Any] = {"max_hold": arguments.max_hold}
     if arguments.shared and (rest or permits is not None):
         raise ConfigurationError("--shared cannot be combined with --permits or --hold-at-least: leave one out")
     if arguments.shared:
-        return client.read_write_lock(name).reader()
+        return client.read_write_lock(name, **options).reader()
     if permits is not None:
-        return client.semaphore(name, permits, hold_at_least=rest)
-    return client.lock(name, hold_at_least=rest)
+        return client.semaphore(name, permits, hold_at_least=rest, **options)
+    return client.lock(name, hold_at_least=rest, **options)
 
 
 def _elect(arguments: argparse.Namespace) -> int:
     from multilock.cli import hold
 
     with hold.Signals() as signals, _connect_shared(arguments) as client:
-        return hold.elect(client, arguments.name, arguments.command, signals, arguments.identity, arguments.grace)
+        election = client.election(
+            arguments.name, identity=arguments.identity, grace=arguments.grace, max_hold=arguments.max_hold
+        )
+        return hold.elect(client, election, arguments.command, signals, arguments.grace)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -211,6 +215,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
         holding.add_argument(
             "--ttl", metavar="S", type=float, help="seconds the lock outlives a dead holder (default: 30)"
         )
+        holding.add_argument("--max-hold", metavar="S", type=float, help="end CMD after S seconds, as if NAME was lost")
 
     status = command("status", _status, "[PREFIX]", "list the held locks and their holders")
     status.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin with PREFIX")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from multilock import Client, ConfigurationError, DistributedLock, Lease, LockTimeout, Loss, log_thread
+from multilock import Client, ConfigurationError, DistributedLock, Election, Lease, LockTimeout, Loss, log_thread
 from multilock.backend import FindsTheDead
 from multilock.cli.child import CannotStart, Child
 from multilock.cli.exits import LOST, leave, say
@@ -52,16 +52,13 @@ def run(
     return LOST if code is None else code
 
 
-def elect(
-    client: Client, name: str, command: Sequence[str], signals: Signals, identity: str | None, grace: float | None
-) -> int:
-    """Run ``command`` each time this node is the leader.
+def elect(client: Client, election: Election, command: Sequence[str], signals: Signals, grace: float | None) -> int:
+    """Run ``command`` each time this node is the leader of ``election``, whose grace is ``grace``.
 
     Returns the exit code of the run that ended by itself, or by SIGTERM.
     """
     _check_command(command)
     _works_in_children(client)
-    election = client.election(name, identity=identity, grace=grace)
     _tell_waiting(client)
     while True:
         try:
@@ -74,7 +71,7 @@ def elect(
             return code
         if signals.passed_on:  # CMD was being ended already, so it could not obey the signal
             return 128 + signals.passed_on[-1]
-        say(f"is a candidate for {name!r} again")
+        say(f"is a candidate for {election.name!r} again")
 
 
 def _check_command(command: Sequence[str]) -> None:
@@ -138,9 +135,10 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
         return None
     with signals.go_to(child):
         code = _wait(child, lease, command[0], signals, grace)
-        ours = lease.release()
+        ours = not lease.wait_lost(0) and lease.release()
         if loss := lease.wait_lost(0):
             _end(child, loss, command[0], signals)
+            lease.release()  # not before CMD has ended: it reports that to multilock, which gives the name back then
         child.close()
     return code if ours else None
 

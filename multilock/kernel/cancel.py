@@ -15,6 +15,7 @@ that answer first (`Cancels.withdraws`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -58,10 +59,11 @@ class _Cancel:
     """One claim that the background cancel gives back.
 
     ``until`` is when it may give up. ``told`` has the messages logged so far. ``under_way`` is True while a request is
-    planned for now or being sent, and False during a pause. The ``bells`` ring when that request has ended.
+    planned for now or being sent, and False during a pause. The ``bells`` ring when that request has ended. ``begun``
+    is True once the first request was planned for now.
     """
 
-    __slots__ = ("bells", "claim", "failures", "granted", "rest_until", "told", "under_way", "unsure", "until")
+    __slots__ = ("begun", "bells", "claim", "failures", "granted", "rest_until", "told", "under_way", "unsure", "until")
 
     def __init__(
         self, claim: Claim, granted: Granted | None, unsure: bool, until: float, rest_until: float | None
@@ -74,6 +76,7 @@ class _Cancel:
         self.failures = 0
         self.told: list[str] = []
         self.under_way = False
+        self.begun = False
         self.bells: set[Bell] = set()
 
 
@@ -84,6 +87,7 @@ class Cancels:
         self._kernel = kernel
         self._workers = kernel.runtime.workers("multilock-cleanup", CARRIERS)
         self._open: set[_Cancel] = set()
+        self._hurried: deque[Claim] = deque()
         self._lock = system.RLock()
 
     def add(
@@ -106,9 +110,26 @@ class Cancels:
         with self._lock:
             self._open.add(cancel)
         if start > kernel.now():
-            kernel.timers.at(start, lambda: self._submit(cancel))
+            kernel.timers.at(start, lambda: self._begin(cancel))
         else:
-            self._submit(cancel)
+            self._begin(cancel)
+
+    def hurry(self, claim: Claim) -> None:
+        """Give this claim back now, without waiting for ``not_before`` of `add`. A second call changes nothing.
+
+        The caller may hold any lock, so the ticking thread does it.
+        """
+        self._hurried.append(claim)
+        self._kernel.nudge()
+
+    def step(self) -> None:
+        """Begin the cancels of `hurry`. Called on the ticking thread."""
+        while self._hurried:
+            claim = self._hurried.popleft()
+            with self._lock:
+                found = [cancel for cancel in self._open if cancel.claim is claim]
+            for cancel in found:
+                self._begin(cancel)
 
     def wait(self, timeout: float) -> bool:
         """Wait until every claim is given back. Returns False after ``timeout`` seconds."""
@@ -134,6 +155,13 @@ class Cancels:
     def close(self) -> None:
         """End the threads, after the requests that were submitted already."""
         self._workers.close()
+
+    def _begin(self, cancel: _Cancel) -> None:
+        """Send the first request. A second call does nothing."""
+        with self._lock:
+            again, cancel.begun = cancel.begun, True
+        if not again:
+            self._submit(cancel)
 
     def _submit(self, cancel: _Cancel) -> None:
         cancel.under_way = True

@@ -22,7 +22,7 @@ from multilock.kernel.office import Office
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.log_thread import logger
-from multilock.model import Claim, Granted, LeaderInfo, Loss
+from multilock.model import Claim, Granted, LeaderInfo, Loss, LossReason
 from multilock.names import check_grace, check_timeout
 
 if TYPE_CHECKING:
@@ -45,13 +45,12 @@ class Candidacy(OfThisProcess, Generic[T]):
         kernel: Kernel,
         scope: Callable[[], Scope[Any] | None],
         name: str,
-        identity: str | None,
-        ttl: float | None,
         on_elected: Callable[[T], object] | None,
         on_lost: Callable[[Loss[Any]], object] | None,
         on_leader_changed: Callable[[LeaderInfo | None], object] | None,
         grace: float | None,
         hold_at_least: float,
+        **options: Any,
     ) -> None:
         check_grace(grace)
         self._hold_at_least = check_hold_at_least(kernel.backend, hold_at_least, name)
@@ -64,11 +63,10 @@ class Candidacy(OfThisProcess, Generic[T]):
             name,
             self._make,
             kind="leader",
-            ttl=ttl,
             fair=kernel.backend.capabilities.fair,
-            identity=identity,
             on_lost=_tell_term,
             patient=True,
+            **options,
         )
         self._office: Office[T] = Office(kernel, name, scope, on_elected, on_lost, grace)
         self._reporter = Reporter(kernel, name, on_leader_changed, self._call, self._report_in_background)
@@ -112,6 +110,7 @@ class Candidacy(OfThisProcess, Generic[T]):
                 self._campaigns.add(stop)
                 self._kernel.closers[self._close] = None
                 term = await self._campaign(handing, seconds, stop)
+                term.by_hand = True
                 self._office.push(term.leadership, scope)
                 return term.leadership
             finally:
@@ -279,7 +278,9 @@ class Candidacy(OfThisProcess, Generic[T]):
         """Wait after a term before this node stands again: after a failure, and to let others go first."""
         if term.failed:
             await self._pause(stop)
-        if term.resigning and not stop.called() and not self._kernel.backend.capabilities.fair:
+        loss = term.leadership.loss
+        gives_way = term.resigning or (loss and loss.reason is LossReason.HELD_TOO_LONG)
+        if gives_way and not stop.called() and not self._kernel.backend.capabilities.fair:
             await self._callbacks_ended(stop)
             await self._let_others(term, stop)
 

@@ -320,6 +320,7 @@ class Kernel:
     def _step(self) -> float:
         now = self.now()
         self.releases.step()
+        self.cancels.step()
         self.cancel_waiters(self.face.abandoned())
         following = min(self.watchdog.step(now), self.timers.step(now))
         return min(following, now + self.end.look_at_dropped()) if self.end.dropped else following

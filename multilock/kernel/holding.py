@@ -109,8 +109,10 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _lost_from(self, state: int, loss: Loss[Any]) -> bool:
         if self.stage != state:
             return False
-        callbacks: list[Callable[[Loss[Any]], object]] = [Once(callback) for callback in self._callbacks or ()]
-        self._callbacks = callbacks
+        once = [Once(callback, self._give_back_early) for callback in self._callbacks or ()]
+        for lease in self.leases:
+            lease._told = (*lease._told, *once)
+        self._callbacks = [*once]
         self.loss = loss
         self.stage = LOST
         return True
@@ -221,6 +223,13 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Clean up after the last work under a lease that is already over. A second call changes nothing."""
         self._lift_fence()
         self._leave_scope()
+
+    def _give_back_early(self) -> None:
+        """Give a lost lease back now, not at ``valid_until``, if all its work has ended and its callbacks have begun.
+
+        Called when one of them may have become true.
+        """
+        raise NotImplementedError
 
     def _check_at_entry(self) -> None:
         """At the beginning of ``with``, raise LockLost or NotHeld if the lease is over, and end its work then."""
@@ -335,10 +344,14 @@ class Holding(AnyHeld):
 
     __slots__ = {
         "_fenced": None,
+        "_told": None,
+        "_work_over": None,
         "claim": "The claim with which the backend granted the lock.",
+        "expires_at": "The time at which the lease is lost unless a newer proof arrives.",
         "granted": "The newest proof of the backend.",
         "granted_at": "The time of the grant.",
-        "lost_at": "The time at which the lease is lost unless a newer proof arrives.",
+        "hold_until": "The time at which the lease is lost whatever arrives: see max_hold.",
+        "lost_at": "The earlier of expires_at and hold_until.",
         "rest_until": "The time until which the name stays taken, or None: see hold_at_least.",
         "schedule": "The notes of the watchdog.",
         "unsure": "Whether a request with the id of the claim was never answered.",
@@ -352,6 +365,9 @@ class Holding(AnyHeld):
         self.unsure = unsure  # a request with this id has no answer, so the release must outlast a late execution
         self.schedule = Schedule(armed=not kernel.push_loss)
         self.granted_at = kernel.now()
+        self.hold_until = self.granted_at + want.max_hold
+        self._told: tuple[Once, ...] = ()  # the lost callbacks of this lease, and of a lease of several locks over it
+        self._work_over = False  # the last work under a lost lease has ended
         self.rest_until: float | None = None
         self._accept(granted)
 
@@ -360,7 +376,8 @@ class Holding(AnyHeld):
         ttl = granted.ttl
         self.granted = granted
         self.valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
-        self.lost_at = validity.lost_at(until, ttl)
+        self.expires_at = validity.lost_at(until, ttl)
+        self.lost_at = validity.lost_at(until, ttl, self.hold_until)
         if self._fenced and (fence := self._kernel.fence):  # None if the client has ended
             fence.keep(self.claim.id, until)
         self.schedule.failures = 0
@@ -438,6 +455,21 @@ class Holding(AnyHeld):
         if want.hard_fence and not self._fenced:
             self._fenced = True
             self._kernel.hard_fence().keep(self.claim.id, self.valid_until)
+
+    def _end_hold_at(self, end: float) -> float:
+        """End the lease at that time at the latest. Returns when to look at it. The caller holds the kernel's lock."""
+        self.hold_until = end
+        self.lost_at = validity.lost_at(self.valid_until, self.granted.ttl, end)
+        return self._kernel.watchdog.plan(self)
+
+    def _all_work_ended(self) -> None:
+        super()._all_work_ended()
+        self._work_over = True
+        self._give_back_early()
+
+    def _give_back_early(self) -> None:
+        if self._work_over and all(callback.begun() for callback in self._told):
+            self._kernel.cancels.hurry(self.claim)
 
     def _lift_fence(self) -> None:
         if self._fenced:

@@ -36,14 +36,19 @@ class Once:
     """A callback that runs only the first time, even if an interrupt made the kernel start it again.
 
     The thread that runs it takes the callback out. Otherwise a thread that keeps time could drop the last reference to
-    an object of the user, and run its ``__del__``.
+    an object of the user, and run its ``__del__``. ``begins()`` is called just before the callback.
     """
 
-    __slots__ = ("_left", "_name")
+    __slots__ = ("_begins", "_left", "_name")
 
-    def __init__(self, callback: Callable[..., object]) -> None:
+    def __init__(self, callback: Callable[..., object], begins: Callable[[], None]) -> None:
         self._left = [callback]
         self._name = ""
+        self._begins = [begins]  # taken out as well, because it may belong to the lease that keeps this object
+
+    def begun(self) -> bool:
+        """Return whether the callback has begun."""
+        return not self._left
 
     def __call__(self, *args: Any) -> object:
         try:
@@ -51,6 +56,7 @@ class Once:
         except IndexError:
             return None
         try:
+            self._begins.pop()()
             result = callback(*args)
         except BaseException:
             self._name = repr(callback)  # for the log line

@@ -46,6 +46,7 @@ class Want:
     fair: bool  #: as its claims ask the backend for it
     queues: bool  #: each waiter joins the backend's own queue, and none uses the local gate
     hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
+    max_hold: float  #: seconds from the grant after which the lease is lost, or inf
     on_lost: Callable[[Loss[Any]], object] | None
     hard_fence: bool  #: the operating system kills the process when the validity of a lease passes
     identity: str | None
@@ -73,6 +74,7 @@ def want(
     reentrant: bool = False,
     fair: bool | None = False,
     hold_at_least: float = 0.0,
+    max_hold: float | None = None,
     on_lost: Callable[[Loss[Any]], object] | None = None,
     hard_fence: bool = False,
     identity: str | None = None,
@@ -105,6 +107,7 @@ def want(
             backend=backend.scheme,
         )
     rest = check_hold_at_least(backend, hold_at_least, name)
+    longest = _check_max_hold(max_hold, seconds)
     if identity is not None:
         check_identity(identity)
     if hard_fence:
@@ -121,6 +124,7 @@ def want(
         fair or (needs is not None and backend.capabilities.fair),
         fair or kind in SHARED,
         rest,
+        longest,
         on_lost,
         hard_fence,
         identity,
@@ -167,6 +171,18 @@ def check_hold_at_least(backend: Backend, seconds: float, name: str) -> float:
         )
     if checked > can.ttl_max:
         raise ValueError(f"hold_at_least is {checked:g} s: {backend.scheme} keeps a name for {at_most(can)}")
+    return checked
+
+
+def _check_max_hold(max_hold: float | None, ttl: float) -> float:
+    """Return ``max_hold`` in seconds, inf for None. Raises ValueError, TypeError."""
+    if max_hold is None:
+        return math.inf
+    checked = check_seconds(max_hold, "max_hold")
+    if checked < ttl / 10:  # not `0.1 * ttl`, which is more than 0.6 for a ttl of 6
+        raise ValueError(
+            f"max_hold is {checked:g} s, less than a tenth of the ttl ({ttl:g} s): use a longer one, or a shorter ttl"
+        )
     return checked
 
 

@@ -132,10 +132,15 @@ class Monitor:
     # Losses
 
     def expire(self, lease: Holding) -> bool:
-        """Lose a lease whose deadline has passed without an acknowledged renewal. Returns False if it was over."""
+        """Lose a lease whose deadline has passed: no renewal was acknowledged, or its max_hold is over.
+
+        Returns False if it was over already.
+        """
         late = self.now() - lease.lost_at
-        reason = validity.loss_reason(self.now(), lease.lost_at, lease.granted.ttl)
-        if reason is LossReason.PAUSED:
+        reason = validity.loss_reason(self.now(), lease.lost_at, lease.granted.ttl, lease.hold_until)
+        if reason is LossReason.HELD_TOO_LONG:
+            message = "its max_hold is over"
+        elif reason is LossReason.PAUSED:
             message = f"this process did not run: it noticed the deadline {late:.3f} s late"
         elif lease.claim.renew:
             message = "no renewal was acknowledged in time"
@@ -196,9 +201,11 @@ class Monitor:
         if not isinstance(lease, Holding):  # a lease of several locks: its lost part does the rest
             return
         if give_back:
-            # The server may still have the claim. Give it back, but not before the callback has had its time.
+            # The server may still have the claim. Give it back, but not before the callback has had its time, unless
+            # the holder reports before that its work has ended.
             not_before = None if loss.confirmed else lease.valid_until
             kernel.cancels.add(lease.claim, lease.granted, lease.unsure, not_before=not_before)
+            lease._give_back_early()  # the work may have ended before there was a cancel
         if tell := kernel.events.tell:
             tell.lost(lease, loss)
         logger.warning(

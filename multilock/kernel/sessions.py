@@ -138,7 +138,7 @@ class RenewedSessions:
         kernel = self._kernel
         leases = [lease for lease in kernel.leases_of(group) if lease._alive()]
         within = kernel.request_timeout(session.ttl)
-        if renewed := [lease.lost_at for lease in leases if lease.claim.renew]:
+        if renewed := [lease.expires_at for lease in leases if lease.claim.renew]:
             within = min(within, max(renewed) - kernel.now())
         error = self._watchdog.request(group, leases, within)
         if self.of.get(group) is not session:

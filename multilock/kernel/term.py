@@ -60,6 +60,9 @@ class Term(Generic[T]):
 
     ``end_at`` is when a resigned leadership is given back, even if something still runs. With ``nobody_waits``, no
     caller waits for the end, so the part that ends last gives the lease back.
+
+    ``by_hand`` is True from `Candidacy.campaign` until the holder ends the leadership itself. Its work is not one of
+    the parts, so only the holder knows when that has ended.
     """
 
     def __init__(self, office: Office[T], leadership: T) -> None:
@@ -76,6 +79,7 @@ class Term(Generic[T]):
         self.resigning = False
         self.end_at = math.inf
         self.nobody_waits = False
+        self.by_hand = False
         self._resigned_by_body = False
         self._body = False  # the body of a `with` is counted as work
         self.outlasted = False  # the warning about parts that outlast the grace is logged
@@ -180,7 +184,14 @@ class Term(Generic[T]):
         part.done = True
         if self.nobody_waits and self.all_ended():
             self.office.kernel.releases.later(self.leadership)
+        else:
+            self._end_lost()
         self.office.condition.notify()
+
+    def _end_lost(self) -> None:
+        """If the leadership was lost, and all work under it has ended, report that to the lease."""
+        if self.leadership.stage == LOST and not self.by_hand and self.all_ended():
+            self.office.kernel.releases.later(self.leadership)
 
     def callbacks_ended(self) -> bool:
         """Return whether both callbacks have ended, or can no longer run."""
@@ -285,7 +296,11 @@ class Term(Generic[T]):
         Returns False if it was lost before. Several callers may do this at once.
         """
         kernel, leadership, condition = self.office.kernel, self.leadership, self.office.condition
+        self.by_hand = False
         await condition.wait_for(lambda: self.all_ended() or leadership.stage != HELD, lambda: self.end_at)
+        if leadership.stage == LOST:
+            self._end_lost()
+            return False
         self._tell_outlasted()
         await kernel.releases.release(leadership)
         answered = kernel.now() + leadership.want.request_timeout
@@ -294,7 +309,7 @@ class Term(Generic[T]):
 
     def _give_back_later(self) -> None:
         """Do what `give_back` does for a caller that cannot wait. A second call changes nothing."""
-        self.nobody_waits = True
+        self.nobody_waits, self.by_hand = True, False
         kernel = self.office.kernel
         if self.all_ended():
             kernel.releases.later(self.leadership)
@@ -302,6 +317,8 @@ class Term(Generic[T]):
             kernel.timers.at(self.end_at, self._grace_over)
 
     def _grace_over(self) -> None:
+        if self.leadership.stage == LOST:  # no grace then: the part that ends last reports it
+            return
         self._tell_outlasted()
         self.office.kernel.releases.later(self.leadership)
 

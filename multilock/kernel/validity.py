@@ -45,9 +45,12 @@ def valid_until(sent_at: float, valid_for: float, ttl: float) -> float:
     return sent_at + valid_for - (DRIFT_SHARE * ttl + DRIFT_FIXED)
 
 
-def lost_at(valid_until: float, ttl: float) -> float:
-    """Return when the lease is lost for good, early enough for the callback to act before ``valid_until``."""
-    return valid_until - CALLBACK_SHARE * ttl
+def lost_at(valid_until: float, ttl: float, hold_until: float = math.inf) -> float:
+    """Return when the lease is lost for good: early enough for the callback to act before ``valid_until``.
+
+    ``hold_until`` is the end of its ``max_hold``. No proof keeps the lease longer than that.
+    """
+    return min(valid_until - CALLBACK_SHARE * ttl, hold_until)
 
 
 def renew_at(sent_at: float, renew_every: float, ttl: float, jitter: float, phase: float) -> float:
@@ -103,6 +106,12 @@ def half_over(now: float, sent_at: float, valid_for: float) -> bool:
     return now - sent_at > valid_for / 2
 
 
-def loss_reason(now: float, lost_at: float, ttl: float) -> LossReason:
-    """Return PAUSED if the deadline was noticed more than ttl/10 late, because this process did not run then."""
+def loss_reason(now: float, lost_at: float, ttl: float, hold_until: float = math.inf) -> LossReason:
+    """Return why the deadline ``lost_at`` ended the lease.
+
+    HELD_TOO_LONG if it was the end of ``max_hold``. Otherwise PAUSED if it was noticed more than ttl/10 late, because
+    this process did not run then.
+    """
+    if lost_at >= hold_until:
+        return LossReason.HELD_TOO_LONG
     return LossReason.PAUSED if now - lost_at > CALLBACK_SHARE * ttl else LossReason.EXPIRED

@@ -58,7 +58,7 @@ class Watchdog:
         """
         granted = lease.granted
         if granted.short:  # its request may have been sent long ago, so a time counted from there may be past
-            due = validity.first_renewal_at(lease.granted_at, lease.lost_at)
+            due = validity.first_renewal_at(lease.granted_at, lease.expires_at)
         else:
             due = granted.sent_at + granted.renew_every / 2
         if due > (look := validity.arm_at(lease.granted_at)):
@@ -100,7 +100,7 @@ class Watchdog:
             kernel = self._kernel
             granted = lease.granted
             if granted.short:
-                lease.schedule.at = validity.first_renewal_at(lease.granted_at, lease.lost_at)
+                lease.schedule.at = validity.first_renewal_at(lease.granted_at, lease.expires_at)
             else:
                 jitter = kernel.runtime.uniform(1 - JITTER, 1 + JITTER)
                 lease.schedule.at = validity.renew_at(
@@ -178,7 +178,7 @@ class Watchdog:
         if not lease.schedule.renewing and granted.group not in self.sessions.of and now >= self._renew_at(lease):
             lease.schedule.renewing = True
             timeout = self._kernel.request_timeout(granted.ttl)
-            urgency = validity.urgency(lease.lost_at - now, timeout)
+            urgency = validity.urgency(lease.expires_at - now, timeout)
             renew.setdefault((granted.group, timeout, urgency), []).append(lease)
 
     def _tell_risk(self, lease: Holding) -> None:
@@ -213,7 +213,7 @@ class Watchdog:
         leases = [lease for lease in leases if lease.stage == HELD]
         if leases:
             within = min(self._kernel.request_timeout(lease.granted.ttl) for lease in leases)
-            first = min(lease.lost_at for lease in leases)
+            first = min(lease.expires_at for lease in leases)
             self.request(group, leases, min(within, first - self._kernel.now()))
 
     def request(self, group: Hashable, leases: Sequence[Holding], within: float) -> MultilockError | None:

@@ -55,6 +55,12 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LeaseConformance.test_a_lease_is_renewed_until_released",
             "LeaseConformance.test_a_lease_is_renewed_even_if_nobody_refers_to_it",
         ),
+        "max_hold: at that time the lease is lost, and the name is free when its holder gives it back": (
+            "LossConformance.test_a_lease_that_is_held_too_long_is_lost_and_free_with_its_release",
+            "tests/unit/test_max_hold.py::test_a_lease_is_renewed_until_its_max_hold_and_lost_then",
+            "tests/unit/test_max_hold.py::test_the_name_is_kept_for_a_holder_that_still_works",
+            "tests/unit/test_max_hold.py::test_the_name_is_free_when_its_holder_gives_it_back",
+        ),
         "hold_at_least: a release before that time leaves the name taken until then, whatever becomes of us": (
             "RestConformance.test_a_name_that_is_released_early_rests_and_is_then_free",
             "RestConformance.test_a_rest_may_be_longer_than_the_ttl",

@@ -80,7 +80,7 @@ def test_the_last_reference_to_what_a_callback_holds_is_dropped_on_its_own_threa
             thread.start()
             thread.join()
 
-    ThreadCallbacks(Joining(), Timers(lambda at: None)).start(Once(Job().stop))
+    ThreadCallbacks(Joining(), Timers(lambda at: None)).start(Once(Job().stop, lambda: None))
     assert ended == ["multilock-callback"]
 
 

@@ -77,15 +77,15 @@ def test_an_error_of_the_step_itself_comes_out_after_the_second_try() -> None:
 @pytest.mark.oracle
 def test_a_callback_that_two_start_is_called_once() -> None:
     calls: list[str] = []
-    once = Once(calls.append)
+    once = Once(calls.append, lambda: calls.append("begins"))
     assert repr(once) == repr(calls.append)
     once("first")
     once("second")
-    assert calls == ["first"]
+    assert calls == ["begins", "first"]
 
 
 def test_a_callback_that_returned_something_keeps_its_name() -> None:
-    once = Once(str)
+    once = Once(str, lambda: None)
     assert once("text") == "text"
     assert repr(once) == repr(str)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from multilock import BackendUnavailable, Client, LeaseState, LockLost, Loss, LossReason, NotHeld, now
-from multilock.testing.conformance.base import NAME, SOON, Conformance, Pulse, Recorder, by_the_clock, eventually
+from multilock.testing.conformance.base import NAME, SOON, Conformance, Pulse, Recorder, by_the_clock, eventually, inner
 from multilock.testing.conformance.faces import FACES, AsyncioFace, Face, background
 from multilock.testing.conformance.places import Place
 
@@ -21,6 +21,30 @@ __all__ = ["CancelConformance", "LossConformance", "WithConformance"]
 
 class LossConformance(Conformance):
     """Tests of lost leases, of late and missing replies, and of callbacks."""
+
+    def test_a_lease_that_is_held_too_long_is_lost_and_free_with_its_release(
+        self, client: Client, other: Client, place: Place, pulse: Pulse
+    ) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=6, max_hold=0.6, on_lost=lost).acquire()
+        granted_at = max(inner(each).granted_at for each in lease.leases)
+
+        def hold() -> None:
+            with lease:
+                loss = lost.wait()
+                assert not lease.is_held()
+                assert other.lock(NAME).try_acquire() is None or now() > loss.valid_until
+
+        with pytest.raises(LockLost) as caught:
+            hold()
+        loss = lost.wait()
+        assert caught.value.loss == loss
+        assert (loss.reason, loss.confirmed) == (LossReason.HELD_TOO_LONG, False)
+        assert granted_at + 0.6 <= lost.times[0] <= granted_at + 0.7 + pulse.stopped()
+        assert loss.time_left >= 0.1 * 6
+        assert other.lock(NAME).acquire(timeout=SOON).is_held()
+        assert now() < loss.valid_until or pulse.stopped()
+        assert lost.stays_at(1, 0.01)
 
     def test_a_deleted_key_is_a_confirmed_loss(self, client: Client, place: Place) -> None:
         lost = Recorder[Loss]()

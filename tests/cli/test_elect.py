@@ -137,6 +137,11 @@ def test_a_lost_leadership_ends_the_command_and_the_node_stands_again(
     assert process.wait(WITHIN) == 5
 
 
+def test_a_node_that_led_for_too_long_stands_again(start: Start, sqlite_url: str) -> None:
+    process = start("elect", "lead", "--ttl", "2", "--max-hold", "0.3", "--url", sqlite_url, "--", "sh", "-c", LEAD)
+    assert int(line_of(process)) < int(line_of(process))
+
+
 def test_a_signal_while_a_lost_leadership_ends_is_not_forgotten(
     start: Start, url: str, client: multilock.Client
 ) -> None:

@@ -458,6 +458,18 @@ def test_a_lost_lock_ends_the_command_and_gives_76(start: Start, url: str, clien
     assert "ending sh" in said
 
 
+def test_a_command_that_runs_too_long_is_ended_before_the_lock_is_given_back(
+    start: Start, sqlite_url: str, tmp_path: Path
+) -> None:
+    slow = "trap 'sleep 0.4; echo last >> log; exit' TERM; echo ready; while :; do sleep 0.05; done"
+    first = start("run", "job", "--ttl", "5", "--max-hold", "0.5", "--url", sqlite_url, "--", "sh", "-c", slow)
+    assert line_of(first) == "ready"
+    second = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", "echo next >> log")
+    assert second.wait(WITHIN) == 0
+    assert (tmp_path / "log").read_text() == "last\nnext\n"
+    assert first.wait(WITHIN) == 76
+
+
 def test_a_command_that_ends_in_order_after_the_loss_gives_76_too(
     start: Start, url: str, client: multilock.Client
 ) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import math
 import random
+import select
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -97,6 +98,7 @@ class Simulation:
         self._heap: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = 0
         self._idents = 0
+        self._real: dict[int, tuple[Task, int]] = {}  # the tasks that wait for real descriptors
         self._hub = getcurrent()
 
     def process(self) -> Process:
@@ -172,6 +174,15 @@ class Simulation:
         if task.turn == turn and task.armed:
             self.at(self.time + self._lag(), self._resume, task, turn, value)
 
+    def wait_for_real(self, descriptor: int) -> None:
+        """Suspend the running task until a real descriptor is readable. Only tasks of this run write to it."""
+        task = self.running()
+        self._real[descriptor] = task, task.turn + 1
+        try:
+            self.block(math.inf, "FIFO")
+        finally:
+            self._real.pop(descriptor, None)
+
     def may_switch(self) -> None:
         """Let other tasks run now and then."""
         if self.p_switch and self.current is not None and self.random.random() < self.p_switch:
@@ -201,6 +212,9 @@ class Simulation:
             return
         task.armed = False
         self._run(task, task.greenlet.switch, value)
+        if self._real:
+            for descriptor in select.select(self._real, [], [], 0)[0]:
+                self.wake(*self._real.pop(descriptor))
 
     def _run(self, task: Task, switch: Callable[[Any], object], value: Any) -> None:
         before, self.current = self.current, task

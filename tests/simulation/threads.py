@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import select
 import selectors
 import sys
@@ -17,7 +18,7 @@ from queue import Empty
 from types import SimpleNamespace
 from typing import Any, Self
 
-from tests.simulation.scheduler import TIMEOUT, Task, simulation
+from tests.simulation.scheduler import TIMEOUT, Over, Task, simulation
 
 __all__ = ["File", "Selector", "install"]
 
@@ -349,13 +350,28 @@ class Selector(File):
 
 
 class Poll:
-    """The part of select.poll that finds out whether bytes have arrived. Writing never has to wait."""
+    """The part of select.poll that the library uses. Writing never has to wait.
 
-    def register(self, file: File, events: int) -> None:
-        self._file, self._events = file, events
+    It waits for simulated files, and for the real FIFOs of SQLite's clients, which it closes if the task must end.
+    """
+
+    def register(self, what: File | int, events: int) -> None:
+        self._what, self._events = what, events
 
     def poll(self, milliseconds: float | None = None) -> list[int]:
-        return [1] if self._events & select.POLLOUT or self._file.is_readable() else []
+        if isinstance(self._what, int):
+            return self._wait_for_real(self._what)
+        return [1] if self._events & select.POLLOUT or self._what.is_readable() else []
+
+    def _wait_for_real(self, descriptor: int) -> list[int]:
+        sim = simulation()
+        try:
+            if not select.select([descriptor], [], [], 0)[0]:
+                sim.wait_for_real(descriptor)
+        except Over:
+            os.close(descriptor)
+            raise
+        return [1]
 
 
 def sleep(seconds: float) -> None:

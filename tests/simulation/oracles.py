@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.simulation.scheduler import START, Process
+from tests.simulation.threads import EPOCH
 
 if TYPE_CHECKING:
     from multilock import Loss
@@ -145,6 +146,17 @@ class Callback(Oracle):
                 self.bad(f"{belief.who} got {belief.name} before on_lost of {other.who} was called")
             elif held.told and not held.told[1].confirmed and now - held.told[0] < 0.09 * ttl:
                 self.bad(f"{belief.who} got {belief.name} {now - held.told[0]:.3f} s after on_lost of {other.who}")
+
+
+class Rest(Oracle):
+    about = "a name released early stays taken for hold_at_least"
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        for other in others:
+            held, until = other.held, other.part.rest_until
+            if until and held.ours and held.process.alive and held.process.now() < until and not other.fits(belief):
+                left = until - held.process.now()
+                self.bad(f"{belief.who} got {belief.name} {left:.3f} s before the rest of {other.who} ends")
 
 
 class Stale(Oracle):
@@ -284,11 +296,21 @@ class Progress(Oracle):
 
 
 class Zombie(Oracle):
-    about = "a belief ends soon after an operator took the lock"
+    about = "a belief ends soon after an operator took the lock, and none begins after the server has said so"
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        process, now = belief.held.process, self.world.sim.time
+        told = self.oracles.told.get(belief.part.claim.id)
+        if told is None or len(self.world.servers) != 1 or belief.token is None or not belief.part.granted.short:
+            return  # a reply may come late; a pushed grant lies in the client when it is told
+        if belief.token / 1e6 - EPOCH < told < now - 0.02 and process.ran_since(told - 0.1):
+            self.bad(f"{belief.who} believes in {belief.name} {now - told:.3f} s after it was told to look again")
 
     def sampled(self, belief: Belief) -> None:
         forced = self.oracles.forced.get(belief.part.claim.id)
-        if forced is None or len(self.world.servers) != 1 or belief.part.granted_at > belief.held.process.now():
+        if forced is None or len(self.world.servers) != 1 or not belief.token:
+            return
+        if belief.token / 1e6 - EPOCH >= forced:  # it got the name again
             return
         since = self.world.sim.time - forced
         calm = self.world.plan.weather.p_stall == 0 and self.world.plan.weather.p_cut == 0
@@ -349,6 +371,7 @@ ORACLES: list[type[Oracle]] = [
     Permits,
     Early,
     Callback,
+    Rest,
     Stale,
     Token,
     Once,
@@ -371,6 +394,7 @@ class Oracles:
         self.world = world
         self.violations: list[tuple[str, str]] = []
         self.forced: dict[str, float] = {}  # claim id -> when an operator took its lock
+        self.told: dict[str, float] = {}  # the same -> when the push of that arrived
         self.grants = self.losses = 0
         self._halts = halts
         self._beliefs: dict[str, list[Belief]] = {}

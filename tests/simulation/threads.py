@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from tests.simulation.scheduler import TIMEOUT, Over, Task, simulation
 
-__all__ = ["File", "Selector", "install"]
+__all__ = ["EPOCH", "File", "Selector", "Waiter", "install", "now", "waiter"]
 
 EPOCH = 1_700_000_000  # seconds of the wall clock at time 0 of a simulation
 

@@ -110,7 +110,10 @@ class World:
             self.oracles.excuse(keys[0].removeprefix(backends.PREFIX))
 
     def _arrived(self, sock: Socket, data: bytes) -> None:
-        if b"multilock:wake" in data:
+        if b"multilock:wake" in data and b"message" in data:
+            claim = data.rsplit(b"\r\n", 2)[1].decode("latin-1")  # a push that grants has further words
+            if claim in self.oracles.forced:
+                self.oracles.told.setdefault(claim, self.sim.time)
             self.event("pushed", sock.process)
 
     def event(self, kind: str, process: Process) -> None:

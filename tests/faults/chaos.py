@@ -42,6 +42,7 @@ from multilock import now
 from multilock.model import LockInfo, parse_owner
 from multilock.testing import Helper, Network
 from multilock.testing.beliefs import Belief, Fault, LedgerServer, Record
+from multilock.testing.beliefs.witness import STALLED
 from multilock.testing.conformance.faces import background
 from multilock.values import decode_value
 from tests.faults.contender import SHORT_HOLD
@@ -83,6 +84,7 @@ BEFORE_RENEWAL = (0.005, 0.12)  # share of a ttl until the next renewal: the ses
 RECOVERY = 0.1  # seconds between two faults of one process
 TOLD_WITHIN = 5.0  # seconds within which a stopped process can report its stop, on a busy machine
 SHORT_STOP = 0.05  # seconds; a process may not notice a shorter stop
+CALLBACK_WITHIN = 3 * STALLED  # seconds: a callback passes three threads, and none of them notes a shorter pause
 STREAMS = 3  # streams of faults of processes: while one waits for its moment, others happen
 AT_ONCE = 4  # processes with a fault at the same time
 CUT_OFF_TOO = 2  # further processes that are cut off just as they got a lock
@@ -895,7 +897,7 @@ def run(
             violations += (f"O2 {lost}" for lost in ledger.lost)
             violations += record.token_regressions()
             faults = [*chaos.faults, *chaos.standstills()]
-            violations += record.late_callbacks(faults=faults)
+            violations += record.late_callbacks(CALLBACK_WITHIN, faults)
             violations += record.slow_takeovers(faults, bound, chaos.arena.ttl, chaos.told_to_stop_at)
             violations += record.miscounted_callbacks(set(record.ends))
             violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from multilock import BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, Returned
 from multilock_redis.redlock.fan import Fan
-from multilock_redis.redlock.rounds import Joins, Rounds, RoundState
+from multilock_redis.redlock.rounds import Joins, Round, Rounds, RoundState
 from multilock_redis.redlock.servers import limit
 from multilock_redis.redlock.votes import Evidence
 
@@ -23,8 +23,8 @@ class Channel:
         self._waiting: set[int] | None = None  # in a release: the servers whose replies are missing
         self._join = False
         self._joins = Joins.NO
-        self._raised = False
-        self._end = 0.0  # when the round ends, even if replies are missing
+        self._round: Round | None = None  # the requests of an attempt
+        self._end = 0.0  # when a release ends, even if replies are missing
 
     def fileno(self) -> int:
         return self._descriptor
@@ -35,9 +35,9 @@ class Channel:
         evidence = rounds.enter(claim)
         if evidence is None or evidence.spent() or fan.connected() < rounds.need:
             return False
-        self._evidence, self._waiting, self._join, self._raised = evidence, None, join, False
+        self._evidence, self._waiting, self._join = evidence, None, join
         self._joins = Joins.YES if join and rounds.servers.listening() else Joins.NO
-        self._end = rounds.now() + limit(claim, 3600.0)
+        self._round = Round(rounds, evidence, fan, rounds.now() + limit(claim, 3600.0))
         rounds.begin(evidence, fan, join, self._joins)
         return True
 
@@ -68,25 +68,10 @@ class Channel:
 
     def _attempted(self, evidence: Evidence) -> Granted | Busy | None:
         rounds = self._rounds
-        now = rounds.now()
-        with evidence.lock:
-            said = rounds.verdict(evidence, over=now >= self._end)
-            if said is RoundState.SPLIT and not self._raised:
-                self._raised = True
-                rounds.raise_stamps(evidence, self._fan, Joins.NO)
-                raise BlockingIOError
-            if not isinstance(said, Granted):
-                answers, pending = evidence.answers(), evidence.pending()
-                if pending and said is not RoundState.SPLIT and now < self._end:
-                    if answers >= rounds.need:  # the other replies usually arrive just after these
-                        self._end = min(self._end, now + rounds.grace(evidence))
-                    raise BlockingIOError
-                if said is RoundState.OPEN:
-                    said = RoundState.BUSY if answers >= rounds.need else RoundState.SHORT
-                elif said is RoundState.SPLIT:
-                    said = RoundState.BUSY
-            rounds.timed(now - evidence.round_at)
-            evidence.asking = False
+        assert self._round is not None
+        if (said := self._round.said()) is None:
+            raise BlockingIOError
+        evidence.asking = False
         self._evidence = None
         if said is RoundState.BUSY and (self._joins is not Joins.YES if self._join else rounds.is_split(evidence)):
             return None  # the kernel uses a thread, which subscribes and asks again, or settles a split vote
@@ -108,7 +93,7 @@ class Channel:
         late = self._fan.late_in(now)
         if self._evidence is None:
             return late
-        left = max(0.0, self._end - now)
+        left = max(0.0, (self._round.end if self._round and self._waiting is None else self._end) - now)
         return left if late is None else min(left, late)
 
     def close(self) -> None:

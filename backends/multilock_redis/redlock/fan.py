@@ -225,7 +225,7 @@ class Lane:
 
     def expire(self, now: float) -> None:
         """End the connection if a reply is too late."""
-        if now > self.ends_at():
+        if self.owed and now > self.ends_at():
             self.read()
             if now > self.ends_at():
                 self.end(

@@ -26,7 +26,7 @@ from multilock_redis.redlock.votes import OUT, VOTES, WAITS, Evidence, Proof
 from multilock_redis.transactions import GIVE, REST, STAND, Script
 from multilock_redis.wire import bulks
 
-__all__ = ["GROUP", "Joins", "RoundState", "Rounds"]
+__all__ = ["GROUP", "Joins", "Round", "RoundState", "Rounds"]
 
 GROUP = "redlock"  # all held leases are renewed together, by one request to each server
 ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of stand.lua
@@ -59,6 +59,53 @@ class RoundState(Enum):
 
 
 OPEN, SPLIT, BUSY, SHORT = RoundState
+
+
+class Round:
+    """The requests of one attempt, from their sending until the round is decided."""
+
+    def __init__(self, rounds: Rounds, evidence: Evidence, fan: Fan, until: float) -> None:
+        """The round ends at ``until`` (seconds), even if replies are missing."""
+        self._rounds = rounds
+        self._evidence = evidence
+        self._fan = fan
+        self._raised = False
+        self._timed = False
+        self.end = until  #: when the round ends, in seconds; earlier once a majority has replied
+
+    def said(self) -> Granted | RoundState | None:
+        """Return the result of the round. Returns None while a missing reply can still decide it.
+
+        If a majority votes with several stamps, have them raised, once.
+        """
+        rounds, evidence = self._rounds, self._evidence
+        with evidence.lock:
+            now = rounds.now()
+            over = now >= self.end
+            said = rounds.verdict(evidence, over=over)
+            if said is SPLIT and not self._raised:
+                self._raised = True
+                rounds.raise_stamps(evidence, self._fan, Joins.NO)
+                said = rounds.verdict(evidence, over=over)
+            if isinstance(said, Granted):
+                self._replied(now)
+                return said
+            answers, pending = evidence.answers(), evidence.pending()
+        if not pending:
+            return BUSY if said is SPLIT else said
+        if answers >= rounds.need:
+            self._replied(now)
+        if now < self.end:
+            return None
+        return BUSY if answers >= rounds.need else SHORT
+
+    def _replied(self, now: float) -> None:
+        """Record that a majority has replied. The other replies usually arrive just after these."""
+        if not self._timed:
+            self._timed = True
+            took = now - self._evidence.round_at
+            self._rounds.timed(took)
+            self.end = min(self.end, now + 3 * max(LEAST_GRACE / 3, took))
 
 
 class Rounds:
@@ -285,32 +332,12 @@ class Rounds:
 
     def _round(self, evidence: Evidence, fan: Fan, until: float) -> Granted | RoundState:
         """Read replies until the round is decided, or ``until`` has come."""
-        raised, end = False, until
-        while True:
-            with evidence.lock:
-                said = self.verdict(evidence, over=self.now() >= end)
-                if said is SPLIT and not raised:
-                    raised = True
-                    self.raise_stamps(evidence, fan, Joins.NO)
-                    continue
-                answers, pending = evidence.answers(), evidence.pending()
-                elsewhere = any(b.pending and b.lane not in fan.lanes for b in evidence.ballots)
-            now = self.now()
-            if isinstance(said, Granted):
-                self.timed(now - evidence.round_at)
-                return said
-            if said is SPLIT or not pending:
-                return BUSY if said is SPLIT else said
-            if end == until and answers >= self.need:  # the other replies usually arrive just after these
-                self.timed(now - evidence.round_at)
-                end = min(until, now + self.grace(evidence))
-            if now >= end:
-                return BUSY if answers >= self.need else SHORT
-            fan.look(min(end - now, BETWEEN) if elsewhere else end - now)
-
-    def grace(self, evidence: Evidence) -> float:
-        """Return how many seconds to wait for the other replies, after a majority has replied."""
-        return 3 * max(LEAST_GRACE / 3, self.now() - evidence.round_at)
+        asked = Round(self, evidence, fan, until)
+        while (said := asked.said()) is None:
+            elsewhere = any(b.pending and b.lane not in fan.lanes for b in evidence.ballots)
+            left = asked.end - self.now()
+            fan.look(min(left, BETWEEN) if elsewhere else left)
+        return said
 
     def timed(self, took: float) -> None:
         self.rtt = max(0.0002, min(took, 1.1 * self.rtt))
@@ -643,7 +670,7 @@ class Rounds:
                 self.clerk.not_confirmed(evidence, which)
             else:
                 self.clerk.confirmed(evidence, which)
-            self._forget_if_done(evidence)
+                self._forget_if_done(evidence)
 
     def _forget_if_done(self, evidence: Evidence) -> None:
         now = int(self.now() * 1e6)

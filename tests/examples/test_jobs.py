@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import collections
+import http.server
+import itertools
+import json
 import re
 import sys
+import threading
 import time
+import urllib.parse
 from pathlib import Path
 
 import pytest
 
 import multilock
-from tests.examples.conftest import EXAMPLES, ROOT, Programs
+from tests.examples.conftest import EXAMPLES, ROOT, Programs, until
 
 pytestmark = pytest.mark.timeout(180)
 # The backends with hold_at_least that several hosts or processes share.
@@ -109,3 +114,72 @@ def test_alembic_migrates_once(programs: Programs, tmp_path: Path) -> None:
     folder = EXAMPLES / "alembic_project"
     programs.all_end(*(programs.start("alembic", "upgrade", "head", cwd=folder) for _ in range(3)))
     assert len(programs.lines("creating accounts")) == 1
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_a_replica_of_a_migrated_database_takes_no_lock(programs: Programs, tmp_path: Path, place: str) -> None:
+    programs.env["DATABASE_URL"] = f"sqlite:///{tmp_path}/app.db"
+    folder = EXAMPLES / "alembic_project"
+    programs.all_end(programs.start("alembic", "upgrade", "head", cwd=folder))
+    with multilock.connect(place) as client, client.lock("alembic"):
+        programs.all_end(programs.start("alembic", "upgrade", "head", cwd=folder))
+
+
+def test_one_of_many_workers_refreshes_a_token(programs: Programs, tmp_path: Path) -> None:
+    used: list[str] = []
+
+    class Login(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            form = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            used.extend(form["refresh_token"])
+            reply = json.dumps({"access_token": "new", "refresh_token": "second", "expires_in": 3600}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: object) -> None: ...
+
+    store = tmp_path / "token.json"
+    store.write_text(json.dumps({"access_token": "old", "refresh_token": "first", "expires_at": time.time() + 5}))
+    with http.server.HTTPServer(("127.0.0.1", 0), Login) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        programs.env["TOKEN_URL"] = f"http://127.0.0.1:{server.server_port}/token"
+        programs.all_end(*(programs.python("refreshed_token.py", store) for _ in range(3)))
+        server.shutdown()
+    assert used == ["first"]
+    assert len(programs.lines("uses new")) == 3
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_a_cache_is_filled_once(programs: Programs, broker_url: str) -> None:
+    programs.env["CACHE_URL"] = broker_url
+    programs.all_end(*(programs.python("cached_once.py") for _ in range(3)))
+    assert len(programs.lines("computed by pid")) == 1
+    assert len(set(programs.lines("page made at"))) == 1
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_never_more_requests_at_a_time_than_permits(programs: Programs) -> None:
+    programs.all_end(*(programs.python("rate_limited_api.py", 4) for _ in range(2)))
+    assert len(programs.lines("answered")) == 8
+    moments = sorted(
+        (float(line.split()[1]), 1 if line.startswith("begins") else -1)
+        for line in [*programs.lines("begins"), *programs.lines("ends")]
+    )
+    assert max(itertools.accumulate(step for _, step in moments)) <= 3
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_each_partition_has_one_consumer_and_each_process_its_share(programs: Programs) -> None:
+    for _ in range(2):
+        programs.python("partitions.py")
+    until(lambda: len({line.split()[-1] for line in programs.lines("begins in pid")}) == 2, why=programs.said)
+    programs.wait_for("ends in pid", times=4)
+    consumer: dict[str, str] = {}
+    for line in programs.lines("partition"):
+        partition, did, pid = line.split()[1], line.split()[2], line.split()[-1]
+        assert consumer.get(partition) in ((None,) if did == "begins" else (pid,)), programs.said()
+        consumer[partition] = pid
+        if did == "ends":
+            del consumer[partition]

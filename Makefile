@@ -76,6 +76,9 @@ chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks o
 simulation: $(VENV)/.dev ## new seeds in virtual time on all cores, counted: SECONDS=…, else until interrupted
 	$(BIN)/python -m tests.simulation search $(if $(filter file default,$(origin SECONDS)),,--seconds $(SECONDS))
 
+docs: $(VENV)/.dev ## the site, in .state/site: open index.html there
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs .state/site
+
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
 
@@ -131,7 +134,7 @@ $(VENV)/.user: $(VENV)/.pip pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(BIN)/python -m pip install --quiet --group dev --group examples
+	$(BIN)/python -m pip install --quiet --group dev --group docs --group examples
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
@@ -144,4 +147,4 @@ $(VENV)/peers/.ready: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock
 	@touch $@
 
-.PHONY: help demo test quick lint types bench compare interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean
+.PHONY: help demo test quick lint types bench compare docs interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean

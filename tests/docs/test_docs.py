@@ -46,7 +46,7 @@ REDIS = re.compile(r"redis://(localhost|127\.0\.0\.1)(:6379)?(/0)?")
 SHARED_FILE = "/var/tmp/locks.db"
 
 FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<kind>\w*)(?P<mark>[^\n]*)\n(?P<code>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE
+    r"^(?P<indent> *)```(?!\{)(?P<kind>\w*)(?P<mark>[^\n]*)\n(?P<code>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE
 )
 
 

@@ -1,0 +1,46 @@
+"""The site: `make docs` builds it into .state/site. Decision 61 says why Sphinx."""
+
+from pathlib import Path
+
+import multilock
+
+project = "multilock"
+author = "The multilock developers"
+copyright = author
+version = release = multilock.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+exclude_patterns = ["examples", "comparison", "monitoring/*"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+
+html_theme = "furo"
+html_title = "multilock"
+html_show_copyright = False
+html_theme_options = {"top_of_page_buttons": []}
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_default_options = {"members": True, "inherited-members": True}
+
+
+def add_decisions(_app, page, source):
+    """Put the decisions below their list. The list itself is a table, which a reader of the repository sees as well."""
+    if page == "decisions/README":
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
+
+
+def write_llms_txt(app, exception):
+    """Write llms.txt: a list of all pages, with the text of each beside its HTML, for programs that read the site."""
+    if exception:
+        return
+    pages = [page for page in app.env.toctree_includes["index"] if page in app.env.titles]
+    lines = [f"- [{app.env.titles[page].astext()}](_sources/{page}.md.txt)" for page in pages]
+    about = "> Distributed locks for Python: one interface over Redis, etcd, Consul, ZooKeeper and SQLite.\n"
+    Path(app.outdir, "llms.txt").write_text("\n".join(["# multilock", "", about, *lines, ""]), encoding="utf-8")
+
+
+def setup(app):
+    app.connect("source-read", add_decisions)
+    app.connect("build-finished", write_llms_txt)

@@ -20,7 +20,8 @@ __all__ = [
 ]
 
 NAME_MAX = 1000
-IDENTITY_MAX = 64
+IDENTITY_MAX = 255  # characters, and bytes if percent-encoded: it must fit into the key or value of every backend
+DEFAULT_IDENTITY_MAX = 64
 FOREVER = 1e9  # seconds, 31 years; threading refuses to wait for ten times as long
 _FORBIDDEN = {"Cc": "a control character", "Cs": "a lone surrogate"}
 
@@ -48,14 +49,21 @@ def check_name(name: object) -> str:
 
 
 def check_identity(identity: object) -> str:
-    """Return a valid identity: the text that shows others who holds, of 1 to 64 characters, no control characters."""
-    return _check_text(identity, "identity", IDENTITY_MAX)
+    """Return a valid identity: the text that shows others who holds. It has 1 to 255 characters, no control characters,
+    and at most 255 bytes in percent-encoding.
+    """
+    from urllib.parse import quote  # as in `escape`
+
+    text = _check_text(identity, "identity", IDENTITY_MAX)
+    if (encoded := len(quote(text, safe=""))) > IDENTITY_MAX:
+        raise ValueError(f"identity has {encoded} bytes in percent-encoding: at most {IDENTITY_MAX} are allowed")
+    return text
 
 
 def default_identity() -> str:
     """Return ``host:pid`` of this process. The host name is cut so that the result has at most 64 characters."""
     pid = f":{system.pid()}"
-    return system.host()[: IDENTITY_MAX - len(pid)] + pid
+    return system.host()[: DEFAULT_IDENTITY_MAX - len(pid)] + pid
 
 
 def check_prefix(prefix: object) -> str:

@@ -74,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _lock(client: multilock.Client, arguments: argparse.Namespace) -> multilock.DistributedLock:
     name, rest, permits = arguments.name, arguments.hold_at_least, arguments.permits
-    options: dict[str, Any] = {"max_hold": arguments.max_hold}
+    options: dict[str, Any] = {"max_hold": arguments.max_hold, "hard_fence": arguments.hard_fence}
     if arguments.shared and (rest or permits is not None):
         raise ConfigurationError("--shared cannot be combined with --permits or --hold-at-least: leave one out")
     if arguments.shared:
@@ -89,7 +89,11 @@ def _elect(arguments: argparse.Namespace) -> int:
 
     with hold.Signals() as signals, _connect_shared(arguments) as client:
         election = client.election(
-            arguments.name, identity=arguments.identity, grace=arguments.grace, max_hold=arguments.max_hold
+            arguments.name,
+            identity=arguments.identity,
+            grace=arguments.grace,
+            max_hold=arguments.max_hold,
+            hard_fence=arguments.hard_fence,
         )
         return hold.elect(client, election, arguments.command, signals, arguments.grace)
 
@@ -202,8 +206,10 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     run.add_argument("--shared", action="store_true", help="hold NAME as a reader, together with other readers")
     run.add_argument("--permits", metavar="N", type=int, help="hold NAME as one of at most N holders")
     run.add_argument("--quiet", "-q", action="store_true", help="do not say that NAME is awaited or was not obtained")
-    run.add_argument("--conflict-exit-code", "-E", metavar="CODE", dest="taken", type=int, default=TAKEN,
+    run.add_argument("-E", metavar="CODE", dest="taken", type=int, default=TAKEN,
                      help="exit code if NAME is not obtained (default: 75)")  # fmt: skip
+    # The same in flock's long spelling. The help has no room for it.
+    run.add_argument("--conflict-exit-code", dest="taken", type=int, help=argparse.SUPPRESS)
     elect = command("elect", _elect, "NAME -- CMD...", "run CMD while this node is the leader; resign when CMD ends",
                     f"{EXITS}. After a loss the node is a candidate again; 76 if CMD cannot be ended.")  # fmt: skip
     _add_command(elect)
@@ -216,6 +222,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
             "--ttl", metavar="S", type=float, help="seconds the lock outlives a dead holder (default: 30)"
         )
         holding.add_argument("--max-hold", metavar="S", type=float, help="end CMD after S seconds, as if NAME was lost")
+        holding.add_argument(
+            "--hard-fence", action="store_true", help="Linux: kill CMD in time even if this is stopped"
+        )
 
     status = command("status", _status, "[PREFIX]", "list the held locks and their holders")
     status.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin with PREFIX")
@@ -275,7 +284,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
 
 def _add_command(parser: _Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="the lock's name")
-    parser.add_argument("command", metavar="CMD", nargs="*", help="command and arguments, after --")
+    parser.add_argument("command", metavar="CMD", nargs="*", help=argparse.SUPPRESS)  # the usage shows it
 
 
 def _nodes(text: str) -> int:

@@ -470,6 +470,19 @@ def test_a_command_that_runs_too_long_is_ended_before_the_lock_is_given_back(
     assert first.wait(WITHIN) == 76
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has such timers")
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_a_stopped_multilock_with_a_hard_fence_is_killed_with_its_command(
+    start: Start, sqlite_url: str, command: str
+) -> None:
+    script = f"echo $$; {STUBBORN}"
+    process = start(command, "job", "--ttl", TTL, "--hard-fence", "--url", sqlite_url, "--", "sh", "-c", script)
+    child = int(line_of(process))
+    os.kill(process.pid, signal.SIGSTOP)
+    assert process.wait(WITHIN) == -signal.SIGKILL
+    until(lambda: gone(child))
+
+
 def test_a_command_that_ends_in_order_after_the_loss_gives_76_too(
     start: Start, url: str, client: multilock.Client
 ) -> None:

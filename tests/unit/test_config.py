@@ -331,7 +331,7 @@ def test_a_wrong_entry_of_the_file_is_named(file: WriteFile, text: str, hint: st
         ("redis://h?db=1&&ttl=2", "name=value"),
         ("redis://h?prefix=%ff", "UTF-8"),
         ("redis://h?prefix=%0A", "control character"),
-        ("redis://h?identity=" + "x" * 65, "at most 64"),
+        ("redis://h?identity=" + "x" * 256, "at most 255"),
         ("redis://h?client=x", "argument of connect()"),
         ("redis://h?ttl=soon", "give a number of seconds"),
         ("redis://h?ttl=none", "give a number of seconds"),

@@ -112,6 +112,42 @@ def test_an_acquire_that_was_refused_or_interrupted_leaves_no_fence(
     assert runtime.kills_at == NEVER
 
 
+def lose(backend: Scripted) -> None:
+    backend.notices.gone(backend.called("attempt")[-1].claims[0].id, LossReason.TAKEN, "taken")
+
+
+def test_a_lost_leadership_is_fenced_until_work_and_callbacks_have_ended(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    seen: list[float] = []
+
+    def work(leadership: multilock.Leadership) -> None:
+        assert runtime.kills_at == valid_until(leadership)
+        if not seen:
+            lose(backend)
+            seen.append(runtime.kills_at - valid_until(leadership))
+
+    def stop(loss: multilock.Loss[multilock.Leadership]) -> None:
+        if loss.reason is LossReason.TAKEN:
+            seen.append(runtime.kills_at - loss.valid_until)
+
+    election = client.election("e", hard_fence=True, on_lost=stop)
+    election.run(work)
+    assert sorted(seen) == [0.0, 0.0], "fenced in the work and in on_lost"
+    assert runtime.kills_at == NEVER
+
+
+def test_a_leadership_of_campaign_is_fenced_until_its_holder_releases_it(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    leadership = client.election("e", hard_fence=True).campaign()
+    lose(backend)
+    runtime.advance(1)
+    assert runtime.kills_at == valid_until(leadership)
+    assert not leadership.release()
+    assert runtime.kills_at == NEVER
+
+
 def test_each_part_of_several_locks_is_fenced(client: Client, runtime: HandRuntime) -> None:
     with client.lock_all(["a", "b"], ttl=9, hard_fence=True) as both:
         assert runtime.kills_at == min(map(valid_until, both.leases))

@@ -79,9 +79,13 @@ def test_the_longest_name_is_a_thousand_characters() -> None:
 
 
 def test_an_identity_is_shorter_and_a_prefix_may_be_empty() -> None:
-    assert check_identity("i" * 64)
+    assert check_identity("i" * 255)
+    assert check_identity("/" * 85)
     with pytest.raises(ValueError):
-        check_identity("i" * 65)
+        check_identity("i" * 256)
+    for too_long in ("/" * 86, ":" * 86, "ü" * 43):
+        with pytest.raises(ValueError, match="bytes in percent-encoding: at most 255"):
+            check_identity(too_long)
     with pytest.raises(ValueError):
         check_identity("")
     assert check_prefix("") == ""

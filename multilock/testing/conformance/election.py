@@ -109,12 +109,13 @@ class ElectionConformance(Conformance):
             assert terms == sorted(set(terms))
 
     def test_everybody_sees_the_leader(self, client: Client, other: Client) -> None:
+        longest = "https://node-1:8443" + 76 * "/"  # 255 bytes in percent-encoding
         seen = other.election(NAME)
         assert seen.leader() is None
-        leadership = client.election(NAME, identity="node-1").campaign()
+        leadership = client.election(NAME, identity=longest).campaign()
         leader = seen.leader()
         assert leader is not None
-        assert (leader.identity, leader.term) == ("node-1", leadership.term)
+        assert (leader.identity, leader.term) == (longest, leadership.term)
         leadership.release()
         assert seen.leader() is None
 

@@ -86,9 +86,10 @@ class Notices(Protocol):
         ``sent_at`` is the time at which one particular request was sent: the one from whose execution the server
         counts the end of the hand-over. It is not the time of the newest request, nor of the push.
 
-        The report may be lost, late or repeated. The kernel asks the server instead of using it if a reply to the claim
-        or a `wake` comes before the kernel reads it. It also asks if the claim is not renewed, or if half of the time
-        of the grant is over. A backend without such a push never calls this method.
+        The report may be lost, late or repeated. The kernel asks the server instead of using it if a `wake` comes
+        before the kernel reads it. It also asks if the claim is not renewed, or if half of the time of the grant is
+        over. A ``short`` grant counts from a request of the claim itself, so the kernel also asks if the server has
+        refused a request that was sent later. A backend without such a push never calls this method.
         """
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:

@@ -17,7 +17,7 @@ from multilock.aio.channels import MOST, Channels, LoopChannel, Turns
 from multilock.backend import AnswersAtOnce, Channel
 from multilock.errors import BackendUnavailable
 from multilock.kernel.callbacks import CALLED, Callbacks, call_safely
-from multilock.kernel.face import WaiterBell
+from multilock.kernel.face import NotAsked, WaiterBell
 from multilock.kernel.inside import call_inside
 from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
@@ -109,7 +109,7 @@ class LoopFace:
         except _NotSent:
             if told is None or self._answered_at < began:
                 raise
-            return Busy(told.heartbeat, 0.0)
+            return NotAsked(told.heartbeat, 0.0)
         if waiting and isinstance(answer, Busy):
             waiting.told = answer
         return answer

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, MultilockError, behind
 from multilock.kernel import validity
+from multilock.kernel.face import NotAsked
 from multilock.kernel.gate import SHORT, Line
 from multilock.kernel.holding import Holding
 from multilock.kernel.monitor import UngrantedClaim
@@ -103,6 +104,7 @@ class _Contender:
     stands = False  # the present claim may be in the backend's queue, or hold the name
     unsure = False  # some request with the present claim's id has no answer
     spent = 0.0  # seconds of the request timeout that `let_withdraw` has used up
+    refused_at = -math.inf  # when the newest request of the present claim was sent that was refused
 
     def __init__(
         self, kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None, scope: Scope[Any] | None
@@ -182,6 +184,8 @@ class _Contender:
                 else:
                     line.answered(kernel.now())
                     failures = 0
+                    if not isinstance(answer, NotAsked):
+                        self.refused_at = sent_at
                     if answer.spent:
                         self._leave(claim)
                         claim = self._claim()
@@ -215,6 +219,7 @@ class _Contender:
         claim = self.kernel.claim(self.want, self.arrived)
         self.granted = None
         self.stands = self.unsure = False
+        self.refused_at = -math.inf
         # Registered before the claim joins the queue, so that no push is missed.
         self.waiting = self.kernel.monitor.waiting[claim.id] = UngrantedClaim(claim, self.bell)
         return claim
@@ -235,6 +240,9 @@ class _Contender:
         if granted.sent_at > now or granted.valid_for > longest:  # forged: anyone with the right to publish can send it
             return None
         if validity.half_over(now, granted.sent_at, granted.valid_for):
+            return None
+        # The server has refused a later request since: somebody took the name away, and another claim may hold it.
+        if granted.short and granted.sent_at < self.refused_at:
             return None
         self.stands, self.granted = True, granted
         return granted

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
     from multilock.kernel.runtime import Runtime, ThreadBell
 
-__all__ = ["BlockingFace", "Face", "WaiterBell", "run"]
+__all__ = ["BlockingFace", "Face", "NotAsked", "WaiterBell", "run"]
 
 R = TypeVar("R")
+
+
+class NotAsked(Busy):
+    """The result of an attempt that was not sent: the claim keeps the place that an earlier request took."""
+
+    __slots__ = ()
 
 
 class WaiterBell(Bell, Protocol):

@@ -110,6 +110,7 @@ enum Mistake {
   kTellsTheSkipped,     // a waiter that does not listen is notified before it is skipped
   kTokenBefore,         // the push carries the previous token
   kQuietIsSkipped,      // a waiter that has said that it cannot be notified is skipped
+  kOldPush,             // a push counts although a request that was sent after its own has been refused
 };
 constexpr const char* kMistakes[] = {
     "-",         "nobody",    "nocap",     "publish",     "freestays",     "receipt",    "plaindelete", "queueonly",
@@ -118,12 +119,13 @@ constexpr const char* kMistakes[] = {
     "holderskept", "unlooked", "unmarked", "markerends",  "writerstoken", "fullttl",    "uncapped",
     "pushreceipt", "newestsent", "newestanswered", "srvwait", "echoalone", "inbetween",  "pushsettles", "pushallowed",
     "pushofanother", "pushrevives", "pushfirst", "tellsskipped", "tokenbefore",
-    "quietskipped"};
+    "quietskipped", "oldpush"};
 
 struct Client {
   int8_t attempt, phase, belief, alive;
   int8_t unsure;   // some request of this id has no reply
-  int8_t deleted;  // an operator deleted its key: its belief until it is notified is nobody's fault
+  int8_t deleted;  // an operator deleted its key: its belief until it is notified is nobody's fault. 2: a request of it
+                   // has been refused since, so after the reply it has no excuse
   int8_t request, executed, age, answer, token;  // the request under way; its age counts from its sending
   int8_t seconds;     // if that request asks for a rest: for how long
   int8_t rest, kept;  // the rest of the time for which it wants the name kept; it has a confirmation of that
@@ -137,6 +139,7 @@ struct Stray {  // a request whose reply nobody waits for; it is executed at any
 };
 struct Push {  // a grant on its way; a lost one is one that does not come before it is over
   int8_t id, left, token;
+  int8_t old;  // 1: a request that was sent later has been refused; 2: and the client has the reply
 };
 struct State {
   int8_t owner, left;            // the lock: an id or a marker, and the ticks that are left of its key
@@ -270,7 +273,7 @@ void tell(State& s, int id, int left) {
   if (left <= 0 || !joins(id)) return;
   if (s.pushes == kPushes) throw Violation{"the model has too few pushes"};
   s.push[s.pushes++] = {static_cast<int8_t>(id), static_cast<int8_t>(left),
-                        static_cast<int8_t>(s.counter - (mistake == kTokenBefore))};
+                        static_cast<int8_t>(s.counter - (mistake == kTokenBefore)), 0};
 }
 
 bool pass(State& s, int me) {  // false if a claim comes before `me`, or that is unknown
@@ -445,6 +448,18 @@ void run(State& s, int i) {
   c.executed = 1;
   if (c.request == kAcquire && answer == 1)
     c.token = mistake == kTokenOfTheWriter && mode(id_of(s, i)) != 'X' ? s.newest_alone : s.counter;
+  if (c.request == kAcquire && answer == 0) {
+    if (c.deleted) c.deleted = 2;
+    for (int n = 0; n < s.pushes; n++)
+      if (s.push[n].id == id_of(s, i)) s.push[n].old = std::max<int>(s.push[n].old, 1);
+  }
+}
+
+void refused(State& s, int i, bool known) {  // the reply to a refused request was read, or is lost
+  Client& c = s.client[i];
+  if (c.deleted == 2) c.deleted = !known;
+  for (int n = 0; n < s.pushes; n++)
+    if (s.push[n].id == id_of(s, i) && s.push[n].old == 1) s.push[n].old = known ? 2 : 0;
 }
 
 void strand(State& s, int i) {  // nobody reads the reply; a request that was not executed still may be
@@ -454,6 +469,7 @@ void strand(State& s, int i) {  // nobody reads the reply; a request that was no
     s.stray[s.strays++] = {c.request, static_cast<int8_t>(id_of(s, i)), c.unsure, c.seconds,
                            static_cast<int8_t>(c.request == kAcquire ? echo_of(s, i) : 0)};
   }
+  refused(s, i, false);
   forget_request(c);
 }
 
@@ -492,6 +508,7 @@ void believe(State& s, int i, int valid, int token) {
 void understand(State& s, int i) {
   Client& c = s.client[i];
   int request = c.request, answer = c.answer, token = c.token, valid = ttl - (mistake == kReceipt ? 0 : c.age);
+  if (request == kAcquire && answer == 0) refused(s, i, true);
   if (mistake == kPushFromTheAnswered && request == kAcquire) c.since = std::max(std::min(ttl, liveness) - c.age, 0);
   forget_request(c);
   if (request == kRelease || request == kRest) {
@@ -516,6 +533,7 @@ void understand(State& s, int i) {
 void heed(State& s, int i, Push push) {
   Client& c = s.client[i];
   if (confirms(id_of(s, i))) throw Violation{"I13: a push is a hint to it"};
+  if (push.old == 2 && mistake != kOldPush) return;
   if (mistake == kPushInBetween) {
     int unsure = c.unsure;
     strand(s, i);
@@ -692,7 +710,7 @@ void tidy(State& s) {  // make states equal that differ only in values that no l
     if (waits) heed |= 1 << id;
     if (c.alive && mistake == kPushOfAnother) heed |= 3 << 2 * i;
     if (!waits) c.since = 0;
-    if (!c.belief) c.deleted &= c.request || (waits && promised(s, id));
+    if (!c.belief && !c.request && !(waits && promised(s, id))) c.deleted = 0;
     if (c.request == kRelease) c.age = c.answer = 0;
     if (c.request == kRest) c.age = 0;
     if (c.executed && c.answer != 1 && mistake != kPushFromTheAnswered) c.age = 0;
@@ -729,7 +747,7 @@ void sort(State& s) {  // sort the values whose order does not matter
            std::array{b.request, b.id, b.tombstone, b.seconds, b.echo};
   });
   std::sort(s.push, s.push + s.pushes, [](const Push& a, const Push& b) {
-    return std::array{a.id, a.left, a.token} < std::array{b.id, b.left, b.token};
+    return std::array{a.id, a.left, a.token, a.old} < std::array{b.id, b.left, b.token, b.old};
   });
 }
 

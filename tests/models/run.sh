@@ -133,6 +133,7 @@ done
 found X,X 1 0 0 0 1 3 2 1 0 uncapped
 found X,X,x 1 0 0 0 3 2 2 1 0 pushfirst
 found X,X,X 1 0 0 0 2 1 2 1 0 quietskipped
+found X,X,X 0 0 1 0 3 2 2 1 0 oldpush
 found N,X 0 0 0 0 2 1 2 1 0 pushallowed
 found C,P 0 0 0 0 2 1 1 1 0 pushallowed
 found XX,X,X 0 1 0 0 2 1 2 1 0 nobody

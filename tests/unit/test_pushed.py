@@ -159,6 +159,27 @@ def test_it_counts_after_an_answer_that_was_older(client: Client, lock: Distribu
     assert len(backend.called("attempt")) == 1
 
 
+def test_a_push_is_void_once_a_later_request_was_refused(
+    client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
+) -> None:
+    """Somebody deleted the name after the hand-over, and another client has it. The refusal overtook the push."""
+
+    def refused_before_the_push_came(backend: Scripted, call: Call) -> Any:
+        kernel, [claim], answer = client._kernel, call.claims, call.execute()
+
+        def push() -> None:
+            hand_over(backend, claim, 1000.0)
+            backend.holders[claim.name] = "another"
+
+        kernel.timers.at(call.at + 0.2, push)
+        return answer
+
+    backend.script("attempt", honest, refused_before_the_push_came)
+    with pytest.raises(LockTimeout):
+        lock.acquire(1.5)
+    assert len(backend.called("attempt")) == 3
+
+
 @pytest.mark.parametrize("everybody", [False, True], ids=["to it", "to everybody, after a reconnect"])
 def test_one_that_a_hint_has_followed_is_not_believed_without_asking(
     client: Client, lock: DistributedLock, backend: Scripted, everybody: bool

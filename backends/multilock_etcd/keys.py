@@ -17,6 +17,8 @@ SHARED = ("read", "permit")  # the kinds of which several claims hold a name tog
 
 # A number of permits has at most seven digits. A key with more belongs to another program.
 _CONTENDER = re.compile(rb"(?:(read|write)/|permit/(\d{1,7})/)?[^/]+", re.DOTALL)
+# The id of a claim of ours, at the end of a key.
+_OURS = re.compile(rb"[0-9a-f]{16}\.[0-9a-f]{32}$")
 
 Range = tuple[bytes, bytes]
 """A key and the end of a range, which is not part of it; or a single key and ``b""``."""
@@ -76,12 +78,13 @@ class EtcdKeyspace:
         """Return the kind of contender that this key of a queue belongs to, and its number of permits.
 
         The kind is ``read``, ``write``, ``permit`` or ``lock``. Returns None if no contender owns the key. A key
-        without a lease is an application's data. A key with a further slash belongs to a longer prefix or name, except
+        without a lease is an application's data, except if it ends with an id of ours: an operator has put it again
+        (``etcdctl put``), which took its lease away. A key with a further slash belongs to a longer prefix or name, except
         for the readers, writers and permits of this name, whose keys are below it as in etcd's own recipe. Neither may
         be shown as a lock or taken away.
         """
         _, _, contender = row.key.removeprefix(self.prefix).partition(b"/")
-        found = _CONTENDER.fullmatch(contender) if row.lease else None
+        found = _CONTENDER.fullmatch(contender) if row.lease or _OURS.search(contender) else None
         if found is None:
             return None
         return ("permit", int(found[2])) if found[2] else ((found[1] or b"lock").decode(), 0)

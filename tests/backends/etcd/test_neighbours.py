@@ -56,6 +56,25 @@ def test_an_applications_data_is_not_shown_as_a_lock(server: EtcdServer, connect
     assert names(client) == []
 
 
+@pytest.mark.parametrize("kind", ["lock", "read", "permit"])
+def test_a_key_that_an_operator_put_again_is_shown_and_can_be_freed(
+    server: EtcdServer, connect: Connect, kind: str
+) -> None:
+    """The put takes the key off its lease. If its holder dies, no lease ends the lock any longer."""
+    client, other = connect(server.url), connect(server.url)
+    locks = {"lock": client.lock("n"), "read": client.read_write_lock("n").reader(), "permit": client.semaphore("n", 2)}
+    lease = locks[kind].acquire()
+    [key] = [key for key in keys(server) if key.startswith("multilock/n/")]
+    etcdctl(server.endpoint, "put", key, "hello")
+    info = other.inspect("n")
+    assert info is not None
+    assert (info.kind or "lock", info.token) == (kind, lease.token)
+    assert names(other) == ["n"]
+    assert other.force_release("n")
+    assert lease.wait_lost(5) is not None
+    assert other.lock("n").try_acquire() is not None
+
+
 def test_data_among_the_contenders_is_not_taken(server: EtcdServer, connect: Connect) -> None:
     client, other = connect(server.url), connect(server.url)
     lease = client.lock("job").acquire()

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 DEFAULT_FILE = "multilock.toml"
+LONGEST_REQUEST = 1e9  # seconds; a socket refuses a timeout of a few hundred years
 CAPABILITIES = tuple(sorted(f.name for f in fields(Capabilities) if f.type in (bool, "bool")))
 # Arguments of connect(): no setting may have one of these names.
 _ARGUMENTS = ("url", "profile", "config", "client", "requires")
@@ -289,7 +290,7 @@ def _outage_timeout(value: object) -> float | None:
 
 
 def _request_timeout(value: object) -> float | None:
-    return None if value is None else check_seconds(value, "request_timeout")
+    return None if value is None else min(check_seconds(value, "request_timeout"), LONGEST_REQUEST)
 
 
 _CHECKS: dict[str, Callable[[object], object]] = {

@@ -53,6 +53,7 @@ __all__ = ["ZooKeeperBackend", "open_backend"]
 PORT = 2181
 TTL_MIN = 4.0  # seconds; by default a server grants at least two ticks of 2 s
 TTL_FLOOR = 0.1  # seconds; a server may be configured to grant less than that
+TTL_MAX = 2_147_483.0  # seconds, about 25 days: the protocol has 31 bits for milliseconds
 TICK = 2.0  # seconds; a server ends a session up to one tick late
 
 _inherited: list[object] = []  # a forked child must not close these, and collecting one as garbage would close it
@@ -69,7 +70,9 @@ def open_backend(url: str, options: Mapping[str, object]) -> ZooKeeperBackend:
     style = options.get("node_style", "kazoo")
     if style not in STYLES:
         raise ConfigurationError(f"node_style must be kazoo or curator, not {style!r:.60}")
-    ttl = ttl_of(options)
+    ttl = max(ttl_of(options), TTL_FLOOR)
+    if ttl > TTL_MAX:
+        raise ConfigurationError(f"ttl is {ttl:g} s: a session of ZooKeeper takes {TTL_MAX:.0f} s at most")
     return ZooKeeperBackend(
         _ensemble(url, options, ttl),
         Nodes(_prefix(prefix_of(options)), style),

@@ -111,6 +111,10 @@ def test_a_client_object_reaches_the_backend_as_an_option() -> None:
     assert "client" not in resolve("redis://").backend_options()
 
 
+def test_a_request_timeout_is_one_that_a_socket_takes() -> None:
+    assert resolve("redis://h?request_timeout=1e300").request_timeout == 1e9
+
+
 def test_the_backend_is_told_ttl_prefix_identity_and_request_timeout() -> None:
     options = resolve("redis://h?db=3", options={"request_timeout": 1}).backend_options()
     assert options == {

@@ -264,6 +264,7 @@ def test_a_kazoo_client_that_reconnects_keeps_its_locks(connect: Connect, operat
         ("zookeeper://h", {"client": object()}, "the client already has its servers"),
         ("zookeeper://", {"client": object()}, "KazooClient"),
         ("zookeeper://h", {"delay": 1}, "delay"),
+        ("zookeeper://h", {"ttl": 86400.0 * 30}, "2147483 s at most"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_told_before_any_request(
@@ -271,6 +272,10 @@ def test_an_option_that_cannot_be_used_is_told_before_any_request(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         open_backend(url, options)
+
+
+def test_a_ttl_below_the_least_is_rounded_up() -> None:
+    assert open_backend("zookeeper://h", {"ttl": 0.05}).capabilities.ttl_max == 0.1
 
 
 def test_a_lock_cannot_have_more_than_the_clients_ttl(shared: ZooKeeperServer, connect: Connect) -> None:

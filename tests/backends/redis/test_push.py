@@ -275,13 +275,17 @@ def acquiring(lock: multilock.DistributedLock) -> Iterator[Callable[[], multiloc
 def test_a_waiter_that_was_refused_believes_no_older_push(server: RedisServer, bare: Bare) -> None:
     """An operator deletes a name that was just handed over. Another client takes it and refuses the waiter, and only
     then the push arrives."""
-    with multilock.connect(server.url, ttl=1) as us, multilock.connect(server.url, ttl=1) as them:
-        with us.lock("a").acquire(), ThreadPoolExecutor() as pool:
-            waiting = pool.submit(them.lock("a").try_acquire, 1.5)
-            eventually(lambda: bare.hlen(LIVE))
-            [(owner, first)] = bare.hgetall(LIVE).items()
-            eventually(lambda: bare.hget(LIVE, owner) != first)  # the next request of the waiter, which was refused
-            claim_id, echo = owner.decode().partition("@")[0], first.decode().rpartition(":")[2]
-            token = int(bare.get(TOKEN)) + 1
-            bare.publish(f"multilock:wake:{claim_id[:16]}", f"{claim_id} {echo} {token} {owner.decode()}")
-            assert waiting.result() is None
+    with (
+        multilock.connect(server.url, ttl=1) as us,
+        multilock.connect(server.url, ttl=1) as them,
+        us.lock("a").acquire(),
+        ThreadPoolExecutor() as pool,
+    ):
+        waiting = pool.submit(them.lock("a").try_acquire, 1.5)
+        eventually(lambda: bare.hlen(LIVE))
+        [(owner, first)] = bare.hgetall(LIVE).items()
+        eventually(lambda: bare.hget(LIVE, owner) != first)  # the next request of the waiter, which was refused
+        claim_id, echo = owner.decode().partition("@")[0], first.decode().rpartition(":")[2]
+        token = int(bare.get(TOKEN)) + 1
+        bare.publish(f"multilock:wake:{claim_id[:16]}", f"{claim_id} {echo} {token} {owner.decode()}")
+        assert waiting.result() is None

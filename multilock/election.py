@@ -14,6 +14,7 @@ from multilock.kernel.acquire import Stop
 from multilock.kernel.callbacks import call_in_thread, refuse_awaitable
 from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.face import run
+from multilock.kernel.handing import Handing
 from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, inside
 from multilock.kernel.term import INTERRUPTED, Leading, Term
@@ -63,8 +64,10 @@ class Leadership(Leading, HeldLease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        last = self._open <= self.count
         try:
-            self._term.body_ends()
+            if last:
+                self._term.body_ends()
         except BaseException:  # interrupted
             self._term.body_ends()
             self._term.abdicate(INTERRUPTED)
@@ -74,7 +77,11 @@ class Leadership(Leading, HeldLease):
     def release(self) -> bool:
         return run(self._term.resign())
 
-    def _release_after_interrupt(self, count: int) -> None:
+    def _end_body(self) -> None:
+        if self._body_ends():
+            self.release()
+
+    def _release_after_interrupt(self, count: int, bodies: int) -> None:
         """Resign after an interrupt. Unlike other leases, a leadership is given back only at its orderly end."""
         self._term.abdicate(INTERRUPTED)
 
@@ -162,8 +169,8 @@ class Election(ForWith, Candidacy[Leadership]):
     def campaign(self, timeout: float | None = None) -> Leadership:
         """Wait until this node is elected, and return the `Leadership`. The callbacks run for it.
 
-        ``timeout``: Seconds for the whole wait. Default: no limit. It includes the wait until the callbacks of the last
-        leadership have ended.
+        ``timeout``: Seconds for the whole wait. Default: no limit. It includes the wait for other calls that stand for
+        this election, and until the callbacks of the last leadership have ended.
 
         Raises LockTimeout if the election was not won in time, or if `stop` was called meanwhile. Raises
         BackendUnavailable if the backend did not answer at the end of ``timeout``, BackendRejected if it refuses the
@@ -185,13 +192,15 @@ class Election(ForWith, Candidacy[Leadership]):
         if inspect.iscoroutinefunction(work):
             raise TypeError("run of a blocking client takes a plain function: make the client with connect_async()")
         stop = Stop()
+        handing: Handing[Leadership] = Handing(self._kernel)
         try:
             self._begin_standing(stop)
-            result: R | None = run(self._stand(work, stop))
+            result: R | None = run(self._stand(work, stop, handing))
             return result
         finally:
-            if self._stop is stop and self._term:  # an interrupt may have come before do_work reported the end
-                self._term.part_ended(self._term.work)
+            if handing.lease is not None:  # an interrupt may have come before do_work reported the end
+                term = handing.lease._term
+                term.part_ended(term.work)
             self._end_standing(stop)
 
     def start(self) -> None:
@@ -204,7 +213,7 @@ class Election(ForWith, Candidacy[Leadership]):
 
         def stand() -> None:
             try:
-                run(self._stand(None, stop))
+                run(self._stand(None, stop, Handing(self._kernel)))
             except Exception:
                 logger.exception("the election %r ended", self.name)
             finally:

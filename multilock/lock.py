@@ -52,8 +52,9 @@ class Waits(ForWith, AnyHeld, Lease):
         except MultilockError:
             raise
         except BaseException:  # interrupted: Python will not call __exit__ for this `with`
-            self._release_after_interrupt(self.count)
+            self._release_after_interrupt(self.count, self._open + 1)
             raise
+        self._open += 1  # no call follows, so no interrupt comes before the body
         return self
 
     def release(self) -> bool:
@@ -65,14 +66,18 @@ class Waits(ForWith, AnyHeld, Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        count = self.count
+        count, bodies = self.count, self._open
         try:
-            self.release()
+            self._end_body()
         except BaseException:
-            self._release_after_interrupt(count)
+            self._release_after_interrupt(count, bodies)
             raise
         if self._is_lost():
             self._raise_lost(error)
+
+    def _end_body(self) -> None:
+        """Release the lease at the end of a body, unless that body has nothing to release."""
+        run(self._kernel.releases.release(self, body=True))
 
     def _take_back(self) -> None:
         """Release the lease, whose acquire was interrupted before the caller had it. Nothing else would release it."""
@@ -81,12 +86,14 @@ class Waits(ForWith, AnyHeld, Lease):
         else:
             self._kernel.releases.take_back(self)
 
-    def _release_after_interrupt(self, count: int) -> None:
-        """Release the lease in the background, unless the interrupted release has counted it down already.
+    def _release_after_interrupt(self, count: int, bodies: int) -> None:
+        """Release the lease in the background, unless the interrupted end of a body has counted it down already.
 
-        ``count`` is the number of acquires before that release, which may not even have begun.
+        ``count`` and ``bodies`` are the acquires and the bodies before that end, which may not even have begun.
         """
-        if self.count != count:
+        if self._open == bodies:
+            self._open -= 1
+        if self.count != count or count <= self._open:
             return
         if count > 1:
             self.release()  # only counts down
@@ -281,26 +288,28 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
                 self._entered.discard(entry)
             lease._take_back()
             raise
+        lease._open += 1  # no call follows, so no interrupt comes before the body
         return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         entry: WithEntry[HeldLease] | None = None
-        count = 0
+        count = bodies = 0
         try:
             while entry is None or not entry.close():
                 entry = self._entered.ending(sys._getframe(1), self._client._scope())
                 if entry is None:
                     raise self._kernel.messages.not_held(self.name)
-            count = entry.lease.count
+            count, bodies = entry.lease.count, entry.lease._open
             entry.lease.__exit__(kind, error, trace)
         except MultilockError:
             raise
         except BaseException:  # interrupted, perhaps before the release has begun: nothing else would release it
             entry = entry or self._entered.ending(sys._getframe(1), self._client._scope())
             if entry:
-                entry.lease._release_after_interrupt(count or entry.lease.count)
+                lease = entry.lease
+                lease._release_after_interrupt(count or lease.count, bodies or lease._open)
             raise
         finally:
             if entry:

@@ -255,7 +255,8 @@ class HeldSet(AnyHeld):
         while self._not_let_go:
             part, count = self._not_let_go[-1]
             if part.count == count:  # otherwise an interrupted call before this one has done this part
-                if part._count_down():  # another lease holds this part too
+                # Other bodies go on under a part that was released by hand, and other leases may hold it too.
+                if not part._body_ends() or part._count_down():
                     part._not_at_end(self._look)
                 elif not part._begin_release():
                     part._end_of_work()
@@ -319,9 +320,15 @@ class SetOfAFace(LockOfAFace[S]):
         parts = await acquire_all(self._kernel, self._want, timeout, scope)
         if parts is None:
             return None
+        entered = 0
         try:
             self._newest = lease = self._make_set(self._kernel, self._want, parts)
+            for part in parts:
+                part._open += 1  # to its parts a set is what a body of `with` is to a lease
+                entered += 1
         except BaseException:  # interrupted or closed before the caller has a lease that it could release
+            for part in parts[:entered]:
+                part._open -= 1
             for part in reversed(parts):
                 give_back_soon(self._kernel, part)
             raise

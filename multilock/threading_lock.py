@@ -87,6 +87,7 @@ class ThreadingLock(OfThisProcess):
             self._taken.pop(key, None)
             lease._take_back()
             raise
+        lease._open += 1  # its release is the end of a body, with or without `with`
         return True
 
     def _tidy(self) -> None:
@@ -112,10 +113,10 @@ class ThreadingLock(OfThisProcess):
     ) -> None:
         key: _Key | None = None
         lease: HeldLease | None = None
-        count = 0
+        count = bodies = 0
         try:
             for key, entry in self._mine(sys._getframe(1)):
-                lease, count = entry.lease, entry.lease.count
+                lease, count, bodies = entry.lease, entry.lease.count, entry.lease._open
                 if self._taken.pop(key, None):  # two threads that release at the same time do not release the same
                     break
                 lease = None
@@ -127,10 +128,10 @@ class ThreadingLock(OfThisProcess):
         except BaseException:  # interrupted, perhaps before the release has begun: nothing else would release it
             if lease is None and (mine := self._mine(sys._getframe(1))):
                 key, entry = mine[0]
-                lease, count = entry.lease, entry.lease.count
+                lease, count, bodies = entry.lease, entry.lease.count, entry.lease._open
             if lease and key:
                 self._taken.pop(key, None)
-                lease._release_after_interrupt(count)
+                lease._release_after_interrupt(count, bodies)
             raise
 
     def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, WithEntry[HeldLease]]]:

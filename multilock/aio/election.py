@@ -16,6 +16,7 @@ from multilock.errors import ClientClosed
 from multilock.foreign import ForAsyncWith
 from multilock.kernel.acquire import Stop
 from multilock.kernel.candidacy import Candidacy
+from multilock.kernel.handing import Handing
 from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, inside
 from multilock.kernel.term import INTERRUPTED, Leading, Term
@@ -60,8 +61,13 @@ class AsyncLeadership(Leading, HeldAsyncLease):
         return super()._loss_for_the_body() or self._term.loss_for_the_body()
 
     async def _exit(self, body: Body | None, error: BaseException | None) -> None:
-        self._term.body_ends()
+        if self._open <= self.count:
+            self._term.body_ends()
         await super()._exit(body, error)
+
+    async def _end_body(self, entered: bool) -> None:
+        if not entered or self._body_ends():
+            await self.release()
 
     async def release(self) -> bool:
         self._election._come_to_loop()
@@ -268,13 +274,14 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
             self._end_standing(stop)
 
     async def _stand_to_the_end(self, work: Callable[[AsyncLeadership], Any] | None, stop: Stop) -> Any:
+        handing: Handing[AsyncLeadership] = Handing(self._kernel)
         try:
-            return await self._stand(work, stop)
+            return await self._stand(work, stop, handing)
         except asyncio.CancelledError:
             # The loop may end with this task. So wait here until the cancelled work has cleaned up and on_lost has
             # ended. If this wait is cancelled too, the leadership is given back in the background.
-            if self._term:
-                await self._term.give_back()
+            if handing.lease is not None:
+                await handing.lease._term.give_back()
             raise
 
     def start(self) -> None:

@@ -61,19 +61,24 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
         if self._bodies is None:
             self._bodies = []  # type: ignore[misc]  # the slot is in the subclasses
         self._bodies.append(body)
+        self._open += 1
         if self._cancel_on_lost:
             body.watch()
         return body
 
     async def _exit(self, body: Body | None, error: BaseException | None) -> None:
         """End ``body`` and release the lease. ``body`` is None if an exit stack was given the lease itself."""
-        cancelled = False
+        cancelled = entered = False
         if body is not None and self._bodies and body in self._bodies:
             self._bodies.remove(body)
-            cancelled = body.end(error)
-        await self.release()
+            cancelled, entered = body.end(error), True
+        await self._end_body(entered)
         if cancelled or self._is_lost():
             self._raise_lost(None if cancelled else error)
+
+    async def _end_body(self, entered: bool) -> None:
+        """Release the lease at the end of a body, unless that body has nothing to release."""
+        await self._kernel.releases.release(self, body=entered)
 
     def _newest_body(self) -> Body | None:
         """Return the newest ``async with`` body of this task, otherwise the newest of all tasks.

@@ -137,6 +137,7 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
         code = _wait(child, lease, command[0], signals, grace)
         ours = not lease.wait_lost(0) and lease.release()
         if loss := lease.wait_lost(0):
+            signals.forget_survived()
             _end(child, loss, command[0], signals)
             lease.release()  # not before CMD has ended: it reports that to multilock, which gives the name back then
         child.close()

@@ -91,6 +91,13 @@ class Signals:
         with contextlib.suppress(BlockingIOError):
             os.read(self._came, 4096)
 
+    def forget_survived(self) -> None:
+        """Forget the signals that CMD was given and has survived, as a SIGHUP that made it read its files again.
+
+        A SIGTERM counts all the same: CMD may just be ending because of it.
+        """
+        self.passed_on = [signum for signum in self.passed_on if signum == signal.SIGTERM]
+
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self._target is not None:
             self.passed_on.append(signum)

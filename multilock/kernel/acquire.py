@@ -15,6 +15,7 @@ from multilock.kernel import validity
 from multilock.kernel.face import NotAsked
 from multilock.kernel.gate import SHORT, Line
 from multilock.kernel.holding import Holding
+from multilock.kernel.inside import check_outside
 from multilock.kernel.monitor import UngrantedClaim
 from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted
@@ -61,6 +62,7 @@ async def acquire(
     ClientClosed at once. Raises CapabilityMissing before any request if a reader in ``scope`` wants to write, or a
     writer wants to read. Whatever happens, no claim is left behind at the backend.
     """
+    check_outside()
     if scope and (held := scope.blocks_itself(want)):
         raise kernel.messages.blocked_by_itself(want, held)
     contender = _Contender(kernel, want, timeout, stop, scope)

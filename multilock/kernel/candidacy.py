@@ -73,6 +73,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._term: Term[T] | None = None
         self._stop: Stop | None = None  # calls off the run() or start() under way
         self._campaigns: set[Stop] = set()  # one for each call of campaign() under way
+        self._asking: Stop | None = None  # that of the one candidacy that asks for the name: see `_turn`
         kernel.add_election(self)
 
     def _forked(self) -> None:
@@ -81,7 +82,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             term.work.done = term.elected.done = term.lost.done = True
         self._office.begin()
         self._reporter.forget()
-        self._term = self._stop = None
+        self._term = self._stop = self._asking = None
         self._campaigns.clear()
 
     # Methods that each face implements
@@ -132,25 +133,56 @@ class Candidacy(OfThisProcess, Generic[T]):
         deadline = math.inf if seconds is None else self._kernel.now() + seconds
         self._reporter.begin()
         try:
-            # The callbacks of one term end before those of the next begin. A callback that calls this cannot wait.
-            if not self._office.inside() and not await self._callbacks_ended(stop, deadline):
-                what = "this node leads already" if self.is_leader() else "callbacks of the last leadership still run"
-                raise self._not_won(f"in {seconds:g} s: {what}")
-            left = None if seconds is None else max(0.0, deadline - self._kernel.now())
-            lease = await handing.acquire(acquire(self._kernel, self._want, left, stop))
-            if lease is None:
-                raise self._not_won(
-                    f"in {seconds:g} s: another node leads, or holds a lock of that name. See who with inspect()"
-                )
-        except BaseException:
-            self._report_no_longer()
-            raise
-        term: Term[T] = lease._term
-        self._take_office(term)
+            try:
+                # A callback that calls this cannot wait: its own term would have to end first.
+                if not self._office.inside() and not await self._turn(stop, deadline):
+                    raise self._not_won(f"in {seconds:g} s: {self._before_us()}")
+                left = None if seconds is None else max(0.0, deadline - self._kernel.now())
+                lease = await handing.acquire(acquire(self._kernel, self._want, left, stop))
+                if lease is None:
+                    raise self._not_won(
+                        f"in {seconds:g} s: another node leads, or holds a lock of that name. See who with inspect()"
+                    )
+            except BaseException:
+                self._report_no_longer()
+                raise
+            term: Term[T] = lease._term
+            self._take_office(term)
+        finally:
+            if self._asking is stop:
+                self._asking = None
+            self._office.condition.notify()
         if stop.called():  # stop() came while the grant was on its way, and saw no term to end
             await term.resign()
             raise Stopped
         return term
+
+    async def _turn(self, stop: Stop, deadline: float) -> bool:
+        """Wait for the turn of this candidacy, or until ``stop`` is called. Returns False at ``deadline``.
+
+        One candidacy of an election asks for the name at a time, and only when the callbacks of the last term have
+        ended. So the terms of one election never overlap.
+        """
+
+        def ours() -> bool:
+            with self._office.lock:
+                asking, term = self._asking, self._term
+                # After an interrupt `_asking` may be left over from a candidacy that has ended.
+                free = asking in (None, stop) or (asking not in self._campaigns and asking is not self._stop)
+                if free and (term is None or term.callbacks_ended()):
+                    self._asking = stop
+                    return True
+            return stop.called()
+
+        return await self._office.condition.wait_for(ours, lambda: deadline)
+
+    def _before_us(self) -> str:
+        """Return why `_turn` waits, for a message."""
+        if self.is_leader():
+            return "this node leads already"
+        if self._asking is not None:
+            return "another call on this election stands for it"
+        return "callbacks of the last leadership still run"
 
     def _not_won(self, why: str) -> LockTimeout:
         return LockTimeout(
@@ -196,12 +228,13 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     # Standing again after each term
 
-    async def _stand(self, work: Callable[[T], Any] | None, stop: Stop) -> Any:
+    async def _stand(self, work: Callable[[T], Any] | None, stop: Stop, handing: Handing[Any]) -> Any:
         """Campaign, lead and stand again, until ``stop`` is called or ``work`` ends by itself.
+
+        ``handing`` has the leadership of this candidacy. `_term` may be that of a campaign() beside it.
 
         Returns the result of ``work``, or None after ``stop`` and after the client was closed.
         """
-        handing: Handing[Any] = Handing(self._kernel)
         try:
             while not stop.called():
                 handing.lease = None
@@ -216,7 +249,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         except (Stopped, ClientClosed):
             pass
         finally:
-            self._interrupted(handing)  # not `self._term`, which may be newer: on a closed loop this runs late
+            self._interrupted(handing)  # on a closed loop this runs late
         return None
 
     async def _elected(self, handing: Handing[Any], stop: Stop, *, insist: bool) -> Term[T] | None:
@@ -264,12 +297,6 @@ class Candidacy(OfThisProcess, Generic[T]):
             term.leadership.rest_until = term.leadership.granted_at + self._hold_at_least
         await term.resign()
 
-    async def _callbacks_ended(self, stop: Stop, deadline: float = math.inf) -> bool:
-        """Wait until the callbacks of the last term have ended, or ``stop``. Returns False at the deadline."""
-        if (term := self._term) is None or term.callbacks_ended():
-            return True
-        return await self._office.condition.wait_for(lambda: stop.called() or term.callbacks_ended(), lambda: deadline)
-
     async def _pause(self, stop: Stop) -> None:
         end = self._kernel.now() + FAILED_PAUSE
         await self._office.condition.wait_for(stop.called, lambda: end)
@@ -281,7 +308,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         loss = term.leadership.loss
         gives_way = term.resigning or (loss and loss.reason is LossReason.HELD_TOO_LONG)
         if gives_way and not stop.called() and not self._kernel.backend.capabilities.fair:
-            await self._callbacks_ended(stop)
+            await self._office.condition.wait_for(lambda: stop.called() or term.callbacks_ended())
             await self._let_others(term, stop)
 
     async def _let_others(self, term: Term[T], stop: Stop) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
-from multilock.kernel.inside import call_inside
+from multilock.kernel.inside import call_inside, check_outside
 from multilock.kernel.runtime import Bell
 from multilock.model import Busy, Claim, Granted, Returned
 
@@ -97,6 +97,7 @@ class BlockingFace:
         return call_inside(self._backend.release, claim, granted, unsure, within)
 
     async def ask(self, within: float, call: Callable[..., R], *args: Any) -> R:
+        check_outside()
         return call_inside(call, *args, within)
 
     def bell(self) -> WaiterBell:

@@ -49,6 +49,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         "_callbacks": None,
         "_hooks": None,
         "_kernel": None,
+        "_open": None,
         "_scope": None,
         "count": "Acquires of this lease without their release.",
         "loss": "The loss, if the lease was lost, otherwise None.",
@@ -62,6 +63,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self.stage = NEW
         self.loss: Loss[Any] | None = None
         self.count = 1  # acquires without their release; more than 1 only for a reentrant lock
+        self._open = 0  # bodies of `with` under this lease that have not ended, and leases of several locks
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
         self._hooks: list[Callable[[], None]] | None = None  # called by the thread that ends the lease
@@ -81,6 +83,15 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             return False
         self.count -= 1
         return True
+
+    def _body_ends(self) -> bool:
+        """Every state → itself: a body of ``with`` ends. Returns whether its end must release the lease.
+
+        It must not if only as many acquires are left as other bodies: then its own acquire was released by hand, or it
+        never had one, because it entered a lease that another body had entered already.
+        """
+        self._open -= 1
+        return self.count > self._open
 
     def _begin_release(self) -> bool:
         """HELD → RELEASING: begin the release. A notice that arrives during the request does not count as a loss."""
@@ -232,11 +243,15 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         raise NotImplementedError
 
     def _check_at_entry(self) -> None:
-        """At the beginning of ``with``, raise LockLost or NotHeld if the lease is over, and end its work then."""
+        """At the beginning of ``with``, raise LockLost or NotHeld if the lease is over, and end its work then.
+
+        A body that enters the lease of another body has no acquire of its own, so it ends no work.
+        """
         try:
             self.check()
         except LockLost:
-            self._end_of_work()
+            if self.count > self._open:
+                self._end_of_work()
             raise
 
     def _lift_fence(self) -> None:

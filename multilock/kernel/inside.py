@@ -8,12 +8,25 @@ from typing import Any, TypeVar
 from multilock import system
 from multilock.errors import BackendUnavailable
 
-__all__ = ["call_inside", "inside"]
+__all__ = ["call_inside", "check_outside", "inside"]
 
 R = TypeVar("R")
 
 inside: set[int] = set()
 """The ids of threads that are calling a backend, and so may hold its locks, and of the ticking threads."""
+
+
+def check_outside() -> None:
+    """Raise BackendUnavailable if this thread is inside a backend, because it would wait for itself, perhaps forever.
+
+    Then the caller is a finalizer or a signal handler that has interrupted another call.
+    """
+    if system.get_ident() in inside:
+        raise BackendUnavailable(
+            "this call comes from a finalizer or a signal handler in the middle of another call of the same thread: "
+            "make it on another thread",
+            unknown=False,
+        )
 
 
 def call_inside(call: Callable[..., R], *args: Any) -> R:

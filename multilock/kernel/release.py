@@ -32,21 +32,22 @@ class Releases:
         self._kernel = kernel
         self._late: deque[AnyHeld] = deque()  # leases that the ticking thread must release
 
-    async def release(self, lease: AnyHeld, until: float | None = None) -> bool:
+    async def release(self, lease: AnyHeld, until: float | None = None, *, body: bool = False) -> bool:
         """Release a lease: see ``Lease.release``. From here on the lease is over, whatever the backend answers.
 
-        Waits for answers until the time ``until``, by default for one request timeout.
+        Waits for answers until the time ``until``, by default for one request timeout. ``body``: This is the end of a
+        body of ``with``, which releases nothing if `AnyHeld._body_ends` says so.
         """
         notice_fork()
         if in_the_middle():
-            return self._release_from_within(lease)
+            return self._release_from_within(lease, body)
         kernel = self._kernel
         kernel.face.forget_closed_loop()
         released_at = kernel.now()
         part: Holding | None = None
         returned: Returned | None = None
         try:
-            if (decided := self._decide(lease, released_at)) is not None:
+            if (decided := self._decide(lease, released_at, body)) is not None:
                 return decided
             ours = True
             end = released_at + lease.want.request_timeout if until is None else until
@@ -65,9 +66,11 @@ class Releases:
                 self.go_on(lease)
             raise
 
-    def _decide(self, lease: AnyHeld, now: float) -> bool | None:
+    def _decide(self, lease: AnyHeld, now: float, body: bool) -> bool | None:
         """Return the result of the release if it needs no request, otherwise begin it and return None."""
         with self._kernel.lock:
+            if body and not lease._body_ends():
+                return True
             if lease._proved(now):
                 if lease.count > 1 and lease._count_down():
                     return True
@@ -189,13 +192,15 @@ class Releases:
         self._late.append(lease)
         self._kernel.nudge()
 
-    def _release_from_within(self, lease: AnyHeld) -> bool:
+    def _release_from_within(self, lease: AnyHeld, body: bool) -> bool:
         """Release a lease from a finalizer or signal handler that interrupted a call of multilock in this thread.
 
         It must not wait for a lock that its own thread may hold, because that wait would never end. So the ticking
         thread sends the request.
         """
         kernel = self._kernel
+        if body and not lease._body_ends():
+            return True
         # The thread that holds this lock may be in the same situation and wait for a lock that we hold. So we give up
         # soon, and leave the whole release to the ticking thread.
         if not kernel.lock.acquire(timeout=BRIEFLY):

@@ -142,6 +142,18 @@ def test_a_node_that_led_for_too_long_stands_again(start: Start, sqlite_url: str
     assert int(line_of(process)) < int(line_of(process))
 
 
+def test_a_reload_by_sighup_does_not_keep_the_node_from_standing_again(
+    start: Start, url: str, client: multilock.Client
+) -> None:
+    reloads = "trap 'echo reloaded' HUP; echo $MULTILOCK_TOKEN; while :; do sleep 0.05; done"
+    process = start("elect", "lead", "--ttl", "2", "--url", url, "--", "sh", "-c", reloads)
+    term = int(line_of(process))
+    process.send_signal(signal.SIGHUP)
+    assert line_of(process) == "reloaded"
+    assert client.force_release("lead")
+    assert int(line_of(process)) > term
+
+
 def test_a_signal_while_a_lost_leadership_ends_is_not_forgotten(
     start: Start, url: str, client: multilock.Client
 ) -> None:

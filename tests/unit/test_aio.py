@@ -1280,3 +1280,38 @@ def test_memory_is_refused_on_another_loop() -> None:
         with pytest.raises(RuntimeError, match="belongs to another event loop"):
             second.run(use())
         first.run(client.close())
+
+
+def test_a_lease_that_two_tasks_entered_is_held_until_both_bodies_ended(backend: Scripted) -> None:
+    async def main() -> None:
+        async with multilock.AsyncClient(backend) as client:
+            lease = await client.lock("n").acquire()
+            entered, go_on = asyncio.Event(), asyncio.Event()
+
+            async def body() -> None:
+                async with lease:
+                    entered.set()
+                    await go_on.wait()
+                    assert lease.is_held()
+
+            async with asyncio.TaskGroup() as tasks:
+                async with lease:
+                    tasks.create_task(body())
+                    await entered.wait()
+                go_on.set()
+            assert backend.holders == {}
+
+    run(main)
+
+
+def test_a_release_by_hand_in_an_inner_async_with_costs_the_outer_nothing(backend: Scripted) -> None:
+    async def main() -> None:
+        async with multilock.AsyncClient(backend) as client:
+            lock = client.lock("n", reentrant=True)
+            async with lock as outer:
+                async with lock as again:
+                    assert await again.release()
+                assert outer.is_held()
+            assert backend.holders == {}
+
+    run(main)

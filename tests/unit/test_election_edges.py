@@ -579,3 +579,73 @@ def test_a_child_that_returns_from_the_work_stands_no_more() -> None:
         if os.getpid() != parent:
             os._exit(3 if result == -1 and not election._stands() else 4)
         assert result == 3
+
+
+# ---- a campaign() beside a run() of the same election
+
+
+def test_the_end_of_a_waiting_run_ends_no_body_of_a_campaign(client: Client, server: Scripted) -> None:
+    election = client.election("n", grace=60)
+    with election.campaign() as leadership:
+        waiting = threading.Thread(target=election.run, args=[lambda _: None], daemon=True)
+        waiting.start()
+        eventually(lambda: election._stop is not None)
+        stopping = threading.Thread(target=election.stop, daemon=True)
+        stopping.start()
+        eventually(lambda: not leadership.is_held())
+        waiting.join(5)
+        assert not waiting.is_alive()
+        stopping.join(0.2)
+        assert stopping.is_alive()
+        assert not server.called("release")
+    stopping.join(5)
+    assert not stopping.is_alive()
+    assert server.holders == {}
+
+
+def test_a_cancelled_async_run_waits_for_no_campaign_beside_it(server: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(server) as client:
+            election = client.election("n")
+            leadership = await election.campaign()
+
+            async def work(_: AsyncLeadership) -> None:
+                raise AssertionError("the other one leads")
+
+            running = asyncio.create_task(election.run(work))
+            await until(lambda: election._stop is not None)
+            running.cancel()
+            await asyncio.wait([running], timeout=5)
+            assert running.cancelled()
+            assert leadership.is_held()
+
+    run(main)
+
+
+def test_two_campaigns_at_once_lead_one_after_the_other(client: Client, server: Scripted) -> None:
+    told: list[str] = []
+    terms: list[Leadership] = []
+    go_on = threading.Event()
+
+    def lost(loss: Loss[Leadership]) -> None:
+        told.append("lost")
+        go_on.wait(10)
+
+    election = client.election("n", on_elected=lambda leadership: told.append("elected"), on_lost=lost)
+    server.holders["n"] = "another"
+    for _ in range(2):
+        threading.Thread(target=lambda: terms.append(election.campaign()), daemon=True).start()
+    eventually(lambda: len(election._campaigns) == 2)
+    with pytest.raises(LockTimeout, match="another call on this election stands for it"):
+        election.campaign(timeout=0)
+    server.holders.clear()
+    server.notices.wake(None)
+    eventually(lambda: told == ["elected"])
+    server.holders.clear()
+    server.notices.gone(terms[0].owner.partition("@")[0], LossReason.TAKEN, "an operator took it")
+    eventually(lambda: told == ["elected", "lost"])
+    threading.Event().wait(0.1)
+    assert told == ["elected", "lost"]
+    go_on.set()
+    eventually(lambda: told == ["elected", "lost", "elected"])
+    eventually(lambda: len(terms) == 2)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,39 @@ with multilock.connect(sys.argv[1], ttl=30) as client:
         assert time.monotonic() - began < 10
         time.sleep(0.01)
 """
+
+
+class Asks:
+    def __init__(self, call: Callable[[], object], raised: list[str]) -> None:
+        self.call, self.raised = call, raised
+
+    def __del__(self) -> None:
+        try:
+            self.call()
+        except multilock.BackendUnavailable as error:
+            self.raised.append(str(error))
+
+
+@pytest.mark.parametrize("what", ["acquire", "is_locked"])
+def test_a_finalizer_that_asks_a_backend_inside_another_call_is_refused(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[str] = []
+    with multilock.connect(f"memory://{what}") as client:
+        backend = client._kernel.backend
+        look = type(backend._store).look  # type: ignore[attr-defined]
+
+        def collect(*args: Any) -> Any:  # the collector may run anywhere, as here with the mutex of the store
+            Asks(getattr(client.lock("other"), what), raised)
+            return look(*args)
+
+        monkeypatch.setattr(type(backend._store), "look", collect)  # type: ignore[attr-defined]
+        asking = threading.Thread(target=client.inspect, args=["n"], daemon=True)
+        asking.start()
+        asking.join(5)
+        assert not asking.is_alive()
+        monkeypatch.undo()
+    assert ["another thread" in text for text in raised] == [True]
 
 
 @pytest.mark.parametrize("backend", ["memory", "sqlite"])

@@ -55,6 +55,21 @@ def enter_reentrant_threading_lock(client: Client) -> None:
         pass
 
 
+def release_by_hand_inside(client: Client) -> None:
+    lock = client.lock("n", reentrant=True)
+    with lock as outer:
+        with contextlib.suppress(KeyboardInterrupt), lock as inner:
+            inner.release()
+        assert outer.is_held()
+
+
+def enter_twice(client: Client) -> None:
+    with client.lock("n").acquire() as lease:
+        with contextlib.suppress(KeyboardInterrupt), lease:
+            pass
+        assert lease.is_held()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
 @pytest.mark.parametrize(
     ("use", "function"),
@@ -70,6 +85,8 @@ def enter_reentrant_threading_lock(client: Client) -> None:
         (enter_threading_lock, "ThreadingLock.__enter__"),
         (enter_threading_lock, "ThreadingLock.__exit__"),
         (enter_reentrant_threading_lock, "ThreadingLock.__exit__"),
+        (release_by_hand_inside, "Waits.release"),
+        (enter_twice, "Waits.__enter__"),
     ],
 )
 def test_wherever_a_with_is_interrupted_the_lock_is_given_back(

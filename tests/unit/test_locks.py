@@ -285,6 +285,77 @@ def test_nested_with_of_a_reentrant_lock(client: Client, backend: Scripted) -> N
         take(backend)
 
 
+def lock_twice(client: Client) -> tuple[Any, Any]:
+    lock = client.lock("n", reentrant=True)
+    return lock, lock
+
+
+def acquire_twice(client: Client) -> tuple[Any, Any]:
+    lock = client.lock("n", reentrant=True)
+    return lock.acquire(), lock.acquire()
+
+
+def lock_as_rlock(client: Client) -> tuple[Any, Any]:
+    lock = client.lock("n", reentrant=True).as_threading_lock()
+    return lock, lock
+
+
+def enter_one_lease_twice(client: Client) -> tuple[Any, Any]:
+    lease = client.lock("n").acquire()
+    return lease, lease
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("bodies", [lock_twice, acquire_twice, lock_as_rlock])
+def test_a_release_by_hand_in_an_inner_with_costs_the_outer_nothing(
+    client: Client, backend: Scripted, bodies: Callable[[Client], tuple[Any, Any]]
+) -> None:
+    outer, inner = bodies(client)
+    with outer:
+        with inner:
+            assert client.current_lease().release()
+        assert client.current_lease().is_held()
+        assert not backend.called("release")
+    assert backend.holders == {}
+
+
+@pytest.mark.parametrize("bodies", [enter_one_lease_twice, acquire_twice])
+def test_a_lease_of_two_bodies_is_released_at_the_end_of_the_last(
+    client: Client, backend: Scripted, bodies: Callable[[Client], tuple[Any, Any]]
+) -> None:
+    first, second = bodies(client)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert second.is_held()
+    second.__exit__(None, None, None)
+    assert backend.holders == {}
+
+
+def test_an_acquire_by_hand_is_released_by_hand_whatever_bodies_end(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n", reentrant=True)
+    with lock:
+        by_hand = lock.acquire()
+    assert by_hand.is_held()
+    with lock:
+        assert by_hand.release()
+        assert by_hand.is_held()
+    assert backend.holders == {}
+
+
+def test_a_body_that_enters_a_lost_lease_of_another_body_keeps_its_fence(client: Client, backend: Scripted) -> None:
+    lease = client.lock("n", hard_fence=True).acquire()
+    fence = client._kernel.hard_fence()
+    lease.__enter__()
+    take(backend)
+    with pytest.raises(LockLost):
+        lease.__enter__()
+    assert fence._until
+    with pytest.raises(LockLost):
+        lease.__exit__(None, None, None)
+    assert not fence._until
+
+
 def test_every_reentrant_lock_object_that_acquired_a_lease_holds_it(client: Client) -> None:
     one, other = client.lock("n", reentrant=True), client.lock("n", reentrant=True)
     with one as lease:
@@ -578,7 +649,7 @@ def test_a_grant_that_comes_too_late_hides_no_newer_lease(client: Client, backen
         granted = call.execute()
         backend.pass_time(40.0)
         del backend.holders["n"]  # the ttl of this lease is over
-        newer.append(lock.acquire(timeout=0))
+        newer.append(in_thread(lambda: lock.acquire(timeout=0)))
         return granted
 
     backend.script("attempt", overtaken)

@@ -483,3 +483,18 @@ def test_a_lost_set_whose_time_is_over_counts_no_part_down_again(hand: Client, s
     assert outer.is_held()
     assert outer.release()
     assert not outer.is_held()
+
+
+def test_a_part_released_by_hand_in_an_inner_with_stays_in_its_set(backend: Scripted) -> None:
+    with Client(backend) as client:
+        lock, both = client.lock("a", reentrant=True), client.lock_all(["a", "b"], reentrant=True)
+        with both as lease:
+            with lock as part:
+                assert part.release()
+            assert lease.is_held()
+        assert backend.holders == {}
+        with lock as part:
+            with both:
+                assert part.release()
+            assert part.is_held()
+        assert backend.holders == {}

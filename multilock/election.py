@@ -54,10 +54,10 @@ class Leadership(Leading, HeldLease):
             self._term.body_begins()
             return super().__enter__()
         except MultilockError:  # it does not lead any longer
-            self._term.body_ends()
+            self._no_body()
             raise
         except BaseException:  # interrupted: this `with` will not end
-            self._term.body_ends()
+            self._no_body()
             self._term.abdicate(INTERRUPTED)
             raise
 
@@ -73,6 +73,11 @@ class Leadership(Leading, HeldLease):
             self._term.abdicate(INTERRUPTED)
             raise
         super().__exit__(kind, error, trace)
+
+    def _no_body(self) -> None:
+        """Record that this body has not begun. Another one, which entered the leadership before, may go on."""
+        if not self._open:
+            self._term.body_ends()
 
     def release(self) -> bool:
         return run(self._term.resign())

@@ -84,9 +84,9 @@ class Lease(AnyLease, Protocol):
     """One holding of a lock, returned by ``acquire()``. After it was released or lost it is never held again.
 
     A lease is a context manager: the end of ``with`` releases it, and raises LockLost if it was lost. If several
-    ``with`` have entered the same lease, the last to end releases it. Any thread may use and release it. ``is_held()``, ``remaining()``, ``state`` and ``check()`` compare the clock with the newest
-    proof at every call, and send no request. None of them promises anything about actions that are already under way
-    when the lease ends.
+    ``with`` have entered the same lease, the last to end releases it. Any thread may use and release it.
+    ``is_held()``, ``remaining()``, ``state`` and ``check()`` compare the clock with the newest proof at every call, and
+    send no request. None of them promises anything about actions that are already under way when the lease ends.
     """
 
     __slots__ = ()

@@ -54,7 +54,8 @@ class AsyncLeadership(Leading, HeldAsyncLease):
         try:
             return super()._enter()
         except BaseException:
-            self._term.body_ends()
+            if not self._open:  # otherwise another body goes on, which entered the leadership before
+                self._term.body_ends()
             raise
 
     def _loss_for_the_body(self) -> Loss[Any] | None:

@@ -24,6 +24,7 @@ from multilock import (
     Loss,
     LossReason,
     MultilockError,
+    NotHeld,
     connect,
 )
 from multilock.kernel.runtime import Threads
@@ -600,6 +601,27 @@ def test_the_end_of_a_waiting_run_ends_no_body_of_a_campaign(client: Client, ser
         assert not server.called("release")
     stopping.join(5)
     assert not stopping.is_alive()
+    assert server.holders == {}
+
+
+@pytest.mark.parametrize("how", ["begins", "ends"])
+def test_a_second_body_of_a_leadership_ends_no_other(client: Client, server: Scripted, how: str) -> None:
+    election = client.election("n", grace=60)
+    with election.campaign() as leadership:
+        if how == "ends":
+            with leadership:
+                pass
+            assert leadership.is_held()
+        stopping = threading.Thread(target=election.stop, daemon=True)
+        stopping.start()
+        eventually(lambda: not leadership.is_held())
+        if how == "begins":
+            with pytest.raises(NotHeld):
+                leadership.__enter__()
+        stopping.join(0.2)
+        assert stopping.is_alive()
+        assert not server.called("release")
+    stopping.join(5)
     assert server.holders == {}
 
 

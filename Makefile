@@ -4,9 +4,10 @@ PYTHON ?= python3
 URL ?= sqlite:///$(CURDIR)/.state/demo.db
 VENV := .venv
 BIN := $(VENV)/bin
-# Number of tests at a time, on two cores. Most wait for ttls to end and leave a core idle. With many more, the machine
-# is overloaded and some tests fail.
-WORKERS ?= 5
+# Number of tests at a time, on two cores. A test computes for a third of its time and waits for the rest; those of
+# `make quick` compute for a fifth. With many more, the machine is overloaded and some tests fail.
+WORKERS ?= 6
+QUICK_WORKERS ?= 8
 SECONDS ?= 600
 MINUTES ?= 90
 OUT ?= .state/compare
@@ -39,7 +40,7 @@ test: $(VENV)/.dev servers lint types ## everything that must be green: style, t
 	test -z "$$failed"
 
 quick: $(VENV)/.dev ## in about a minute: the kernel and both faces, and the lock on memory, SQLite and a Redis
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(QUICK)
+	$(BIN)/python -m pytest -m "not slow" -n $(QUICK_WORKERS) $(QUICK)
 
 lint: $(VENV)/.dev ## style, and the number of hard sentences
 	$(BIN)/ruff check .

@@ -276,26 +276,25 @@ class Candidacy(OfThisProcess, Generic[T]):
             try:
                 result = await term.do_work(work)
             except Exception:
-                if self._stop is not stop:  # the work has forked, and this is the child, which does not stand
-                    raise
-                if not term.over():
-                    await self._end_by_itself(term)
+                if await self._ended_by_itself(term, stop):
                     raise
                 logger.warning("the work of the election %r failed after its leadership", self.name, exc_info=True)
             else:
-                if self._stop is not stop:
-                    return True, result
-                if not term.over():
-                    await self._end_by_itself(term)
+                if await self._ended_by_itself(term, stop):
                     return True, result
         await term.give_back()  # after a resignation; after a loss it does nothing
         return False, None
 
-    async def _end_by_itself(self, term: Term[T]) -> None:
-        """Resign after the work has ended by itself, and apply hold_at_least."""
+    async def _ended_by_itself(self, term: Term[T], stop: Stop) -> bool:
+        """Return whether the work has ended while this node leads. If so, apply hold_at_least and resign."""
+        if self._stop is not stop:  # the work has forked, and this is the child, which does not stand
+            return True
+        if term.over():
+            return False
         if self._hold_at_least:
             term.leadership.rest_until = term.leadership.granted_at + self._hold_at_least
         await term.resign()
+        return True
 
     async def _pause(self, stop: Stop) -> None:
         end = self._kernel.now() + FAILED_PAUSE

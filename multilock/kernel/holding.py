@@ -24,7 +24,6 @@ from multilock.kernel import validity
 from multilock.kernel.fork import OURS, notice_fork, this_process
 from multilock.kernel.interrupts import Once
 from multilock.kernel.process import OfThisProcess
-from multilock.kernel.schedule import Schedule
 from multilock.lease import AnyLease
 from multilock.model import Claim, Granted, LeaseState, Loss
 
@@ -352,6 +351,19 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
+
+
+class Schedule:
+    """The watchdog's notes about one lease. Times are seconds on the client's clock."""
+
+    __slots__ = ("armed", "at", "due", "failures", "renewing")
+
+    def __init__(self, armed: bool) -> None:
+        self.armed = armed  # a watch on the key was asked for, or the backend has none
+        self.at: float | None = None  # when to renew; chosen once for each proof, at the first look at the lease
+        self.due: float | None = None  # when the watchdog looks at the lease next
+        self.failures = 0  # renewals since the last proof that failed or were late
+        self.renewing = False  # a renewal is on its way
 
 
 class Holding(AnyHeld):

@@ -63,7 +63,7 @@ class Fault:
     process: int = -1
     seconds: float = 0.0
     choice: int = 0  # a random number, for whatever else the fault has to choose
-    after: str = ""  # granted, released, sent, pushed or ending
+    after: str = ""  # one of `EVENTS`
     nth: int = 0
 
 
@@ -143,7 +143,9 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
 #: Backends without a network have these faults only. All clients of a memory are one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
-EVENTS = ["granted", "granted", "released", "released", "sent", "pushed", "ending"]
+#: Event -> about how many of them a run has. ``long``: a grant to a worker that holds it for half a ttl or more.
+EVENTS = {"granted": 40, "long": 8, "released": 40, "sent": 300, "pushed": 30, "ending": 4}
+OF_LOCAL = ["granted", "long", "released"]
 
 
 def make_plan(seed: int, backend: str, face: str, profile: str | None = None) -> Plan:
@@ -245,11 +247,13 @@ def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
             faults.append(Fault(kind, at, process, min(seconds, 30.0), chance.randrange(1 << 30)))
     if reactive:
         for _ in range(chance.choice([0, 5, 20, 40])):
-            after = chance.choice(["granted", "released"] if local else EVENTS)
+            after = chance.choice(OF_LOCAL if local else list(EVENTS))
             at = chance.expovariate(1.0) * chance.choice([plan.weather.base, 0.02, ttl / 4])
             # A request may take a fifth of the ttl: delays around that are those that matter.
             seconds = chance.choice([chance.uniform(0.1, 2.5) * ttl, chance.uniform(0.8, 1.05) * min(ttl / 5, 5.0)])
-            nth = chance.randrange(1, 60 if after in ("granted", "released", "ending") else 400)
+            nth = chance.randrange(1, EVENTS[after] + 1)
             kind, process = chance.choice(reactive), -1 if chance.random() < 0.7 else chance.randrange(9)
             faults.append(Fault(kind, at, process, seconds, chance.randrange(1 << 30), after, nth))
-    return faults
+    lasting = [each for each in faults if each.kind in ("kill", "close")]
+    chance.shuffle(lasting)
+    return [each for each in faults if each not in lasting[1:]]  # with more of them, soon nobody would be left

@@ -275,6 +275,8 @@ class World:
         for loss in early:
             self.oracles.lost(held, loss)
         self.event("granted", process)
+        if operation.hold >= operation.ttl / 2:
+            self.event("long", process)
         sim.after(max(0.0, lease.leases[0].valid_until / process.rate - process.offset - sim.time), self._ending, held)
         await self._hold(held)
         await self._release(held)

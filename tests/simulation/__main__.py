@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
     seeds.add_argument("first", type=int)
     seeds.add_argument("last", type=int)
     seeds.add_argument("--seconds", type=float, default=float("inf"), help="of processor time")
+    seeds.add_argument("--go-on", action="store_true", help="after a seed that fails")
     replay = commands.add_parser("replay", parents=[plain])
     replay.add_argument("plan", help="a seed, or a file")
     replay.add_argument("--out", type=Path)
@@ -76,7 +77,7 @@ def run_seeds(args: argparse.Namespace) -> int:
             print(f"seed {seed} ({result.plan.profile}): {oracle}: {text[:SHOWN]}")
             print(f"  python -m tests.simulation replay {seed} --backend {args.backend} --face {args.face}", end="")
             print(f" --profile {args.profile}" if args.profile else "", flush=True)
-        if time.process_time() - began > args.seconds:
+        if time.process_time() - began > args.seconds or (failed and not args.go_on):
             break
     took = time.process_time() - began
     print(f"{count} seeds of {args.backend}, {args.face}: {failed} failed; {grants} grants, {count / took:.1f} seeds/s")

@@ -470,7 +470,8 @@ class Oracles:
         for each, beliefs in self._beliefs.items():
             if name in (None, each):
                 for belief in beliefs:
-                    belief.excused = belief.excused or belief.held.until == math.inf or belief.held.how == "lost"
+                    over = belief.held.how == "released" and not belief.part.rest_until
+                    belief.excused = belief.excused or not over
 
     def forgotten(self, belief: Belief) -> bool:
         """Return whether the server has forgotten the grant before its holder got it."""

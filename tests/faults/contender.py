@@ -45,6 +45,7 @@ from multilock.kernel.holding import Holding
 from multilock.kernel.validity import lost_at
 from multilock.testing import hear
 from multilock.testing.beliefs import Account, note, watch_pulse
+from multilock.testing.beliefs.witness import STALLED
 from tests.faults.defects import DEFECTS
 from tests.faults.habits import ELSEWHERE, HABITS, UVLOOP
 from tests.faults.waits import PATIENCE
@@ -404,7 +405,7 @@ def hold(
     mode = lease.claim.mode
     note("got", began, lease.name, _id(lease), lease.token, int(held), mode)
     assert lease.token is not None
-    value = account.read(lease.name, lease.token) if mode == "x" else None
+    value = _of_ledger(account.read, lease.name, lease.token) if mode == "x" else None
     for_long = dice.random() < long
     until = began + (lease.ttl * dice.uniform(0.4, 1.3) if for_long else dice.uniform(0.0, SHORT_HOLD))
     noted = 0.0
@@ -420,7 +421,16 @@ def hold(
             break
         yield dice.choice((0.0, 0.001, 0.005))
     if value is not None:  # even if the lease is over: the token must fence that write
-        account.write(lease.name, lease.token, value + 1)
+        _of_ledger(account.write, lease.name, lease.token, value + 1)
+
+
+def _of_ledger(ask: Callable[..., int | None], *words: object) -> int | None:
+    """Ask the ledger, which is a part of the harness. A slow reply counts as a stall: a loop is blocked meanwhile."""
+    asked = now()
+    value = ask(*words)
+    if now() - asked > STALLED:
+        note("stall", asked, now())
+    return value
 
 
 def note_release(lease: Lease | AsyncLease) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from multilock import now
 from multilock.testing.beliefs import Fault, LedgerServer, Record
+from tests.faults import contender
 from tests.faults.chaos import Report, overstays
 from tests.faults.majority import Standstills
 
@@ -128,6 +129,16 @@ def test_a_report_that_only_the_machine_excuses_is_kept_for_the_reader() -> None
     )
     assert [*late.late_callbacks(), *late.slow_takeovers([], 1.0, TTL, 100.0)] == []
     assert [each[:2] for each in late.excused] == ["O4", "O5"]
+
+
+def test_a_slow_reply_of_the_ledger_is_noted_as_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[tuple[object, ...]] = []
+    monkeypatch.setattr(contender, "note", lambda *words: noted.append(words))
+    assert contender._of_ledger(lambda *_: 7, "n", 1) == 7
+    assert noted == []
+    monkeypatch.setattr(contender, "STALLED", -1.0)
+    assert contender._of_ledger(lambda *_: 7, "n", 1) == 7
+    assert [words[0] for words in noted] == ["stall"]
 
 
 def test_a_holder_that_could_not_hear_of_an_operator_is_not_blamed() -> None:

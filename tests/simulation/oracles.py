@@ -251,6 +251,7 @@ class HandOver(Oracle):
             return
         for other in self.world.waiting.values():
             queued = other.operation.fair or other.operation.kind in ("read", "write", "permit")
+            queued = queued and other.operation.kind != "set"  # which may wait for its first name
             ahead = other.since < mine.since - 0.5 and belief.name in other.operation.names
             exclusive = other.operation.kind in ("write", "lock") or belief.mode == "x"
             if queued and ahead and exclusive and other.operation.timeout != 0 and other is not mine:

@@ -31,6 +31,7 @@ def fault(strike: Strike) -> Strike:
 
 def strike(world: World, fault: Fault, process: Process) -> None:
     """Let a fault happen now, to this process or to a server that it uses."""
+    world.struck.append(fault)
     world.sim.note(process, f"FAULT {fault.kind} {fault.seconds:.3f}")
     world.oracles.disturb(process if fault.kind in OF_ONE else None, fault.seconds, fault.kind)
     FAULTS[fault.kind](world, fault, process)

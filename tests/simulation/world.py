@@ -86,6 +86,8 @@ class World:
             for name in each.names
         }
         self.permits = next((each.permits for p in plan.processes for w in p.workers for each in w), 2)
+        self.begun: Counter[str] = Counter()  # by worker, how many of its operations
+        self.struck: list[Fault] = []
         self._events: Counter[str] = Counter()
         self._after: dict[tuple[str, int], list[Fault]] = {}
         for fault in plan.faults:
@@ -232,6 +234,7 @@ class World:
                 mine.left -= 1
 
     async def _do(self, mine: ClientOf, worker: str, operation: Operation) -> None:
+        self.begun[worker] += 1
         sim, process = self.sim, mine.process
         got: list[Held] = []
         early: list[Any] = []
@@ -435,6 +438,8 @@ class Run:
     losses: int
     seconds: float  # of virtual time
     trace: list[str]
+    begun: Counter[str]  # by worker, how many of its operations have begun
+    struck: list[Fault]  # the faults that have happened
 
 
 def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
@@ -463,4 +468,6 @@ def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
         oracles.losses,
         sim.time - START,
         sim.trace or [],
+        world.begun,
+        world.struck,
     )

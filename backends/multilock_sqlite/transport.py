@@ -32,7 +32,9 @@ __all__ = ["Connection", "Database", "look", "transaction"]
 
 T = TypeVar("T")
 
-IDLE = 4  # connections kept open for later requests; more than four threads seldom ask at the same moment
+# The requests of one client at the same moment. Only one of them can write anyway. A thousand threads would otherwise open
+# a thousand connections, and keep each other from the file until their requests time out.
+CONNECTIONS = 8
 SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another process does it, SQLite fails at once
 FORK_WAIT = 6.0  # seconds that a fork waits for requests under way; by default no request takes longer than 5 s
 FORK_STOP = 0.05  # seconds of FORK_WAIT for which the fork stops requests to all files, before it singles out slow ones
@@ -114,16 +116,28 @@ class Database:
         self._path = path
         self._set_up = set_up
         self._idle: list[Connection] = []
+        self._room: system.SimpleQueue[None] = system.SimpleQueue()  # an item for each connection that may be used
+        for _ in range(CONNECTIONS):
+            self._room.put(None)
         self._closed = False
         _databases.append(weakref.ref(self, _databases.remove))
 
     @contextlib.contextmanager
     def request(self, within: float) -> Iterator[Connection]:
         """Provide a connection for this thread alone. Errors of SQLite and of the system become multilock's own."""
-        connection = None
+        deadline = system.now() + within
+        connection, room = None, list[None]()
         try:
-            connection = self._take(system.now() + within)
+            system.take(self._room.get, within, room)
+            connection = self._take(deadline)
             yield connection
+        except system.Empty:
+            raise BackendUnavailable(
+                f"{self._path}: for {within:.3g} s other requests of this client kept all of its {CONNECTIONS} "
+                "connections: find out which program has the file locked (fuser, lsof)",
+                unknown=False,
+                backend="sqlite",
+            ) from None
         except MultilockError:
             raise
         except OSError as error:
@@ -131,8 +145,12 @@ class Database:
         except sqlite3.Error as error:
             raise self._sqlite_error(error, within) from error
         finally:
-            if connection is not None:
-                self._give_back(connection)
+            try:
+                if connection is not None:
+                    self._give_back(connection)
+            finally:
+                if room:
+                    self._room.put(None)
 
     def close(self) -> None:
         self._closed = True
@@ -172,7 +190,7 @@ class Database:
         connection.exclusion.leave()
         # During a fork it is closed: another thread would take it again at once, and the fork would have to wait.
         forking = _forking is not None or connection.file in _draining
-        if connection.in_transaction or forking or len(self._idle) >= IDLE:
+        if connection.in_transaction or forking:
             connection.close()
         else:
             self._idle.append(connection)

@@ -338,6 +338,19 @@ def test_keyboard_interrupts_anywhere_leave_no_lock_behind(asker: Asker, url: st
         assert isinstance(asker.backend.attempt(claim, True, 0.5), Granted)
 
 
+def test_requests_beyond_the_connections_wait_for_one_in_vain(asker: Asker) -> None:
+    database = asker.backend._database  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as stack:
+        for _ in range(multilock_sqlite.transport.CONNECTIONS):
+            stack.enter_context(database.request(WITHIN))
+        with pytest.raises(
+            BackendUnavailable, match=r"for 0\.1 s other requests .* all of its 8 connections"
+        ) as caught:
+            asker.backend.ping(0.1)
+        assert not caught.value.unknown
+    asker.backend.ping(WITHIN)
+
+
 def test_threads_of_one_client_share_few_connections(asker: Asker) -> None:
     def work(name: str) -> None:
         for _ in range(20):
@@ -350,7 +363,7 @@ def test_threads_of_one_client_share_few_connections(asker: Asker) -> None:
     for thread in threads:
         thread.join()
     database = asker.backend._database  # type: ignore[attr-defined]
-    assert 1 <= len(database._idle) <= multilock_sqlite.transport.IDLE
+    assert 1 <= len(database._idle) <= multilock_sqlite.transport.CONNECTIONS
     asker.backend.close()
     assert not database._idle
 

@@ -18,7 +18,7 @@ import multilock_sqlite
 from multilock.testing import Helper
 from multilock_sqlite.exclusion import Closed, Exclusion
 from multilock_sqlite.host import Process
-from multilock_sqlite.transport import _log, transaction
+from multilock_sqlite.transport import CONNECTIONS, _log, transaction
 from tests.backends.in_order import ORDERS, together, writes_and_reads_are_in_order
 from tests.backends.memory.rules import Asker
 from tests.backends.sqlite.helpers import descriptors_of
@@ -322,9 +322,9 @@ def test_fork_waits_until_a_closing_connection_has_given_back_its_locks(url: str
 def test_all_connections_of_a_process_have_their_locks_on_two_descriptors(path: Path, url: str) -> None:
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     with ExitStack() as requests:
-        for _ in range(12):
+        for _ in range(CONNECTIONS):
             requests.enter_context(asker.backend._database.request(5))  # type: ignore[attr-defined]
-        assert descriptors_of(path) <= 12 * 2 + 1 + 2, "SQLite has two for each connection, and one for all"
+        assert descriptors_of(path) <= CONNECTIONS * 2 + 1 + 2, "SQLite has two for each connection, and one for all"
     asker.backend.close()
     assert descriptors_of(path) == 0
 

@@ -147,11 +147,11 @@ class SqliteBackend:
             if waiting := self._waiting.get(claim.id):
                 waiting.looked = now
                 called, waiting.called = waiting.called, False
-            ahead = self._look(sql, key, claim, now)
-            if ahead and ahead.id != claim.id:
-                if not join or (waiting and now < waiting.heartbeat_at()):
+            # A look would save nothing for a claim that is new: it must write in any case, to enter or to join.
+            if waiting or not join:
+                ahead = self._look(sql, key, claim, now)
+                if ahead and ahead.id != claim.id and not (waiting and now >= waiting.heartbeat_at()):
                     return self._busy(sql, key, claim, ahead, now)
-                self._mailbox.open(sql.path)
             # The release that called this waiter has called all that fit. Nobody has, if the holder was killed.
             follow = bool(waiting) and not called and claim.mode != ALONE
             answer, woken, now = self._try(sql, key, claim, join, follow)
@@ -160,7 +160,7 @@ class SqliteBackend:
                 raise other_number(claim, answer.permits, self.scheme)
             if isinstance(answer, int):
                 return _granted(claim, answer, now)
-            # If the name seemed free, the claim has joined without a FIFO. It may have been called, so it looks soon.
+            # A client's first waiter has joined without a FIFO. It may have been called since, so it looks again soon.
             missed = join and not self._mailbox.open(sql.path)
             return self._busy(sql, key, claim, answer, now, missed)
 

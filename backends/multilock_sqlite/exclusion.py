@@ -79,19 +79,26 @@ class Exclusion:
 
     def enter(self, deadline: float) -> None:
         """Wait until nobody else is inside. Raises `Closed` at the deadline."""
+        if self._try_to_enter():
+            return
         pause = PAUSE_FIRST
-        while not self._try_to_enter():
-            left = deadline - system.now()
-            if left <= 0:
-                raise Closed("another process is using the file")
-            self._locks.left.wait(min(pause, left))  # another process rings no bell here
-            pause = min(pause * 2, PAUSE_LAST)
+        self._locks.waiting[self] = None
+        try:
+            while not self._try_to_enter():
+                left = deadline - system.now()
+                if left <= 0:
+                    raise Closed("another process is using the file")
+                self._locks.left.wait(min(pause, left))  # another process rings no bell here
+                pause = min(pause * 2, PAUSE_LAST)
+        finally:
+            self._locks.waiting.pop(self, None)
 
     def leave(self) -> None:
         if self.is_inside:
             self._locks.lock(self._locks.database, fcntl.F_UNLCK, GATE)
             self._locks.inside.pop(GATE, None)  # afterwards: another thread locks the same description
-            self._locks.left.ring()
+            if self._locks.waiting:
+                self._locks.left.ring()
 
     def _try_to_enter(self) -> bool:
         # This thread is entered before the system is asked, so that leave() works after an interrupt.
@@ -147,7 +154,8 @@ class _Locks:
         self.database, self._memory = database, -1
         self.exclusions: list[Exclusion] = []
         self.inside: dict[tuple[int, int], Exclusion] = {}  # at GATE: which connection of this process is inside
-        self.left = system.LockBell()  # rung whenever a connection of this process has left the gate
+        self.waiting: dict[Exclusion, None] = {}  # the connections of this process that wait at the gate
+        self.left = system.LockBell()  # rung for one of them when a connection of this process has left the gate
         self.last: bool | None = None  # whether the system has such locks; None before the first
 
     def are_on(self, file: tuple[int, int]) -> bool:

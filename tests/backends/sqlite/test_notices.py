@@ -166,16 +166,14 @@ def test_a_name_that_rests_wakes_its_first_waiter_once(one: Waiter, two: Waiter)
     assert expires_in < 20.1
 
 
-def test_a_claim_that_found_the_name_free_and_joined_looks_again_soon(one: Waiter, two: Waiter) -> None:
+def test_the_first_waiter_of_a_client_looks_again_soon(one: Waiter, two: Waiter) -> None:
     """It has joined without a FIFO, and the holder may have released the name before there was one."""
     one.hold(one.claim())
-    before, late = one.claim(), two.claim()
-    one.wait(before)
-    seen = two.backend._look  # type: ignore[attr-defined]
-    two.backend._look = lambda *_: None  # type: ignore[attr-defined]
-    assert two.wait(late).heartbeat <= multilock_sqlite.POLL_FIRST
-    two.backend._look = seen  # type: ignore[attr-defined]
-    assert two.wait(late).heartbeat >= multilock_sqlite.POLL_LAST
+    one.wait(one.claim())
+    first, second = two.claim(), two.claim()
+    assert two.wait(first).heartbeat <= multilock_sqlite.POLL_FIRST
+    assert two.wait(first).heartbeat >= multilock_sqlite.POLL_LAST
+    assert two.wait(second).heartbeat >= multilock_sqlite.POLL_LAST
 
 
 # ---- a message is only a hint

@@ -257,7 +257,9 @@ def test_without_a_fifo_waiters_look_as_often_as_ever(
     assert two.wait(claims[-1]).heartbeat <= multilock_sqlite.POLL_LAST
     assert list(elsewhere.iterdir()) == []
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
-    worker.forget()
+    monkeypatch.undo()
+    two.backend.close()
+    worker.try_again()  # a thread that was refused ends now
 
 
 def test_a_woken_waiter_looks_by_its_place_and_before_each_heartbeat(url: str) -> None:

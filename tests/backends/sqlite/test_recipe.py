@@ -180,6 +180,8 @@ class TestSqlite(SharedRules):
         """A look is not a transaction: its second read may find no holder where the first found all permits taken."""
         held = [one.permit(permits) for _ in range(permits)]
         granted = [one.hold(claim) for claim in held]
+        waiting = two.permit(permits)
+        two.wait(waiting)
         is_full = Recipe._is_full
 
         def given_back_meanwhile(self: Recipe, *args: Any) -> bool:
@@ -189,7 +191,7 @@ class TestSqlite(SharedRules):
             return full
 
         monkeypatch.setattr(Recipe, "_is_full", given_back_meanwhile)
-        two.hold(two.permit(permits))
+        two.hold(waiting)
 
     def test_permit_of_a_gone_process_is_free_though_another_waits_for_one(
         self, one: Asker, two: Asker, path: Path, clock: Clock

@@ -1,4 +1,4 @@
-"""The site: `make docs` builds it into .state/site. Decision 61 says why Sphinx."""
+"""The site: `make docs` builds it into .state/site. docs/decisions/ says why Sphinx."""
 
 from pathlib import Path
 

@@ -31,6 +31,7 @@ from multilock.errors import (
     NotHeld,
 )
 from multilock.kernel.runtime import now
+from multilock.keywords import ConnectOptions
 from multilock.lease import AsyncLease, Lease
 from multilock.lock import DistributedLock
 from multilock.model import Capabilities, Finding, LeaderInfo, LeaseState, LockInfo, Loss, LossReason
@@ -80,6 +81,7 @@ __all__ = [
     "Client",
     "ClientClosed",
     "ConfigurationError",
+    "ConnectOptions",
     "DistributedLock",
     "Elected",
     "Election",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from multilock import log_thread, system
 from multilock.config import open_configured, resolve, settings_for
@@ -19,6 +19,7 @@ from multilock.kernel.fork import notice_fork
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
+from multilock.keywords import ConnectOptions
 from multilock.lease import Lease
 from multilock.lock import DistributedLock, HeldLease, Lock
 from multilock.many import LockSet
@@ -44,7 +45,7 @@ def connect(
     config: str | os.PathLike[str] | None = None,
     client: object = None,
     requires: Iterable[str] = (),
-    **options: Any,
+    **options: Unpack[ConnectOptions],
 ) -> Client:
     """Return a `Client` of a backend. Sends no request: the first call that needs the server connects.
 
@@ -55,16 +56,19 @@ def connect(
     ``profile``: The name of a profile in the config file.
 
     ``config``: The path of the config file. Without it the first of these is used: ``$MULTILOCK_CONFIG``,
-    ``multilock.toml`` in the working directory, ``[tool.multilock]`` in ``pyproject.toml``.
+    ``multilock.toml`` in the working directory, ``[tool.multilock]`` in ``pyproject.toml`` there. ``${NAME}`` in a text
+    of that file is replaced by the environment's variable, ``$$`` by a dollar.
 
     ``client``: An existing client object such as ``redis.Redis``, or a list of them for ``redlock://``. It is used, and
     never closed.
 
-    ``requires``: Names of capabilities. A backend that lacks one of them is refused with CapabilityMissing.
+    ``requires``: Names of capabilities. A backend that lacks one of them is refused with CapabilityMissing. The names
+    in ``$MULTILOCK_REQUIRES`` (``cross_host,fencing``) are added.
 
     ``options``: They override the URL and the profile. Every backend has ``ttl`` (30 seconds), ``prefix``
     (``multilock/``), ``identity`` (host and pid), ``outage_timeout`` (30 seconds, None for no limit) and
-    ``request_timeout`` (a fifth of the ttl, at most 5 seconds). The page of each backend lists its own options.
+    ``request_timeout`` (a fifth of the ttl, at most 5 seconds). The page of each backend lists its own options. Type
+    checkers know all of them (`ConnectOptions`).
 
     Raises ConfigurationError if nothing is configured or an option is wrong, CapabilityMissing if the backend lacks one
     of ``requires``, and TypeError if an argument has the wrong type.

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from multilock.errors import CapabilityMissing, ConfigurationError
+from multilock.errors import CapabilityMissing, ConfigurationError, MultilockError
 from multilock.model import Capabilities, at_most
 from multilock.names import check_identity, check_prefix, check_seconds, default_identity
 from multilock.registry import open_backend
@@ -34,6 +34,8 @@ __all__ = [
 
 DEFAULT_FILE = "multilock.toml"
 LONGEST_REQUEST = 1e9  # seconds; a socket refuses a timeout of a few hundred years
+PROJECT_FILE = "pyproject.toml"
+_VARIABLE = re.compile(r"\$(?:\$|\{([^}]*)(\}?))")
 CAPABILITIES = tuple(sorted(f.name for f in fields(Capabilities) if f.type in (bool, "bool")))
 # Arguments of connect(): no setting may have one of these names.
 _ARGUMENTS = ("url", "profile", "config", "client", "requires")
@@ -65,6 +67,9 @@ class Settings:
     )  #: the backend's own options; values from a URL are text
     requires: frozenset[str] = frozenset()  #: capabilities the backend must have
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)  #: where each option was found; no keywords
+    required_by: Mapping[str, str] = field(default_factory=dict, compare=False)  #: what else than connect() requires it
+    files: tuple[str, ...] = field(default=(), compare=False)  #: the files and profiles that have some of the settings
+    variables: Mapping[str, str] = field(default_factory=dict, compare=False)  #: values that no error may show
 
     def __repr__(self) -> str:
         return (
@@ -105,17 +110,27 @@ def resolve(
         wanted |= _capabilities(given.pop("requires", ()))
     else:
         given["url"] = url
-    return _resolve(
-        _url(given.pop("url", None)),
-        _profile(given.pop("profile", None)),
-        _File.read(_path(given.pop("config", None))),
-        wanted,
-        given,
-    )
+    variables: dict[str, str] = {}
+    try:
+        return _resolve(
+            _url(given.pop("url", None)),
+            _profile(given.pop("profile", None)),
+            _File.read(_path(given.pop("config", None))),
+            wanted,
+            given,
+            variables,
+        )
+    except ConfigurationError as error:
+        raise _without(variables, error) from error.__cause__
 
 
 def _resolve(
-    url: str | None, profile: str | None, file: _File, requires: frozenset[str], keywords: Mapping[str, object]
+    url: str | None,
+    profile: str | None,
+    file: _File,
+    requires: frozenset[str],
+    keywords: Mapping[str, object],
+    variables: dict[str, str],
 ) -> Settings:
     source = "the URL"
     if url is None and profile is None:
@@ -123,10 +138,15 @@ def _resolve(
             source = "$MULTILOCK_URL"
         else:
             profile = os.environ.get("MULTILOCK_PROFILE") or file.default
-    layers = file.layers(profile)
+    layers = file.layers(profile, variables)
+    required_by = dict.fromkeys(_required_by_environment(), "$MULTILOCK_REQUIRES")
+    used = [layer.where for layer in layers if layer.values]
     for layer in layers:
-        url = url or layer.url
-        requires |= layer.requires
+        if not url and layer.url:
+            url, source = layer.url, f"the url in {layer.where}"
+            used.append(layer.where)
+        required_by |= dict.fromkeys(layer.requires, f"requires in {layer.where}")
+    required_by = {name: where for name, where in required_by.items() if name not in requires}
     if not url:
         raise _nothing_configured(file, profile)
 
@@ -136,7 +156,9 @@ def _resolve(
         found |= {name: (value, layer.where) for name, value in layer.values.items()}
     found |= {_setting(name, source): (value, source) for name, value in query.items()}
     found |= {name: (value, None) for name, value in keywords.items()}
-    return _settings(scheme, bare, found, requires)
+    settings = _settings(scheme, bare, found, requires | required_by.keys())
+    files = tuple(dict.fromkeys(used))
+    return replace(settings, required_by=required_by, files=files, variables=variables)
 
 
 def settings_for(scheme: str, options: Mapping[str, object]) -> Settings:
@@ -156,16 +178,27 @@ def open_configured(settings: Settings) -> Backend:
     capability that ``requires`` names.
     """
     try:
+        return _open(settings)
+    except (ConfigurationError, CapabilityMissing) as error:
+        if settings.files and not isinstance(error, UnknownOption):
+            error.args = (f"{error} (settings are from {' and '.join(settings.files)})",)
+        raise _without(settings.variables, error) from error.__cause__
+
+
+def _open(settings: Settings) -> Backend:
+    try:
         backend = open_backend(settings.scheme, settings.url, settings.backend_options())
     except UnknownOption as error:
         if error.option not in settings.sources:
             raise
-        raise ConfigurationError(f"{settings.sources[error.option]}: {error}", backend=settings.scheme) from None
+        error.args = (f"{settings.sources[error.option]}: {error}",)
+        raise
     lacking = [name for name in sorted(settings.requires) if not getattr(backend.capabilities, name)]
     if lacking:
+        whose = " and ".join(dict.fromkeys(settings.required_by.get(name, "requires=") for name in lacking))
         raise CapabilityMissing(
             f"{settings.scheme}:// with these options lacks {', '.join(lacking)}: "
-            "choose another backend, or remove it from requires=",
+            f"choose another backend, or remove it from {whose}",
             backend=settings.scheme,
         )
     if settings.ttl > backend.capabilities.ttl_max:
@@ -186,8 +219,9 @@ class _Layer(NamedTuple):
     values: Mapping[str, object]
 
     @classmethod
-    def of(cls, where: str, table: Mapping[str, object]) -> _Layer:
-        values = dict(table)
+    def of(cls, where: str, table: Mapping[str, object], variables: dict[str, str]) -> _Layer:
+        """Return the settings of a table. Adds the environment's variables that it names to ``variables``."""
+        values = {name: _filled(value, f"{name} in {where}", variables) for name, value in table.items()}
         url = values.pop("url", None)
         if url is not None and not isinstance(url, str):
             raise ConfigurationError(f"{where}: url must be text, not {type(url).__name__}")
@@ -211,24 +245,19 @@ class _File(NamedTuple):
     @classmethod
     def read(cls, config: str | None) -> _File:
         """Return the configuration file, or an empty one if there is none and the program asked for none."""
-        asked = config if config is not None else os.environ.get("MULTILOCK_CONFIG")
-        path = asked or DEFAULT_FILE
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-        except (OSError, UnicodeError) as error:
-            absent = isinstance(error, FileNotFoundError)
-            # A file in a directory that this process may not read does not exist for it either.
-            if not asked and (absent or (isinstance(error, PermissionError) and not os.path.exists(path))):
-                return cls(None)
-            if absent:
-                origin = "config=" if config is not None else "$MULTILOCK_CONFIG"
-                raise ConfigurationError(f"the configuration file {path!r} ({origin}) does not exist") from None
-            raise ConfigurationError(f"the configuration file {path!r} cannot be read: {error}") from error
-        return cls._parse(path, text)
+        if asked := config if config is not None else os.environ.get("MULTILOCK_CONFIG"):
+            if (text := _text_of(asked)) is not None:
+                return cls._parse(asked, text)
+            origin = "config=" if config is not None else "$MULTILOCK_CONFIG"
+            raise ConfigurationError(f"the configuration file {asked!r} ({origin}) does not exist")
+        if (text := _text_of(DEFAULT_FILE)) is not None:
+            return cls._parse(DEFAULT_FILE, text)
+        if "multilock" in (text := _text_of(PROJECT_FILE) or ""):
+            return cls._parse(PROJECT_FILE, text, optional=True)
+        return cls(None)
 
     @classmethod
-    def _parse(cls, path: str, text: str) -> _File:
+    def _parse(cls, path: str, text: str, *, optional: bool = False) -> _File:
         import tomllib  # late: most programs give a URL and have no file
 
         try:
@@ -237,6 +266,13 @@ class _File(NamedTuple):
             at = re.search(r"at line (\d+)", str(error))
             line = int(at[1]) if at else text.count("\n") + 1
             raise ConfigurationError(f"{path}, line {line}: not valid TOML: {error}") from error
+        if os.path.basename(path) == PROJECT_FILE:
+            top = top.get("tool", {}).get("multilock")
+            path = f"[tool.multilock] of {path}"
+            if top is None and optional:
+                return cls(None)
+            if not isinstance(top, dict):
+                raise ConfigurationError(f"{path} is not there: add this table, or name another configuration file")
         profiles, default = top.pop("profiles", {}), top.pop("default", None)
         if not isinstance(profiles, dict) or not all(isinstance(table, dict) for table in profiles.values()):
             raise ConfigurationError(f"{path}: profiles must be tables, each written [profiles.NAME]")
@@ -244,23 +280,86 @@ class _File(NamedTuple):
             raise ConfigurationError(f"{path}: default must be the name of a profile, not {default!r:.60}")
         return cls(path, top, profiles, default)
 
-    def layers(self, profile: str | None) -> list[_Layer]:
+    def layers(self, profile: str | None, variables: dict[str, str]) -> list[_Layer]:
         """Return the profile, if one is chosen, and the top level. The first that has a setting wins."""
         if self.path is None:
             if profile is None:
                 return []
             raise ConfigurationError(
                 f"profile {profile!r} needs a configuration file: {DEFAULT_FILE} in the working directory, config=, "
-                "or $MULTILOCK_CONFIG"
+                f"$MULTILOCK_CONFIG, or [tool.multilock] of {PROJECT_FILE}"
             )
-        layers = [_Layer.of(self.path, self.top)]
+        layers = [_Layer.of(self.path, self.top, variables)]
         if profile is not None:
             table = self.profiles.get(profile)
             if not isinstance(table, dict):
                 known = ", ".join(sorted(self.profiles)) or "none"
                 raise ConfigurationError(f"unknown profile {profile!r}: {self.path} has {known}")
-            layers.insert(0, _Layer.of(f"profile {profile!r} of {self.path}", table))
+            layers.insert(0, _Layer.of(f"profile {profile!r} of {self.path}", table, variables))
         return layers
+
+
+def _text_of(path: str) -> str | None:
+    """Return the content of a file, or None if it does not exist."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeError) as error:
+        # A file in a directory that this process may not read does not exist for it either.
+        if isinstance(error, PermissionError) and not os.path.exists(path):
+            return None
+        raise ConfigurationError(f"the configuration file {path!r} cannot be read: {error}") from error
+
+
+def _filled(value: object, where: str, variables: dict[str, str]) -> object:
+    """Return a value of the file with each ``${NAME}`` replaced by that environment variable, and ``$$`` by a dollar.
+
+    Adds what it replaced to ``variables``.
+    """
+    if isinstance(value, list):
+        return [_filled(each, where, variables) for each in value]
+    if not isinstance(value, str):
+        return value
+
+    def fill(match: re.Match[str]) -> str:
+        name, closed = match[1], match[2]
+        if name is None:
+            return "$"
+        if not closed or not name.isidentifier():
+            raise ConfigurationError(f"{where}: after '${{' the name of an environment variable and '}}' must follow")
+        if name not in os.environ:
+            raise ConfigurationError(
+                f"{where}: the environment has no variable {name}: set it (for a plain '${{' write '$${{')"
+            )
+        variables[name] = os.environ[name]
+        return variables[name]
+
+    return _VARIABLE.sub(fill, value)
+
+
+SHOWN_AT_MOST = 40  # characters of a value that a message shows for sure
+SHORT = 3  # characters; a shorter value is no secret, and its removal would garble the message
+
+
+def _without(variables: Mapping[str, str], error: MultilockError) -> MultilockError:
+    """Return the error, whose message no longer shows the values of these environment variables."""
+    text = str(error)
+    for name, value in sorted(variables.items(), key=lambda item: -len(item[1])):
+        for shown in (value, value[:SHOWN_AT_MOST]):  # messages cut long values
+            if len(shown) > SHORT:
+                text = text.replace(shown, f"${{{name}}}")
+    error.args = (text,)
+    return error
+
+
+def _required_by_environment() -> frozenset[str]:
+    names = os.environ.get("MULTILOCK_REQUIRES", "").split(",")
+    try:
+        return _capabilities([name.strip() for name in names if name.strip()])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"$MULTILOCK_REQUIRES: {error}") from None
 
 
 def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:

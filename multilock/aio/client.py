@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
 from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.face import LoopFace
@@ -26,6 +26,7 @@ from multilock.kernel.fork import notice_fork
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
 from multilock.kernel.worker import SOON
+from multilock.keywords import ConnectOptions
 from multilock.lease import AsyncLease
 from multilock.model import Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
@@ -47,7 +48,7 @@ def connect_async(
     config: str | os.PathLike[str] | None = None,
     client: object = None,
     requires: Iterable[str] = (),
-    **options: Any,
+    **options: Unpack[ConnectOptions],
 ) -> AsyncClient:
     """Return an `AsyncClient` of a backend. Sends no request: the first call that needs the server connects.
 

@@ -7,7 +7,7 @@ import multiprocessing
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, assert_type, cast
+from typing import Any, Unpack, assert_type, cast
 
 import multilock
 from multilock import (
@@ -31,6 +31,19 @@ from multilock.testing.beliefs import Believers, Verdict
 client = multilock.connect("redis://localhost:6379/0", ttl=15, requires={"fencing"})
 by_mapping = multilock.connect({"url": "memory://", "ttl": 15})
 configured = multilock.connect(profile="prod", config="multilock.toml")
+multilock.connect("redis://h", tll=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+multilock.connect("redis://h", ttl="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+multilock.connect_async("redis://h", tll=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+third_party = multilock.connect("directory:///srv/locks?colour=red")
+third_party_by_mapping = multilock.connect({"url": "directory:///srv/locks", "colour": "red"})
+
+
+def on_a_backend_object(backend: Backend) -> Client:
+    return Client(backend, ttl=15)
+
+
+def wrapped(url: str, **options: Unpack[multilock.ConnectOptions]) -> Client:
+    return multilock.connect(url, **options)
 
 
 def blocking(client: Client) -> None:

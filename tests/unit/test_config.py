@@ -16,8 +16,10 @@ from multilock import AsyncClient, Client
 from multilock.backend import Backend
 from multilock.config import Settings, open_configured, resolve, settings_for
 from multilock.errors import CapabilityMissing, ConfigurationError
+from multilock.keywords import ConnectOptions
 from multilock.names import default_identity
 from multilock.options import reject_unknown
+from multilock.registry import OURS, open_backend
 from multilock.urls import redact
 
 WriteFile = Callable[[str], Path]
@@ -27,7 +29,7 @@ SECRET = "hunter2"
 
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("MULTILOCK_URL", "MULTILOCK_PROFILE", "MULTILOCK_CONFIG"):
+    for name in ("MULTILOCK_URL", "MULTILOCK_PROFILE", "MULTILOCK_CONFIG", "MULTILOCK_REQUIRES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -185,7 +187,7 @@ def test_a_url_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatc
 
 def test_an_empty_environment_variable_counts_as_unset(file: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file(PROFILES)
-    for name in ("MULTILOCK_URL", "MULTILOCK_PROFILE", "MULTILOCK_CONFIG"):
+    for name in ("MULTILOCK_URL", "MULTILOCK_PROFILE", "MULTILOCK_CONFIG", "MULTILOCK_REQUIRES"):
         monkeypatch.setenv(name, "")
     assert resolve().url == "redis://prod"
 
@@ -464,7 +466,7 @@ def test_a_file_that_is_there_and_cannot_be_read_is_an_error_also_where_nobody_a
             "a",
             "profile 'a' of multilock.toml: unknown option 'colour' for memory://",
         ),
-        ('url = "memory://?colour=3"', None, "the URL: unknown option 'colour' for memory://"),
+        ('url = "memory://?colour=3"', None, "the url in multilock.toml: unknown option 'colour'"),
     ],
 )
 def test_an_option_that_the_backend_does_not_know_is_told_with_its_place(
@@ -580,3 +582,95 @@ def test_a_url_needs_neither_tomllib_nor_entry_points() -> None:
     assert "multilock.config" in loaded
     for late in ("tomllib", "importlib.metadata", "asyncio", "difflib", "redis", "multilock_redis", "multilock_memory"):
         assert late not in loaded
+
+
+# ---- variables of the environment, pyproject.toml, requirements
+
+
+def test_the_file_names_variables_of_the_environment(file: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCK_HOST", "h7")
+    monkeypatch.setenv("LOCK_PASSWORD", "s3cr$t${x}")
+    file('url = "redis://${LOCK_HOST}:6379/0"\npassword = "${LOCK_PASSWORD}"\nprefix = "a$$b$c${LOCK_HOST}/"\nttl = 5')
+    settings = resolve()
+    assert (settings.url, settings.prefix, settings.ttl) == ("redis://h7:6379/0", "a$b$ch7/", 5.0)
+    assert settings.options == {"password": "s3cr$t${x}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('url = "redis://${LOCK_NOWHERE}"', "url in multilock.toml: the environment has no variable LOCK_NOWHERE"),
+        ('url = "redis://${}"', "url in multilock.toml: after '${'"),
+        ('url = "redis://${LOCK"', "url in multilock.toml: after '${'"),
+    ],
+)
+def test_a_missing_variable_is_an_error_that_names_it(file: WriteFile, text: str, error: str) -> None:
+    file(text)
+    with pytest.raises(ConfigurationError) as caught:
+        resolve()
+    assert str(caught.value).startswith(error)
+
+
+def test_a_variable_of_another_profile_may_be_missing(file: WriteFile) -> None:
+    file('[profiles.a]\nurl = "memory://"\n[profiles.b]\nurl = "${LOCK_NOWHERE}"')
+    assert resolve(profile="a").scheme == "memory"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'url = "memory://"\nttl = "${LOCK_PASSWORD}"',
+        'url = "memory://"\nrequires = ["${LOCK_PASSWORD}"]',
+        'url = "${LOCK_PASSWORD}"',
+        'url = "redis://h"\ndb = "${LOCK_PASSWORD}"',
+        'url = "redis://h"\nca = "${LOCK_PASSWORD}"',
+        'url = "zookeeper://h"\nnode_style = "${LOCK_PASSWORD}"',
+    ],
+)
+def test_no_error_shows_the_value_of_a_variable_or_hides_the_file(
+    file: WriteFile, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("LOCK_PASSWORD", "hunter2")
+    file(text)
+    with pytest.raises(ConfigurationError) as caught:
+        open_configured(resolve())
+    assert "hunter2" not in str(caught.value)
+    assert "multilock.toml" in str(caught.value)
+    assert "hunter2" not in repr(caught.value)
+
+
+def test_a_table_of_pyproject_toml_is_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project = tmp_path / "pyproject.toml"
+    project.write_text('dependencies = ["multilock"]')
+    with pytest.raises(ConfigurationError, match="no backend is configured"):
+        resolve()
+    with pytest.raises(ConfigurationError, match=r"\[tool.multilock\] of pyproject.toml is not there"):
+        resolve(config="pyproject.toml")
+    project.write_text('[tool.multilock]\ndefault = "a"\n[tool.multilock.profiles.a]\nurl = "memory://n"\nttl = 7')
+    assert resolve().ttl == 7.0
+    assert resolve(config=project).url == "memory://n"
+    with pytest.raises(ConfigurationError, match=r"unknown profile 'b': \[tool.multilock\] of pyproject.toml has a"):
+        resolve(profile="b")
+    (tmp_path / "multilock.toml").write_text('url = "memory://other"')
+    assert resolve().url == "memory://other"
+
+
+def test_the_environment_may_require_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTILOCK_REQUIRES", "cross_host, fencing")
+    with pytest.raises(CapabilityMissing, match=r"lacks cross_host: .*remove it from \$MULTILOCK_REQUIRES"):
+        open_configured(resolve("memory://", requires={"fencing"}))
+    monkeypatch.setenv("MULTILOCK_REQUIRES", "fencing")
+    assert open_configured(resolve("memory://")).scheme == "memory"
+    monkeypatch.setenv("MULTILOCK_REQUIRES", "colour")
+    with pytest.raises(ConfigurationError, match=r"\$MULTILOCK_REQUIRES: unknown capability 'colour'"):
+        resolve("memory://")
+
+
+def test_type_checkers_know_every_option_of_our_backends() -> None:
+    known: set[str] = set()
+    for scheme in OURS:
+        with pytest.raises(ConfigurationError) as caught:
+            open_backend(scheme, f"{scheme}://", {"colour": 1})
+        known |= set(str(caught.value).partition("known are ")[2].split(", "))
+    assert set(ConnectOptions.__annotations__) == known - {"client", ""}

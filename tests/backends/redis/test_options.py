@@ -212,7 +212,7 @@ def test_asyncio_over_tls_asks_through_threads(tls: str, certificates: Path) -> 
     files = {"ca": "cert.pem", "cert": "cert.pem", "key": "key.pem"}
 
     async def main() -> None:
-        options = {name: str(certificates / file) for name, file in files.items()}
+        options: dict[str, Any] = {name: str(certificates / file) for name, file in files.items()}
         async with multilock.connect_async(tls, **options) as client:
             for _ in range(3):
                 assert await (await client.lock("a").acquire(timeout=5)).release()

@@ -67,7 +67,7 @@ class Settings:
     )  #: the backend's own options; values from a URL are text
     requires: frozenset[str] = frozenset()  #: capabilities the backend must have
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)  #: where each option was found; no keywords
-    required_by: Mapping[str, str] = field(default_factory=dict, compare=False)  #: what else than connect() requires it
+    required_by: Mapping[str, str] = field(default_factory=dict, compare=False)  #: another place that requires it
     files: tuple[str, ...] = field(default=(), compare=False)  #: the files and profiles that have some of the settings
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)  #: values that no error may show
 

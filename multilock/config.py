@@ -1,7 +1,7 @@
 """Combine URL, mapping, file and environment into one `Settings`. Reads the configuration file, does no other I/O.
 
 A setting is looked up in this order: keyword, the URL's query, the profile, the top level of the file. A URL passed to
-connect() overrides the profile's URL, as any keyword does. A profile named with it still gives its other settings.
+connect() overrides the profile's URL, as any keyword does. If a profile is named too, its other settings still apply.
 """
 
 from __future__ import annotations

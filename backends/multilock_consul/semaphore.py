@@ -149,8 +149,8 @@ class Permits:
         return self._transactions.execute(steps, until)
 
     def _with_room(self, session: Session, claim: Claim, state: State, until: float) -> frozenset[str]:
-        """Remove enough dead holders to make room, or all of them if their limit was another; return the holders
-        left."""
+        """Remove enough dead holders to make room, or all of them if they had another limit. Return the remaining
+        holders."""
         assert state.lock
         still = operation("check-index", self._keys.of(claim.name), Index=state.lock.index)
         holders, delayed = state.holders, None

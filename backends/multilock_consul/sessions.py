@@ -207,7 +207,8 @@ class Sessions:
                 session.cancelled.pop(claim.id, None)
 
     def _forget_open(self, session: Session, claim_id: str) -> None:
-        """Forget one request of the claim. An interrupt between its two records may have left only one of them."""
+        """Forget one request of the claim. Each request is recorded in two places, and an interrupt may have left only
+        one record."""
         sessions = self._open.get(claim_id, [])
         if session in sessions:
             sessions.remove(session)

@@ -39,7 +39,8 @@ LOOK_WITHIN = 2.0  # seconds for one step of looking at everything
 DENIED_AGAIN = 5.0
 REFUSED_FOR, LONGEST_REFUSED = 5.0, 60.0  # seconds until a refused watch is requested again; the pauses grow
 CONNECTION = "watch stream"  # the name of the connection in messages
-# Losses within IN_A_ROW seconds of each other wait together at most REASON_WITHIN seconds for their reasons.
+# Before a loss is reported, etcd is asked for its reason. Losses within IN_A_ROW seconds of each other are delayed by
+# at most REASON_WITHIN seconds in all.
 IN_A_ROW = 1.0
 # How many watches of names are kept after the last waiter has left, and for how many answers in a row each is kept.
 KEPT_QUEUES = 8

@@ -12,8 +12,8 @@ name counts these down (`multilock_etcd.queue`). Once no key is ahead, the watch
 
 Readers, writers and permits wait in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name. The
 first two are those of etcd's own read-write lock. A reader waits for every older key that is not a reader's. A permit
-waits for every older key that is not a permit of the same number n. If n permits of that number are ahead, it also
-watches the n newest of them.
+waits for every older key that is not a permit of the same number n. If n such permits are ahead of it, it also watches
+the n newest of them.
 
 Compared with those recipes, this one adds:
 

@@ -132,7 +132,7 @@ class Wire:
         among.add(self)
 
     def call(self, request: bytes, within: float) -> Any:
-        """Send one request and return its reply. ``used`` is then when the request was sent.
+        """Send one request and return its reply. Sets ``used`` to the time at which the request was sent.
 
         Raises what `Backend` specifies, or `ScriptMissing`.
         """

@@ -3,11 +3,11 @@ state.
 
 A node is watched by a watch on its children. Since it has none, the watch fires when the node is deleted, and not when
 a renewal writes to it. A waiter for one of many nodes watches the children of their parent. Watches fire once, and end
-with the connection. After a reconnect everything is looked at, and watched, again.
+with the connection. After a reconnect every node is read, and watched, again.
 
 kazoo calls this module on its connection thread, which must not send. (Watches of a client that was handed over are
 called on kazoo's callback thread.) So two threads of this module send the requests, and start when they are first
-needed. One sets watches. The other reports losses, which must not wait behind a look.
+needed. One sets watches. The other reports losses, which must not wait until the first one has set its watches.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ class Watcher:
             self._holding.clear()
         self._notices.group_gone(session.number, ENDED)
         self._notices.pushes(self._name, None)  # no claim holds or waits until the next session
-        # A follower that looks opens the next session, and its names are watched there.
+        # A client that follows names reads them now. That opens the next session, in which the names are watched.
         self._notices.changed(None)
 
     def _forget_watches(self) -> None:

@@ -208,7 +208,7 @@ class End:
         return True
 
     def exit(self, deadline: float) -> None:
-        """Give back what is held, after `withdraw`, in this thread. No callbacks run, and ``deadline`` is kept."""
+        """Release all held locks, after `withdraw`, in this thread. Runs no callbacks, and ends by ``deadline``."""
         kernel = self._kernel
         with kernel.lock:
             leases = list(kernel.held.values())

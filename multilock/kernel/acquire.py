@@ -31,7 +31,7 @@ __all__ = ["Stop", "Stopped", "acquire"]
 
 
 class Stop:
-    """Lets another thread or task call off an acquire, which then raises Stopped and leaves nothing behind."""
+    """Lets another thread or task call off an acquire. The acquire then raises Stopped and leaves no claim behind."""
 
     def __init__(self) -> None:
         self._called = False
@@ -55,7 +55,7 @@ class Stopped(Exception):
 async def acquire(
     kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None = None, scope: Scope[Any] | None = None
 ) -> Holding | None:
-    """Acquire ``want.name``. Returns None if it was still taken after ``timeout`` seconds.
+    """Acquire ``want.name``. Returns None if the name was still taken after ``timeout`` seconds.
 
     ``scope`` holds the leases of the calling thread or task. Raises BackendUnavailable if the backend did not answer
     for the whole outage_timeout, or at the end of ``timeout``, or once with ``timeout=0``. Raises BackendRejected and
@@ -227,10 +227,11 @@ class _Contender:
         return claim
 
     def _pushed(self, claim: Claim) -> Granted | None:
-        """Return the grant that the server pushed to this claim, if there is one that can be trusted.
+        """Return the grant that the server pushed to this claim. Returns None if there is none, or if it cannot be
+        trusted.
 
-        Pushed grants are read only between two requests, so that the outcome of each request is known. A grant that is
-        dropped here is not lost, because the next request asks for it again.
+        Pushed grants are read only between two requests, so that the outcome of each request is known. A dropped grant
+        is not lost: the next request asks the server for it again.
         """
         granted, self.waiting.granted = self.waiting.granted, None
         if granted is None or not claim.renew:
@@ -278,9 +279,10 @@ class _Contender:
         return max(min(within, self.deadline - self.kernel.now()), 0.001)
 
     async def _renewed(self, claim: Claim, granted: Granted) -> Granted | None:
-        """Renew a grant that has used up half of its time, before it is handed out.
+        """Renew a grant that has used up half of its time, before the caller gets its lease.
 
-        Returns the newer proof, or ``granted`` if the renewal is not answered. Returns None if the name is not ours.
+        Returns the newer grant, or ``granted`` if the renewal is not answered. Returns None if the claim does not hold
+        the name.
         """
         kernel = self.kernel
         until = validity.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
@@ -308,9 +310,9 @@ class _Contender:
         self._stop_listening(claim)  # last, because close() waits for all claims in `waiting`
 
     def _stop_listening(self, claim: Claim) -> None:
-        """Forget the claim as a waiting one.
+        """Remove the claim from the claims that wait.
 
-        Call it where an interrupt still gives the claim back, so never in a ``finally`` after the lease was made.
+        Call this only where an interrupt still releases the claim, so never in a ``finally`` after the lease was made.
         """
         self.kernel.monitor.waiting.pop(claim.id, None)
 

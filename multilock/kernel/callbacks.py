@@ -1,4 +1,4 @@
-"""Runs the user's callbacks on threads of their own, so that one that hangs or raises harms nothing else."""
+"""Runs the user's callbacks on separate threads, so that a callback that hangs or raises harms nothing else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Callbacks(Protocol):
         """Return a context manager for many calls of `start` by the ticking thread, which may share threads."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait until every call has ended, except the call that this is called from. Returns False at the timeout."""
+        """Wait until every callback has ended, except a callback from which this is called. Returns False at the
+        timeout."""
 
 
 def runs(kind: Callable[[Any], bool], function: Any) -> bool:
@@ -78,7 +79,7 @@ def call_safely(callback: Callable[..., object], *args: Any) -> object:
 
 
 def call_in_thread(callback: Callable[..., object], *args: Any) -> None:
-    """Call ``callback(*args)`` in a thread of multilock, which must survive even sys.exit() in a callback."""
+    """Call ``callback(*args)`` in a thread of multilock. The thread survives even a callback that calls sys.exit()."""
     try:
         refuse_awaitable(callback, call_safely(callback, *args))
     except BaseException:
@@ -198,7 +199,7 @@ class ThreadCallbacks:
         return wait_until(self._runtime, lambda: self._unfinished <= {CALLED.get()}, timeout)
 
     def _put_back(self, calls: list[_Call]) -> None:
-        """Queue these calls again after an interrupt, unless they have begun."""
+        """After an interrupt, queue again those of these calls that have not begun."""
         with self._lock:
             self._relief_at = math.inf  # the timer may not have been set
             for call in calls:
@@ -209,7 +210,8 @@ class ThreadCallbacks:
         self._timers.at(self._runtime.now() + HUNG, self._relieve)
 
     def _run(self, first: _Call) -> None:
-        """Run calls on this thread until the queue is empty, or until another thread has taken its place."""
+        """Run queued calls on this thread until the queue is empty, or until another thread has taken this thread's
+        place."""
         call: _Call | None = first
         while call is not None:
             with self._lock:
@@ -225,7 +227,8 @@ class ThreadCallbacks:
                 counted = self._young.pop(call, self) is None
                 if not again:
                     self._unfinished.discard(call)
-                # A call that no longer counted was replaced by another thread already, so this thread ends.
+                # If this call no longer counts, another thread has already taken the place of this one, so this thread
+                # ends.
                 call = self._next() if counted and self._queue else None
 
     def _next(self) -> _Call:
@@ -235,7 +238,8 @@ class ThreadCallbacks:
         return call
 
     def _relieve(self) -> None:
-        """Stop counting callbacks that hang. Start queued ones in their places, and those that must not wait longer."""
+        """Stop counting callbacks that hang. Start queued callbacks in their places, and those that must not wait
+        longer."""
         started: list[_Call] = []
         try:
             with self._lock:

@@ -1,4 +1,4 @@
-"""The background cancel: gives a claim back, again and again until the backend has answered.
+"""The background cancel: releases a claim, again and again until the backend has answered.
 
 A request without an answer may still be executed later. No caller waits for that. Its claim goes to the background
 cancel, which releases it again and again until the backend answers. The backend makes that cancel final, for example
@@ -49,18 +49,18 @@ CARRIERS = 2
 def call_to_give_back(
     backend: Backend, now: float, claim: Claim, granted: Granted | None, unsure: bool, rest_until: float | None
 ) -> tuple[Callable[..., Returned], *tuple[Any, ...]]:
-    """Return the backend's function that gives the claim back, and its arguments except the last, the timeout."""
+    """Return the backend's function that releases the claim, and all its arguments except the last, the timeout."""
     if rest_until and granted and (seconds := rest_until - now) > 0:
         return cast("Rests", backend).rest, claim, granted, unsure, seconds
     return backend.release, claim, granted, unsure
 
 
 class _Cancel:
-    """One claim that the background cancel gives back.
+    """One claim that the background cancel releases.
 
-    ``until`` is when it may give up. ``told`` has the messages logged so far. ``under_way`` is True while a request is
-    planned for now or being sent, and False during a pause. The ``bells`` ring when that request has ended. ``begun``
-    is True once the first request was planned for now.
+    ``until`` is the time from which the cancel may give up. ``told`` has the messages logged so far. ``under_way`` is
+    True while a request is planned for now or being sent, and False during a pause. The ``bells`` ring when that
+    request has ended. ``begun`` is True once the first request was planned for now.
     """
 
     __slots__ = ("begun", "bells", "claim", "failures", "granted", "rest_until", "told", "under_way", "unsure", "until")
@@ -81,7 +81,7 @@ class _Cancel:
 
 
 class Cancels:
-    """The background cancel of one client: gives claims back until the backend has answered."""
+    """The background cancel of one client: releases each claim until the backend has answered."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -99,7 +99,7 @@ class Cancels:
         not_before: float | None = None,
         rest_until: float | None = None,
     ) -> None:
-        """Give this claim back in the background.
+        """Release this claim in the background.
 
         ``unsure``: Some request with its id was never answered. ``not_before``: The time of the first request.
         ``rest_until``: The claim was held, and hold_at_least keeps its name taken until then.
@@ -115,15 +115,15 @@ class Cancels:
             self._begin(cancel)
 
     def hurry(self, claim: Claim) -> None:
-        """Give this claim back now, without waiting for ``not_before`` of `add`. A second call changes nothing.
+        """Release this claim now, without waiting for the ``not_before`` of `add`. A second call changes nothing.
 
-        The caller may hold any lock, so the ticking thread does it.
+        The caller may hold any lock, so the ticking thread sends the request.
         """
         self._hurried.append(claim)
         self._kernel.nudge()
 
     def step(self) -> None:
-        """Begin the cancels of `hurry`. Called on the ticking thread."""
+        """Begin the cancels that `hurry` asked for. Called on the ticking thread."""
         while self._hurried:
             claim = self._hurried.popleft()
             with self._lock:
@@ -132,11 +132,12 @@ class Cancels:
                 self._begin(cancel)
 
     def wait(self, timeout: float) -> bool:
-        """Wait until every claim is given back. Returns False after ``timeout`` seconds."""
+        """Wait until every claim is released. Returns False after ``timeout`` seconds."""
         return wait_until(self._kernel.runtime, lambda: not self._open, timeout)
 
     def withdraws(self, name: str, bell: Bell) -> bool:
-        """Return whether a request that gives this name back is under way. If so, its end will ring ``bell``."""
+        """Return whether a request that releases this name is under way. If so, ``bell`` rings when the request
+        ends."""
         if not self._open:
             return False
         with self._lock:
@@ -146,7 +147,7 @@ class Cancels:
         return bool(found)
 
     def take(self) -> list[tuple[Claim, Granted | None, bool, float | None]]:
-        """Remove and return all open claims. The caller gives them back itself."""
+        """Remove and return all open claims. The caller releases them itself."""
         with self._lock:
             rest = [(cancel.claim, cancel.granted, cancel.unsure, cancel.rest_until) for cancel in self._open.copy()]
             self._open.clear()
@@ -205,7 +206,8 @@ class Cancels:
         return True
 
     def _pause(self, cancel: _Cancel) -> float:
-        """Return the seconds until the next try: at most a period of a session whose renewal keeps the name taken."""
+        """Return the seconds until the next try. If a renewed session keeps the name taken, that is at most one renewal
+        period."""
         longest = LONGEST_IN_BACKGROUND
         if self._is_renewed(cancel):
             longest = min(longest, max(2 * FIRST_PAUSE, cancel.claim.ttl / RENEWALS))

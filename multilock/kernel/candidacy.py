@@ -1,8 +1,8 @@
 """`Candidacy`: campaign, lead, step down, stand again and stop, the same for both faces.
 
 An election is a contest for the lock of its name, and a leadership is a lease. `multilock.kernel.term` has one
-leadership with its callbacks and its orderly end. This file has what comes before and after it. The coroutines await
-only the kernel's acquire and release, and conditions.
+leadership with its callbacks and its orderly end. This file has what comes before and after a leadership. The
+coroutines await only the kernel's acquire and release, and conditions.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         )
 
     def _interrupted(self, handing: Handing[Any]) -> None:
-        """Resign a leadership whose caller was interrupted before it had it."""
+        """Resign a leadership whose caller was interrupted before the caller had it."""
         if handing.lease is not None:
             term: Term[T] = handing.lease._term
             if not term.over():
@@ -217,7 +217,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._office.condition.notify()
 
     def _close_no_longer(self) -> None:
-        """If this node neither stands nor leads, tell the client that close() has nothing to end here."""
+        """If this node neither campaigns nor leads, tell the client that close() has nothing to end here."""
         with self._office.lock:
             if self._stop is None and not self._campaigns and (self._term is None or self._term.leadership._over()):
                 self._kernel.closers.pop(self._close, None)
@@ -229,9 +229,9 @@ class Candidacy(OfThisProcess, Generic[T]):
     # Standing again after each term
 
     async def _stand(self, work: Callable[[T], Any] | None, stop: Stop, handing: Handing[Any]) -> Any:
-        """Campaign, lead and stand again, until ``stop`` is called or ``work`` ends by itself.
+        """Campaign, lead and campaign again, until ``stop`` is called or ``work`` ends by itself.
 
-        ``handing`` has the leadership of this candidacy. `_term` may be that of a campaign() beside it.
+        ``handing`` has the leadership of this candidacy. `_term` may belong to a campaign() that runs at the same time.
 
         Returns the result of ``work``, or None after ``stop`` and after the client was closed.
         """
@@ -301,7 +301,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         await self._office.condition.wait_for(stop.called, lambda: end)
 
     async def _stand_back(self, term: Term[T], stop: Stop) -> None:
-        """Wait after a term before this node stands again: after a failure, and to let others go first."""
+        """Wait after a term before this node campaigns again: after a failure, and to let other nodes go first."""
         if term.failed:
             await self._pause(stop)
         loss = term.leadership.loss
@@ -311,7 +311,8 @@ class Candidacy(OfThisProcess, Generic[T]):
             await self._let_others(term, stop)
 
     async def _let_others(self, term: Term[T], stop: Stop) -> None:
-        """Wait until another node has led, for 2 s at most. Used if the backend has no queue to join at its end."""
+        """Wait until another node has led, for 2 s at most. Used if the backend has no queue in which this node could
+        join last."""
         kernel, name = self._kernel, self._want.name
         observer = Observer(kernel, name)
         end = kernel.now() + POLITE
@@ -327,7 +328,8 @@ class Candidacy(OfThisProcess, Generic[T]):
             observer.close()
 
     def _begin_standing(self, stop: Stop) -> None:
-        """Make this node a candidate until `_end_standing`, which the caller must also call after any interrupt.
+        """Make this node a candidate until `_end_standing` is called. The caller must call that after any interrupt,
+        too.
 
         Raises RuntimeError if it is a candidate already.
         """
@@ -349,9 +351,9 @@ class Candidacy(OfThisProcess, Generic[T]):
             return True
 
     def _end_standing(self, stop: Stop) -> None:
-        """End the candidacy that began with ``stop``. Call it again after an interrupt.
+        """End the candidacy that began with ``stop``. Call this again after an interrupt.
 
-        If that candidacy has ended before, nothing happens to another one that may have begun since.
+        If that candidacy has already ended, a candidacy that has begun since is not affected.
         """
         if self._stop is not stop:
             return
@@ -402,7 +404,8 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._reporter.end()
 
     def _close(self) -> Ending:
-        """End the candidacy, because the client is being closed. Returns the latest time of that end."""
+        """End the candidacy, because the client is being closed. Returns the latest time at which the candidacy
+        ends."""
         self._call_off()
         term = self._term
         if term:
@@ -418,7 +421,7 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     @property
     def identity(self) -> str:
-        """The text by which other nodes know this candidate."""
+        """The text by which other nodes identify this candidate."""
         return self._want.identity or self._kernel.identity
 
     def is_leader(self) -> bool:
@@ -430,7 +433,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         return term is not None and not term.over()
 
     def _stands(self) -> bool:
-        """Return whether it leads, or campaigns and stands again: between ``start()`` or ``run()`` and ``stop()``."""
+        """Return whether this node leads, or is a candidate: from ``start()`` or ``run()`` until ``stop()``."""
         return self._stop is not None or self.is_leader()
 
     def __repr__(self) -> str:

@@ -132,7 +132,7 @@ class Kernel:
         process.register(self)
 
     def start(self) -> None:
-        """Create the parts of the kernel. Called again in a forked child, which uses none of its parent's parts."""
+        """Create the parts of the kernel. A forked child calls this again, because it uses no part of its parent."""
         self.lock = system.RLock()  # reentrant, because a finalizer may run while its thread holds the lock
         self.held: dict[str, Holding] = {}
         self.ticker: Ticker | None = None
@@ -186,7 +186,7 @@ class Kernel:
     # The life of a lease
 
     def claim(self, want: Want, arrived: int) -> Claim:
-        """Make a new claim for a call of acquire() that came at ``arrived``."""
+        """Make a new claim for an acquire() that was called at ``arrived``."""
         claim_id = f"{self.client}.{system.urandom(16).hex()}"
         identity = want.identity or self.identity
         owner = owner_text(claim_id, want.kind, self._host, self._pid, identity, want.grant)
@@ -194,9 +194,9 @@ class Kernel:
         return Claim(name, kind, claim_id, owner, want.grant, want.renew, want.fair, identity, permits, arrived)
 
     def adopt(self, want: Want, claim: Claim, granted: Granted, unsure: bool, started: float) -> Holding | None:
-        """Make a lease from a grant, and have the watchdog renew it from now on.
+        """Make a lease from a grant. The watchdog renews the lease from now on.
 
-        Returns None if the grant is over already: it has expired, or the server has revoked it while the reply was on
+        Returns None if the grant is already over: it has expired, or the server has revoked it while the reply was on
         its way. Leases are made only here, so a refused grant never shows as held.
         """
         with self.lock:
@@ -240,7 +240,8 @@ class Kernel:
         return [lease for lease in list(self.held.values()) if lease.granted.group == group]
 
     def abandon(self, claim: Claim) -> None:
-        """Drop the lease of this claim, if it has one. Its acquire was interrupted before the caller had the lease."""
+        """Drop the lease of this claim, if there is one. The acquire was interrupted before the caller had the
+        lease."""
         with self.lock:
             if lease := self.held.get(claim.id):
                 self.forget(lease)
@@ -282,7 +283,8 @@ class Kernel:
             ticker.poke(at)
 
     def nudge(self) -> None:
-        """Make the ticking thread run a step now, if there is one. The caller is not allowed to start a thread."""
+        """Make the ticking thread run a step now. Does nothing without a ticking thread: the caller must not start
+        one."""
         if ticker := self.ticker:
             ticker.poke(self.now())
 
@@ -293,9 +295,10 @@ class Kernel:
             self.poke(self.now())  # the ticking thread tries again
 
     def starts_threads(self) -> bool:
-        """Return False if a thread was refused, and no ticking thread will try again: then the caller must call again.
+        """Return False if a thread was refused and no ticking thread will try again. Then the caller must call this
+        again.
 
-        Each call tries.
+        Each call tries to start the thread.
         """
         return not (worker.is_any_missing() and worker.try_again()) or bool(worker.helpers)
 
@@ -359,7 +362,7 @@ class Kernel:
         return [lease.name for lease in list(self.held.values()) if lease.stage == HELD and now < lease.lost_at]
 
     def waiting_names(self) -> list[str]:
-        """Return a name for each call of acquire() under way."""
+        """Return the name of the lock for each acquire() that is under way."""
         asking = [one.claim.name for one in list(self.monitor.waiting.values()) if one.claim.id not in self.held]
         return asking + self.gate.behind()
 
@@ -423,7 +426,8 @@ class Kernel:
             raise
 
     async def pages(self, prefix: str) -> Callable[[], Coroutine[Any, Any, list[LockInfo]]]:
-        """Return a function that returns the next held locks whose names begin with ``prefix``, [] at the end."""
+        """Return a function. Each call returns the next held locks whose names begin with ``prefix``, and [] after the
+        last."""
         iterator = await self.ask(partial(self.backend.inspect_all, prefix))
 
         async def page() -> list[LockInfo]:
@@ -432,7 +436,8 @@ class Kernel:
         return page
 
     async def renew(self, lease: AnyHeld) -> None:
-        """Renew a lease now: see ``Lease.renew``. For several locks, go on with the others if one is not answered."""
+        """Renew a lease now: see ``Lease.renew``. If one of several locks gets no answer, the other locks are renewed
+        all the same."""
         lease.check()
         parts: Sequence[Holding] = lease.leases
         errors: list[MultilockError] = []
@@ -450,7 +455,8 @@ class Kernel:
     async def _renew_one(self, lease: Holding) -> None:
         granted = lease.granted
         if not lease.claim.renew and self.watchdog.sessions.renews(granted.group):
-            # Its session is renewed anyway, so a proof of the session does not extend it. Its ttl counts from now.
+            # The session is renewed anyway, so a proof of the session does not extend this lease. The lease's ttl
+            # counts from now.
             granted = granted._replace(sent_at=self.now())
         within = min(self.request_timeout(granted.ttl), lease.lost_at - self.now())
         try:

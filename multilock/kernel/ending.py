@@ -78,7 +78,8 @@ class End:
     def _wait_for_the_end(self) -> None:
         """Wait for the `close` of another thread, unless that one may wait for the caller.
 
-        It may while it waits for the work of an election, because that work may wait for any other thread.
+        That `close` may wait for the caller as long as it waits for the work of an election, because that work may wait
+        for any other thread.
         """
         kernel = self._kernel
         if not (in_the_middle() or CALLED.get() or self._awaits_work) and self._closing not in (
@@ -88,7 +89,7 @@ class End:
             wait_until(kernel.runtime, lambda: self._ended or kernel.now() >= self._over_by, math.inf)
 
     def _close(self, leases: list[Holding]) -> None:
-        """End a client that accepts no new work, with the leases it held. A second call changes nothing."""
+        """End a client that accepts no new work, and the leases that it held. A second call changes nothing."""
         kernel = self._kernel
         budget = kernel.request_timeout()
         endings = [end() for end in list(kernel.closers)]
@@ -112,9 +113,9 @@ class End:
             self._give_all_back(leases, budget, until)
 
     def _give_all_back(self, leases: list[Holding], budget: float, until: float) -> None:
-        """Wait for callbacks, give every lease back, wait for the answers, and end threads and connections.
+        """Wait for callbacks, release every lease, wait for the answers, and end threads and connections.
 
-        ``until`` is when the elections have given back their leases.
+        ``until`` is the time by which the elections have released their leases.
         """
         kernel = self._kernel
         self._closing = system.get_ident()
@@ -194,8 +195,8 @@ class End:
     def withdraw(self, deadline: float) -> bool:
         """Cancel the claims of all waiters, because the interpreter ends. Returns False if the client has ended before.
 
-        All clients do this before any of them gives a lock back. Otherwise the lock could go to a waiter that ends with
-        this process.
+        All clients do this before any of them releases a lock. Otherwise a waiter of this process could get the lock,
+        and would then end with the process.
         """
         kernel = self._kernel
         kernel.lift_fences()
@@ -238,9 +239,9 @@ class End:
                     break  # further attempts would only use up the time of the other clients
 
     def forked(self) -> None:
-        """Reset the client in a forked child: every lease reads RELEASED, and nothing is given back.
+        """Reset the client in a forked child: every lease reads RELEASED, and no release is sent.
 
-        The child opens connections of its own.
+        The child opens its own connections.
         """
         kernel = self._kernel
         self._closing = None

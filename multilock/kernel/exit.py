@@ -1,4 +1,4 @@
-"""The end of all clients at the exit of the interpreter: waiters are withdrawn, then held locks are given back."""
+"""The end of all clients at the exit of the interpreter: waiters are withdrawn, then held locks are released."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _exit() -> None:
 
 
 def _at_exit() -> None:
-    """Give back all locks: first what waiters claim, in all clients, then what is held."""
+    """Release all locks: first cancel the claims of waiters, in all clients, then release the held locks."""
     notice_fork()  # a forked child must not give back the locks of its parent
     began = now()
     kernels = living()

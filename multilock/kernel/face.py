@@ -55,12 +55,14 @@ class Face(Protocol):
         ...
 
     def forget_closed_loop(self) -> None:
-        """Have the kernel drop what ran on an event loop that was closed, because such coroutines never unwind."""
+        """Have the kernel drop the calls that ran on an event loop that was closed, because their coroutines never
+        unwind."""
 
     def abandoned(self) -> Sequence[str]:
         """Return the ids of the claims whose waiters never unwind, because their event loop was closed.
 
-        For the ticking thread: a client that nobody uses again would keep their places in a session that it renews.
+        Used by the ticking thread. Otherwise a client that is not used again would keep the places of these waiters in
+        a queue, as long as it renews its session.
         """
         ...
 

@@ -33,7 +33,7 @@ class Killer(Protocol):
     """Ends this process at a time on the runtime's clock."""
 
     def at(self, when: float) -> None:
-        """Set the time, which replaces the one set before. ``math.inf`` means never."""
+        """Set the time of the kill, which replaces an earlier time. ``math.inf`` means never."""
 
     def close(self) -> None:
         """Delete the timer."""
@@ -93,7 +93,7 @@ def _with_timers() -> PyDLL:
 
 
 class Fence:
-    """The hard fence of one client: it kills the process when the first of these leases ends its validity.
+    """The hard fence of one client: it kills the process as soon as the validity of one of its leases ends.
 
     The caller holds the kernel's lock. A signal handler or a finalizer may run between any two lines, and release a
     lease here. An interrupt may end any call halfway. The interrupted caller then lifts the fence of that lease.
@@ -102,7 +102,7 @@ class Fence:
     def __init__(self, killer: Killer) -> None:
         self._killer = killer
         self._until: dict[str, float] = {}  # by claim id
-        # The earliest first. An entry counts only if `_until` has the same time. Others are outdated or lifted.
+        # The earliest first. An entry counts only if `_until` has the same time. Other entries are outdated or lifted.
         self._heap: list[tuple[float, str]] = []
         self._set_to = math.inf
 
@@ -115,15 +115,15 @@ class Fence:
         self._set()
 
     def lift(self, claim_id: str) -> None:
-        """Forget this lease, because its holder has ended its work.
+        """Remove this lease, because its holder has ended its work.
 
-        An interrupted call is repeated, because the interrupt may have come before the timer was set.
+        If a call is interrupted, the caller repeats it, because the interrupt may have come before the timer was set.
         """
         self._until.pop(claim_id, None)
         self._set()
 
     def close(self) -> None:
-        """Forget all leases, and delete the timer."""
+        """Remove all leases, and delete the timer."""
         self._until.clear()
         self._heap.clear()
         self._killer.close()

@@ -21,7 +21,7 @@ MADV_WIPEONFORK = 18  # <sys/mman.h>: a forked child finds this page filled with
 
 
 class _ByPid:
-    """A replacement for the wiped page on systems that have none. Every look at it costs a system call."""
+    """A replacement for the wiped page on systems that have none. Each time it is read costs a system call."""
 
     def __init__(self) -> None:
         self._pid, self._value = os.getpid(), 0
@@ -52,7 +52,7 @@ _resetting: dict[int, system.RLock] = {}  # by pid, because a lock of the parent
 
 
 def notice_fork() -> None:
-    """Reset all clients if this process was forked without Python's hooks. Otherwise it costs no system call."""
+    """Reset all clients if this process was forked without Python's hooks. If it was not, this costs no system call."""
     if this_process[0] != OURS:
         with _resetting.setdefault(os.getpid(), system.RLock()):
             if this_process[0] == FORKED:

@@ -41,10 +41,10 @@ class Line:
         return self.answered_at >= started
 
     def unheard(self, started: float, now: float) -> bool:
-        """Return whether a waiter that came at ``started`` has no evidence that the name is taken.
+        """Return whether a waiter that began at ``started`` has no evidence that the name is taken.
 
-        That is so if the backend has not answered since, although the request under way has had time for it. Before the
-        backend's very first answer, any request under way counts.
+        That is so if the backend has not answered since, although the request under way has had enough time for an
+        answer. Before the backend's very first answer, any request under way counts.
         """
         if self.heard_since(started):
             return False
@@ -57,7 +57,7 @@ class Line:
             self.silent_since = sent_at
 
     def patience_ends(self, started: float, outage_timeout: float) -> float:
-        """Return the earliest time at which the present outage is too long for a waiter that came at ``started``."""
+        """Return the earliest time at which the present outage is too long for a waiter that began at ``started``."""
         return max(started, math.inf if self.silent_since is None else self.silent_since) + outage_timeout
 
 
@@ -69,7 +69,8 @@ class Gate:
         self._lock = system.RLock()
 
     def enter(self, name: str, bell: Bell) -> Line:
-        """Join the line for ``name``. The first of ``line.bells`` may send requests. When it leaves, the next rings."""
+        """Join the line for ``name``. The waiter of the first of ``line.bells`` may send requests. When it leaves, the
+        next bell rings."""
         with self._lock:
             line = self._lines.get(name)
             if line is None:
@@ -78,7 +79,7 @@ class Gate:
             return line
 
     def leave(self, name: str, bell: Bell) -> None:
-        """Leave the line, and wake the next waiter. Call it again after an interrupt, wherever that came.
+        """Leave the line, and wake the next waiter. Call this again after an interrupt, wherever the interrupt came.
 
         The interrupt may have come before the waiter had joined, or before the next waiter was woken.
         """
@@ -98,7 +99,7 @@ class Gate:
                 del self._lines[name]
 
     def behind(self) -> list[str]:
-        """Return a name for each waiter that is not the first of its line."""
+        """Return the name of the lock for each waiter that is not the first of its line."""
         with self._lock:
             return [name for name, line in self._lines.items() for _ in line.bells[1:]]
 

@@ -1,4 +1,5 @@
-"""Returns a new lease to the caller of acquire(). If an interrupt comes before the caller has it, it is given back."""
+"""Returns a new lease to the caller of acquire(). If an interrupt comes before the caller has the lease, the lease is
+released."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ L = TypeVar("L", bound=AnyHeld)
 
 
 class Handing(Generic[L]):
-    """The lease of one acquire, on its way to the caller.
+    """The lease of one acquire() that its caller does not have yet.
 
     The function that returns the lease creates this object first, and calls `take_back` in its ``except``. So the lease
     is recorded here before an interrupt can hit a function that has it only in a local variable. Once that function has
@@ -33,7 +34,8 @@ class Handing(Generic[L]):
         self.lease: L | None = None
 
     def reenter(self, scope: Scope[L], want: Want) -> L | None:
-        """Acquire a reentrant lease of ``scope`` once more. Returns None if there is none that is still held."""
+        """Acquire a reentrant lease of ``scope`` once more. Returns None if ``scope`` has no such lease that is still
+        held."""
         held = scope.newest(lambda lease: lease._may_reenter(want)) if want.reentrant else None
         if held is None:
             return None

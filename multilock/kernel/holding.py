@@ -1,7 +1,7 @@
 """The states of a lease, its acquire count, and the functions called at its end.
 
-`Holding` is the lease of one lock. `multilock.many` has the lease of several locks, whose parts are holdings. `AnyHeld`
-is the base of both.
+`Holding` is the lease of one lock. `multilock.many` has the lease of several locks. Each part of that is a `Holding`.
+`AnyHeld` is the base of both.
 
 Only the named transitions in this file assign the state (see docs/decisions/0015-the-house.md):
 
@@ -40,7 +40,8 @@ NEW, HELD, RELEASING, RELEASED, LOST = range(5)
 
 
 class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
-    """A lease of one lock or of several, from its grant until it is released or lost. It is never held again then."""
+    """A lease of one lock or of several, from its grant until it is released or lost. After that it is never held
+    again."""
 
     # Each public slot has a docstring, because help() of a lease shows it. Only multilock assigns them.
     __slots__ = {
@@ -77,7 +78,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _count_down(self) -> bool:
-        """HELD → HELD: release a reentrant lease once that was acquired more than once."""
+        """HELD → HELD: release one acquire of a reentrant lease that was acquired more than once."""
         if self.stage != HELD or self.count <= 1:
             return False
         self.count -= 1
@@ -86,8 +87,9 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _body_ends(self) -> bool:
         """Every state → itself: a body of ``with`` ends. Returns whether its end must release the lease.
 
-        It must not if only as many acquires are left as other bodies: then its own acquire was released by hand, or it
-        never had one, because it entered a lease that another body had entered already.
+        It must not if only as many acquires are left as there are other bodies. Then the acquire of this body was
+        released by hand. Or the body never had an acquire, because it entered a lease that another body had already
+        entered.
         """
         self._open -= 1
         return self.count > self._open
@@ -221,7 +223,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         raise NotImplementedError
 
     def _end_of_work(self) -> bool:
-        """Record that one work under a lease that is already over has ended. Returns True if it was the last one."""
+        """Record that one work under a lost or released lease has ended. Returns True if it was the last one."""
         with self._kernel.lock:
             if self.count > 1:
                 self.count -= 1
@@ -230,21 +232,22 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _all_work_ended(self) -> None:
-        """Clean up after the last work under a lease that is already over. A second call changes nothing."""
+        """Clean up after the last work under a lost or released lease. A second call changes nothing."""
         self._lift_fence()
         self._leave_scope()
 
     def _give_back_early(self) -> None:
-        """Give a lost lease back now, not at ``valid_until``, if all its work has ended and its callbacks have begun.
+        """Release a lost lease at the server now, not at ``valid_until``, if all its work has ended and its callbacks
+        have begun.
 
-        Called when one of them may have become true.
+        Called when one of these two conditions may have become true.
         """
         raise NotImplementedError
 
     def _check_at_entry(self) -> None:
-        """At the beginning of ``with``, raise LockLost or NotHeld if the lease is over, and end its work then.
+        """At the beginning of ``with``: if the lease is over, end its work, and raise LockLost or NotHeld.
 
-        A body that enters the lease of another body has no acquire of its own, so it ends no work.
+        A body that enters the lease of another body has no separate acquire, so it ends no work.
         """
         try:
             self.check()
@@ -267,11 +270,11 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         raise NotImplementedError
 
     def _going_back(self) -> list[Holding]:
-        """Return the holdings that the release must give back to the backend, the last acquired first."""
+        """Return the holdings that must be released at the backend, the last acquired first."""
         raise NotImplementedError
 
     def _tell_gone(self) -> None:
-        """Lose a lease of several locks if the release of a part found that part gone."""
+        """Lose a lease of several locks if the release of a part reported that the part was lost."""
 
     def _no_rest(self) -> None:
         """Cancel hold_at_least, because no work was done under the lease."""
@@ -301,7 +304,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self._kernel.callbacks.start(callback, self.loss)
 
     def _at_end(self, hook: Callable[[], None]) -> bool:
-        """Have ``hook`` called when the lease ends, by the thread that ends it. Returns False if it is over already."""
+        """Have ``hook`` called when the lease ends, by the thread that ends it. Returns False if the lease is already
+        over."""
         self._alive()
         with self._kernel.lock:
             if self._over():
@@ -327,11 +331,11 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         )
 
     def _loss_for_the_body(self) -> Loss[Any] | None:
-        """Return why the body of a ``with`` must end, or None if it may go on."""
+        """Return the reason why the body of a ``with`` must end, or None if the body may go on."""
         return self.loss if self._is_lost() else None
 
     def _raise_lost(self, error: BaseException | None) -> None:
-        """Raise LockLost at the end of ``with``. If the body raised ``error``, add a note to that instead."""
+        """Raise LockLost at the end of ``with``. If the body raised ``error``, add a note to ``error`` instead."""
         lost = self._lock_lost()
         if error is None:
             raise lost
@@ -346,7 +350,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             self._hooks = None
 
     def __copy__(self) -> Self:
-        """Return the lease itself, because one holding cannot become two. So a `Loss` that refers to it is copyable."""
+        """Return the lease itself, because a lease cannot exist twice. So a `Loss` that refers to a lease can be
+        copied."""
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -399,7 +404,7 @@ class Holding(AnyHeld):
         self._accept(granted)
 
     def _accept(self, granted: Granted) -> None:
-        """Store a new proof. The caller has made sure that it arrived before the lease was lost."""
+        """Store a new proof. The caller has made sure that the proof arrived before the lease was lost."""
         ttl = granted.ttl
         self.granted = granted
         self.valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
@@ -484,7 +489,8 @@ class Holding(AnyHeld):
             self._kernel.hard_fence().keep(self.claim.id, self.valid_until)
 
     def _end_hold_at(self, end: float) -> float:
-        """End the lease at that time at the latest. Returns when to look at it. The caller holds the kernel's lock."""
+        """End the lease at that time at the latest. Returns the time at which the watchdog must check the lease. The
+        caller holds the kernel's lock."""
         self.hold_until = end
         self.lost_at = validity.lost_at(self.valid_until, self.granted.ttl, end)
         return self._kernel.watchdog.plan(self)

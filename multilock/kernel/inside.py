@@ -17,7 +17,8 @@ inside: set[int] = set()
 
 
 def check_outside() -> None:
-    """Raise BackendUnavailable if this thread is inside a backend, because it would wait for itself, perhaps forever.
+    """Raise BackendUnavailable if this thread is inside a backend. It could wait for a lock that it holds itself,
+    forever.
 
     Then the caller is a finalizer or a signal handler that has interrupted another call.
     """

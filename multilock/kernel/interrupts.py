@@ -1,11 +1,11 @@
-"""Code that must not stay half done if an interrupt comes: Ctrl-C, a time limit by signal, a cancellation.
+"""Helpers for steps that must not stay half done if an interrupt comes: Ctrl-C, a time limit by signal, a cancellation.
 
 CPython may raise an interrupt whenever a Python function begins or a C function returns. So a step that must not stay
 half done is written such that a second run is harmless. If it is interrupted, it is run once more.
 
-`surely` does that for a plain function that makes the first change itself. Three cases need an ``except
-BaseException`` of their own. The step may have to be undone, as for a lease that no caller has. The step may await. Or
-something was changed before the call, so that an interrupt at the entry of `surely` would leave it half done.
+`surely` does that for a plain function that makes the first change itself. Three cases need an ``except BaseException``
+of their own. The step may have to be undone, as for a lease that no caller has. The step may await. Or the caller made
+a change before it called `surely`, so that an interrupt at the entry of `surely` would leave that change half done.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def surely(step: Callable[..., R], *args: Any) -> R:
     """Return ``step(*args)``. If it is interrupted, call it once more, then let the interrupt go on.
 
     A second call of ``step`` must be harmless. The interrupt can also come before the first line here. So ``step`` must
-    make its first irrevocable change itself. If something was changed before, the caller's own ``try`` must cover this
-    call.
+    make its first irrevocable change itself. If the caller made a change before the call, its own ``try`` must cover
+    this call.
     """
     try:
         return step(*args)
@@ -33,7 +33,7 @@ def surely(step: Callable[..., R], *args: Any) -> R:
 
 
 class Once:
-    """A callback that runs only the first time, even if an interrupt made the kernel start it again.
+    """A callback that runs at most once, even if the kernel starts it again after an interrupt.
 
     The thread that runs it takes the callback out. Otherwise a thread that keeps time could drop the last reference to
     an object of the user, and run its ``__del__``. ``begins()`` is called just before the callback.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARED", "Make", "Want", "check_hold_at_least", "want"]
 
-# The kinds of which several holders can share a name. They do not use the local gate: behind it they would join the
-# server's queue one by one, and a writer of another process could get between them each time.
+# The kinds of which several holders can share a name. Their waiters do not use the local gate. Behind the gate they
+# would join the server's queue one by one, and a writer of another process could get between them each time.
 SHARED = frozenset({"read", "permit"})
 NEEDS = {
     "read": ("read_write", "readers and writers"),
@@ -82,8 +82,8 @@ def want(
 ) -> Want:
     """Check the options of a lock, and return its `Want`. ``patient`` outlasts every outage.
 
-    ``fair=None`` means whatever the backend can do. It is allowed for readers, writers and permits, whose order does
-    not depend on it. Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+    ``fair=None`` means whatever the backend can do. Readers, writers and permits accept it, because their order does
+    not depend on ``fair``. Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
     """
     kernel.check_open()
     backend, settings = kernel.backend, kernel.settings

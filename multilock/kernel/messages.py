@@ -40,7 +40,7 @@ class Messages:
     def blocked_by_itself(self, want: Want, held: Holding) -> CapabilityMissing:
         """Return the error for a reader that asks to write, or a writer that asks to read.
 
-        It would wait for itself, and two such readers would wait for each other.
+        Such a holder would wait for itself, and two such readers would wait for each other.
         """
         verb, has = ("write", "read") if want.kind == "write" else ("read", "write")
         return CapabilityMissing(

@@ -1,7 +1,7 @@
 """Reactions to what backends report: wake-ups for waiters, losses for leases, changes for followers.
 
-A lease is lost exactly once, by the thread that notices first. That may be the watchdog's timer, is_held() with a look
-at the clock, a notice from the server, or a release that finds the lock gone.
+A lease is lost exactly once, by the thread that notices first. The loss may be noticed by the watchdog's timer, by
+is_held() when it reads the clock, by a notice from the server, or by a release that finds the lock gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Monitor", "UngrantedClaim"]
 
 
 class UngrantedClaim:
-    """A claim without a lease yet, with the notices that arrived for it since its last request.
+    """A claim that has no lease yet, with the notices that arrived for the claim since its last request.
 
     A server may report the end of a claim or of its session while the grant is still on its way to the kernel. That
     grant is then refused, because the server would not report the end again.
@@ -134,7 +134,7 @@ class Monitor:
     def expire(self, lease: Holding) -> bool:
         """Lose a lease whose deadline has passed: no renewal was acknowledged, or its max_hold is over.
 
-        Returns False if it was over already.
+        Returns False if the lease was already over.
         """
         late = self.now() - lease.lost_at
         reason = validity.loss_reason(self.now(), lease.lost_at, lease.granted.ttl, lease.hold_until)
@@ -158,13 +158,13 @@ class Monitor:
         give_back: bool = True,
         released: bool = False,
     ) -> bool:
-        """Lose a lease, and start its callbacks. Returns False if it was over already.
+        """Lose a lease, and start its callbacks. Returns False if the lease was already over.
 
         If a server reports the end of a lease whose deadline has passed, this process did not run in time. The reason
-        is then that of `expire`, whoever notices it first.
+        is then the one that `expire` gives, whichever thread notices the loss first.
 
-        ``give_back``: Have the background cancel release the claim at the server. With False the caller does that.
-        ``released``: The caller is a release that found the lock gone.
+        ``give_back``: Have the background cancel release the claim at the server. If it is False, the caller releases
+        the claim. ``released``: The caller is a release that found the lock gone.
         """
         if confirmed and not released and self.now() >= lease.lost_at:
             return self.expire(lease)
@@ -201,8 +201,8 @@ class Monitor:
         if not isinstance(lease, Holding):  # a lease of several locks: its lost part does the rest
             return
         if give_back:
-            # The server may still have the claim. Give it back, but not before the callback has had its time, unless
-            # the holder reports before that its work has ended.
+            # The server may still have the claim, so release it there. That waits until the callback has had its time,
+            # or until the holder reports that its work has ended.
             not_before = None if loss.confirmed else lease.valid_until
             kernel.cancels.add(lease.claim, lease.granted, lease.unsure, not_before=not_before)
             lease._give_back_early()  # the work may have ended before there was a cancel

@@ -1,7 +1,7 @@
 """Following who leads: ``observe()``, ``on_leader_changed``, the event LeaderChanged.
 
 `Followers` knows which names the client follows. `Observer` returns the present leader and each change. `Reporter`
-passes them to an election's callback.
+passes the changes to an election's callback.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REFUSED_PAUSE = 1.0  # seconds until the next request after the backend refused 
 class Followers:
     """The bells of all observers, by name. A bell rings when its name may have changed.
 
-    It also rings once when the backend has begun to push changes of its name.
+    The bell also rings once when the backend has begun to push changes of that name.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -76,7 +76,7 @@ class Followers:
         return bool(self._bells)
 
     def look_again_in(self, name: str) -> float:
-        """Return the seconds after which to ask without a push."""
+        """Return the seconds after which an observer asks for the leader although no change was pushed."""
         return PUSHED if name in self._pushed else POLL
 
     def changed(self, name: str | None) -> None:
@@ -96,7 +96,7 @@ class Followers:
         self._workers.close()
 
     def _tell_backend(self) -> None:
-        """Tell the backend which names to push changes of. If it fails, try again after a second."""
+        """Tell the backend of which names to push changes. If that fails, try again after a second."""
         with self._lock:
             names = frozenset(self._bells)
         if names == self._pushed or self._kernel.finished:
@@ -139,7 +139,7 @@ class Observer:
         kernel.followers.add(name, self.bell)
 
     async def following(self) -> LeaderInfo | None:
-        """Wait for the next change and return the leader, or None for nobody. An outage only delays the answer.
+        """Wait for the next change and return the leader, or None for nobody. An outage only delays the result.
 
         Raises ClientClosed at the end. After BackendRejected it may be called again.
         """
@@ -203,7 +203,7 @@ class Reporter:
         self._in_background(lambda: self._report(observer), observer)
 
     def resume(self, observer: Observer) -> None:
-        """Start again after the reporting task was cancelled from outside, perhaps before it began."""
+        """Start the reporting task again after user code cancelled it, perhaps before it began."""
         observer.close()
         if self._observer is observer:
             self._observer = None
@@ -211,7 +211,7 @@ class Reporter:
             self._observe(observer.told)
 
     def end_without_callback(self) -> None:
-        """Stop observing after a campaign, unless there is a callback, which wants changes until `stop`."""
+        """Stop observing after a campaign, unless there is a callback: a callback receives changes until `stop`."""
         if self._on_leader_changed is None:
             self.end()
 

@@ -34,8 +34,8 @@ class Part:
         self.done = done
 
 
-# The parts that this thread or task runs, or the task that started it. Ending the leadership from there does not wait.
-# It would wait for itself, or for something that waits for it.
+# The parts that this thread or task runs, or the task that started it. If one of these ends the leadership, it does not
+# wait for the end. It would wait for itself, or for code that waits for it.
 _INSIDE: ContextVar[tuple[Part, ...]] = ContextVar("multilock_inside", default=())
 
 
@@ -45,8 +45,8 @@ def mark(part: Part) -> None:
 
 
 def unmark(part: Part) -> None:
-    """End `mark`. In another thread or task, as when a loop was closed, this has no effect. The old
-    mark stays until the next one, and does not count once its part is done.
+    """End `mark`. In another thread or task, as when a loop was closed, this has no effect. The old mark stays until
+    the next one, and does not count once the part that it names has ended.
     """
     _INSIDE.set((*[other for other in _INSIDE.get() if other is not part],))
 
@@ -104,7 +104,7 @@ class Condition:
             bell.ring()
 
     def forget(self) -> None:
-        """Forget all waiters, because their event loop was closed and they never wake."""
+        """Remove all waiters, because their event loop was closed and they never wake."""
         self._bells.clear()
 
 
@@ -134,7 +134,7 @@ class Office(Generic[T]):
         self.condition = Condition(self.kernel)
 
     def push(self, leadership: T, scope: Scope[Any] | None = None) -> None:
-        """Make the leadership the innermost lease of the thread or task that works under it."""
+        """Make the leadership the innermost lease of the thread or task that runs its work."""
         if scope := scope or self.scope():
             scope.push(leadership)
 

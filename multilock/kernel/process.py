@@ -30,7 +30,7 @@ class EndOfClient(Protocol):
         """Cancel the claims of waiters until ``deadline``. Returns False if the client has ended before."""
 
     def exit(self, deadline: float) -> None:
-        """Give back what is held, until ``deadline``."""
+        """Release all held locks, until ``deadline``."""
 
     def forked(self) -> None:
         """Reset the client in a forked child."""
@@ -64,7 +64,7 @@ def living() -> list[OneClient]:
 def in_the_middle() -> bool:
     """Return whether this thread is inside a backend or holds the lock of a client.
 
-    A finalizer or a signal handler that runs there must not wait. It could wait for a lock that its own thread holds,
+    A finalizer or a signal handler that runs there must not wait. It could wait for a lock that the same thread holds,
     or hold up the thread that renews leases.
     """
     if system.get_ident() in inside:

@@ -39,7 +39,8 @@ class Pushes:
     def report(self, connection: str, trouble: str | None, refused: bool) -> None:
         """Record that a connection is down because of ``trouble``, or up again if that is None.
 
-        ``refused``: The server refuses it, so report that at once instead of waiting for its return.
+        ``refused``: The server refuses the connection. Then report that at once, instead of waiting until the
+        connection is back.
         """
         if trouble is None:
             with self._lock:

@@ -22,10 +22,11 @@ BRIEFLY = 0.1  # seconds for which a finalizer waits for the kernel's lock, whos
 
 
 class Releases:
-    """Releases: those that the holder waits for, those in the background, and those from inside the library.
+    """All releases of one client: those that the holder waits for, those in the background, and those from inside the
+    library.
 
-    A lease of several locks begins its release as a whole. Then each part is given back to the backend by itself. A
-    part that another lease holds as well is only counted down.
+    A lease of several locks begins its release as a whole. Then each part is released at the backend separately. If
+    another lease holds the same part as well, only the acquire count of the part is lowered.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -103,7 +104,7 @@ class Releases:
             return None
 
     def _finish(self, lease: Holding, returned: Returned | None, released_at: float) -> bool:
-        """End the release of one lock. Returns False if the backend says that it was not ours.
+        """End the release of one lock. Returns False if the backend reports that this claim did not hold the lock.
 
         If ``returned`` is None, there was no answer, and the release goes on in the background. A second call changes
         nothing.
@@ -135,7 +136,7 @@ class Releases:
         lease._leave_scope()
 
     def _released(self, lease: AnyHeld) -> bool:
-        """End the release, and return True the first time. After an interrupt it is called again."""
+        """End the release, and return True the first time. After an interrupt the caller calls this again."""
         with self._kernel.lock:
             first = lease._end_release()
             if not first and lease.stage != RELEASED:  # lost meanwhile
@@ -159,7 +160,7 @@ class Releases:
     # For callers that cannot wait
 
     def later(self, lease: AnyHeld) -> None:
-        """Release a lease in the background, however often it was acquired. Its holder is unwinding."""
+        """Release a lease in the background, however often it was acquired, because an exception unwinds its holder."""
         held = lease.stage == HELD
         try:
             with self._kernel.lock:
@@ -174,7 +175,8 @@ class Releases:
             raise
 
     def take_back(self, lease: AnyHeld) -> None:
-        """Release a lease in the background whose acquire was interrupted. Nobody worked, so hold_at_least is void."""
+        """Release a lease in the background whose acquire was interrupted. No work was done under it, so hold_at_least
+        is void."""
         lease._no_rest()
         self.later(lease)
 
@@ -188,21 +190,22 @@ class Releases:
         self._finish_whole(lease)
 
     def soon(self, lease: Holding) -> None:
-        """Make the ticking thread release a lease, or count it down. For callers that may hold the kernel's lock."""
+        """Make the ticking thread release a lease, or lower its acquire count. For callers that may hold the kernel's
+        lock."""
         self._late.append(lease)
         self._kernel.nudge()
 
     def _release_from_within(self, lease: AnyHeld, body: bool) -> bool:
         """Release a lease from a finalizer or signal handler that interrupted a call of multilock in this thread.
 
-        It must not wait for a lock that its own thread may hold, because that wait would never end. So the ticking
-        thread sends the request.
+        Such a caller must not wait for a lock that the same thread may hold, because that wait would never end. So the
+        ticking thread sends the request.
         """
         kernel = self._kernel
         if body and not lease._body_ends():
             return True
-        # The thread that holds this lock may be in the same situation and wait for a lock that we hold. So we give up
-        # soon, and leave the whole release to the ticking thread.
+        # The thread that holds the kernel's lock may be in the same situation, and wait for a lock that this thread
+        # holds. So this thread gives up soon, and leaves the whole release to the ticking thread.
         if not kernel.lock.acquire(timeout=BRIEFLY):
             self._late.append(lease)
         else:
@@ -220,12 +223,14 @@ class Releases:
         return True
 
     def step(self) -> None:
-        """Release the leases of `soon` and `_release_from_within`. Called on the ticking thread."""
+        """Release the leases that `soon` and `_release_from_within` left for the ticking thread. Called on that
+        thread."""
         while self._late:
             self._release_late(self._late.popleft())
 
     def _release_late(self, lease: AnyHeld) -> None:
-        """Count a lease down, or release it through the background cancel. A second call changes nothing."""
+        """Lower the acquire count of a lease, or release the lease through the background cancel. A second call changes
+        nothing."""
         kernel = self._kernel
         with kernel.lock:
             if lease._count_down():

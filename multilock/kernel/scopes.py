@@ -1,7 +1,7 @@
 """The leases of each thread or task (`Scope`), and those of each ``with`` statement (`Entered`).
 
-A scope finds the innermost lease of a thread or task, and the one that a reentrant lock may acquire once more. Entries
-make sure that each ``with lock`` ends the lease that it began.
+A scope finds the innermost lease of a thread or task, and the lease that a reentrant lock may acquire once more.
+Entries make sure that each ``with lock`` ends the lease that it began.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Scope(Generic[L]):
         return self.newest(lambda lease: lease.want is want or lease._may_reenter(want))
 
     def keeps_out(self, want: Want) -> bool:
-        """Return whether valid leases of this thread or task exclude ``want``, so that it would wait for itself."""
+        """Return whether valid leases of this thread or task exclude ``want``, so that the thread or task would wait
+        for itself."""
         if want.parts:
             return any(self.keeps_out(part) for part in want.parts)
         held = islice(self._valid(want.name), max(1, want.permits))
@@ -128,13 +129,13 @@ class Entered(Generic[L]):
     def ending(self, frame: FrameType | None, scope: object) -> WithEntry[L] | None:
         """Return the entry that ends in this frame, or None if no entry can be chosen.
 
-        The caller closes it, ends its lease, and then discards it. If another thread closes it first, the caller asks
-        again.
+        The caller closes it, ends its lease, and then discards it. If another thread closes that entry first, the
+        caller asks for an entry again.
 
         The result is the entry of this frame's ``with`` statement, if there is one. Otherwise the lock was entered by
         an exit stack or by hand, and the choice is a guess. The newest entry of this thread or task comes first. Then
-        follow entries whose end harms nobody: a lost lease, whose loss is then raised, or a released one. A held lease
-        of another thread or task is chosen only if there is no second lease.
+        follow entries whose end harms nobody: entries with a lost lease, whose loss is then raised, or with a released
+        lease. A held lease of another thread or task is chosen only if there is no second lease.
         """
         entries = [entry for entry in self._entries[::-1] if entry.is_open()]
 

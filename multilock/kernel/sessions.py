@@ -1,7 +1,7 @@
 """Sessions: groups of leases that the server keeps alive together, such as an etcd lease with all its locks.
 
-A proof of the session is a proof of every lease in it. If the server cuts the session's ttl, that applies to all of
-them as well.
+A proof of the session is a proof of every lease in it. If the server cuts the session's ttl, that cuts the validity of
+all these leases as well.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class RenewedSession:
         self.failures = 0
 
     def proved(self, granted: Granted) -> Granted:
-        """Return the grant, with the session's newest proof if that is newer."""
+        """Return the grant, with the session's newest proof if that is newer than the grant's."""
         if self.proof is None or self.proof.sent_at <= granted.sent_at:
             return granted
         return granted._replace(sent_at=self.proof.sent_at, valid_for=self.proof.valid_for)
 
     def cut(self, granted: Granted) -> Granted:
-        """Return the grant, shortened if the server made it before it cut the session's ttl.
+        """Return the grant, shortened if the server made the grant before it cut the session's ttl.
 
         Such a grant may arrive after the notice of the cut.
         """
@@ -56,7 +56,7 @@ class RenewedSession:
 
 
 class RenewedSessions:
-    """The sessions of one client. Each is renewed by a timer of its own."""
+    """The sessions of one client. Each session is renewed by a separate timer."""
 
     def __init__(self, kernel: Kernel, watchdog: Watchdog) -> None:
         self._kernel = kernel
@@ -64,7 +64,8 @@ class RenewedSessions:
         self.of: dict[Hashable, RenewedSession] = {}  # by group
 
     def as_known(self, claim: Claim, granted: Granted) -> Granted:
-        """Apply to a grant what its session learned while the grant was on its way. Needs the kernel's lock."""
+        """Return the grant with the newer proof, and with the cut ttl, that its session received while the grant was on
+        its way. The caller holds the kernel's lock."""
         session = self.of.get(granted.group)
         if session is None:
             return granted
@@ -110,7 +111,7 @@ class RenewedSessions:
         return session.ttl if session else 0.0
 
     def renews(self, group: Hashable | None) -> bool:
-        """Return whether this session is renewed, or any session if ``group`` is None."""
+        """Return whether this session is renewed. If ``group`` is None, return whether any session is renewed."""
         return group in self.of if group is not None else bool(self.of)
 
     def hurry(self, group: Hashable) -> bool:
@@ -153,8 +154,8 @@ class RenewedSessions:
     def _prove(self, group: Hashable, session: RenewedSession, renewed: Sequence[Holding]) -> None:
         """Give the new proof of the session to leases that were granted while the renewal was under way.
 
-        Otherwise they would count from the proof before it, which is two periods old when the next renewal is answered.
-        That can be too late if many keys or a long way delay the answer.
+        Otherwise these leases would count from the proof before that, which is two periods old when the next renewal is
+        answered. That can be too late if many keys or a slow network delay the answer.
         """
         kernel = self._kernel
         due = math.inf

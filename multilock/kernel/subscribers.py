@@ -101,7 +101,7 @@ class _Subscriber:
             return not draining
 
     def interrupted(self) -> None:
-        """Have the next event start a delivering thread or task, because after an interrupt one may be missing."""
+        """Make the next event start a thread or task that delivers, because after an interrupt none may be running."""
         self._draining = False
 
     def following(self) -> Event | None:

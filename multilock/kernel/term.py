@@ -44,7 +44,7 @@ class Leading(Holding):
 
     @property
     def identity(self) -> str:
-        """The text by which other nodes know this one."""
+        """The text by which other nodes identify this node."""
         return self.claim.identity
 
     def is_held(self) -> bool:
@@ -58,11 +58,11 @@ class Leading(Holding):
 class Term(Generic[T]):
     """One leadership, with the progress of its work and its callbacks.
 
-    ``end_at`` is when a resigned leadership is given back, even if something still runs. With ``nobody_waits``, no
-    caller waits for the end, so the part that ends last gives the lease back.
+    ``end_at`` is the time at which the lease of a resigned leadership is released, even if a part still runs. If
+    ``nobody_waits`` is True, no caller waits for the end, so the part that ends last releases the lease.
 
-    ``by_hand`` is True from `Candidacy.campaign` until the holder ends the leadership itself. Its work is not one of
-    the parts, so only the holder knows when that has ended.
+    ``by_hand`` is True from `Candidacy.campaign` until the holder ends the leadership itself. The work of such a
+    leadership is not one of its parts, so only the holder knows when that work has ended.
     """
 
     def __init__(self, office: Office[T], leadership: T) -> None:
@@ -118,7 +118,7 @@ class Term(Generic[T]):
         self.announced = True
 
     def elected_begins(self) -> bool:
-        """Record that on_elected begins, so that on_lost may follow. Returns False if it has begun already."""
+        """Record that on_elected begins, so that on_lost may follow. Returns False if on_elected has already begun."""
         with self.office.lock:
             if self.begun_at is not None or self.elected.done:
                 return False
@@ -129,7 +129,7 @@ class Term(Generic[T]):
         return True
 
     def elected_never_begins(self) -> None:
-        """Skip both callbacks, because on_elected cannot begin. If it has begun, nothing happens."""
+        """Skip both callbacks, because on_elected cannot begin. Does nothing if on_elected has begun."""
         with self.office.lock:
             if self.begun_at is not None:
                 return
@@ -137,13 +137,13 @@ class Term(Generic[T]):
         self.part_ended(self.lost)
 
     def lost_begins(self) -> bool:
-        """Record that on_lost begins. Returns False if it has begun already."""
+        """Record that on_lost begins. Returns False if it has already begun."""
         with self.office.lock:
             again, self.lost_begun = self.lost_begun, True
         return not again
 
     def work_begins(self) -> bool:
-        """Record that the work begins. Returns False if the term is over, and may have been given back."""
+        """Record that the work begins. Returns False if the term is over, because its lease may already be released."""
         if not self.leadership._alive():
             return False
         with self.office.lock:
@@ -167,7 +167,8 @@ class Term(Generic[T]):
             raise
 
     def loss_for_the_body(self) -> Loss[Any] | None:
-        """Return the resignation that the body must hear of, or None if there is none, or it came from the body."""
+        """Return the resignation that must be reported to the body. Returns None without a resignation, or if the body
+        itself resigned."""
         return self.loss if self.resigning and not self._resigned_by_body else None
 
     def body_ends(self) -> None:
@@ -234,7 +235,8 @@ class Term(Generic[T]):
             self._tell_lost(loss)
 
     def _tell_lost(self, loss: Loss[Any]) -> None:
-        """Have on_lost called once, with the first loss. If on_elected has not begun, its beginning does this."""
+        """Have on_lost called once, with the first loss. If on_elected has not begun, on_lost is called once on_elected
+        begins."""
         with self.office.lock:
             loss = self.loss = self.loss or loss
             if self.begun_at is None or self.lost_begun:
@@ -244,7 +246,7 @@ class Term(Generic[T]):
     def renounce(self, why: str, grace: float | None = None) -> bool:
         """Stop leading: ``is_held()`` is False from here on, and on_lost (RESIGNED) begins. The lease is still kept.
 
-        If several calls give a grace, the one that ends first counts. Returns False if the term was over already.
+        If several calls give a grace, the grace that ends first counts. Returns False if the term was already over.
         """
         lease, now = self.leadership, self.office.kernel.now
         if grace is None:
@@ -284,7 +286,7 @@ class Term(Generic[T]):
             raise
 
     def abdicate(self, why: str, grace: float | None = None) -> None:
-        """Resign without waiting. It also takes over a resignation whose caller was interrupted."""
+        """Resign without waiting. This also takes over a resignation whose caller was interrupted."""
         try:
             self.renounce(why, grace)
         finally:
@@ -293,7 +295,7 @@ class Term(Generic[T]):
     async def give_back(self) -> bool:
         """Wait until all parts have ended or the grace is over, then give the lease back.
 
-        Returns False if it was lost before. Several callers may do this at once.
+        Returns False if the lease was lost before. Several callers may do this at once.
         """
         kernel, leadership, condition = self.office.kernel, self.leadership, self.office.condition
         self.by_hand = False

@@ -39,8 +39,8 @@ GRID_SHARE = 1 / 30  # renewals fall on a grid of ttl/30, so that many leases sh
 def valid_until(sent_at: float, valid_for: float, ttl: float) -> float:
     """Return the end of the validity: until then the server cannot have let another holder in.
 
-    It counts from the sending of the acknowledged request, never from its answer, because the server's clock for this
-    lease started somewhere between the two.
+    It counts from the time at which the acknowledged request was sent, never from its answer. The server's clock for
+    this lease started at some time between the two.
     """
     return sent_at + valid_for - (DRIFT_SHARE * ttl + DRIFT_FIXED)
 
@@ -66,7 +66,8 @@ def renew_at(sent_at: float, renew_every: float, ttl: float, jitter: float, phas
 def first_renewal_at(granted_at: float, lost_at: float) -> float:
     """Return when to renew a lease first that was granted for less than its ttl.
 
-    Not at once, because most locks are held briefly, but while most of the remaining time is left.
+    The first renewal does not come at once, because most locks are held briefly. It comes while most of the remaining
+    time is left.
     """
     return granted_at + min(ARM_AFTER, (lost_at - granted_at) / RENEWALS)
 
@@ -109,8 +110,8 @@ def half_over(now: float, sent_at: float, valid_for: float) -> bool:
 def loss_reason(now: float, lost_at: float, ttl: float, hold_until: float = math.inf) -> LossReason:
     """Return why the deadline ``lost_at`` ended the lease.
 
-    HELD_TOO_LONG if it was the end of ``max_hold``. Otherwise PAUSED if it was noticed more than ttl/10 late, because
-    this process did not run then.
+    HELD_TOO_LONG if it was the end of ``max_hold``. Otherwise PAUSED if the end was noticed more than ttl/10 late,
+    because this process did not run then.
     """
     if lost_at >= hold_until:
         return LossReason.HELD_TOO_LONG

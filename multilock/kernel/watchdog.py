@@ -1,9 +1,9 @@
 """The watchdog: keeps leases alive, and loses those whose deadline passes.
 
-One thread per client, the ticking thread, looks at each lease when something is due. A renewal is a request and may
-hang, but a deadline must be noticed in time. So the ticking thread only decides (`multilock.kernel.validity`) and hands
-renewals to workers. The leases of one group (a server or a session) are renewed in one request. Each group has threads
-of its own, so that a dead server does not delay the renewals at the others.
+One thread per client, the ticking thread, checks each lease when something is due. A renewal is a request and may hang,
+but a deadline must be noticed in time. So the ticking thread only decides (`multilock.kernel.validity`) and hands
+renewals to workers. The leases of one group (a server or a session) are renewed in one request. Each group has separate
+threads, so that a dead server does not delay the renewals at other servers.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Watchdog:
     # Methods that need the kernel's lock
 
     def adopt(self, lease: Holding) -> float:
-        """Look after this lease from now on. Returns the time of the first look.
+        """Watch over this lease from now on. Returns the time of the first check.
 
-        That look plans the renewals. Nothing is planned before, because most locks are released before the look comes.
+        That check plans the renewals. Nothing is planned before, because most locks are released before their first
+        check.
         """
         granted = lease.granted
         if granted.short:  # its request may have been sent long ago, so a time counted from there may be past
@@ -69,13 +70,13 @@ class Watchdog:
         return due
 
     def drop(self, lease: Holding) -> None:
-        """Stop looking after this lease. A second call changes nothing."""
+        """Stop watching over this lease. A second call changes nothing."""
         if lease.schedule.due is not None:
             lease.schedule.due = None
             self._outdate()
 
     def plan(self, lease: Holding) -> float:
-        """Plan the next look at this lease, and return its time."""
+        """Plan the next check of this lease, and return the time of that check."""
         due = lease.lost_at
         if lease.claim.renew:
             granted = lease.granted
@@ -195,8 +196,8 @@ class Watchdog:
     def carry(self, group: Hashable, job: Callable[[], None]) -> None:
         """Run a renewal on the threads of its group. Called by the ticking thread.
 
-        If the operating system refuses all of these, the ticking thread renews. It then looks late at other deadlines
-        if the backend hangs, but a lost callback would find no thread either.
+        If the operating system refuses all of these, the ticking thread renews. If the backend hangs, the ticking
+        thread then checks other deadlines late. But no thread could be started for their lost callbacks either.
         """
         carriers = self._carriers.get(group)
         if carriers is None:
@@ -254,7 +255,7 @@ class Watchdog:
             tell.renewed(lease, now, slack, answer.sent_at)
 
     def unanswered(self, leases: Sequence[Holding], error: Exception) -> None:
-        """Record a renewal that failed, and plan the next attempt."""
+        """Record that the renewal of this lease failed, and plan the next attempt."""
         kernel = self._kernel
         unknown = not isinstance(error, MultilockError) or getattr(error, "unknown", False)
         if not isinstance(error, BackendUnavailable):
@@ -281,7 +282,8 @@ class Watchdog:
                 tell.renew_failed(lease, error)
 
     def _watch(self, group: Hashable, leases: Sequence[Holding]) -> None:
-        """Ask the backend to report the loss of these locks. Shorter holdings are not worth that request."""
+        """Ask the backend to report the loss of these locks. The watchdog asks only for locks that are held for a
+        while, because each request has a cost."""
         kernel = self._kernel
         held = [(lease.claim, lease.granted) for lease in leases if lease.stage == HELD]
         try:

@@ -1,7 +1,7 @@
 """`Worker`: a supervised thread. This is the only file that starts threads.
 
 The operating system may refuse a thread (a limit of the container, no memory), and a thread may die of a defect of
-multilock. Neither may cost a lock. A start that was refused is tried again by the ticking threads, and a thread that
+multilock. Neither may cause the loss of a lock. The ticking threads retry a start that was refused, and a thread that
 died begins again. `Client.is_healthy` and `Client.diagnose` report both.
 """
 
@@ -34,7 +34,7 @@ _deaths: dict[str, tuple[int, str]] = {}  # by thread name: the number of deaths
 
 
 def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or_here: bool = False) -> Worker:
-    """Run ``run()`` on a daemon thread of its own, now or as soon as the operating system grants one.
+    """Run ``run()`` on a new daemon thread, now or as soon as the operating system grants a thread.
 
     If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. So ``run``
     must check its own closed flag. With ``once`` it does not begin again. ``or_here`` is for a short job whose caller
@@ -77,7 +77,7 @@ class Worker:
 
     @property
     def missing(self) -> bool:
-        """Whether the thread was refused until now, or has died and not begun again."""
+        """Whether the thread was refused until now, or has died and has not begun again."""
         return self in _missing
 
     def is_alive(self) -> bool:
@@ -107,7 +107,8 @@ class Worker:
         return False
 
     def _is_missing(self, why: str) -> bool:
-        """Return whether this is new. Another thread that keeps time may have started it meanwhile."""
+        """Record that the thread was refused because of ``why``. Returns True the first time. Another ticking thread
+        may have started it meanwhile."""
         first = self not in _missing
         _missing[self] = why
         if not self._left:

@@ -16,8 +16,8 @@ IDLE = 15.0  # seconds, longer than the default renewal period, so that a thread
 class ThreadWorkers:
     """At most ``limit`` threads that take jobs in order of arrival. ``submit`` does not block. Jobs must not raise.
 
-    If the operating system refuses a thread, it counts as one that comes late: ``spawn`` starts it as soon as possible.
-    With ``or_here``, `submit` itself runs a job meanwhile if no other thread of the pool runs.
+    A thread that the operating system refuses counts as a thread that begins late: ``spawn`` starts it as soon as
+    possible. With ``or_here``, `submit` itself runs a job meanwhile if no other thread of the pool runs.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ThreadWorkers:
         self._closed = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have a thread run ``job()``. After `close` nothing happens."""
+        """Have a thread run ``job()``. Does nothing after `close`."""
         start = False
         with self._lock:
             if self._closed:

@@ -43,7 +43,7 @@ def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
 
 
 def _removal(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
-    """Report that the servers remove a frozen server, with every session that was made on it.
+    """Report that the servers remove a frozen server, and with it every session that was made on it.
 
     A holder whose agent is the frozen server is not notified of that.
     """

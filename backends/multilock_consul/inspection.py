@@ -100,8 +100,8 @@ class Inspection:
     def _held(self, name: str, state: State) -> Mapping[str, Entry]:
         """Return the keys of those that hold the name now.
 
-        That leaves out a claim which has locked the key of the name but still waits, for readers to leave or for the
-        lock delay of dead ones.
+        That leaves out a claim which has locked the key of the name but still waits: until readers have left, or until
+        the lock delay of dead readers is over.
         """
         lock = {self._keys.of(name): state.lock} if state.lock and state.lock.session else {}
         if state.readers:
@@ -149,7 +149,8 @@ def _holder(name: str, entry: Entry) -> LockInfo:
 def _together(
     name: str, entries: Sequence[Entry], kind: str, *, permits: int | None = None, waiting: int | None = None
 ) -> LockInfo:
-    """Return one `LockInfo` for claims that share a name: the claim that has held it longest, and the others in it."""
+    """Return one `LockInfo` for claims that share a name. It describes the claim that has held the name longest, and
+    contains the other claims."""
     oldest = sorted(entries, key=lambda entry: entry.index)[: OTHERS_MAX + 1]
     first, *others = (replace(_holder(name, entry), kind=kind, permits=permits) for entry in oldest)
     return replace(first, holders=len(entries), waiting=waiting, others=tuple(others))

@@ -1,4 +1,5 @@
-"""The keys of a name: that of the lock, those of its readers and permits, and what a key says of its owner."""
+"""The keys of a name: the lock's key, the keys of readers and permits, and what the value of a key says about its
+owner."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Keys:
         return f"{self.readers(claim.name)}{claim.id}.{session_id}" if claim.mode == "r" else self.of(claim.name)
 
     def places(self, claim: Claim, session_id: object) -> list[str]:
-        """Return the keys that must be unchanged while this claim holds: for a permit, the list of holders too."""
+        """Return the keys that must be unchanged while this claim holds its name. For a permit these include the list
+        of holders."""
         place = self.place(claim, session_id)
         return [place, self.of(claim.name)] if claim.permits > 1 else [place]
 
@@ -79,7 +81,7 @@ class Entry:
 
     @property
     def claim_id(self) -> str | None:
-        """The id of the multilock claim that wrote the key, or None if another program wrote it."""
+        """The id of the multilock claim that wrote the key, or None if another program wrote the key."""
         owner = decode_value(self.value).owner
         return owner.partition("@")[0] if owner else None
 
@@ -97,7 +99,7 @@ class Entry:
 
     @classmethod
     def parse(cls, said: Mapping[str, Any]) -> Entry:
-        """Parse one key of a reply. Raises LookupError, ValueError or TypeError if it is not one."""
+        """Parse one key of a reply. Raises LookupError, ValueError or TypeError if ``said`` is not a key."""
         session, flags, index = said.get("Session") or "", said["Flags"], said["ModifyIndex"]
         if not (isinstance(session, str) and isinstance(flags, int) and isinstance(index, int)):
             raise TypeError("not an entry of a key")

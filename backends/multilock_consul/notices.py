@@ -3,10 +3,11 @@
 A query asks for a key, the names in a folder, or a session, from an index on. The server replies when that changes, or
 after ten seconds. Each query has a separate connection. One query for a key serves every claim that waits for the key
 or holds it, and those who follow it. A query that is no longer needed stays open until its reply comes, and serves the
-next claim that needs it: the agent would keep its end of a closed connection for as long anyway.
+next claim that needs it. Closing it would save nothing, because the agent keeps its end of a closed connection for just
+as long.
 
-A push is a hint, never proof. It is lost when a connection breaks. So the next query asks for the present state, and
-until then safety timers and renewals find what was not pushed.
+A push is a hint, never proof. A push is lost when a connection breaks. So the next query asks for the present state.
+Until then waiters find a free name by their safety timers, and holders find a loss by their renewals.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ __all__ = ["Listener"]
 QUERIES = 64  # open at once; an agent accepts 200 connections from one address
 HELD = 8  # of these for keys that are held; the loss of the other held keys is found by the next renewal
 SPARE = 2  # idle connections kept for the next query
-# Seconds until the server replies although nothing changed; it adds up to 1/16 of that. A query whose client has gone
-# occupies a connection of the agent until then.
+# Seconds until the server replies although nothing changed; the server adds up to 1/16 of that. A query of a client
+# that has gone occupies a connection of the agent until then.
 WAIT = 10
 PATIENCE = WAIT * 17 / 16 + 5.0  # seconds until a query without a reply counts as dead
 CONNECT_WITHIN = 5.0
 REFUSED_PAUSE = 30.0  # seconds until a refused query is tried again: an operator would have to change something first
 PACE = 0.01  # seconds between two requests of one query, however often its subject changes
-# The paces for keys that were free and still are: a server replies whenever any key near them changes.
+# The paces of requests for keys that were free at the last reply and still are. A server replies to a query whenever
+# any key near the queried one changes.
 FREE_PACE = 0.1  # seconds between two requests for one such key
 FREE_EACH = 0.04  # seconds between two requests for any of them
 LOST_RACE = 1.0  # seconds; if a woken waiter comes back within this time, other waiters were woken as well
@@ -76,19 +78,19 @@ class Query:
     due: float = 0.0  # when to send the request or, while a reply is awaited, when to give up
 
     def wanted(self) -> bool:
-        """Return whether anything still needs this query's reply."""
+        """Return whether any claim, session or follower still needs this query's reply."""
         return self.kind == SESSION or bool(self.waiting or self.held or self.followed)
 
     def pending(self) -> bool:
-        """Return whether its connection is being made or its reply is awaited."""
+        """Return whether the query's connection is being made, or its reply is awaited."""
         return self.dialing or self.reading is not None
 
 
 class Listener:
     """The blocking queries of one client, and the thread that reads their replies.
 
-    ``exists(session_id, within)`` asks the server for a session. ``ended(session_id, within)`` is called with a session
-    that a reply did not show, and returns whether that session is gone.
+    ``exists(session_id, within)`` asks the server for a session. ``ended(session_id, within)`` is called if a reply did
+    not show this session. It returns whether the session is gone.
     """
 
     def __init__(
@@ -111,7 +113,8 @@ class Listener:
         self._starting = system.Lock()
         self._bell: socket.socket | None = None  # wakes the thread
         self._closed = False
-        # Only the thread changes what follows; other threads read the number of queries and look up a subject.
+        # Only the thread changes the fields below. Other threads read the number of queries, and whether a subject has
+        # one.
         self._queries: dict[tuple[str, str], Query] = {}
         self._serves: dict[str, Query] = {}  # claim id -> the query that has it
         self._leaders: set[str] = set()  # ids in `held` that no other lock displaces
@@ -123,10 +126,11 @@ class Listener:
     # Called from any thread
 
     def wait(self, key: str, claim_id: str, index: int) -> bool:
-        """Wake this claim when the key is free, or when a key of the folder with this name is deleted.
+        """Wake this claim when the key is free. If ``key`` is the name of a folder, wake it when a key of the folder is
+        deleted.
 
-        A change since ``index`` counts too. Returns False if too many queries are open. If others open the last one
-        before the thread runs, the claim is woken at once, so that it asks again.
+        A change since ``index`` counts too. Returns False if too many queries are open. If other claims take the last
+        query before the thread runs, this claim is woken at once, so that it asks the server again.
         """
         kind = FOLDER if key.endswith("/") else KEY
         if (kind, key) not in self._queries and len(self._queries) >= QUERIES - HELD:
@@ -135,8 +139,8 @@ class Listener:
         return self._post(lambda: self._wait(kind, key, claim_id, index))
 
     def hold(self, claim: Claim, session_id: str, index: int) -> None:
-        """Report when this claim's key is deleted, or was deleted since ``index``. Does nothing if there is not enough
-        room."""
+        """Report when this claim's key is deleted, or was deleted since ``index``. Does nothing if too many queries are
+        open."""
         self._known.add(claim.id)
         self._post(lambda: self._hold(claim, session_id, index))
 
@@ -157,7 +161,7 @@ class Listener:
             self._post(lambda: self._forget_session(session_id))
 
     def follow(self, names: frozenset[str]) -> bool:
-        """Report each change of holder of exactly these names. Returns False if there is not enough room."""
+        """Report each change of holder of exactly these names. Returns False if that would need too many queries."""
         keys = frozenset(map(self._keys.of, names))
         new = sum((KEY, key) not in self._queries for key in keys)
         if len(self._queries) + new > QUERIES:
@@ -248,9 +252,9 @@ class Listener:
                 found.followed = True
 
     def _query(self, kind: str, subject: str, index: int, at_most: int = QUERIES) -> Query | None:
-        """Return the query for this subject, which then reports all changes since ``index``.
+        """Return the query for this subject. The query then reports all changes since ``index``.
 
-        Returns None if it would be one more than ``at_most``.
+        Returns None if a new query would exceed ``at_most``.
         """
         query = self._queries.get((kind, subject))
         if query is None:
@@ -418,8 +422,8 @@ class Listener:
     def _report(self, query: Query, error: Exception | None) -> None:
         """Report to the kernel whether changes are pushed.
 
-        If an agent fails, that concerns all queries, and is reported once. A subject that the token may not read is
-        reported by its own name.
+        If an agent fails, that concerns all queries, so it is reported once. If the token may not read a subject, that
+        is reported with the name of the subject.
         """
         refused = isinstance(error, BackendRejected)
         known = query.trouble
@@ -451,7 +455,7 @@ class Listener:
     def _answered(self, query: Query, response: Response) -> None:
         index = int(response.headers["x-consul-index"])
         changed = index != query.index
-        # An index that went backwards is that of servers which were restored, or which started with empty data.
+        # The index goes backwards if the servers were restored from a backup, or started with empty data.
         query.index = 0 if index < query.index else index
         query.failures = 0
         self._report(query, None)
@@ -485,7 +489,8 @@ class Listener:
     def _look_into_folder(self, query: Query, response: Response) -> None:
         """Wake the waiters if a name has gone from the folder.
 
-        New names make no room. At the first look it is unknown what has gone before, so that wakes them as well.
+        New names make no room. The first reply also wakes the waiters, because it is unknown which names have gone
+        before it.
         """
         seen, query.seen = query.seen, names_of(response, query.subject)
         if query.waiting and (seen is None or seen - query.seen):

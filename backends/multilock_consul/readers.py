@@ -1,11 +1,11 @@
 """Readers: each locks a separate key ``<prefix><name>/!r/<id>.<session>``, while nobody has the key of the name.
 
-1. A reader locks its own key. The same transaction proves that the name is free and that no lock delay keeps it.
-2. A claim that excludes readers locks the key of the name as always: no further reader can enter then. The same
-transaction returns the readers that are still there. The claim holds the name only after they have gone.
-3. A reader that releases deletes its key. If a reader's session ends, its key stays without a session. The reader may
-still believe that it holds the name for as long as the server keeps a lock delay for that key. So the key is what tells
-a later writer to wait.
+1. A reader locks its own key. The same transaction proves that the name is free, and that no lock delay blocks the
+name. 2. A claim that excludes readers locks the key of the name as always: no further reader can enter then. The same
+transaction returns the readers that are still there. The claim holds the name only after they have gone. 3. A reader
+that releases deletes its key. If a reader's session ends, its key stays without a session. The reader may still believe
+that it holds the name for as long as the server keeps a lock delay for that key. So the key is what tells a later
+writer to wait.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ __all__ = ["SAFETY", "Readers", "Wait"]
 SAFETY = 10.0  # seconds after which a waiter looks again although nothing was pushed
 
 Wait = Callable[[str, str, int], bool]
-"""``wait(key, claim_id, index)`` has this claim woken when the key is free. Returns False if it cannot."""
+"""``wait(key, claim_id, index)`` has this claim woken when the key is free. Returns False if too many queries are
+open."""
 
 
 class Readers:
-    """The part of the recipe that deals with readers."""
+    """The steps of the recipe that concern readers."""
 
     def __init__(self, keys: Keys, transactions: Transactions, wait: Wait) -> None:
         self._keys = keys
@@ -64,8 +65,8 @@ class Readers:
     ) -> Busy | None:
         """Step 2: wait for one of these readers to leave. Returns None if no reader is left.
 
-        Keys whose sessions have ended are deleted, while ``still`` is true. That raises `Refused` for as long as one
-        of them has a lock delay.
+        Keys whose sessions have ended are deleted if the operation ``still`` succeeds. Raises `Refused` as long as one
+        of these keys has a lock delay.
         """
         if living := {key: entry for key, entry in readers.items() if entry.session}:
             return self.wait_for_one(session, claim, living, join)
@@ -76,7 +77,7 @@ class Readers:
     def wait_for_one(self, session: Session, claim: Claim, holders: Mapping[str, Entry], join: bool) -> Busy:
         """Wait until one of these, chosen at random, gives up its key.
 
-        With n of them a waiter repeats this about ln n times. A try waits for none of them.
+        With n readers, a waiter repeats this about ln n times. A single try waits for no reader.
         """
         if not join:
             return Busy(SAFETY)
@@ -87,7 +88,7 @@ class Readers:
         return Busy(SAFETY if session.shared else min(SAFETY, session.ttl / RENEWALS))
 
     def forget(self, claim: Claim, sessions: Iterable[object], until: float) -> None:
-        """Delete the keys that a released reader left in these sessions, as far as the sessions have ended."""
+        """Delete the keys that a released reader left in those of these sessions that have ended."""
         for session_id in sessions:
             key = self._keys.place(claim, session_id)
             entry, _ = self._transactions.read(key, until)

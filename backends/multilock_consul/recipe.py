@@ -7,7 +7,8 @@ Go client, so ``consul lock`` and that client exclude us and we exclude them
 1. Make a session. 2. Lock the key for it. 3. If another session has locked the key, wait until it changes and go to 2.
 4. Renew the session as long as the lock is held. 5. To release, delete the key.
 
-`readers` and `semaphore` describe what a claim locks that shares the name with others; everything else is the same.
+`readers` and `semaphore` describe which keys a claim locks that shares the name with other claims. Everything else is
+the same.
 
 Two things differ from that client. A free lock has no key: a release deletes it, and so does the server when the
 session ends. And a lock is taken by a transaction that creates the key. The bare verb ``lock`` would succeed a second
@@ -62,7 +63,7 @@ class Recipe:
         self._semaphore = Permits(keys, transactions)
         self._now = now
         self._wait = wait
-        # ids of claims whose locked key may have been seen while readers still held
+        # Ids of claims whose locked key may have been seen while readers still held the name
         self._unannounced: set[str] = set()
         self._unsettled: dict[str, list[str]] = {}  # claim id -> sessions in which to look for its late requests
 
@@ -74,12 +75,12 @@ class Recipe:
         try:
             return self._attempt(claim, join, until)
         except BackendUnavailable as silence:
-            # The request that failed may have done nothing, but an earlier one of this attempt has.
+            # The request that failed may not have been executed, but an earlier request of this attempt was.
             silence.unknown = silence.unknown or (self._has(claim) and not had)
             raise
 
     def _has(self, claim: Claim) -> bool:
-        """Return whether a key or a session at the servers may be this claim's."""
+        """Return whether a key or a session at the servers may belong to this claim."""
         return self._sessions.holds(claim) or self._sessions.own(claim) is not None
 
     def _attempt(self, claim: Claim, join: bool, until: float) -> Granted | Busy:
@@ -112,8 +113,8 @@ class Recipe:
     def _is_taken(self, claim: Claim, until: float) -> bool:
         """Return whether the name is taken, before a try that may meet readers.
 
-        Locking the key to find that out would keep other readers out: for a moment, or for as long as the session lives
-        if this process dies in it.
+        Locking the key to find that out would keep other readers out for a moment. If this process died at that moment,
+        it would keep them out for as long as the session lives.
         """
         state = self._semaphore.look(claim.name, until)
         if state.lock and state.lock.claim_id == claim.id:  # by an earlier attempt whose reply was lost
@@ -147,7 +148,7 @@ class Recipe:
     def _locked(
         self, session: Session, claim: Claim, first: list[dict[str, Any]], join: bool, until: float
     ) -> Granted | Busy:
-        """Lock the key. ``first`` are the operations that must succeed before, in the same transaction."""
+        """Lock the key. The operations of ``first`` come before that in the same transaction, and must succeed too."""
         if claim.mode == "r":
             steps = self._readers.steps(session, claim)
         else:
@@ -166,9 +167,10 @@ class Recipe:
         *,
         again: bool = False,
     ) -> Granted | Busy:
-        """Return the grant for a key that this attempt has locked, or found locked ``again`` after a lost reply.
+        """Return the grant for a key that this attempt has locked. With ``again``, the attempt found its key already
+        locked, after a lost reply.
 
-        If ``found`` has readers that exclude the claim, wait for them instead.
+        If ``found`` contains readers that exclude the claim, wait until they have left instead.
         """
         mine = self._keys.place(claim, session.id)
         entry = found.get(mine)
@@ -192,8 +194,9 @@ class Recipe:
     def _announce(self, session: Session, claim: Claim, still: dict[str, Any], until: float) -> int:
         """Lock the key of the name once more, now that the readers have left, and return the new token.
 
-        When the key was first locked, followers looked at the name, and nobody held it then. So they need a second
-        change of the key. A server ignores a write that changes nothing, so the same transaction first unlocks the key.
+        When the key was first locked, clients that follow the name read it, and nobody held the name then. So they need
+        a second change of the key. A server ignores a write that changes nothing, so the same transaction first unlocks
+        the key.
         """
         key = self._keys.place(claim, session.id)
         value = b64encode(encode_value(claim)).decode()
@@ -205,8 +208,8 @@ class Recipe:
     def _not_lockable(self, session: Session, claim: Claim, refused: Refused) -> Busy | None:
         own = self._keys.place(claim, session.id)
         if "lock delay" in refused.why and refused.key == own != self._keys.of(claim.name):
-            # Nobody else ever locks this key, so its lock delay is that of this session. A server reports the delay
-            # before it reports that the session is invalid.
+            # No other session ever locks this key, so a lock delay of the key was started by the end of this session. A
+            # server reports the delay before it reports that the session is invalid.
             self._sessions.gone(session, "the server ended it")
             return None
         if "lock delay" in refused.why:
@@ -218,7 +221,7 @@ class Recipe:
         return Busy(system.uniform(*PASSED) if claim.permits > 1 else system.uniform(0.0, AT_ONCE_AGAIN))
 
     def _taken(self, session: Session, claim: Claim, join: bool, until: float) -> Granted | Busy:
-        """Step 3: the key exists; find out whose it is."""
+        """Step 3: the key exists; find out to which claim or program it belongs."""
         key, mine = self._keys.of(claim.name), self._keys.place(claim, session.id)
         if mine != key and (self._sessions.holds(claim) or self._sessions.asked_before(claim)):
             own, _ = self._transactions.read(mine, until)
@@ -236,7 +239,8 @@ class Recipe:
         return Busy(SAFETY if self._wait(key, claim.id, index) else UNPUSHED)
 
     def _ours_already(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
-        """Deal with a key that our own attempt locked: its reply was lost, or the claim waits for readers to leave."""
+        """Deal with a key that an earlier request of ours locked: its reply was lost, or the claim waits for readers to
+        leave."""
         if entry.session == session.id:
             still = operation("check-index", self._keys.place(claim, session.id), Index=entry.index)
             shown = [] if claim.mode == "r" else self._readers.shown(claim.name)
@@ -246,8 +250,8 @@ class Recipe:
         return Busy(0.0)
 
     def _unlocked(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
-        """Deal with a key that no session locks: the Go client keeps it when a lock is free; or it is a semaphore, or
-        an application's key."""
+        """Deal with a key that no session locks. It is the key of a free lock, which Consul's Go client keeps, or of a
+        semaphore, or of an application."""
         key = self._keys.of(claim.name)
         first = [operation("check-index", key, Index=entry.index)]
         if entry.flags != LOCK_FLAGS:
@@ -284,7 +288,7 @@ class Recipe:
     ) -> Sequence[Granted | BackendUnavailable | None]:
         """Step 4: renew the sessions; each renewal is the proof for its claims.
 
-        The keys are looked at as well. A look without a reply takes no lock away.
+        The keys are read as well. If that read gets no reply, no lock counts as lost.
         """
         until = self._now() + within
         sessions = [self._sessions.get(granted.key if group == OWN else group) for _, granted in held]
@@ -346,7 +350,8 @@ class Recipe:
         return proofs
 
     def _may_be_held(self, found: Found, key: str, claim: Claim, session_id: str) -> bool:
-        """Return whether this key may still be held. A key that was not looked at is held as long as its session is."""
+        """Return whether the claim may still hold this key. If the key was not read, the claim holds it as long as the
+        session lives."""
         if key not in found:
             return True
         entry = found[key]
@@ -357,12 +362,13 @@ class Recipe:
     # ---- release
 
     def release(self, claim: Claim, granted: Granted | None, within: float) -> bool:
-        """Step 5: delete the key. If an attempt of this claim failed or had no reply, look for what it may have
-        locked."""
+        """Step 5: delete the key. If an attempt of this claim failed or had no reply, look for keys that the attempt
+        may have locked."""
         return self._give_back(claim, self._now() + within, granted, wanted=granted is not None)
 
     def _give_back(self, claim: Claim, until: float, granted: Granted | None = None, *, wanted: bool = True) -> bool:
-        """Release what the claim has. ``wanted``: the claim itself is not cancelled, and may try again."""
+        """Release every key that the claim has locked. ``wanted``: the claim itself is not cancelled, and may try
+        again."""
         self._unannounced.discard(claim.id)
         doubtful = self._sessions.cancel(claim, granted=wanted)
         answered = False
@@ -384,10 +390,10 @@ class Recipe:
         return ours
 
     def _release_sent(self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], until: float) -> bool:
-        """Release, and also look for what a request without a reply may have locked before its session ended.
+        """Release, and also look for keys that a request without a reply may have locked before its session ended.
 
-        The end of the session is final, so that look comes after it. If a look has no reply, the next release repeats
-        it.
+        The end of a session is final, so these keys are read after it. If such a read gets no reply, the next release
+        repeats it.
         """
         unanswered = self._unsettled.get(claim.id, ())
         if claim.permits > 1:
@@ -435,7 +441,7 @@ class Recipe:
         return ours
 
     def _delete(self, claim: Claim, session: Hashable, index: int, until: float) -> bool:
-        """Delete the claim's key; return whether it was this claim's until now."""
+        """Delete the claim's key. Returns whether the claim held the key until now."""
         key = self._keys.place(claim, session)
         for _ in range(TRIES):
             if self._transactions.delete(key, session, index, until):
@@ -449,8 +455,8 @@ class Recipe:
     def _end_doubtful(self, claim: Claim, doubtful: Sequence[Session], until: float) -> None:
         own = self._sessions.own(claim)
         for session in doubtful:
-            # After the session's end, a late request of the claim finds no session. If the session holds other locks,
-            # it must not end; the renewals look for the request instead.
+            # After the session's end, a late request of the claim finds no session. But a session that holds other
+            # locks must not end. Renewals then look for a key that the late request may have locked.
             if claim.id in session.open and session is not own and self._sessions.end_if_idle(session):
                 self._sessions.destroy(session, until - self._now())
         if own:
@@ -474,8 +480,8 @@ class Recipe:
     def _rest(self, claim: Claim, granted: Granted, seconds: float, until: float) -> bool:
         """Move the key to a session that only the server's clock ends.
 
-        If the reply to that is lost, the new session is left alone: the move may still be executed, and a repeated
-        request finds it done.
+        If the reply to the move is lost, the new session is left alone: the move may still be executed, and a repeated
+        request then finds the key moved.
         """
         if claim.permits > 1:
             return self._rest_permit(claim, granted, seconds, until)
@@ -499,7 +505,8 @@ class Recipe:
         return rests
 
     def _move(self, claim: Claim, granted: Granted, session: str, seconds: float, until: float) -> Entry | None:
-        """Try to move the key; return it as it is afterwards: moved now or earlier, or not this claim's."""
+        """Try to move the key. Returns the key as it is afterwards: moved now, moved earlier, or no longer this
+        claim's."""
         assert granted.token is not None
         index = granted.token
         for _ in range(TRIES):
@@ -544,8 +551,8 @@ def _hidden(key: str) -> BackendUnavailable:
 
 
 def _unsure(error: MultilockError) -> BackendUnavailable:
-    """Return the error for the locks of a session whose renewal was refused: a refusal does not mean that they are
-    lost, and it does not affect other sessions."""
+    """Return the error for the locks of a session whose renewal was refused. The refusal does not mean that these locks
+    are lost, and it does not affect other sessions."""
     return (
         error
         if isinstance(error, BackendUnavailable)

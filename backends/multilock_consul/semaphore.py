@@ -3,7 +3,7 @@
 
 Each contender has a separate session, which locks a separate key: ``<prefix><name>/<session>``. The key ``.lock``,
 which no session locks, holds the number of permits and the sessions that hold one: ``{"Limit":3,"Holders":{…:true}}``.
-It is changed by compare-and-set only:
+The key ``.lock`` is changed by compare-and-set only:
 
 1. Read all keys of the name. 2. If there is room, lock the contender's key and add its session to the holders.
 3. Otherwise wait until a key is deleted. 4. To release a permit, remove the session and delete the contender's key.
@@ -35,7 +35,7 @@ TRIES = 100  # contenders change `.lock` at the same time, and each time only on
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The keys of one name, at one moment."""
+    """The keys of one name, as one reply showed them."""
 
     lock: Entry | None
     readers: Mapping[str, Entry]
@@ -56,7 +56,7 @@ class State:
 
 
 class Permits:
-    """The part of the recipe that deals with permits."""
+    """The steps of the recipe that concern permits."""
 
     def __init__(self, keys: Keys, transactions: Transactions) -> None:
         self._keys = keys
@@ -111,7 +111,7 @@ class Permits:
     # ---- acquire
 
     def room(self, claim: Claim, state: State) -> bool:
-        """Return whether a permit is free; one of a dead holder counts as free.
+        """Return whether a permit is free. A dead holder's permit counts as free.
 
         Raises `BackendRejected` if the semaphore has another number of permits.
         """
@@ -122,13 +122,13 @@ class Permits:
         return not (state.lock and state.lock.session) and len(state.living) < claim.permits
 
     def sign(self, claim: Claim, state: State) -> tuple[str, int]:
-        """Step 3: return what to watch for a free permit, and the index to watch it from."""
+        """Step 3: return the key or folder whose change may free a permit, and the index from which to watch it."""
         if state.lock and state.lock.session:
             return self._keys.of(claim.name), state.lock.index
         return self._keys.folder(claim.name), state.index
 
     def join(self, session: Session, claim: Claim, state: State, until: float) -> Mapping[str, Entry]:
-        """Step 2: take a permit; return our own key, and those of readers that have not left. Raises `Refused`."""
+        """Step 2: take a permit. Returns our own key, and the keys of readers that have not left. Raises `Refused`."""
         lock, mine = self._keys.of(claim.name), self._keys.place(claim, session.id)
         bare: dict[str, Any] = {"Session": session.id}
         if state.limit is None:  # `.lock` may still have the lock delay of a mutex
@@ -188,7 +188,7 @@ class Permits:
         raise self._transactions.restless(lock)
 
     def _without(self, name: str, lock: Entry | None, session: str, instead: str | None = None) -> list[dict[str, Any]]:
-        """Return the operations that remove a session from the holders, or none if it is not among them."""
+        """Return the operations that remove a session from the holders, or none if the session is not a holder."""
         if lock is None or lock.session or lock.flags != SEMAPHORE_FLAGS:
             return []
         limit, holders = self._said(name, lock)
@@ -207,8 +207,8 @@ class Permits:
     ) -> tuple[bool, str | None]:
         """Pass the permit on to a session that only the server's clock ends.
 
-        ``new`` makes that session, and returns the seconds for which it lasts. Returns whether the permit rests now,
-        and the new session if it was not needed.
+        ``new`` makes that session, and returns the seconds for which the session lasts. Returns whether the permit
+        rests now, and the new session if it was not needed.
         """
         folder = self._keys.folder(claim.name)
         old, mine = str(granted.key), folder + str(granted.key)

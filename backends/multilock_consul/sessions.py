@@ -1,14 +1,15 @@
-"""Consul sessions: one for all renewed locks of one ttl, one for all its readers, and a separate one for each lock that
-is not renewed and for each permit.
+"""Consul sessions. For each ttl, one session serves all renewed locks, and another one all readers. Each permit, and
+each lock that is not renewed, has a separate session.
 
-A lock lives as long as its session: writing or locking its key again does not extend it. A session is never revived. It
-is not used any longer once its last proof is too old: the next attempt gets a new session.
+A lock lives as long as its session: writing or locking its key again does not extend it. A session is never revived. A
+session is not used any longer once its last proof is too old: the next attempt gets a new session.
 
 This module remembers every request that may still be executed while its session lives: an acquire whose reply was lost
-or is still awaited, and a release that was refused. Once nobody wants the claim of such a request, there are two ways
-to make sure of it. Either its session ends, which is final. Or, if the session holds other locks, each renewal looks at
-the key until that has shown for a while that nothing of the claim is there. Acquires that were answered are remembered
-as well, even after their release: a proxy may repeat any PUT, and we would then renew what the repeated PUT locks.
+or is still awaited, and a release that was refused. Once the claim of such a request is not wanted any longer, the key
+must not stay locked. If the session holds no other lock, the session is ended, which is final. Otherwise each renewal
+of the session reads the key, until the key has not been locked for the claim for a while. Acquires that were answered
+are remembered as well, even after their release: a proxy may repeat any PUT, and we would then keep renewing the lock
+that the repeated PUT takes.
 
 A name that rests is locked by a session that is not remembered: it is not renewed, `close` does not destroy it, and the
 server's clock ends it. Until a name has moved to such a session, the session that holds it must neither end nor be
@@ -38,9 +39,9 @@ OWN = "own sessions"
 """The group of all locks that have a separate session."""
 
 DELETE, RELEASE = "delete", "release"
-"""What the server does with a session's keys when it ends. A reader's key stays: it is the only trace by which a later
-writer learns that the reader may still believe in its lock. Other keys are deleted, since a free lock has no key, and
-their lock delay keeps others out."""
+"""What the server does with a session's keys when the session ends. A reader's key stays, because only this key shows a
+later writer that the reader may still believe that it holds the lock. Other keys are deleted, since a free lock has no
+key. Their lock delay keeps other claims out."""
 
 RELEASED_MAX = 512  # keys of answered releases that are looked at as well, the newest ones: eight requests
 RELEASED_EVERY = 5.0  # seconds between two looks at those, where normally nothing is left
@@ -66,13 +67,14 @@ class Session:
     ended: bool = False  # no claim may begin anything in it any longer
     held: set[str] = field(default_factory=set)  # ids of claims that hold a lock in it
     leaving: set[str] = field(default_factory=set)  # ids of claims that are being released right now
-    # A claim id for each request without a reply, perhaps still under way
+    # The claim id of each request without a reply, which may still be under way
     open: list[str] = field(default_factory=list)
     cancelled: dict[str, float] = field(default_factory=dict)  # id in `open` of an unwanted claim -> may arrive until
     left: dict[str, float] = field(default_factory=dict)  # key that may be locked for nobody -> looked at until
-    # Id of a claim that was asked to rest, not confirmed -> until
+    # Id of a claim whose request to rest was not confirmed -> the time until which its name stays taken
     rests: dict[str, float] = field(default_factory=dict)
-    # Key of an answered release, oldest first -> looked at until. Only a repeated request could have locked it again.
+    # Key of an answered release, oldest first -> the time until which it is read. Only a repeated request could have
+    # locked it again.
     released: dict[str, float] = field(default_factory=dict)
     released_due: float = 0.0  # when to look at those again
     unseen: dict[str, None] = field(default_factory=dict)  # keys for which the last look had no time
@@ -99,7 +101,8 @@ def _purpose(claim: Claim) -> Purpose:
 
 
 def safe_delay(ttl: float) -> float:
-    """Return for how many seconds the server must keep others out after a session ended, until its holder has given up.
+    """Return for how many seconds after a session's end the server must keep other claims out: until the holder has
+    given up.
 
     A session can end without a notice to its holder. If the server that is its agent freezes, the others remove that
     node with all its sessions, and the holder goes on for what is left of its ttl.
@@ -108,7 +111,7 @@ def safe_delay(ttl: float) -> float:
 
 
 class Sessions:
-    """The sessions of one client, and what each claim may have done in them."""
+    """The sessions of one client, and the requests of each claim in them."""
 
     def __init__(
         self,
@@ -134,9 +137,9 @@ class Sessions:
         self._current: dict[Purpose, Session] = {}  # by purpose, those in use
         self._open: dict[str, list[Session]] = {}  # claim id -> sessions that have it in `Session.open`
         self._holding: dict[str, Session] = {}  # claim id -> session
-        # Claim id -> sessions that ended while an attempt of the claim in them had no reply.
+        # Claim id -> ended sessions in which an attempt of the claim had no reply.
         self._ended_unanswered: dict[str, list[str]] = {}
-        # Claim id -> when it was cancelled, oldest first. A late attempt of the claim may still begin.
+        # Claim id -> the time of its cancel, oldest first. A late attempt of the claim may still begin.
         self._cancelled: dict[str, float] = {}
         self._beginning: set[str] = set()  # ids of claims whose separate session is being made
         self._over: deque[str] = deque(maxlen=REMEMBERED)
@@ -146,7 +149,7 @@ class Sessions:
 
     @contextmanager
     def trying(self, claim: Claim, until: float) -> Iterator[Session]:
-        """Provide the session for one attempt. If the attempt has no reply, the session remembers it."""
+        """Provide the session for one attempt. If the attempt has no reply, the session remembers the attempt."""
         session = self._enter(claim, until)
         answered = True
         try:
@@ -230,8 +233,8 @@ class Sessions:
         return session
 
     def _make_own(self, claim: Claim, until: float) -> Session:
-        """Make a separate session, but not for a cancelled claim: nobody would end it. `release` waits while one is
-        being made."""
+        """Make a separate session, but not for a cancelled claim, because nobody would end that session. `release`
+        waits while a session is being made."""
         with self._lock:
             if claim.id in self._cancelled:
                 raise BackendUnavailable("the claim was cancelled", unknown=False, backend="consul")
@@ -296,7 +299,7 @@ class Sessions:
                 "PUT", self._agents.target("/v1/session/create"), within, json.dumps(wanted).encode()
             )
         except BackendUnavailable as silence:
-            # The session may have been made. It holds nothing, nobody has its id, and it expires.
+            # The session may have been made. Nobody has its id, so it holds no lock, and it expires.
             raise BackendUnavailable(str(silence), unknown=False, backend="consul") from silence
 
     def renew(self, session: Session, within: float) -> bool:
@@ -308,7 +311,7 @@ class Sessions:
         target = self._agents.target(f"/v1/session/renew/{session.id}")
         response, sent_at = self._agents.call("PUT", target, within, urgent=True)
         if response.status == 404 and session.id in response.text:
-            # A server that has just become the leader may report this before it has read its whole log.
+            # A server that has just become the leader may report a missing session before it has read its whole log.
             if self.exists(session.id, until - self._now()):
                 raise BackendUnavailable("Consul's new leader still reads its log", unknown=False, backend="consul")
             self.gone(session, "the server no longer has it")
@@ -328,11 +331,11 @@ class Sessions:
         return shows(response, session_id)
 
     def is_gone(self, session: Session, within: float) -> bool:
-        """Return whether this session ended, after the server has shown none with its id.
+        """Return whether this session has ended, after a reply showed no session with its id.
 
-        A token that lost the right to read sessions is shown none either. A renewal tells the two apart: without the
-        right it is refused, while an ended session gives 404 for any token. If the renewal has no reply, the session
-        counts as ended.
+        A token without the right to read sessions is shown no session either. A renewal distinguishes the two cases:
+        without the right the server refuses it, while an ended session gives 404 for any token. If the renewal has no
+        reply, the session counts as ended.
         """
         target = self._agents.target(f"/v1/session/renew/{session.id}")
         try:
@@ -369,7 +372,7 @@ class Sessions:
                 self._holding.pop(claim_id, None)
 
     def end_if_idle(self, session: Session) -> bool:
-        """Stop using this session if no claim needs it. Returns whether it is out of use, now or since earlier."""
+        """Stop using this session if no claim needs it. Returns whether the session is out of use."""
         with self._lock:
             if not (session.ended or session.idle()):
                 return False
@@ -403,7 +406,7 @@ class Sessions:
     # Releases
 
     def get(self, session_id: object) -> Session | None:
-        """Return the session with this id, unless it is gone."""
+        """Return the session with this id, or None if it is gone."""
         return self._by_id.get(session_id) if isinstance(session_id, str) else None
 
     def known_over(self, session_id: object) -> bool:
@@ -419,13 +422,13 @@ class Sessions:
         return claim.id in self._holding
 
     def asked_before(self, claim: Claim) -> bool:
-        """Return whether an attempt of this claim has no reply, besides the one that is under way."""
+        """Return whether an attempt of this claim has no reply, besides the attempt that is under way."""
         return len(self._open.get(claim.id, ())) > 1
 
     def ended_unanswered(self, claim: Claim) -> list[str]:
         """Return, once, the sessions that ended while an attempt of this claim in them had no reply.
 
-        A key that such an attempt left there is locked for nobody.
+        A key that such an attempt locked is not wanted by any claim.
         """
         with self._lock:
             return self._ended_unanswered.pop(claim.id, [])
@@ -454,7 +457,8 @@ class Sessions:
                 holding.rests[claim.id] = self._now() + seconds
 
     def left(self, claim: Claim, *, answered: bool) -> None:
-        """Record that the claim's release has ended. If it had no reply, renewals look for what the claim holds."""
+        """Record that the claim's release has ended. If the release had no reply, renewals look for keys that the claim
+        holds."""
         with self._lock:
             if holding := self._holding.get(claim.id):
                 holding.leaving.discard(claim.id)
@@ -474,9 +478,9 @@ class Sessions:
                     del session.released[next(iter(session.released))]
 
     def wanted(self, session: Session, claim_id: str | None) -> bool:
-        """Return whether a key locked for this claim is held, may become so, or is being released.
+        """Return whether the claim holds a key locked for it, may get to hold that key, or is releasing it.
 
-        Returns True if the key does not say whose it is (None).
+        Also returns True if the key does not show its claim (None).
         """
         with self._lock:
             if claim_id is None or claim_id in session.held or claim_id in session.leaving:
@@ -501,10 +505,10 @@ class Sessions:
         session.cancelled[claim.id] = session.left[self._keys.place(claim, session.id)] = until
 
     def to_look_at(self, session: Session, held: Iterable[str]) -> dict[str, bool]:
-        """Return the keys to look at, in order, and for each whether it should exist or may well exist.
+        """Return the keys to read, in order, each with whether the key is expected to exist.
 
-        Keys that may be locked for nobody come first, then held keys. Among the held keys, those come first for which
-        the last look had no time.
+        Keys that may be locked for an unwanted claim come first, then held keys. Held keys for which the last renewal
+        had no time come first among these.
         """
         now = self._now()
         with self._lock:
@@ -518,8 +522,8 @@ class Sessions:
         return keys
 
     def looked_at(self, session: Session, keys: Iterable[str], clean: Set[str]) -> None:
-        """Record a look at these keys. ``clean`` are those that are not locked for nobody; the others are looked at
-        first the next time."""
+        """Record that a renewal has read these keys. ``clean`` are the keys that are not locked for an unwanted claim.
+        The next renewal reads the other keys first."""
         now = self._now()
         with self._lock:
             for key in keys:
@@ -538,7 +542,7 @@ class Sessions:
                 self._forget_all(session, claim_id)
 
     def close(self) -> list[Session]:
-        """Close this object; return the sessions that must be destroyed.
+        """Close this object. Returns the sessions that must be destroyed.
 
         A session that is being made right now destroys itself. If a request to rest was not confirmed, its session is
         kept, so that the name stays taken for what is left of the ttl.
@@ -553,8 +557,8 @@ def _not_made() -> BackendUnavailable:
 
 
 def shows(response: Response, session_id: str) -> bool:
-    """Return whether this list shows the session. Raises `BackendUnavailable` if it shows another one: the reply then
-    belongs to another request."""
+    """Return whether this list shows the session. Raises `BackendUnavailable` if it shows another session, because the
+    reply then belongs to another request."""
     try:
         shown = [str(session["ID"]) for session in response.json()]
     except (ValueError, LookupError, TypeError) as error:

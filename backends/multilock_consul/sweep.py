@@ -1,4 +1,5 @@
-"""The side work of a renewal: it looks at keys, and deletes those that are locked for a claim nobody wants."""
+"""The side work of a renewal: it reads keys, and deletes keys that are locked for a claim that is not wanted any
+longer."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ __all__ = ["Found", "Sweep"]
 LOOK_SHARE = 0.1  # fraction of the ttl after which a renewal begins no further look at its keys
 
 Found = Mapping[str, Entry | None]
-"""The keys that were looked at; None stands for a missing key."""
+"""The keys that were read; None stands for a missing key."""
 
 
 class Sweep:
@@ -30,9 +31,9 @@ class Sweep:
         self._now = now
 
     def sweep(self, claims: Mapping[Session, Iterable[Claim]], until: float) -> tuple[Found, set[str]]:
-        """Look at the keys of these claims, and at other keys that may be locked for nobody in the same sessions.
+        """Read the keys of these claims, and other keys that may be locked in the same sessions for unwanted claims.
 
-        The sessions have just been renewed. Returns the keys found, and the keys that the token may not look at.
+        The sessions have just been renewed. Returns the keys found, and the keys that the token may not read.
         """
         held: dict[str, bool] = {}
         keys: dict[str, bool] = {}
@@ -53,7 +54,7 @@ class Sweep:
         return found, hidden
 
     def _look(self, keys: Mapping[str, bool], held: Set[str], end: float, enough: float) -> tuple[Found, set[str]]:
-        """Look at as many of these keys as there is time for. Many keys on a slow network take more than one renewal.
+        """Read as many of these keys as there is time for. Many keys on a slow network take more than one renewal.
 
         The values of ``keys`` say whether a key should exist.
         """
@@ -95,9 +96,10 @@ class Sweep:
         return True
 
     def _clean(self, sessions: Mapping[str, Session], found: Found, end: float) -> set[str]:
-        """Delete keys that are locked for claims which nobody wants: a late acquire was executed after all, or again.
+        """Delete keys that are locked for unwanted claims, because a late acquire was executed after all, or a second
+        time.
 
-        Returns the keys that could not be deleted yet. That does not affect the other locks of their session.
+        Returns the keys that could not be deleted yet. Other locks of the same session are not affected.
         """
         dirty = set()
         for key, entry in found.items():

@@ -35,7 +35,8 @@ class Refused(Exception):
 
 
 class Transactions:
-    """Requests about keys. Each raises what `multilock.backend.Backend` specifies, besides what its docstring says."""
+    """Requests about keys. Each method raises the errors that `multilock.backend.Backend` specifies, besides those in
+    its docstring."""
 
     def __init__(self, agents: Agents, keys: Keys) -> None:
         self._agents = agents
@@ -45,9 +46,9 @@ class Transactions:
         self._bytes = BYTES_AT_ONCE  # halved whenever a server refuses a request for its size
 
     def execute(self, operations: Sequence[dict[str, Any]], until: float) -> Mapping[str, Entry]:
-        """Execute all of these operations, or none: then this raises `Refused`.
+        """Execute all of these operations. If one fails, none is executed, and this raises `Refused`.
 
-        Returns each key after the last operation that shows it. Only a ``get-tree`` shows values.
+        Returns each key as the last operation that shows the key returned it. Only a ``get-tree`` shows values.
         """
         response, _ = self._agents.call("PUT", self._writing, self._left(until), json.dumps(operations).encode())
         return self._shown(operations, response)
@@ -80,7 +81,8 @@ class Transactions:
     def bury(self, keys: Sequence[str], still: dict[str, Any], session: Hashable, until: float) -> None:
         """Delete the keys of holders whose sessions have ended, if no lock delay keeps the keys any longer.
 
-        Once the delay is over, such a holder has given up. ``still`` must be true as well. Raises `Refused`.
+        Once the delay is over, such a holder has given up. The operation ``still`` must succeed as well. Raises
+        `Refused`.
         """
 
         def bury(some: Sequence[str]) -> None:
@@ -93,7 +95,7 @@ class Transactions:
         self.in_portions(keys, BURIED_AT_ONCE, bury)
 
     def in_portions(self, keys: Sequence[str], at_most: int, do: Callable[[Sequence[str]], object]) -> None:
-        """Call ``do`` for all these keys, in portions that are as large as a server accepts."""
+        """Call ``do`` with all these keys, in portions that are as large as a server accepts."""
         left = list(keys)
         while left:
             some = self.portion(left, at_most)

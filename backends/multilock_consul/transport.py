@@ -29,7 +29,8 @@ RIGHTS = " (give token= the rights that multilock's page on Consul lists)"
 AT_A_TIME = 64  # requests of one client under way, renewals not counted; an agent accepts 200 connections per address
 SPARE = 8  # idle connections that are kept
 NOT_EXECUTED = {400, 401, 403, 405, 407, 411, 413, 414, 415, 431, 500}
-"""Status codes by which an agent, or a proxy before it, says that nothing was done. Other codes leave that in doubt."""
+"""Status codes which show that the request was not executed, whether an agent or a proxy before it sent them. After any
+other code that is unknown."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -128,7 +129,8 @@ class Wire:
 class Agents:
     """The agents of one client, and the connections to the one in use. If an agent fails, the next is used.
 
-    All of them return the same, because the requests that matter are answered by the leader. Any thread may call.
+    All agents return the same results, because the leader answers every request for which that matters. Any thread may
+    call.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class Agents:
     def exchange(self, method: str, target: str, within: float, body: bytes = b"", *, urgent: bool = False) -> Answer:
         """Return any response. Raises `BackendUnavailable` if there is none.
 
-        At most `AT_A_TIME` requests are under way, besides those that are ``urgent``. A crowd of our own threads must
+        At most `AT_A_TIME` requests are under way, besides those that are ``urgent``. Many threads of this client must
         not use up the connections that the agent allows, because the renewals need them.
         """
         if urgent:
@@ -207,8 +209,8 @@ class Agents:
     def connect(self, within: float) -> Wire:
         """Return a new connection to the first agent that accepts one within ``within`` seconds.
 
-        A separate thread connects, because neither a DNS look-up nor a handshake has a time limit. If it connects too
-        late, the connection is closed.
+        A separate thread connects, because neither a DNS look-up nor a handshake has a time limit. If that thread
+        connects too late, it closes the connection.
         """
         within = max(within, 0.001)  # the caller may have waited too long already
         result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
@@ -270,9 +272,10 @@ class Agents:
         return self._addresses[self._first % len(self._addresses)]
 
     def _leave(self, address: Address) -> None:
-        """Turn to the next agent, unless another thread has, and close the idle connections to this one.
+        """Use the next agent from now on, unless another thread has already changed it, and close the idle connections
+        to this one.
 
-        If a network dropped them silently, each of them would cost one request its whole time.
+        If a network had dropped these silently, a request on each of them would use up its whole time.
         """
         if self._address() == address:
             self._first += 1
@@ -330,7 +333,7 @@ def judged(response: Response) -> Response:
     if status in (200, 404, 409):
         return response
     if status >= 500 and "ermission denied" not in said and "ACL not found" not in said:
-        # "rpc error …: EOF" may come after the write. Without a leader, nothing can have been written.
+        # "rpc error …: EOF" may come after the write. If there is no leader, nothing can have been written.
         unknown = "No cluster leader" not in said
         raise BackendUnavailable(f"Consul failed ({status}): {said}", unknown=unknown, backend="consul")
     if status == 429:

@@ -1,4 +1,5 @@
-"""The keys of a name: its queue, our own key in it, the keys that exclude ours, and what a key says of its owner."""
+"""The keys of a name: its queue, our own key in the queue, the keys that exclude ours, and what a key shows about its
+owner."""
 
 from __future__ import annotations
 
@@ -78,10 +79,10 @@ class EtcdKeyspace:
         """Return the kind of contender that this key of a queue belongs to, and its number of permits.
 
         The kind is ``read``, ``write``, ``permit`` or ``lock``. Returns None if no contender owns the key. A key
-        without a lease is an application's data. There is one exception: a key that ends with an id of ours. An
-        operator has put it again (``etcdctl put``), which took its lease away. A key with a further slash belongs to a
-        longer prefix or name, except for the readers, writers and permits of this name, whose keys are below it as in
-        etcd's own recipe. Neither may be shown as a lock or taken away.
+        without a lease is an application's data, except a key that ends with an id of ours: an operator has put that
+        key again (``etcdctl put``), and thereby removed its lease. A key with a further slash belongs to a longer
+        prefix or name, except for the readers, writers and permits of this name, whose keys are below it as in etcd's
+        own recipe. Neither may be shown as a lock or taken away.
         """
         _, _, contender = row.key.removeprefix(self.prefix).partition(b"/")
         found = _CONTENDER.fullmatch(contender) if row.lease or _OURS.search(contender) else None

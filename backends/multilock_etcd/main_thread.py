@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class _Handed(Generic[R]):
-    """One call, and its outcome. Only the side that empties ``left`` first may run it or give it up."""
+    """One call, and its outcome. Only the thread that empties ``left`` first may run the call or give it up."""
 
     __slots__ = ("bell", "call", "error", "left", "result")
 
@@ -52,9 +52,10 @@ class _Handed(Generic[R]):
 
 
 class Aside:
-    """Runs the main thread's calls on another thread. A call that an interrupt ends may go on there.
+    """Runs the main thread's calls on another thread. If an interrupt ends the wait for a call, the call may go on
+    there.
 
-    There is a second thread only while a signal handler makes a call during a call.
+    There is a second thread only while a signal handler makes a call during another call of the main thread.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class Aside:
         self._closed = False
 
     def __call__(self, call: Callable[[], R], within: float) -> R:
-        """Return ``call()``. It must end within so many seconds by itself."""
+        """Return ``call()``. The call must end by itself within so many seconds."""
         if not system.is_interruptible():
             return call()
         handed = _Handed(call)

@@ -2,13 +2,13 @@
 
 Each client has one watch stream, opened when it is first needed and read by a thread. The watch of one key starts at
 the revision at which the key was last seen, so it also reports what happened before the watch was created. Its events
-are hints, never proof: a waiter that is woken looks again. Only the watch of a whole name proves something
+are hints, never proof: a waiter that is woken reads the queue again. Only the watch of a whole name proves something
 (`multilock_etcd.queue`). If the stream breaks, or etcd compacts revisions that a watch has not read yet, this module
-looks at everything, in steps, and watches it from that revision on.
+reads every key that it watched, in steps, and watches the keys from that revision on.
 
 The watch of a name starts at the present revision. A watch that starts in the past would lag: etcd brings such watches
-up to date only ten times a second, and in a crowd every revision is soon past. All waiters of one client share the
-watch of a name, and it is kept open for a while after the last of them has left.
+up to date only ten times a second. With many claims, every revision is soon in the past. All waiters of one client
+share the watch of a name, and it is kept open for a while after the last of them has left.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ CONNECTION = "watch stream"  # the name of the connection in messages
 # Before a loss is reported, etcd is asked for its reason. Losses within IN_A_ROW seconds of each other are delayed by
 # at most REASON_WITHIN seconds in all.
 IN_A_ROW = 1.0
-# How many watches of names are kept after the last waiter has left, and for how many answers in a row each is kept.
+# How many watches of names stay open after their last waiter has left, and for how many answers without a waiter each
+# of them does.
 KEPT_QUEUES = 8
 KEPT_FOR = 32
 
@@ -50,8 +51,8 @@ KEPT_FOR = 32
 class _Watch:
     """One watch of the stream.
 
-    ``tell`` is called with each event. With ``once`` only deletions are reported, and the first one ends the watch. A
-    ``queue`` receives the deletions of whole answers instead.
+    ``tell`` is called with each event. With ``once`` only deletions are reported, and the first one ends the watch. If
+    there is a ``queue``, it receives all deletions of an answer at once instead.
     """
 
     __slots__ = ("confirmed", "id", "once", "queue", "start", "tell", "what")
@@ -83,7 +84,7 @@ class _Watch:
 
 
 class _Holder:
-    """A key that is held. ``seen`` is True if its watch starts at a revision at which the key was there."""
+    """A key that a claim holds. ``seen`` is True if the key's watch starts at a revision at which the key existed."""
 
     __slots__ = ("key", "lease", "revision", "seen", "watch")
 
@@ -109,7 +110,7 @@ class EtcdWatcher:
         self._numbers = itertools.count(1)
         self._waiting: dict[str, list[_Watch]] = {}
         self._queues: dict[Range, _Watch] = {}
-        # Those of the queues that no claim waits in, in the order in which the last claim left them.
+        # The queues without a waiting claim, in the order in which their last claims left.
         self._unused: dict[Range, _Watch] = {}
         self._counting: dict[str, _Watch] = {}  # claim id -> the watch of a name that counts down for it
         self._holding: dict[str, _Holder] = {}
@@ -142,7 +143,7 @@ class EtcdWatcher:
         self._start()
 
     def count(self, keys: Range, waiter: Waiter, position: Position) -> None:
-        """Grant this claim once all keys ahead of it are deleted, or wake it if the watch cannot decide that."""
+        """Grant this claim once all keys ahead of it are deleted. Wake the claim if the watch cannot decide that."""
         if waiter.revision != position.revision:
             return  # another attempt has put another key for this claim
         with self._lock:
@@ -158,7 +159,8 @@ class EtcdWatcher:
         self._start()
 
     def count_no_more(self, claim_id: str) -> None:
-        """Stop counting for this claim: it is about to query the server, or it watches a single key instead."""
+        """Stop counting deletions for this claim: it is about to query the server, or it watches a single key
+        instead."""
         with self._lock:
             if watch := self._counting.pop(claim_id, None):
                 assert watch.queue is not None
@@ -174,7 +176,7 @@ class EtcdWatcher:
         self._start()
 
     def stop(self, claim_id: str) -> None:
-        """Stop notifying this claim: it no longer waits or holds."""
+        """Stop notifying this claim: it no longer waits, and it holds no key."""
         if claim_id not in self._waiting and claim_id not in self._holding and claim_id not in self._counting:
             return  # most claims were never added; adding one concurrently counts as coming after this stop
         with self._lock:
@@ -304,7 +306,7 @@ class EtcdWatcher:
         return retry_pause(failures) * system.uniform(0.5, 1.0)
 
     def _listen(self) -> None:
-        """Open the stream with all watches, and pass its answers on until it ends."""
+        """Open the stream with all watches, and pass on the answers of the stream until it ends."""
         outbox: system.SimpleQueue[Any] = system.SimpleQueue()
         try:
             with self._transport.watch(iter(outbox.get, None)) as stream:
@@ -336,8 +338,8 @@ class EtcdWatcher:
             self._notices.pushes(CONNECTION, trouble, refused=refused)
 
     def _down(self, trouble: str) -> None:
-        """Record that the stream has ended, and report it. All leases are renewed now: their connection may be broken
-        as well."""
+        """Record that the stream has ended, and report it. All leases are renewed now, because the connection of their
+        renewals may be broken as well."""
         if not self._refused:  # a refusal was reported already, and how the stream ended after it does not matter
             self._report(trouble)
         with self._lock:
@@ -349,10 +351,10 @@ class EtcdWatcher:
                 self._notices.silent(lease)
 
     def _look_at_everything(self) -> bool:
-        """Query the present state, and watch from its revision on. Returns whether the server has replied to
-        everything.
+        """Query the present state, and watch from its revision on. Returns whether the server has replied to all
+        queries.
 
-        Thousands of keys take many requests. Keys that were looked at keep their watches if a later request fails.
+        Thousands of keys take many requests. If a later request fails, keys that were already read keep their watches.
         """
         try:
             revision = present_revision(self._transport, LOOK_WITHIN)
@@ -375,10 +377,10 @@ class EtcdWatcher:
         return True
 
     def _look_at_held(self, revision: int) -> None:
-        """Look at the keys that are held, and watch them.
+        """Read the keys that claims hold, and watch these keys.
 
-        If the server refuses the look, repeating it does not help. The keys are then watched from this revision on, and
-        each renewal looks at them as well.
+        If the server refuses the read, repeating it does not help. The keys are then watched from this revision on, and
+        each renewal reads them as well.
         """
         try:
             while step := self._unwatched():
@@ -401,7 +403,8 @@ class EtcdWatcher:
             return dict(itertools.islice(unwatched, AT_ONCE))
 
     def _look_at(self, holders: Mapping[str, _Holder]) -> None:
-        """Watch those of the first of these keys that still exist, and report the others as lost."""
+        """Read the first of these keys, as many as fit into one request. Watch those that still exist, and report the
+        others as lost."""
         keys = [(holder.key, holder.revision, holder.lease) for holder in holders.values()]
         looked = self._transactions.missing(keys, self._notices.now() + LOOK_WITHIN)
         first = list(holders.items())[: looked.many]
@@ -442,7 +445,8 @@ class EtcdWatcher:
     def _cancelled(self, watch: _Watch | None, answer: Any) -> None:
         """Deal with the end of a watch.
 
-        If etcd refuses to create a watch, its answer does not carry our number. So it may mean any unconfirmed watch.
+        If etcd refuses to create a watch, its answer does not contain our number of the watch. So the answer may
+        concern any unconfirmed watch.
         """
         if watch:
             with self._lock:
@@ -464,7 +468,7 @@ class EtcdWatcher:
             self._ask_again_later()
 
     def _ask_again_later(self) -> None:
-        """Open the stream again later, with all watches: etcd may allow by then what it refuses now."""
+        """Open the stream again later, with all watches: etcd may then allow the watches that it refuses now."""
         stream, pause = self._call, self._refused_for
         self._refused_for = min(LONGEST_REFUSED, 2 * pause)
 
@@ -477,7 +481,8 @@ class EtcdWatcher:
     def _drop_unconfirmed_queues(self) -> None:
         """Drop every queue whose watch may be the refused one.
 
-        Its waiters are notified of nothing until their safety timers. The next claim to count creates a new watch.
+        The waiters of such a queue receive no notice, and query the server when their safety timers are over. The next
+        claim that waits in the queue creates a new watch.
         """
         for queue, watch in list(self._queues.items()):
             if not watch.confirmed:
@@ -486,14 +491,15 @@ class EtcdWatcher:
                 self._unused.pop(queue, None)
 
     def _lost(self, claim_id: str, revision: int) -> None:
-        """Report the claim that held a key which was gone at this revision."""
+        """Report that a claim has lost its key, which was missing at this revision."""
         with self._lock:
             holder = self._holding.pop(claim_id, None)
         if holder is not None:
             self._gone(claim_id, holder.lease, revision)
 
     def _gone(self, claim_id: str, lease: Hashable, revision: int) -> None:
-        """Report a lost claim. One query for the reason is worth a moment's delay, but losses in a row share that."""
+        """Report a lost claim. One query for the reason may delay the report for a moment. Losses in a row share that
+        delay."""
         began = self._notices.now()
         if began > self._explained_at + IN_A_ROW:
             self._patience = REASON_WITHIN

@@ -1,12 +1,14 @@
 """Prove that a claim is first in the queue of a name, by counting down the keys ahead of it in one watch.
 
-A request that puts a key, or reads it again, also reads the keys that are ahead of it at the same revision. The watch
-of the whole name then reports each deletion after that revision: in order, and either all or none of one revision. A
-key that was deleted since is no longer ahead. Once none is left, the watch has proved two things: at this revision
-nobody was ahead, and our own key had not been deleted up to it. `tests/models/etcd.cpp` checks this rule exhaustively.
+A request that puts a key, or reads it again, also reads the keys that are ahead of this key at the same revision. The
+watch of the whole name then reports each deletion after that revision: in order, and either all or none of the
+deletions of one revision. A key that was deleted since is no longer ahead. Once no key is left, the watch has proved
+two things: at this revision no key was ahead, and our own key had not been deleted by then. `tests/models/etcd.cpp`
+checks this rule exhaustively.
 
-A proof counts until the same watch contradicts it. A client that was paused reads everything at once afterwards: that
-its claim became first, and later that its key was deleted. So the watch reports our own key from the proof on.
+A proof counts until the same watch contradicts it. A client that was paused receives all events at once afterwards:
+first that its claim became first in the queue, then that its key was deleted. So, from the proof on, the watch also
+reports the deletion of our own key.
 
 We count keys, not events: some servers replay events on the same stream, and a replay must not count twice.
 
@@ -67,19 +69,21 @@ class Queue:
         return bool(self._waiting or self._admitted)
 
     def begins(self, after: int) -> list[Decision]:
-        """Start counting: the server has confirmed that the watch reports all deletions after this revision."""
+        """Begin to count deletions: the server has confirmed that the watch reports all deletions after this
+        revision."""
         self._after = after
         return self._decide([(each, self._catch_up(each)) for each in self._waiting.values()])
 
     def enter(self, waiter: Waiter, position: Position) -> list[Decision]:
-        """Start counting for this claim. Returns its decision, if the reported deletions already allow one."""
+        """Begin to count deletions for this claim. Returns the decision about the claim, or None if the reported
+        deletions do not allow one yet."""
         self.unheeded = 0
         waiter.position = position
         self._waiting[waiter.claim.id] = waiter
         return self._decide([(waiter, self._catch_up(waiter))])
 
     def leave(self, claim_id: str) -> None:
-        """Stop counting for this claim."""
+        """Stop counting deletions for this claim."""
         self._waiting.pop(claim_id, None)
         self._admitted.pop(claim_id, None)
 
@@ -90,7 +94,8 @@ class Queue:
         for each in deletions:
             self._told.append(each)
             if len(self._told) > REMEMBERED:
-                # The deletions are complete only after the revision of this one. It may be a replay, hence max().
+                # The recorded deletions are complete only after the revision of the deletion that is dropped here. That
+                # deletion may be a replay, hence max().
                 self._after = max(self._after or 0, self._told.popleft().revision)
         taken = self._taken_back(deletions)
         return taken + self._decide([(each, _count_down(each, deletions)) for each in self._waiting.values()])
@@ -104,7 +109,8 @@ class Queue:
         return [Decision(each, Admission.TAKEN_BACK, at[each.own]) for each in taken]
 
     def _catch_up(self, waiter: Waiter) -> Admission:
-        """Count down what the watch has reported since the claim read the keys ahead of it."""
+        """Remove from the keys ahead of the claim all keys whose deletion the watch has reported since the claim read
+        them."""
         if self._after is None:
             return Admission.WAIT
         if waiter.position.at < self._after:

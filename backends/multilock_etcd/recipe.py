@@ -93,8 +93,8 @@ class EtcdRecipe:
         return answer
 
     def _enter(self, waiter: Waiter, join: bool, deadline: float) -> Granted | Busy | None:
-        """Send one request, on a lease that is alive. Returns None if the lease had ended or our key had vanished:
-        nothing was written then, and the caller tries again."""
+        """Send one request that names a lease which is alive. Returns None if the lease had ended or our key had
+        vanished. Then nothing was written, and the caller tries again."""
         session = waiter.session
         if session is None or not self._sessions.is_alive(session.lease):
             session = self._sessions.of(waiter.claim, self._left(deadline))
@@ -116,7 +116,7 @@ class EtcdRecipe:
             raise
 
     def _join(self, waiter: Waiter, session: EtcdSession, deadline: float) -> Granted | Busy | None:
-        """Steps 1 and 2: put our key at the end of the queue, and read which keys it is behind."""
+        """Steps 1 and 2: put our key at the end of the queue, and read which keys are ahead of it."""
         waiter.revision, position = self._transactions.put(waiter.claim, session.lease, True, deadline)
         if position:
             return self._hold_or_wait(waiter, position)
@@ -125,9 +125,10 @@ class EtcdRecipe:
         return self._look(waiter, waiter.revision, deadline)
 
     def _look(self, waiter: Waiter, revision: int, deadline: float) -> Granted | Busy | None:
-        """Step 2: read which keys ours is behind, if ours still exists at its revision. Returns None if it is missing.
+        """Step 2: read which keys are ahead of our key. Returns None if our key no longer exists at its revision.
 
-        If the watch had already admitted the claim, that grant must not be believed now, so the id is given up.
+        If our key is missing although the watch had already admitted the claim, that grant is no longer valid, so the
+        id is given up.
         """
         if position := self._transactions.look(waiter.claim, revision, deadline):
             return self._hold_or_wait(waiter, position)
@@ -137,8 +138,8 @@ class EtcdRecipe:
     def _take_if_free(self, waiter: Waiter, session: EtcdSession, deadline: float) -> Granted | Busy:
         """Step 1 without a queue: put our key only if no key excludes it.
 
-        A refused claim leaves nothing behind. A permit puts its key, and deletes it again if as many are ahead as there
-        are permits.
+        A refused claim leaves no key behind. A permit puts its key, and deletes it again if as many keys are ahead as
+        there are permits.
         """
         waiter.revision, position = self._transactions.put(waiter.claim, session.lease, False, deadline)
         if waiter.revision is None:
@@ -152,8 +153,8 @@ class EtcdRecipe:
         return answer or _busy(waiter.claim)
 
     def _hold_or_wait(self, waiter: Waiter, position: Position) -> Granted | Busy:
-        """Steps 2 and 3: hold the lock, or watch the keys ahead from the revision at which they were read. A later
-        start could miss a deletion in between."""
+        """Steps 2 and 3: hold the lock, or watch the keys ahead from the revision at which they were read. A watch that
+        starts later could miss a deletion in between."""
         if not position.to_go:
             return waiter.granted()
         if position.is_near():
@@ -163,7 +164,7 @@ class EtcdRecipe:
         return _busy(waiter.claim)
 
     def _take_back(self, waiter: Waiter, deadline: float) -> None:
-        """Delete our key after a refused try: it must not wait in the queue."""
+        """Delete our key after a refused try, so that the key does not wait in the queue."""
         if not waiter.revision:
             return
         self._watcher.stop(waiter.claim.id)
@@ -181,16 +182,16 @@ class EtcdRecipe:
         elif isinstance(answer, Granted):
             self._watcher.stop(waiter.claim.id)
         elif waiter.lease is None or (answer and not answer.spent and not waiter.revision):
-            # Nothing of this claim is at the server, nor will be, so the kernel asks for no release. For a spent claim
-            # it does ask: a join of that claim whose reply was lost may still be executed.
+            # Neither a key nor a lease of this claim is at the server, nor will be, so the kernel sends no release. For
+            # a spent claim it does send one, because a join whose reply was lost may still be executed.
             self._waiters.forget(waiter)
             self._end_own_session(waiter, deadline)
 
     def _keep_own_session(self, waiter: Waiter, deadline: float) -> None:
-        """Extend the separate lease of a lock that is not renewed, if it is not fresh.
+        """Extend the separate lease of a lock that is not renewed, if the lease is not fresh.
 
-        The ttl of such a lock must count from its grant. So its lease is kept alive while the claim waits, and a waiter
-        that was woken extends it before it looks.
+        The ttl of such a lock must count from its grant. So the lease is kept alive while the claim waits, and a waiter
+        that was woken extends the lease before it reads the queue.
         """
         session = waiter.session
         if session is not None and not waiter.claim.renew and self._now() > session.sent_at + FRESH_SHARE * session.ttl:
@@ -203,7 +204,7 @@ class EtcdRecipe:
     # ---- renew
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """Send one keep-alive: its reply is the proof for all these claims. Look at keys that no watch covers, too."""
+        """Send one keep-alive: its reply is the proof for all these claims. Also read keys that no watch covers."""
         deadline = self._now() + within
         session = self._sessions.keep_alive(group, within)
         one = len(held) == 1  # it may be `Lease.renew()`, whose caller asks whether the lock is still held
@@ -236,7 +237,7 @@ class EtcdRecipe:
         return deleted
 
     def _cancel(self, claim: Claim, lease: Any, deadline: float) -> bool:
-        """Delete our key, and leave a tombstone against a join that may be executed later."""
+        """Delete our key, and put a tombstone that makes a later execution of the join fail."""
         key, tombstone = delete(self._keys.own(claim)), self._tombstone(claim, lease)
         try:
             said = self._transactions.execute([], [tombstone, key], [], deadline)
@@ -286,7 +287,7 @@ class EtcdRecipe:
             except LeaseMissing:
                 if not unsure:
                     raise
-                # The missing lease may be the tombstone's. Without that lease no tombstone is needed.
+                # The missing lease may be the lease of the tombstone. Without that lease no tombstone is needed.
                 found = self._move(claim, granted, False, lease, seconds, deadline)
         except LeaseMissing as error:  # this process was paused for longer than the new lease lived
             raise BackendUnavailable("the key was moved too late: its new lease has expired", unknown=False) from error
@@ -300,8 +301,8 @@ class EtcdRecipe:
     def _move(
         self, claim: Claim, granted: Granted, unsure: bool, lease: int, seconds: float, deadline: float
     ) -> int | None:
-        """Return the lease on which the key rests now: this one, or that of an earlier request. Returns None if the key
-        was no longer this claim's."""
+        """Return the lease on which the key rests now: this lease, or the lease of an earlier request. Returns None if
+        the key was no longer this claim's."""
         own = self._keys.own(claim)
         move = {"request_put": {"key": own, "value": encode_resting(claim, granted.token, seconds), "lease": lease}}
         tombstone = [self._tombstone(claim, granted.group)] if unsure else []
@@ -324,7 +325,7 @@ class EtcdRecipe:
         raise self._restless(claim)
 
     def _delete_unless_it_rests(self, claim: Claim, lease: Any, unsure: bool, deadline: float) -> bool:
-        """Release a claim that was asked to rest, unless its key rests: the reply to that request was lost."""
+        """Release a claim whose request to rest had no reply, unless the key rests already."""
         own = self._keys.own(claim)
         row = self._transactions.row(own, deadline)
         ours = row is not None and not rests(row)
@@ -352,7 +353,7 @@ class EtcdRecipe:
         """Revoke the leases that are left, so that locks not yet released become free at once.
 
         Each lock that is not renewed has a separate lease. A thousand of these cannot be revoked in half a second, so
-        their keys are deleted first. A name whose request to rest had no reply stays taken for what is left of its ttl.
+        their keys are deleted first. If a request to rest had no reply, its name stays taken for the rest of the ttl.
         """
         if self._transport.silent:
             return

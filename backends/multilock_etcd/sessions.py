@@ -4,7 +4,7 @@ Each request for a lease uses a new id, never one whose reply was lost. So a lea
 grant that is executed late, and a request that names the ended lease is refused. A grant without a reply leaves a lease
 without keys, which expires.
 
-The lease of a name that rests is not among them: nobody renews it, and `revoke_all` leaves it alone.
+The lease of a name that rests is not one of these leases: nobody renews it, and `revoke_all` does not revoke it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REVOKE_WITHIN = 0.5  # seconds for one lease
 
 
 class EtcdSession:
-    """One lease. ``sent_at`` is when the newest acknowledged grant or keep-alive was sent."""
+    """One lease. ``sent_at`` is the time at which the newest acknowledged grant or keep-alive was sent."""
 
     __slots__ = ("lease", "seen_at", "sent_at", "ttl", "turn")
 
@@ -40,7 +40,8 @@ class EtcdSession:
         self.turn = 0  # index of the key where the next look at unwatched keys begins
 
     def granted(self, revision: int | None) -> Granted:
-        """Return the grant for a key of this revision on this lease, valid as long as the lease is known to live."""
+        """Return the grant for the key with this revision on this lease. It is valid as long as the lease certainly
+        lives."""
         return Granted(revision, self.ttl, self.sent_at, self.ttl, self.ttl / RENEWALS, self.lease, revision)
 
 
@@ -59,7 +60,8 @@ class EtcdSessions:
         self._acknowledges = False  # whether the server has acknowledged a renewal yet
 
     def of(self, claim: Claim, within: float) -> EtcdSession:
-        """Return the lease for this claim's key, and make it if there is none. Raises what a request raises."""
+        """Return the lease for this claim's key. If there is none, grant a new lease. Raises the errors of a
+        request."""
         if not claim.renew:
             return self._grant(claim.ttl, within)
         session = self._shared.get(claim.ttl)
@@ -70,7 +72,7 @@ class EtcdSessions:
             return self._renewed_or_new(claim.ttl, deadline)
 
     def keep_alive(self, lease: Hashable, within: float) -> EtcdSession | None:
-        """Extend this lease. Returns None if the server has reported that it ended."""
+        """Extend this lease. Returns None if the server has reported that the lease ended."""
         session = self._alive.get(lease)
         if session is None:
             return None
@@ -118,7 +120,7 @@ class EtcdSessions:
             self._notices.group_gone(lease, ENDED)
 
     def revoke(self, session: EtcdSession, within: float) -> None:
-        """Revoke a lease that nothing needs any longer. If the reply is lost, a later call tries again."""
+        """Revoke a lease that no claim needs any longer. If the reply is lost, a later call tries again."""
         if not self._forget(session.lease):
             return
         deadline = self._now() + min(within, REVOKE_WITHIN)
@@ -140,8 +142,8 @@ class EtcdSessions:
         self._try_revoke(lease, self._now() + min(within, REVOKE_WITHIN))
 
     def revoke_all(self, deadline: float, keep: Container[Hashable] = ()) -> None:
-        """Revoke all leases until the deadline, except ``keep``; the rest expires. Shared ones come first, because many
-        locks depend on them."""
+        """Revoke all leases except ``keep``, until the deadline. Leases not revoked by then expire. Shared leases come
+        first, because many locks depend on them."""
         shared = list(self._shared.values())
         leases = [session.lease for session in [*shared, *self._alive.copy().values()]]
         self._shared.clear()
@@ -179,8 +181,8 @@ class EtcdSessions:
         """Check once, before any lock is held, that renewals are acknowledged.
 
         An etcd grpc-proxy ends the stream of a renewal without a reply, so every lock would be lost after its first
-        ttl. (Where a proxy does reply, the reply may belong to an earlier renewal of its own.) The check takes at most
-        half of the time: the request that follows needs the rest.
+        ttl. (If a proxy does reply, its reply may belong to an earlier renewal that the proxy itself sent.) The check
+        takes at most half of the time: the request that follows needs the rest.
         """
         try:
             self.keep_alive(session.lease, (deadline - self._now()) / 2)

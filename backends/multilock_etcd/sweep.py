@@ -1,4 +1,4 @@
-"""The side work of a renewal: it looks at keys that no watch covers, and deletes old tombstones."""
+"""The side work of a renewal: it reads keys that no watch covers, and deletes old tombstones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["EtcdSweep"]
 
 
 class _Tombstone(NamedTuple):
-    """The key of a tombstone, and until when it must stay."""
+    """The key of a tombstone, and the time until which the tombstone must stay."""
 
     key: bytes
     until: float
@@ -36,10 +36,11 @@ class EtcdSweep:
     def missing(
         self, session: EtcdSession, doubtful: Sequence[Held], deadline: float, within: float
     ) -> tuple[set[bytes], int]:
-        """Return which of these keys are gone, as far as there was time to look, and the revision of the last look.
+        """Return which of these keys are gone, as far as there was time to read them, and the revision of the last
+        read.
 
-        A single key is looked at, or this raises. If some of many keys are left over, the next renewal begins with
-        them. No claim is lost without that look, and a reply that came too late would be no proof for any of them.
+        If a single key cannot be read, this raises. If there is no time for some of many keys, the next renewal begins
+        with these. That loses no claim. A reply that came too late would not be a proof for any claim.
         """
         gone: set[bytes] = set()
         at = 0

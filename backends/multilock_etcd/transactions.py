@@ -1,7 +1,7 @@
 """Requests about keys: reads, and transactions, of which either every step is executed or none.
 
-The parts of a transaction are passed as the fields of a `Compare` or a `RequestOp`. Messages of their own would be
-copied into the request, which takes twice as long.
+The parts of a transaction are passed as the fields of a `Compare` or a `RequestOp`. Separate messages would be copied
+into the request, which takes twice as long.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = [
 AT_ONCE = 100  # operations
 BYTES = 1_000_000
 PER_KEY = 64  # bytes around a key
-# A claim with more keys than this ahead of it, or beside them, watches a single key: most waiters then receive nothing
-# when some other claim is released.
+# A claim with more keys than this ahead of it, or sharing the name with it, watches a single key. So most waiters
+# receive no event when another claim is released.
 NEAR = 32
 WATCHED = 16  # keys that a waiting permit watches one by one; more are watched as one range
 
@@ -54,7 +54,7 @@ R = TypeVar("R")
 
 
 class Looked(NamedTuple):
-    """The result of a look at the first ``many`` of some keys: those that are ``gone``, at this ``revision``."""
+    """The result of reading the first ``many`` of some keys: the keys that are ``gone``, at this ``revision``."""
 
     many: int
     gone: set[bytes]
@@ -85,17 +85,18 @@ class Position:
         return len(self.others) + max(0, len(self.like) - self._ranges.room + 1)
 
     def is_near(self) -> bool:
-        """Return whether few enough keys must be deleted to count them down.
+        """Return whether so few keys must be deleted that a watch can count them down.
 
-        If a key excludes the claim, the keys of its like count too, because their deletions are reported to it as well.
+        If a key excludes the claim, keys that share the name with the claim count too, because their deletions are
+        reported as well.
         """
         return (len(self.others) + len(self.like) + self._beside if self.others else self.to_go) <= NEAR
 
     def to_watch(self) -> list[Range]:
-        """Return which keys ahead a claim that is not near watches.
+        """Return which of the keys ahead a claim watches if it is not near the front.
 
-        If any key excludes the claim, watch the newest of these. Otherwise watch as many of its like as can hold the
-        name together: the claim has room as soon as one of them is deleted, whichever it is.
+        If any keys exclude the claim, watch the newest of them. Otherwise watch as many of the keys of the same kind as
+        can hold the name together: the claim has room as soon as any one of these is deleted.
         """
         if self.others:
             return [(max(self.others, key=self.others.__getitem__), b"")]
@@ -113,8 +114,8 @@ class Joined(NamedTuple):
 class Steps:
     """The number of keys that one transaction may name.
 
-    The limits of a server are part of its configuration, and no request returns them. So if the server refuses a step,
-    the step is halved, and this client sends no larger one later.
+    The limits of a server are part of its configuration, and no request returns them. So if the server refuses a
+    request as too large, the request is halved, and this client sends no larger request later.
     """
 
     def __init__(self) -> None:
@@ -124,9 +125,10 @@ class Steps:
     def take(
         self, items: Sequence[T], key: Callable[[T], bytes], ask: Callable[[Sequence[T]], R], *, times: int = 1
     ) -> tuple[int, R]:
-        """Send a request about the first items, as many as one transaction can name. Each needs ``times`` operations.
+        """Send a request about the first items, as many as one transaction can name. Each item needs ``times``
+        operations.
 
-        Returns how many items that was, and the reply.
+        Returns the number of these items, and the reply.
         """
         while True:
             count, size = self._first([key(item) for item in items[: self._operations]], times)
@@ -141,7 +143,7 @@ class Steps:
                     self._operations = min(self._operations, count // 2)
 
     def _first(self, keys: Sequence[bytes], times: int) -> tuple[int, int]:
-        """Return how many of these keys fit, which is at least one, and their size in bytes."""
+        """Return how many of these keys fit into one transaction (at least one), and their size in bytes."""
         count = size = 0
         for key in keys:
             more = times * (len(key) + PER_KEY)
@@ -170,12 +172,12 @@ class EtcdTransactions:
     def put(self, claim: Claim, lease: int, join: bool, deadline: float) -> Joined:
         """Put the claim's key on this lease, at the end of the queue or, without ``join``, only if no key excludes it.
 
-        Idempotent: if it is sent again, the reply shows the key that the first one put. The request is refused if a
-        tombstone of the claim exists, or without ``join`` if a key excludes the claim.
+        Idempotent: if the request is sent again, the reply shows the key that the first request put. The request is
+        refused if a tombstone of the claim exists, or without ``join`` if a key excludes the claim.
 
         Raises if a permit of another number is in the queue. If the claim entered there, it would be the first permit
         once the keys before it were gone, and claims with the right number would then be refused. No comparison can
-        check that there is room among the claim's like, so without ``join`` the reply shows these.
+        check that there is room among the claims of the same kind. So without ``join`` the reply shows their keys.
         """
         own, ahead = self._keys.own(claim), self._keys.ahead(claim)
         look = _newest_of(ahead) if join or ahead.like else []
@@ -220,7 +222,7 @@ class EtcdTransactions:
             keys = keys[count:]
 
     def missing(self, keys: Sequence[Key], deadline: float) -> Looked:
-        """Look at the first of these keys, as many as one request can name, and return which are gone.
+        """Read the first of these keys, as many as one request can name, and return which of them are gone.
 
         A key is gone if it does not exist at its create_revision, or has moved to another lease. The reply's revision
         is returned as well: a watch that starts after it misses nothing.

@@ -1,9 +1,9 @@
 """Requests to an etcd cluster: blocking, bounded in time, and never repeated once they may have been executed.
 
-Each endpoint has one gRPC channel, and this module chooses among them. It uses one endpoint until that does not reply,
-then the next one over a new connection. gRPC's own balancing and retries are off, because its ``pick_first`` stays with
-a frozen member. Every request says ``hasleader``, so a member that is cut off from its leader refuses at once. This
-module also translates grpc's exceptions into multilock's.
+Each endpoint has one gRPC channel, and this module chooses among them. It uses one endpoint until this endpoint does
+not reply, then the next endpoint over a new connection. gRPC's own balancing and retries are off, because its
+``pick_first`` stays with a frozen member. Every request says ``hasleader``, so a member that is cut off from its leader
+refuses at once. This module also translates grpc's exceptions into multilock's.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Method:
-    """One kind of request. Each has exactly one object."""
+    """One kind of request. There is exactly one object for each kind."""
 
     path: str
     answer: Any
@@ -119,7 +119,7 @@ class _Traffic:
 
     A child survives a fork only if no thread was inside gRPC at that moment, nor inside an import that gRPC's functions
     do. So a fork waits briefly for the calls and then ends them. The outcome of an ended call is unknown, and the
-    kernel asks again.
+    kernel repeats the request.
     """
 
     PATIENCE = 0.25  # seconds; most calls end sooner
@@ -193,7 +193,8 @@ CLOCK_REALTIME = 0
 class Within(float):
     """A timeout for gRPC, which adds it to ``time.time()`` to get a deadline on the system's clock.
 
-    A test may have frozen or moved ``time.time()``. So the addition ignores that and reads the system's clock itself.
+    A test may have frozen or moved ``time.time()``. So the addition ignores ``time.time()``, and reads the system's
+    clock itself.
     """
 
     def __radd__(self, wall: float) -> float:
@@ -274,9 +275,10 @@ class EtcdTransport:
 
     @property
     def silent(self) -> bool:
-        """Whether the endpoint in use has just left a request without a reply, and has sent this client nothing since.
+        """Whether the endpoint in use has just left a request without a reply, and has sent nothing to this client
+        since.
 
-        The request may be that of another client of this process.
+        Another client of this process may have sent that request.
         """
         number = self._current
         connection = self._connections[number]
@@ -452,23 +454,24 @@ class EtcdTransport:
             connection.close()
 
     def _failed(self, connection: _Connection, error: Exception, sent_at: float) -> Exception:
-        """Return the exception to raise. If the endpoint is silent, give it up for the next one."""
+        """Return the exception to raise. If the endpoint is silent, use the next one from now on."""
         silence = _translate(error, connection.name)
         late = _code(error) is Code.DEADLINE_EXCEEDED
         heard = connection.answered_at is not None and connection.answered_at > sent_at
-        # A late reply is not silence if other requests were answered meanwhile, or if there was hardly any time.
+        # A missing reply does not count as silence if other requests were answered meanwhile, or if the request had
+        # hardly any time.
         busy = late and error is not silence and (heard or self._now() - sent_at < SILENT_AFTER)
         if isinstance(silence, BackendUnavailable) and not busy:
             if late:
                 _silent_at[connection.target] = self._now()
-            # A new connection may only be slow: keep it, so that the next request finds it further on.
+            # A new connection may only be slow. Keep it, so that the next request can use it once it is made.
             self._give_up(connection, connecting=late and connection.answered_at is None)
         return silence
 
     def _give_up(self, connection: _Connection, *, connecting: bool = False) -> None:
         """Direct the next request to the next endpoint, and later ones to this endpoint over a new connection.
 
-        If it is still ``connecting``, its connection is kept.
+        If this endpoint is still ``connecting``, its connection is kept.
         """
         with self._lock:
             if connection not in self._connections:
@@ -485,7 +488,7 @@ class EtcdTransport:
 
 
 class _Connection:
-    """The channel of one endpoint. It is closed when it was given up and no call uses it any longer."""
+    """The channel of one endpoint. It is closed once it was given up and no call uses it any longer."""
 
     def __init__(self, cluster: Cluster, target: str) -> None:
         self.target = target
@@ -537,8 +540,8 @@ class _Connection:
     def _refused_a_thread(self, error: BaseException) -> None:
         """If the refused thread was the one that reads this channel's events, start it once the process can.
 
-        gRPC itself does not try again. Without that thread nothing that is streamed over this channel arrives, and
-        closing the channel waits forever.
+        gRPC itself does not try again. Without that thread no event of a stream on this channel arrives, and closing
+        the channel waits forever.
         """
         for frame, _ in walk_tb(error.__traceback__):
             if frame.f_code.co_name == READER:
@@ -563,7 +566,7 @@ class _Connection:
             self.abort()
 
     def abort(self) -> None:
-        """End what is under way. This may be called from inside a fork."""
+        """End all calls that are under way. This may be called from inside a fork."""
         if not self.ours:
             return
         with self._closing:
@@ -611,7 +614,7 @@ class _Login:
             self.known = None
 
     def is_over(self, error: Exception) -> bool:
-        """Return whether a new token can mend this error. The next request then gets one first."""
+        """Return whether a new token can mend this error. The next request then first requests a new token."""
         if self._user is None or not any(text in _details(error) for text in _TOKEN_OVER):
             return False
         self.forget()
@@ -647,7 +650,8 @@ def _details(error: Exception) -> str:
     return (error.details() or "") if isinstance(error, grpc.RpcError) else ""
 
 
-# What grpc reports about servers that are not etcd: the fourth byte of their first answer, a frame's type in HTTP/2.
+# What grpc reports about servers that are not etcd. It is the fourth byte of their first answer, where HTTP/2 has the
+# type of a frame.
 _STRANGERS = {
     "http1.x server": "an HTTP server listens there, not etcd",
     f"frame type {ord('R')}": "a Redis listens there, not etcd",

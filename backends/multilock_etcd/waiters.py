@@ -19,7 +19,7 @@ class Waiter:
 
     ``lease`` is set once a request that puts the claim's key on that lease may have been executed. ``revision`` is the
     revision of the key, once a reply has shown it. ``position`` is set when the claim enters a `Queue`. ``pushed`` is
-    set once the watch has admitted the claim: its owner may believe so from then on.
+    set once the watch has admitted the claim: from then on the claim's owner may believe that it holds the name.
     """
 
     __slots__ = ("cancelled", "claim", "lease", "own", "position", "pushed", "revision", "session")
@@ -42,7 +42,7 @@ class Waiter:
 
 
 class Waiters:
-    """All claims of this client that may have something at the server.
+    """All claims of this client that may have a key or a lease at the server.
 
     A `Waiter` changes only with ``lock`` held. So a thread that cancels a claim finds out which lease a request of that
     claim may have named, and can be sure that no other such request will be sent.
@@ -54,7 +54,8 @@ class Waiters:
         self._now = now
         self._waiters: dict[str, Waiter] = {}  # by claim id
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
-        # Cancelled claims whose name must stay taken -> the lease of their key, or None once the server has moved it.
+        # Cancelled claims whose name must stay taken -> the lease of their key, or None once the server has moved the
+        # key.
         self._rests: dict[str, Hashable] = {}
 
     def enter(self, claim: Claim) -> Waiter | None:
@@ -83,7 +84,7 @@ class Waiters:
         self._rests[claim.id] = lease
 
     def may_rest(self, claim: Claim) -> bool:
-        """Return whether this claim was asked to rest, so that a release must look first."""
+        """Return whether this claim was asked to rest. A release must then first find out whether the key rests."""
         return claim.id in self._rests
 
     def given_back(self, claim: Claim) -> None:
@@ -94,13 +95,13 @@ class Waiters:
                 self._rests[claim.id] = None
 
     def forget(self, waiter: Waiter) -> None:
-        """Drop a waiter that has nothing at the server and sends nothing any longer."""
+        """Drop a waiter that has no key at the server and sends no further request."""
         with self.lock:
             if self._waiters.get(waiter.claim.id) is waiter and not waiter.cancelled:
                 del self._waiters[waiter.claim.id]
 
     def left(self) -> tuple[list[Waiter], set[Hashable]]:
-        """Return the waiters not given back, and the leases of claims whose request to rest had no reply."""
+        """Return the waiters that are not released, and the leases of claims whose request to rest had no reply."""
         unheard = {claim_id: lease for claim_id, lease in self._rests.copy().items() if lease}
         waiters = [waiter for id_, waiter in self._waiters.copy().items() if id_ not in unheard]
         return waiters, set(unheard.values())

@@ -77,7 +77,8 @@ class MemoryBackend:
     def open(self, notices: Notices) -> None:
         self._notices = notices
         if (store := _stores.get(self._name)) and store.pid != os.getpid():
-            # It is the parent's store: nobody here renews its locks, and its mutex may have been held at the fork.
+            # The store is the parent's: this process renews none of its locks, and its mutex may have been held at the
+            # fork.
             del _stores[self._name]
         self._store = _stores.setdefault(self._name, Store())
 
@@ -117,8 +118,8 @@ class MemoryBackend:
         ]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        # Every holder is notified when its lock is taken. What was taken before the kernel had the lease is reported
-        # here.
+        # Every holder is notified when its lock is taken away. If that happened before the kernel had the lease, it is
+        # reported here.
         now = self._notices.now()
         with self._store.mutex:
             lost = [claim for claim, _ in held if not self._store.look(self._key(claim.name), now).held_by(claim.id)]

@@ -16,7 +16,7 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """The notices of one store that were not delivered yet. All methods except `deliver` need the store's mutex."""
+    """The undelivered notices of one store. All methods except `deliver` need the store's mutex."""
 
     def __init__(self) -> None:
         self._followers: dict[str, tuple[Notices, Mapping[str, str]]] = {}  # client -> its notices, and key -> name
@@ -30,21 +30,21 @@ class Outbox:
         self._followers.pop(notices.client, None)
 
     def wake(self, notices: Notices, claim_id: str) -> None:
-        """Notify a waiter to look again."""
+        """Notify a waiter, so that it makes another attempt."""
         self._waiting.append(partial(notices.wake, claim_id))
 
     def gone(self, notices: Notices, claim_id: str, message: str) -> None:
-        """Notify a holder that its lock was taken."""
+        """Notify a holder that its lock was taken away."""
         self._waiting.append(partial(notices.gone, claim_id, LossReason.TAKEN, message))
 
     def changed(self, key: str) -> None:
-        """Notify all followers of this name that its holder has changed."""
+        """Notify all clients that follow this name that its holder has changed."""
         for notices, names in self._followers.values():
             if key in names:
                 self._waiting.append(partial(notices.changed, names[key]))
 
     def deliver(self) -> None:
-        """Deliver all notices. Any thread may deliver those that another thread left."""
+        """Deliver all notices. Any thread may deliver the notices that another thread put there."""
         while self._waiting:
             try:
                 tell = self._waiting.popleft()

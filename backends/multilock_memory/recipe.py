@@ -1,11 +1,11 @@
 """The algorithm, on the names of one store.
 
 A name has holders, all of one mode, each with the time when its lease ends, and it has a queue. A release does not hand
-the name over. It wakes the waiters that fit, in order, and a waiter becomes a holder by its next
-`attempt`. Until then its place is kept, but only as long as it is known to be alive: each attempt keeps it for
-`liveness` seconds, and after that the waiter is passed over. A fair claim waits for every earlier claim that does
-not fit beside it, an unfair claim only for the fair ones among these. Nothing happens by itself: the next call that
-looks at the name finds that a lease has ended.
+the name over. It wakes the waiters that fit, in order, and a waiter becomes a holder by its next `attempt`. Until then
+the waiter keeps its place, but only while it shows that it is alive: each attempt keeps the place for `liveness`
+seconds. After that the waiter is passed over. A fair claim waits for every earlier claim that excludes it. An unfair
+claim waits only for the fair claims among these. No lease ends by itself: the next call about the name finds that the
+lease has ended.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Name:
     none_ends_before: float = inf  # no holder's lease ends earlier, so a look need not read thousands of readers
 
     def held_by(self, claim_id: str) -> Holder | None:
-        """Return this claim's holder, or None if it does not hold the name, or was released and rests."""
+        """Return the `Holder` of this claim. Returns None if the claim does not hold the name, or was released and its
+        name rests."""
         holder = self.holders.get(claim_id)
         return holder if holder and not holder.rests else None
 
@@ -88,9 +89,10 @@ class Name:
         return permits if permits != claim.permits else None  # 0 if the holders have no permits
 
     def awaits(self, claim: Claim) -> float | None:
-        """Return when the holder or waiter ends that keeps this claim out, or None if nothing keeps it out.
+        """Return the time at which the holder or waiter ends that keeps this claim out. Returns None if the claim can
+        hold the name now.
 
-        Readers may pass waiting readers. Otherwise a crowd of them would enter one by one.
+        Readers may overtake waiting readers. Otherwise many readers would enter one by one.
         """
         if not self.holders and not self.queue:
             return None
@@ -109,9 +111,9 @@ class Name:
         return takewhile(lambda waiter: waiter.claim.id != claim.id, self.queue.values())
 
     def next_in(self) -> Iterator[WaitingClaim]:
-        """Yield the waiters that fit beside the holders and each other, strictly in order.
+        """Yield the waiters that can hold the name together with the holders and with each other, strictly in order.
 
-        Then yield a waiter whose number of permits differs from the holders', so that it can be refused.
+        Then yield a waiter whose number of permits differs from the holders' number, so that it can be refused.
         """
         mode, taken = self.mode(), len(self.holders)
         for waiter in self.queue.values():
@@ -140,7 +142,7 @@ class Store:
         self.outbox = Outbox()
 
     def attempt(self, key: str, claim: Claim, join: bool, notices: Notices, now: float) -> int | Busy:
-        """Return the token if ``claim`` holds the name now, else when to look again."""
+        """Return the token if ``claim`` holds the name now, otherwise the answer that says when to ask again."""
         name = self.names.setdefault(key, Name())
         if waiter := name.queue.get(claim.id):
             waiter.until = now + liveness(claim.ttl)
@@ -167,7 +169,7 @@ class Store:
         return Busy(heartbeat(claim.ttl), until - now)
 
     def renew(self, key: str, claim: Claim, now: float) -> int | None:
-        """Extend the claim's lease. Returns its token, or None if the name is no longer the claim's."""
+        """Extend the claim's lease. Returns the token, or None if the claim no longer holds the name."""
         name = self.look(key, now)
         holder = name.held_by(claim.id)
         if holder is None:
@@ -176,7 +178,7 @@ class Store:
         return holder.token
 
     def leave(self, key: str, claim_id: str, now: float) -> bool:
-        """Release the name, or leave the queue. Returns True if the name was this claim's until now."""
+        """Release the name, or leave the queue. Returns True if this claim held the name until now."""
         name = self.look(key, now)
         was_held = name.held_by(claim_id) is not None
         if was_held:
@@ -186,7 +188,7 @@ class Store:
         return was_held
 
     def rest(self, key: str, claim_id: str, until: float, now: float) -> bool:
-        """Keep the name taken until ``until``, owned by nobody. Returns True if the name was this claim's until now."""
+        """Keep the name taken until ``until``, without a holder. Returns True if this claim held the name until now."""
         name = self.look(key, now)
         holder = name.holders.get(claim_id)
         if holder is None:
@@ -202,8 +204,8 @@ class Store:
         return True
 
     def cancel(self, claim_id: str, now: float) -> None:
-        """Refuse this id from now on: a call with it may still run in a thread that was paused, and must take
-        nothing."""
+        """Refuse this id from now on. A call with it may still run in a thread that was paused, and must not take the
+        name."""
         for old in [old for old, until in self._cancelled.items() if until <= now]:
             del self._cancelled[old]
         self._cancelled[claim_id] = now + LATE_REQUEST
@@ -231,7 +233,7 @@ class Store:
         )
 
     def forget(self, notices: Notices) -> None:
-        """Forget a closed client: it no longer follows or waits. Its locks end with their ttl."""
+        """Remove a closed client, so that it no longer follows or waits. Its locks end with their ttl."""
         self.outbox.forget(notices)
         for key, name in list(self.names.items()):
             name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.notices is not notices}
@@ -245,8 +247,8 @@ class Store:
         return name
 
     def _end(self, key: str, name: Name, now: float) -> None:
-        """End the leases that are over. Unless the name is held exclusively, drop waiters not known to be alive,
-        too."""
+        """Remove the leases that have expired. Unless the name is held exclusively, also remove waiters that no longer
+        show that they are alive."""
         for holder in name.ended(now):
             self._take_from(key, name, holder, "its lease had ended")
         if name.queue and name.mode() != "x":
@@ -282,7 +284,7 @@ class Store:
 
 
 def _room(claim: Claim) -> float:
-    """Return how many such claims may hold a name together."""
+    """Return how many claims of this mode may hold a name together."""
     if claim.mode == "r":
         return inf
     return claim.permits or 1

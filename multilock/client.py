@@ -179,8 +179,9 @@ class Client(ForWith, ClientOfAFace):
 
         ``reentrant``: The thread that holds the lock may acquire it again and gets the same lease, with the options of
         the first acquire. Every release counts down, and the last one gives the lock back. After a release by hand
-        inside a ``with``, the end of that ``with`` does not count down again. In asyncio, acquires of one task that
-        wait at the same time (`asyncio.gather`) wait for each other: acquire one after the other.
+        inside a nested ``with``, the end of that ``with`` does not count down again. If the outer acquire has no
+        ``with``, it does: so do not release by hand there. In asyncio, acquires of one task that wait at the same
+        time (`asyncio.gather`) wait for each other: acquire one after the other.
 
         ``fair``: Serve the waiters that ask for it in order of arrival. False promises no order.
 

@@ -61,33 +61,24 @@ class Leadership(Leading, HeldLease):
             self._term.abdicate(INTERRUPTED)
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        last = self._open <= self.count
-        try:
-            if last:
-                self._term.body_ends()
-        except BaseException:  # interrupted
-            self._term.body_ends()
-            self._term.abdicate(INTERRUPTED)
-            raise
-        super().__exit__(kind, error, trace)
-
     def _no_body(self) -> None:
         """Record that this body has not begun. Another one, which entered the leadership before, may go on."""
-        if not self._open:
-            self._term.body_ends()
+        self._term.body_ends(not self._open)
 
     def release(self) -> bool:
         return run(self._term.resign())
 
     def _end_body(self) -> None:
-        if self._body_ends():
+        last = self._body_ends()
+        self._term.body_ends(last)
+        if last:
             self.release()
 
     def _release_after_interrupt(self, count: int, bodies: int) -> None:
         """Resign after an interrupt. Unlike other leases, a leadership is given back only at its orderly end."""
+        if self._open == bodies:
+            self._open -= 1
+        self._term.body_ends(count > self._open)
         self._term.abdicate(INTERRUPTED)
 
 

@@ -131,8 +131,8 @@ class HeldSet(AnyHeld):
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding]) -> None:
         super().__init__(kernel, want)
         self._parts = tuple(parts)
-        # Once the work has ended: each part that is still to be let go, and its acquire count at that time.
-        self._not_let_go: list[tuple[Holding, int]] | None = None
+        # Once the work has ended: each part that is still to be let go, and its acquires and bodies at that time.
+        self._not_let_go: list[tuple[Holding, int, int]] | None = None
         self._kept: list[HeldSet] = []  # this lease itself, until the other parts are given back after a loss
         due = math.inf
         with kernel.lock:
@@ -251,12 +251,14 @@ class HeldSet(AnyHeld):
 
     def _let_go(self) -> None:
         if self._not_let_go is None:
-            self._not_let_go = [(part, part.count) for part in reversed(self._parts)]
+            self._not_let_go = [(part, part.count, part._open) for part in reversed(self._parts)]
         while self._not_let_go:
-            part, count = self._not_let_go[-1]
-            if part.count == count:  # otherwise an interrupted call before this one has done this part
+            part, count, bodies = self._not_let_go[-1]
+            if part._open == bodies:  # otherwise an interrupted call before this one has ended it
+                part._open -= 1
+            if part.count == count:  # likewise
                 # Other bodies go on under a part that was released by hand, and other leases may hold it too.
-                if not part._body_ends() or part._count_down():
+                if count <= part._open or part._count_down():
                     part._not_at_end(self._look)
                 elif not part._begin_release():
                     part._end_of_work()

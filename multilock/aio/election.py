@@ -54,20 +54,16 @@ class AsyncLeadership(Leading, HeldAsyncLease):
         try:
             return super()._enter()
         except BaseException:
-            if not self._open:  # otherwise another body goes on, which entered the leadership before
-                self._term.body_ends()
+            self._term.body_ends(not self._open)  # another body may go on, which entered the leadership before
             raise
 
     def _loss_for_the_body(self) -> Loss[Any] | None:
         return super()._loss_for_the_body() or self._term.loss_for_the_body()
 
-    async def _exit(self, body: Body | None, error: BaseException | None) -> None:
-        if self._open <= self.count:
-            self._term.body_ends()
-        await super()._exit(body, error)
-
     async def _end_body(self, entered: bool) -> None:
-        if not entered or self._body_ends():
+        last = not entered or self._body_ends()
+        self._term.body_ends(last)
+        if last:
             await self.release()
 
     async def release(self) -> bool:

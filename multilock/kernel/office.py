@@ -45,10 +45,13 @@ def mark(part: Part) -> None:
 
 
 def unmark(part: Part) -> None:
-    """End `mark`. In another thread or task, as when a loop was closed, this has no effect. The old mark stays until
-    the next one, and does not count once the part that it names has ended.
+    """End the newest `mark` of this part. In another thread or task, as when a loop was closed, this has no effect. The
+    old mark stays until the next one, and does not count once the part that it names has ended.
     """
-    _INSIDE.set((*[other for other in _INSIDE.get() if other is not part],))
+    marked = list(_INSIDE.get()[::-1])
+    with contextlib.suppress(ValueError):
+        marked.remove(part)
+        _INSIDE.set((*marked[::-1],))
 
 
 def is_inside(part: Part) -> bool:

@@ -50,6 +50,11 @@ class Leading(Holding):
     def is_held(self) -> bool:
         return not self._term.resigning and self._alive()
 
+    def _end_of_work(self) -> bool:
+        """See `AnyHeld._end_of_work`. Here the last of all parts reports the end: see `Term.part_ended`."""
+        self._term.by_hand = False
+        return self._term.end_lost()
+
     def _at_end(self, hook: Callable[[], None]) -> bool:
         """See `AnyHeld._at_end`. The hook is also called when this node begins to step down."""
         return super()._at_end(hook) and not self._term.resigning
@@ -154,16 +159,17 @@ class Term(Generic[T]):
     def body_begins(self) -> None:
         """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over.
 
-        A body inside the work of ``run()``, or inside another body, is a part of that work.
+        A body inside the work of ``run()``, or beside another body, is a part of that work.
         """
-        if not self.work.done:
-            return
+        first = self.work.done
         try:
-            if self.work_begins():
-                self._body = True
-                mark(self.work)
+            if first and not self.work_begins():
+                return
+            self._body = self._body or first
+            mark(self.work)
         except BaseException:  # interrupted: the body does not begin
-            self.work.done = True
+            if first:
+                self.work.done = True
             raise
 
     def loss_for_the_body(self) -> Loss[Any] | None:
@@ -171,12 +177,12 @@ class Term(Generic[T]):
         itself resigned."""
         return self.loss if self.resigning and not self._resigned_by_body else None
 
-    def body_ends(self) -> None:
-        """Record that the body has ended. A second call changes nothing."""
-        if self._body:
+    def body_ends(self, last: bool) -> None:
+        """Record that a body has ended. ``last``: No other body goes on, so the work has ended."""
+        if last and self._body:
             self.part_ended(self.work)
             self._body = False
-            unmark(self.work)
+        unmark(self.work)
 
     # Ends
 
@@ -186,13 +192,15 @@ class Term(Generic[T]):
         if self.nobody_waits and self.all_ended():
             self.office.kernel.releases.later(self.leadership)
         else:
-            self._end_lost()
+            self.end_lost()
         self.office.condition.notify()
 
-    def _end_lost(self) -> None:
-        """If the leadership was lost, and all work under it has ended, report that to the lease."""
-        if self.leadership.stage == LOST and not self.by_hand and self.all_ended():
+    def end_lost(self) -> bool:
+        """If the leadership was lost, and all work under it has ended, report that to the lease and return True."""
+        ended = self.leadership.stage == LOST and not self.by_hand and self.all_ended()
+        if ended:
             self.office.kernel.releases.later(self.leadership)
+        return ended
 
     def callbacks_ended(self) -> bool:
         """Return whether both callbacks have ended, or can no longer run."""
@@ -257,7 +265,8 @@ class Term(Generic[T]):
             return False
         with self.office.lock:
             if not self.resigning:
-                self._resigned_by_body = is_inside(self.work)
+                # Other bodies must hear of it, even if they run in other tasks.
+                self._resigned_by_body = is_inside(self.work) and self.leadership._open <= 1
             again, self.resigning = self.resigning, True
         # Also done by a second call, because the first may have been interrupted before this.
         self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease.valid_until))
@@ -301,7 +310,7 @@ class Term(Generic[T]):
         self.by_hand = False
         await condition.wait_for(lambda: self.all_ended() or leadership.stage != HELD, lambda: self.end_at)
         if leadership.stage == LOST:
-            self._end_lost()
+            self.end_lost()
             return False
         self._tell_outlasted()
         await kernel.releases.release(leadership)

@@ -811,7 +811,7 @@ def test_an_observer_that_is_not_used_any_more_leaves_nothing_behind(client: Cli
     ("options", "error"),
     [
         ({"identity": ""}, ValueError),
-        ({"identity": "x" * 65}, ValueError),
+        ({"identity": "x" * 256}, ValueError),
         ({"on_elected": 3}, TypeError),
         ({"ttl": 0}, ValueError),
     ],
@@ -1115,6 +1115,30 @@ def test_the_body_of_an_async_campaign_that_steps_down_itself_goes_on(server: Sc
                 assert await election.resign()
                 await asyncio.sleep(0.05)
                 assert not leadership.is_held()
+            assert server.holders == {}
+
+    asyncio.run(main())
+
+
+def test_a_resignation_from_one_async_body_cancels_the_other_bodies(server: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(server, ttl=20.0) as client:
+            leadership = await client.election("e").campaign()
+            both = asyncio.Barrier(2)
+
+            async def works_on() -> None:
+                await both.wait()
+                async with leadership:
+                    await both.wait()
+                    await asyncio.sleep(60)
+
+            other = asyncio.create_task(works_on())
+            async with leadership:
+                await both.wait()
+                await both.wait()
+                assert await leadership.release()
+            with pytest.raises(LockLost, match="resigned"):
+                await asyncio.wait_for(other, 5)
             assert server.holders == {}
 
     asyncio.run(main())

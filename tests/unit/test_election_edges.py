@@ -28,6 +28,7 @@ from multilock import (
     connect,
 )
 from multilock.kernel.runtime import Threads
+from multilock.lock import Waits
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, client_on, eventually, interrupted_at, refuse_threads
 from tests.unit.test_crossings import on_closed_loop
@@ -623,6 +624,39 @@ def test_a_second_body_of_a_leadership_ends_no_other(client: Client, server: Scr
         assert not server.called("release")
     stopping.join(5)
     assert server.holders == {}
+
+
+def test_two_bodies_that_end_at_once_give_the_leadership_back(
+    client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leadership = client.election("n", grace=60).campaign()
+    began, both, ends = threading.Barrier(2), threading.Barrier(2), Waits.__exit__
+
+    def at_once(*args: Any) -> None:
+        both.wait(5)
+        ends(*args)
+
+    def body() -> None:
+        with leadership:
+            began.wait(5)
+
+    monkeypatch.setattr(Waits, "__exit__", at_once)
+    for _ in range(2):
+        threading.Thread(target=body, daemon=True).start()
+    eventually(lambda: server.holders == {})
+
+
+def test_a_second_body_that_resigns_waits_for_nobody(client: Client, server: Scripted) -> None:
+    def second() -> None:
+        with leadership:
+            assert leadership.release()
+            assert server.holders
+
+    with client.election("n", grace=60).campaign() as leadership:
+        in_time(second)
+        assert not leadership.is_held()
+        assert server.holders
+    eventually(lambda: server.holders == {})
 
 
 def test_a_cancelled_async_run_waits_for_no_campaign_beside_it(server: Scripted) -> None:

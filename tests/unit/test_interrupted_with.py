@@ -70,6 +70,15 @@ def enter_twice(client: Client) -> None:
         assert lease.is_held()
 
 
+def enter_a_set_over_a_part(client: Client) -> None:
+    with client.lock("n", reentrant=True) as outer:
+        with contextlib.suppress(KeyboardInterrupt), client.lock_all(["m", "n"], reentrant=True):
+            pass
+        with outer:
+            pass
+        assert outer.is_held()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
 @pytest.mark.parametrize(
     ("use", "function"),
@@ -87,6 +96,7 @@ def enter_twice(client: Client) -> None:
         (enter_reentrant_threading_lock, "ThreadingLock.__exit__"),
         (release_by_hand_inside, "Waits.release"),
         (enter_twice, "Waits.__enter__"),
+        (enter_a_set_over_a_part, "HeldSet._let_go"),
     ],
 )
 def test_wherever_a_with_is_interrupted_the_lock_is_given_back(

@@ -192,6 +192,25 @@ def test_a_leader_that_led_for_too_long_is_lost_and_stands_again(client: Client,
     assert led[2] - led[0] < 2 * 50 + 3, "the name was free as soon as work and callbacks had ended"
 
 
+def test_a_lost_leadership_that_is_entered_stays_taken_until_its_work_ends(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    led: list[bool] = []
+
+    def work(leadership: Leadership) -> None:
+        if led:
+            return
+        runtime.advance(50)
+        with pytest.raises(LockLost):
+            leadership.__enter__()
+        runtime.advance(0)
+        led.append("n" in backend.holders)
+
+    client.election("n", max_hold=50.0).run(work)
+    assert led == [True]
+    assert backend.holders == {}
+
+
 @pytest.mark.parametrize("wrong", [0, -1.0, NEVER, math.nan, 2.9])
 def test_a_wrong_max_hold_is_refused_before_any_request(client: Client, backend: Scripted, wrong: float) -> None:
     calls: list[Callable[..., Any]] = [client.lock, client.election]

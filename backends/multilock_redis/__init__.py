@@ -99,8 +99,8 @@ def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
         ttl_min=0.1,
         ttl_max=365 * 86400.0,
         ttl_step=0.001,
-        # The holder's ttl or the place of a waiter that died with it must end. Then the next heartbeat comes, with
-        # jitter.
+        # The holder's ttl must end, or the place of a waiter that died together with the holder. Then the next
+        # heartbeat comes, with jitter.
         takeover_bound=max(ttl, liveness(ttl)) + (1 + JITTER) * heartbeat(ttl),
         hold_at_least=True,
         read_write=True,

@@ -1,14 +1,15 @@
 """A Redis Cluster: each lock is on the primary of its slot, where all keys of its name are.
 
-Here `Node` does for each primary what it does for a single one elsewhere. This module asks the right node, and follows
-redirections. A node replies that another one serves the slot by now (``MOVED``), or does so for this request (``ASK``).
-Neither was executed, so the same request goes on to the other node. While a slot is being moved its locks can be
-renewed. A request that needs a key which is not there is told to try again (``TRYAGAIN``). That counts as no reply,
-until the move is over.
+A `Node` serves each primary, as it serves the only primary without a cluster. This module asks the right node, and
+follows redirections. A node replies that another node now serves the slot (``MOVED``), or serves this one request
+(``ASK``). In both cases the request was not executed, so it is sent to the other node. While a slot is being moved its
+locks can be renewed. If a request needs a key that is not at the node, the node replies ``TRYAGAIN``. That counts as no
+reply, until the move is over.
 
 A script hands a lock over to a waiter that is subscribed at the node that runs the script. So a client subscribes at
-each node where it waits, and only then joins a queue there. If a place in a queue was moved to another node, it is
-passed over until the waiter's next heartbeat, which is sent to that node. The place is not lost before that.
+each node where it waits, and only then joins a queue there. If the slot moves to another node, a waiter's place in the
+queue moves too. It is passed over there until the waiter's next heartbeat, which goes to the new node, but it is not
+lost.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class ClusterBackend:
                 address, once = topology.redirected(address, told), told.once
             except BackendUnavailable as silence:
                 topology.doubt(address)
-                # A node that was asked for one request only does not own the slot anyway.
+                # A node that serves only one request does not own the slot anyway.
                 elsewhere = None if silence.unknown or once else self._taken_over(name, address, deadline)
                 if elsewhere is None:
                     raise
@@ -125,7 +126,8 @@ class ClusterBackend:
         raise self._in_a_circle(name)
 
     def _taken_over(self, name: str, address: Address, deadline: float) -> Address | None:
-        """Return the primary that has replaced this node for the name, or None if the others know of none."""
+        """Return the primary that has replaced this node for the name, or None if no other node reports such a
+        primary."""
         try:
             owner = self._topology.owner(name, deadline - self._now())
         except MultilockError:
@@ -145,7 +147,7 @@ class ClusterBackend:
         """Renew all leases of one node in one round trip.
 
         A lease whose slot has moved is renewed at its new node, and from then on together with that node's leases. The
-        node of this group is asked first, so that the silence of others does not end its leases.
+        node of this group is asked first, so that silence of other nodes does not end its leases.
         """
         topology, deadline = self._topology, self._now() + within
         answers: list[Granted | BackendUnavailable | None] = [None] * len(held)
@@ -186,7 +188,8 @@ class ClusterBackend:
         """Renew the leases of one node.
 
         A lease that has moved to another node is renewed by its old group's threads until the new node has renewed it
-        once. While the new node hangs, only one of these threads may ask it, and only for half of the time left.
+        once. While the new node hangs, only one of these threads may wait for its reply, and only for half of the time
+        left.
         """
         node, left = self._topology.node(address), deadline - self._now()
         hanging = None
@@ -227,8 +230,8 @@ class ClusterBackend:
             self._topology.node(address).listener.watch(those, deadline - self._now())
 
     def _unwatch(self, claim_id: str) -> None:
-        """Stop watching this claim at every node. If it is just moving to another node, ``_wanted`` shows that
-        there."""
+        """Stop watching this claim at every node. If its slot is just moving to another node, that node finds in
+        ``_wanted`` that the claim is no longer watched."""
         if claim_id in self._wanted:
             self._wanted.discard(claim_id)
             for node in self._topology.known().values():
@@ -240,7 +243,7 @@ class ClusterBackend:
         for name in names:
             some.setdefault(self._topology.owner(name, deadline - self._now()), set()).add(name)
         nodes = self._topology.known() | {address: self._topology.node(address) for address in some}
-        # All nodes are asked even if one returns False, because each needs its new set of names.
+        # All nodes are asked even if one returns False, because each node needs its new set of names.
         pushed = [
             node.listener.follow(frozenset(some.get(address, ())), deadline - self._now())
             for address, node in nodes.items()
@@ -248,7 +251,7 @@ class ClusterBackend:
         return all(pushed)
 
     def _hand_on(self, address: Address, node: Node, names: set[str]) -> set[str]:
-        """Have these names watched at the nodes that serve them by now. The thread of this node's listener calls this.
+        """Have these names watched at the nodes that serve them now. The thread of this node's listener calls this.
 
         Returns the names that have not moved, or whose new node does not reply.
         """
@@ -299,7 +302,7 @@ class ClusterBackend:
         return list(diagnose_cluster(table, nodes, lambda: deadline - self._now(), self._replicas.of_grants))
 
     def ping(self, within: float) -> None:
-        """Ping all primaries, one after the other, since a lock may be on any of them."""
+        """Ping all primaries, one after the other, since a lock may be on any primary."""
         deadline = self._now() + within
         try:
             for _, node in self._topology.primaries(within):
@@ -313,9 +316,9 @@ class ClusterBackend:
 
 
 class _Importing(Node):
-    """A node, for requests that another node has redirected to it once: each is announced by ``ASKING``.
+    """A node, for requests that another node has redirected to it once. Each request is preceded by ``ASKING``.
 
-    Its connections and its notices are those of the node itself.
+    It uses the connections and the notices of the node itself.
     """
 
     def __init__(self, node: Node, keys: Keyspace, now: Callable[[], float]) -> None:
@@ -328,7 +331,7 @@ class _Importing(Node):
 
 
 class _Asking(Connections):
-    """Connections on which ``ASKING`` goes before each request."""
+    """Connections that send ``ASKING`` before each request."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections

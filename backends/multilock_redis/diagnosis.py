@@ -62,7 +62,8 @@ def diagnose(
 def diagnose_cluster(
     table: SlotTable, nodes: Iterable[tuple[Address, Node]], left: Callable[[], float], replicas: int
 ) -> Iterator[Finding]:
-    """Report on the cluster, then what each primary reports, each finding once. ``left`` returns the seconds left."""
+    """Return the findings about the cluster, then those about each primary, each finding once. ``left`` returns the
+    seconds left."""
     found: dict[Finding, list[str]] = {}
     alone: list[str] = []
     for address, node in nodes:
@@ -90,7 +91,7 @@ def diagnose_cluster(
 
 
 def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], within: float) -> list[Finding]:
-    """Ask each Sentinel of the URL, then those that they know, over one connection each."""
+    """Ask each Sentinel of the URL, then each Sentinel that these have named, over one connection each."""
     deadline = now() + within
     told: list[Told] = []
     findings: list[Finding] = []

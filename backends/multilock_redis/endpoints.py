@@ -1,5 +1,5 @@
 """Read the addresses of servers from a URL and its options, or from a client that was handed over. Every scheme of this
-package uses this module: for hosts and ports, the login, the database, and TLS."""
+package uses this module for hosts and ports, the login, the database, and TLS."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
 PRIMARY = re.compile(r"[A-Za-z0-9._-]+")  # the names of a primary that a Sentinel accepts
 FORBIDDEN = "{}*?[]\\"
 TLS = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
-# Settings of a client that was handed over: `Endpoint` decides these itself, or they belong to the client's own pool.
+# Settings of a client that was handed over which are not copied: `Endpoint` decides these itself, or they belong to the
+# client's own pool.
 NOT_TAKEN_OVER = {
     "socket_timeout",
     "socket_connect_timeout",
@@ -114,9 +115,10 @@ def database(options: Mapping[str, object], path: str) -> int:
 
 
 def at(scheme: str, host: str, port: int, settings: Mapping[str, Any]) -> Endpoint:
-    """Return the endpoint of one server. ``scheme`` is that of the user's URL, and begins with ``rediss`` for TLS.
+    """Return the endpoint of one server. ``scheme`` is the scheme of the user's URL, and begins with ``rediss`` for
+    TLS.
 
-    ``settings`` are those of redis-py's connections.
+    ``settings`` are arguments of redis-py's connections.
     """
     settings = {**settings, "host": host, "port": port}
     kind = SSLConnection if scheme.startswith("rediss") else Connection

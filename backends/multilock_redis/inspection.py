@@ -37,7 +37,7 @@ class Inspection:
     def inspect_all(
         self, prefix: str, within: float, elsewhere: Callable[[str], LockInfo | None] | None = None
     ) -> Iterator[LockInfo]:
-        """Yield the held names. ``elsewhere`` asks for a name that another node of a cluster serves by now."""
+        """Yield the held names. ``elsewhere`` is called with a name that another node of a cluster serves now."""
         seen: set[str] = set()  # SCAN may return a key twice
         # A name made only of dots is escaped in another way than the beginning of a longer name.
         pattern = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)) + "*"
@@ -85,7 +85,7 @@ def _info(name: str, text: bytes, token: bytes | None, waiting: int, *rest: Any)
 
 
 def _holder(name: str, owner: bytes, left: int) -> LockInfo:
-    """Return what to show of one holder, without its token: among several holders only the last one's token is
+    """Return the `LockInfo` of one holder, without a token: among several holders, only the token of the last is
     known."""
     info = parse_owner(owner.removeprefix(RESTS).decode(errors="replace"))
     rests = info.kind is not None and owner.startswith(RESTS)

@@ -30,12 +30,12 @@ class Keys:
 class Keyspace:
     """The mapping between names and keys, below one prefix.
 
-    A key ``{lock}:x`` is in the lock's slot of a cluster. No lock can have such a key as its own, because neither an
-    escaped name nor a prefix contains a brace.
+    In a cluster, a key ``{lock}:x`` is in the same slot as the key ``lock``. No lock has such a key itself, because
+    neither an escaped name nor a prefix contains a brace.
     """
 
     def __init__(self, prefix: str, slot_of: Callable[[bytes], int] | None = None) -> None:
-        """``slot_of`` returns the slot of a key; give it if keys of two slots must not be in one request."""
+        """``slot_of`` returns the slot of a key. It is needed if keys of two slots must not be in one request."""
         self.prefix = prefix
         self._slot_of = slot_of
         self.in_slots = slot_of is not None
@@ -47,7 +47,7 @@ class Keyspace:
         return (self.prefix + escape(name)).encode()
 
     def primary_only(self, name: str) -> bytes:
-        """Return a write on a key of this name that changes nothing; a replica answers it with READONLY."""
+        """Return a write on a key of this name that changes nothing. A replica answers this write with READONLY."""
         return pack("HDEL", b"{%b}:live" % self.lock(name), "")
 
     def slot(self, name: str) -> int:

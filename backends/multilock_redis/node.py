@@ -18,7 +18,7 @@ __all__ = ["Node"]
 
 
 class Node:
-    """The parts of one primary. Its methods promise the same as those of `multilock.backend.Backend`.
+    """The parts of one primary. A method has the promises of the `multilock.backend.Backend` method of the same name.
 
     A request that concerns one part only goes directly to that part.
     """
@@ -30,7 +30,7 @@ class Node:
         notices: Notices,
         replicas: Replicas | None = None,
     ) -> None:
-        """Make the parts; no request is sent. A forked child makes them anew. ``replicas``: see `Recipe`."""
+        """Make the parts. No request is sent. A forked child makes its own parts. ``replicas``: see `Recipe`."""
         endpoint.forget()
         self._now = notices.now
         self._endpoint = endpoint
@@ -43,7 +43,8 @@ class Node:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self.listener.listening:
-            # A free lock needs no subscription. But the scripts take a waiter without one for dead, and pass it over.
+            # A free lock needs no subscription. But the scripts count a waiter without a subscription as dead, and pass
+            # it over.
             deadline = self._now() + within
             answer = self.recipe.attempt(claim, False, within)
             if isinstance(answer, Granted):

@@ -2,14 +2,15 @@
 
 There are two separate connections. One is subscribed, and a thread reads it. On the other one, the server tracks the
 keys read after a ``CLIENT CACHING YES`` (``CLIENT TRACKING … REDIRECT … OPTIN``). When such a key changes, the server
-reports it on the first connection, once per read. Renewals use the second connection as well, because its own changes
-are not pushed (``NOLOOP``), and then read the renewed keys again. (Without ``OPTIN`` a 7.0 server tracks all keys of a
-script at each read in it: renewing 500 locks took 98 ms instead of 1.1.)
+reports it on the first connection, once per read. Renewals use the second connection as well, because changes that this
+connection makes are not pushed (``NOLOOP``). They read the renewed keys again, so that these stay tracked. (Without
+``OPTIN`` a 7.0 server tracks all keys of a script at each read in it: renewing 500 locks took 98 ms instead of 1.1.)
 
-Both are opened when they are first needed. A program whose locks are free and short opens neither. A push is lost when
-a connection breaks. So everything is looked at once after each reconnect, and until then heartbeats and renewals find
-what was not pushed. The push of a hand-over is proof for as long as the time of sending in it allows (`Recipe.pushed`).
-Every other push is a hint.
+Both connections are opened when they are first needed. A program that takes only free locks, and holds them briefly,
+opens neither. A push is lost when a connection breaks. So every key is read once after each reconnect. Until then
+waiters find a free name by their heartbeats, and holders find a loss by their renewals. The push of a hand-over
+contains the time at which the waiter's request was sent, and is a proof for as long as that time allows
+(`Recipe.pushed`). Every other push is a hint.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Listener:
         self.hand_on: Callable[[set[str]], set[str]] = _nowhere
 
     def listen(self, within: float) -> None:
-        """Subscribe, unless that is done. Raises BackendUnavailable (nothing was executed) without a reply."""
+        """Subscribe, unless this client has already subscribed. Without a reply, raises BackendUnavailable (nothing was
+        executed)."""
         deadline = self._now() + within
         with system.Taking(self._starting, within, lambda: self._silence("subscribing takes too long")):
             if not self.listening and not self._closed.is_set():
@@ -96,7 +98,7 @@ class Listener:
                 self.listening = True
 
     def watch(self, held: Sequence[Held], within: float) -> None:
-        """Report when one of these claims does not hold its name, now or later."""
+        """Report each of these claims that does not hold its name, now or later."""
         deadline = self._now() + within
         for claim, granted in held:
             self._watched.add(claim.id, claim.name, str(granted.key).encode())
@@ -121,11 +123,11 @@ class Listener:
         return "changes" not in self.refused
 
     def tracking(self, names: Collection[str], use: Callable[[Exchange], R]) -> R:
-        """Return ``use(exchange)``, with an exchange over the tracked connection, so that these names stay tracked.
+        """Return ``use(exchange)``. ``exchange`` sends over the tracked connection, so that these names stay tracked.
 
-        If that connection is in use or down, it is an exchange over another one. The server then pushes a renewal
-        itself as a change, and the look that follows tracks the keys again. (A context manager would keep the lock of
-        the connection after an interrupt, for as long as somebody keeps the exception.)
+        If that connection is in use or down, ``exchange`` sends over another connection. The server then pushes the
+        renewal itself as a change. The keys are then read, which tracks them again. (A context manager would keep the
+        lock of the connection after an interrupt, for as long as somebody keeps the exception.)
         """
         if self._tracked is None:
             return use(self._connections.exchange)
@@ -137,7 +139,8 @@ class Listener:
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
                 return use(self._connections.exchange)
-            # All claims of a name are read: a change that one of them makes here is pushed to none of them.
+            # The keys of all claims of a name are read, because a change that one of these claims makes here is pushed
+            # to none of them.
             before = self._before({name for name in names if self._matters(name)})
             reads = self._reads(before, tracked=True)
 
@@ -159,11 +162,12 @@ class Listener:
         return bool(self._watched or self._followed)
 
     def doubt(self) -> None:
-        """Look at all names again soon: another node may serve them by now."""
+        """Have all names read again soon, because another node may serve them now."""
         self._elsewhere |= self._names()
 
     def leave(self, names: Collection[str]) -> tuple[Moving, dict[str, object]]:
-        """Stop watching and following these names; return what was watched and followed, for `take_over` elsewhere."""
+        """Stop watching and following these names. Returns the watched claims and the followed names, for the
+        `take_over` of another node."""
         watched = [(claim_id, name, owner) for name in names for claim_id, owner in self._watched.of_name(name).items()]
         watched = [each for each in watched if self._watched.take(each[0])]  # without what a release has just removed
         followed = {name: owner for name, owner in self._followed.items() if name in names}
@@ -171,7 +175,8 @@ class Listener:
         return watched, followed
 
     def take_over(self, watched: Moving, followed: dict[str, object], wanted: Container[str], within: float) -> None:
-        """Watch and follow what another node was asked to `leave`. ``wanted`` has the claims not released meanwhile."""
+        """Watch and follow what the `leave` of another node returned. ``wanted`` has the claims that were not released
+        meanwhile."""
         deadline = self._now() + within
         for each in watched:
             self._watched.add(*each)
@@ -194,7 +199,8 @@ class Listener:
 
     def _subscribe(self, within: float) -> Wire:
         wire = self._endpoint.connect(within, self._now)
-        # The wake-ups come last: messages may come at any time after the reply to that subscription, but not before.
+        # The subscription to wake-ups comes last: messages may come at any time after the reply to that subscription,
+        # but not before.
         channels = (INVALIDATED, f"multilock:wake:{self._notices.client}")
         requests = [pack("CLIENT", "ID"), *(pack("SUBSCRIBE", channel) for channel in channels)]
         answers = [answer for answer, _ in wire.exchange(requests, within, pushes=True)]
@@ -216,7 +222,8 @@ class Listener:
         return wire
 
     def _run(self, wire: Wire) -> None:
-        """Read until the connection breaks, then make a new one, until the client is closed. The thread runs this."""
+        """Read until the connection breaks, then make a new connection, until the client is closed. The thread runs
+        this."""
         self.listening = True  # here as well, because an interrupt may end listen() before it has set this
         while True:
             again: Wire | None
@@ -235,21 +242,21 @@ class Listener:
             if again is wire:
                 continue
             wire = again
-            # Whatever was pushed in between is lost, so look at everything.
+            # All pushes in between are lost, so every name is read.
             self._notices.wake(None)
             self._notices.changed(None)
             self._look_again(None)
         for connection in (self._subscription, self._tracking):
             self._notices.pushes(connection, None)  # it is no longer needed
-        # The tracked connection is closed here, because close() may find it in use, or not made yet. No other is made
-        # after this, and no interrupt arrives in this thread.
+        # The tracked connection is closed here, because close() may find it in use, or not made yet. No tracked
+        # connection is made after this, and no interrupt arrives in this thread.
         with self._using_tracked:
             if self._tracked is not None:
                 self._tracked.close()
 
     def _ask_again(self, wire: Wire) -> Wire | None:
-        """Make another connection after a refusal, in case that is allowed by now. Returns the present one if that
-        fails.
+        """Make another connection after a refusal, because the server may now allow what it refused. Returns the
+        present connection if that fails.
 
         Returns None if the client was closed.
         """
@@ -277,8 +284,8 @@ class Listener:
             except MultilockError as error:
                 logger.debug("not subscribed again yet: %s", error)
                 self._notices.pushes(self._subscription, str(error), refused=isinstance(error, BackendRejected))
-            # Requests may still succeed over other connections. The scripts must not take our waiters for dead then,
-            # and only this thread looks for changes.
+            # Requests may still succeed over other connections. The scripts must not count our waiters as dead then.
+            # Besides, only this thread reads changes.
             self._recipe.told = False
             self._look_again(None)
             failures += 1
@@ -322,7 +329,7 @@ class Listener:
         return {name for name in names if self._matters(name)}
 
     def _understand(self, message: list[Any]) -> set[str]:
-        """Notify the claim that a message is for; return the names that may have changed."""
+        """Notify the claim that this message concerns. Returns the names that may have changed."""
         match message:
             case [b"message", _, bytes(payload)]:  # the first case, because a waiter depends on it
                 claim_id, granted = self._recipe.pushed(payload)
@@ -342,7 +349,7 @@ class Listener:
     # ---- the tracked connection
 
     def _look_again(self, names: Iterable[str] | None) -> None:
-        """Look at these names (None: all), and report a failure. The thread runs this."""
+        """Read these names (None: all), and report a failure. The thread runs this."""
         if not (self.watches() or self._tracked):
             if "changes" not in self.refused:
                 self._notices.pushes(self._tracking, None)  # it is no longer needed
@@ -355,9 +362,10 @@ class Listener:
                 self._notices.pushes(self._tracking, str(error))
 
     def _look(self, names: Iterable[str] | None, within: float) -> None:
-        """Read who holds these names (None: all), and report changes. The server tracks them from then on, if it can.
+        """Read who holds these names (None: all), and report changes. From then on the server tracks the names, if it
+        can.
 
-        A tracked connection that is broken or silent is replaced at once, and every name is read.
+        If the tracked connection is broken or silent, it is replaced at once, and every name is read.
         """
         deadline = self._now() + within
         try:
@@ -401,14 +409,14 @@ class Listener:
         return name in self._followed or self._watched.has_name(name)
 
     def _before(self, names: Iterable[str]) -> list[Before]:
-        """Return our claims of these names, to be compared with what a read of the names returns."""
+        """Return our claims of these names, for a comparison with the owners that a read returns."""
         return [(name, self._watched.of_name(name)) for name in dict.fromkeys(names)]
 
     def _reads(self, before: list[Before], *, tracked: bool) -> list[bytes]:
         """Return requests for the owners of these names, and a write that changes nothing.
 
-        A replica refuses that write. Its replies do not count, because it may lag behind or be empty. Without a name
-        the last request is a ping.
+        A replica refuses that write. The replies of a replica do not count, because it may lag behind or be empty.
+        Without a name the last request is a ping.
         """
         requests = []
         # While a slot is moved, a node answers for one key of it at a time.
@@ -440,8 +448,8 @@ class Listener:
                 continue
             message = "its key was deleted or has expired" if owner is None else "its key has another owner"
             for claim_id in [claim_id for claim_id, its_owner in watched.items() if its_owner != owner]:
-                # Only the thread that removes the claim reports it. A release removes its claim before it is sent, so
-                # that what it ends is not reported as lost.
+                # Only the thread that removes the claim reports it. A release removes its claim before its request is
+                # sent, so that the released lock is not reported as lost.
                 if self._watched.take(claim_id):
                     self._notices.gone(claim_id, LossReason.TAKEN, message)
             followed = self._followed
@@ -450,7 +458,8 @@ class Listener:
                 self._notices.changed(name)
 
     def _track(self, within: float) -> Wire:
-        """Return the tracked connection. Make a new one unless the present one reports to the present subscriber."""
+        """Return the tracked connection. If its changes do not go to the present subscriber, make a new tracked
+        connection."""
         wire = self._tracked
         if wire is not None and wire.alive and self._redirect == self._subscriber and not wire.stale():
             return wire

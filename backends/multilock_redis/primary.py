@@ -1,12 +1,12 @@
 """Decide which primary a client follows, from what the Sentinels report. Pure: no request, no thread.
 
 A greater epoch counts at once: it is enough that one Sentinel knows of a failover. A lower epoch, or another primary
-with the same epoch, is doubtful. It may come from a Sentinel that was cut off, or from Sentinels that were set up anew
-or were told of another primary. The client follows it only after a doubt. A doubt begins when no reply that counts
-names the followed primary, or when one names another primary with the same epoch. Replies to later questions then
-decide: as many Sentinels as a failover needs must name the new primary, and all Sentinels must have replied. If some do
-not reply, the client waits for `COUNTS_FOR`, because such a Sentinel may have led a failover of which the others learn
-within seconds.
+with the same epoch, is doubtful. It may come from a Sentinel that was cut off, from Sentinels that were set up anew, or
+from Sentinels that an operator pointed to another primary. The client follows it only after a doubt. A doubt begins
+when no counted reply names the followed primary, or when a counted reply names another primary with the same epoch.
+Replies to later questions then decide: as many Sentinels as a failover needs must name the new primary, and all
+Sentinels must have replied. If a Sentinel does not reply, the client waits for `COUNTS_FOR`, because that Sentinel may
+have led a failover. The others learn of the failover within seconds.
 
 A reply counts for `COUNTS_FOR` seconds, but only until its Sentinel reports something else or does not reply.
 tests/models/sentinel.cpp tries every order of events.
@@ -22,8 +22,8 @@ from multilock_redis.slots import Address
 
 __all__ = ["COUNTS_FOR", "Following", "Told"]
 
-# Seconds for which a reply counts, and for which a doubt waits for Sentinels that do not reply. Sentinels tell each
-# other what they know every 2 s.
+# Seconds for which a reply counts, and for which a doubt waits for Sentinels that do not reply. Sentinels exchange
+# their state every 2 s.
 COUNTS_FOR = 10.0
 KNOWN_FOR = 600.0  # seconds for which a Sentinel is asked after another one last named it
 
@@ -47,19 +47,19 @@ class Told(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many Sentinels there are, as far as this one knows."""
+        """How many Sentinels there are, according to this Sentinel."""
         return int(self.facts.get("num-other-sentinels", 0)) + 1
 
     def agrees_with(self, other: Told) -> bool:
-        """Return whether both name the same primary in the same epoch."""
+        """Return whether both replies name the same primary in the same epoch."""
         return (self.epoch, self.primary) == (other.epoch, other.primary)
 
 
 class Following:
-    """The replies that count, and the primary that is followed. The caller admits one thread at a time."""
+    """The counted replies, and the primary that the client follows. The caller admits one thread at a time."""
 
     def __init__(self, sentinels: int) -> None:
-        """``sentinels`` is how many the URL names."""
+        """``sentinels`` is the number of Sentinels in the URL."""
         self._sentinels = sentinels
         self.told: Told | None = None  #: the last reply that named the followed primary
         self.look_again = False  #: all Sentinels must be asked now; the reader of this sets it back
@@ -68,7 +68,7 @@ class Following:
         self._doubted_at: float | None = None  # when the present doubt began
 
     def note(self, told: Told, own: bool, now: float) -> bool:
-        """Count this reply; return True if the client follows the primary that it names.
+        """Count this reply. Returns True if the client follows the primary that the reply names.
 
         ``own`` means that only one Sentinel is reached at that address.
         """
@@ -85,7 +85,7 @@ class Following:
         return self._follows(told)
 
     def silent(self, place: Address) -> None:
-        """Drop the reply of the Sentinel that was reached there: it has not answered the last question."""
+        """Drop the reply of the Sentinel at this address, because the Sentinel has not answered the last question."""
         self._answers = [each for each in self._answers if each.place != place]
 
     def is_agreed(self) -> bool:

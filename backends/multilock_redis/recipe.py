@@ -9,8 +9,8 @@ its own lease. Each step is one script in ``scripts/``, atomic and safe to send 
 All races are dealt with in the scripts; this module has none.
 
 A release makes the next waiter the holder and notifies it by one push, which is a grant. The waiter's newest executed
-request told the server when it was sent. The server admits nobody else until that time plus the liveness that the
-request asked for. So the grant is valid until then, whenever the waiter reads the push.
+request contained the time at which it was sent. The server admits no other claim until that time plus the liveness that
+the request asked for. So the grant is valid until then, whenever the waiter reads the push.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 class Replicas:
     """How many replicas must have acknowledged a grant, and a renewal, before it counts (``WAIT``).
 
-    That makes it rarer that a failover loses a lock, but it is not a consensus: a failover may promote another replica.
+    With that, a failover loses a lock less often. But it is not a consensus: a failover may promote another replica.
     """
 
     of_grants: int = 0
     of_renewals: int = 0
 
     def wait(self, wanted: int, within: float) -> bytes:
-        """Return the request to wait. The last quarter of the time is left for the reply."""
+        """Return the ``WAIT`` request. The last quarter of the time is left for the reply."""
         return pack("WAIT", wanted, max(1, int(within * 750)))
 
     def too_few(self, wanted: int, reached: int) -> BackendUnavailable | None:
-        """Return the error to raise if fewer replicas than wanted were reached."""
+        """Return the error to raise if fewer replicas than required have acknowledged."""
         if reached >= wanted:
             return None
         what = f"{reached} of the {wanted} replicas that replicas={wanted} requires have acknowledged the lock in time"
@@ -72,8 +72,8 @@ class Replicas:
 class Recipe:
     """The calls of the scripts for one server.
 
-    The ``to_…`` methods make the requests, and `attempted` reads the reply of an attempt. Both are separate from the
-    sending, because an event loop sends by itself (`multilock_redis.channel`).
+    The ``to_…`` methods make the requests, and `attempted` reads the reply of an attempt. Neither sends the request,
+    because an event loop sends by itself (`multilock_redis.channel`).
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Recipe:
         self.told = True  #: whether our waiters are notified; if not, the scripts must not take them for dead
 
     def over(self, transactions: Transactions) -> Recipe:
-        """Return the same recipe for other connections to its server."""
+        """Return the same recipe for other connections to the same server."""
         recipe = Recipe(self._keys, transactions, self._group, self.replicas)
         recipe.told = self.told
         return recipe
@@ -109,8 +109,8 @@ class Recipe:
     def _acknowledged(self, claim: Claim, script: Script, request: bytes, within: float) -> Granted | Busy:
         """Return a grant only once enough replicas have it.
 
-        WAIT covers the last write of its own connection, and all that the server had written before. So the request is
-        sent again, followed by WAIT. If anything fails here, the server still holds the name for us. So the outcome is
+        WAIT covers the last write of its own connection, and all earlier writes of the server. So the request is sent
+        again, followed by WAIT. If anything fails here, the server still holds the name for us. So the outcome is
         reported as unknown, and the kernel cancels the claim.
         """
         exchange = self._transactions.connections.exchange
@@ -135,9 +135,9 @@ class Recipe:
         """Return the request of an attempt."""
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        # A push is a grant, except in two cases. With replicas= nobody has waited for them at a hand-over, so the
-        # waiter must ask. And in a cluster all nodes pass a push on, so it does not show which node's clock ends the
-        # hand-over.
+        # A push is a grant, except in two cases. With replicas=, no request has waited for the replicas at a hand-over,
+        # so the waiter must send one. And in a cluster all nodes forward a push, so it does not show which node's clock
+        # ends the hand-over.
         by_push = claim.renew and not self.replicas.of_grants and not self._keys.in_slots
         how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, by_push)
         if echo:
@@ -145,7 +145,8 @@ class Recipe:
         return b"".join((head, keys.common, keys.own(claim), how))
 
     def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:
-        """Return what the reply to an attempt means. Raises if the name has another number of permits."""
+        """Return the result of an attempt from its reply. Raises `BackendRejected` if the name has another number of
+        permits."""
         ttl = claim.ttl
         if isinstance(answer, int):
             return Granted(answer, ttl, sent_at, ttl, ttl / RENEWALS, self._group, claim.owner)
@@ -155,15 +156,15 @@ class Recipe:
         left, rank = answer
         if left == OTHER_NUMBER:
             raise other_number(claim, rank, "redis")
-        # If a key can end by itself, the next waiters should look exactly then, one after the other: the server pushes
-        # such an end late, or never.
+        # If a key can end by itself, the next waiters should ask exactly at that time, one after the other: the server
+        # pushes such an end late, or never.
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None
         return Busy(heartbeat(ttl), expires_in)
 
     def pushed(self, payload: bytes) -> tuple[str, Granted | None]:
-        """Return the claim that a push is for, and what it grants, or None if it is only a hint.
+        """Return the claim that a push concerns, and the grant in the push, or None if the push is only a hint.
 
-        Whatever another program publishes on our channel is taken for a hint at most.
+        A message that another program publishes on our channel counts as a hint at most.
         """
         claim_id, *words = payload.decode(errors="replace").split(" ")
         try:
@@ -209,13 +210,14 @@ class Recipe:
         return renewed
 
     def to_renew(self, held: Sequence[Held]) -> list[tuple[Script, list[int], bytes]]:
-        """Return the requests that renew these leases; each with its script and the indices of its leases."""
+        """Return the requests that renew these leases, each with its script and the indices of its leases."""
         return [
             (script, places, self._renewal(script, [held[i] for i in places])) for script, places in self._chunks(held)
         ]
 
     def _of_one_slot(self, error: Exception) -> BackendUnavailable:
-        """Return the error of one request of a renewal, if leases in other slots are unaffected; otherwise raise it."""
+        """Return the error of one request of a renewal if it does not affect leases in other slots. Otherwise raise
+        it."""
         if self._keys.in_slots and isinstance(error, BackendUnavailable):
             return error
         if self._keys.in_slots and isinstance(error, BackendRejected):
@@ -268,12 +270,12 @@ class Recipe:
 def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool) -> tuple[bytes, bytes]:
     """Return two encoded parts of an attempt: its last arguments, and the format of the echo that follows them.
 
-    The arguments are the ttl, the liveness, and the mode in which the lock is shared. For an exclusive claim the last
-    one is instead whether a free lock may be taken past the queue. The echo carries the time of sending in µs.
+    The arguments are the ttl, the liveness, and the mode in which the lock is shared. For an exclusive claim, the last
+    argument instead says whether a free lock may be taken past the queue. The echo contains the time of sending in µs.
 
     If a push can only be a hint, the echo is empty and part of the arguments. That is so for a lock that is not
-    renewed, because only a reply gives it its whole ttl. The same holds for a ttl below the liveness, because a
-    confirmation would then end earlier than the hand-over.
+    renewed, because only a reply grants the whole ttl. It is also so for a ttl below the liveness, because a confirmed
+    grant would then end earlier than the hand-over.
     """
     wait = round(liveness(ttl) * 1000) if join else 0
     last = b"%d" % (not join and not fair) if mode == "x" else mode.encode()
@@ -285,5 +287,5 @@ def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool)
 
 
 def _marker(mode: str, generation: int) -> str:
-    """Return what the lock's key holds while it is shared. The text differs each time that sharing begins."""
+    """Return the value of the lock's key while the lock is shared. The value differs each time that sharing begins."""
     return f"#multilock:{mode}:{generation}"

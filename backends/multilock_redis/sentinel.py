@@ -1,11 +1,11 @@
 """A primary that Redis Sentinels name: ``redis+sentinel://``, ``rediss+sentinel://`` (TLS to all of them).
 
 Sentinels are asked before each connection is made, and the server at the address must confirm that it is the primary.
-That is not enough. After a failover the former primary goes on replying on its existing connections until it is told,
-and would grant locks that the new primary grants as well. (That takes 10 s if an operator asked for the failover.) So
-the client subscribes to one Sentinel, and asks all of them in turn, including those that only another Sentinel names.
-`following` decides what each reply means. Then every connection that leads elsewhere is ended, including those that
-await a reply, because that would be the reply of a former primary.
+That is not enough. After a failover the former primary goes on replying on its existing connections until a Sentinel
+demotes it. Until then it would grant locks that the new primary grants as well. (That takes 10 s if an operator asked
+for the failover.) So the client subscribes to one Sentinel, and asks all of them in turn, including those that only
+another Sentinel names. `following` decides what each reply means. Then every connection to another server is closed,
+including those that await a reply, because that would be the reply of a former primary.
 
 A failover counts from the promotion on (``+promoted-slave``). The Sentinel that leads it sends ``+switch-master``, and
 describes the new primary, only after the last replica has followed, which may take minutes.
@@ -50,7 +50,7 @@ _CHECK_LOGIN = "check sentinel_username= and sentinel_password="
 
 class Sentinel(Endpoint):
     """One Sentinel. It has separate threads for connecting, so that a DNS look-up that hangs does not delay questions
-    to the others."""
+    to other Sentinels."""
 
     def __init__(
         self, scheme: str, kind: Callable[..., Any], settings: Mapping[str, Any], *, learnt: bool = False
@@ -64,7 +64,7 @@ class Sentinel(Endpoint):
         self.silent = False  #: whether it did not reply to the last question
 
     def at(self, place: Address) -> Sentinel:
-        """Return another Sentinel, which uses the same login."""
+        """Return another Sentinel with the same login."""
         settings = {**self._settings, "host": place.host, "port": place.port}
         return Sentinel(self._scheme, self._class, settings, learnt=True)
 
@@ -106,7 +106,8 @@ class SentinelEndpoint(Endpoint):
         return self._following.told
 
     def everybody(self) -> list[Sentinel]:
-        """Return the Sentinels of the URL, then those that they have named and that have other addresses."""
+        """Return the Sentinels of the URL, then the Sentinels that these have named, if their addresses are
+        different."""
         with self._choosing:
             reached = {each.reached for each in self.sentinels} | {each.place for each in self.sentinels}
             others = [place for place in self._following.others() if place not in reached]
@@ -136,7 +137,8 @@ class SentinelEndpoint(Endpoint):
         answered: Sentinel | None = None
         for i, sentinel in enumerate(asked, 1):
             try:
-                # A Sentinel that hangs leaves time for the others, and for the primary.
+                # Each Sentinel gets a share of the time, so that a Sentinel that hangs leaves time for the others, and
+                # for the primary.
                 self._consult(sentinel, (deadline - now()) / (len(asked) + 2 - i), now)
                 answered = sentinel
             except MultilockError as error:
@@ -159,7 +161,8 @@ class SentinelEndpoint(Endpoint):
         raise self._nowhere(failures)
 
     def _consult(self, sentinel: Sentinel, within: float, now: Callable[[], float]) -> None:
-        """Ask it, and count its reply. Raises as `ask` does, and BackendUnavailable if another primary is followed."""
+        """Ask this Sentinel, and count its reply. Raises as `ask` does, and BackendUnavailable if the client follows
+        another primary."""
         try:
             told = self.ask(sentinel, within, now)
         except MultilockError:
@@ -171,7 +174,7 @@ class SentinelEndpoint(Endpoint):
         self._heed(told, sentinel, now)
 
     def _heed(self, told: Told, sentinel: Sentinel, now: Callable[[], float]) -> None:
-        """Count a reply, and end the connections that lead elsewhere."""
+        """Count a reply, and close the connections to servers that the client no longer follows."""
         with self._choosing:
             own = sentinel.learnt or told.place in self._following.others()
             agrees = self._following.note(told, own, now())
@@ -196,7 +199,8 @@ class SentinelEndpoint(Endpoint):
             wire.close()
 
     def _asked_on(self, wire: Wire, sentinel: Sentinel, within: float) -> Told:
-        # During a failover, MASTER has the new epoch and the former primary's address. So the address is asked twice.
+        # During a failover, the reply to MASTER has the new epoch and the former primary's address. So this asks for
+        # the address twice.
         where, describe, others = (
             pack("SENTINEL", question, self.primary) for question in ("GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS")
         )
@@ -253,7 +257,7 @@ class SentinelEndpoint(Endpoint):
         except Exception as error:
             raise not_connected(error, where) from error
         try:
-            # A primary that was paused or cut off does not know that it was replaced. This ROLE detects a replica.
+            # A primary that was paused or cut off does not know that it was replaced. This ROLE only detects a replica.
             role = wire.call(ROLE, max(deadline - now(), 0.001))[0]
             if role != b"master":
                 raise self._silence(f"the Sentinels name {told.primary}, which is still a replica")
@@ -316,9 +320,9 @@ class SentinelEndpoint(Endpoint):
             closed.wait(LONGEST_PAUSE * system.uniform(0.1, 1.0))
 
     def _compare(self, closed: system.Event, look: system.Event, now: Callable[[], float]) -> None:
-        """Ask one Sentinel after the other, and all of them without a pause if they contradict each other.
+        """Ask one Sentinel after the other. If they contradict each other, ask all of them without a pause.
 
-        A thread runs this. One silent Sentinel is asked in each round of the others.
+        A thread runs this. Each round asks all Sentinels that reply, and one silent Sentinel.
         """
         turn = hurried = 0
         while not closed.is_set():

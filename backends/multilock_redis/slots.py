@@ -33,7 +33,7 @@ class SlotTable:
     def of(cls, answer: Iterable[Sequence[Any]], asked: Address) -> SlotTable:
         """Parse the reply to ``CLUSTER SLOTS``. Raises ValueError if it is not such a reply.
 
-        A node that does not know its own host name leaves it out. It is then the host that was ``asked``.
+        A node that does not know its own host name leaves the name out. The host is then the one that was ``asked``.
         """
         owners: list[Address | None] = [None] * SLOTS
         replicas: dict[Address, list[Address]] = {}

@@ -1,11 +1,11 @@
-"""Find the node of a cluster to ask: keep a table of its slots up to date, and a `Node` for each primary.
+"""Find the node of a cluster that serves a name. Keep a table of the slots up to date, and a `Node` for each primary.
 
-The table is requested when there is none, and once after each burst of replies that contradict it. Such a reply is a
-redirection, or silence, which may be that of a primary whose replica has taken over.
+The table is requested when there is none, and once after each burst of replies that contradict it. A redirection
+contradicts the table. So does silence, because a replica may have taken over from a silent primary.
 
-A node that was cut off from the others still replies, but its table is old. Its epoch shows that, because the epoch of
-a cluster grows with each failover. So a table of a lower epoch counts only if the cluster was made anew. That is so if
-no node that replies has a greater epoch, and most primaries that the table names reply with the same epoch.
+A node that was cut off from the others still replies, but its table is old. The table's epoch shows that, because the
+epoch of a cluster grows with each failover. So a table of a lower epoch counts only if the cluster was made anew. That
+is so if no node that replies has a greater epoch, and most primaries that the table names reply with the same epoch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Topology:
         notices: Notices,
         replicas: Replicas,
     ) -> None:
-        """No request is sent. A forked child makes it anew, with other endpoints."""
+        """No request is sent. A forked child makes its own topology, with other endpoints."""
         self._name = name
         self._seeds = seeds
         self._endpoint_at = endpoint_at
@@ -79,10 +79,11 @@ class Topology:
         return address
 
     def node(self, address: Address) -> Node:
-        """Return the node at this address, and make it if there is none."""
+        """Return the node at this address. If there is none, make it."""
         node = self._nodes.get(address)
         if node is None:
-            # Its address may come from an older table, and it may be a former primary that does not know it yet.
+            # The address may come from an older table. Then the node may be a former primary that does not yet know
+            # that it was replaced.
             endpoint = self._endpoint_at(address)
             endpoint.is_left = lambda: self._is_left(address)
             made = Node(endpoint, self._keys, self._notices, self._replicas)
@@ -93,7 +94,7 @@ class Topology:
         return node
 
     def _is_left(self, address: Address) -> bool:
-        """Return whether this node was a primary, and is not one in the present table."""
+        """Return whether this node was a primary, and is no primary in the present table."""
         return address in self._served and self._table is not None and address not in self._table.primaries
 
     def known(self) -> dict[Address, Node]:
@@ -106,9 +107,9 @@ class Topology:
             yield address, self.node(address)
 
     def table(self, within: float) -> SlotTable:
-        """Return the table; a new one if it is in doubt.
+        """Return the table. If it is in doubt, request a new table first.
 
-        If another thread is already looking, return the present table, unless there is none yet.
+        If another thread is already requesting a table, return the present table, unless there is none yet.
         """
         deadline = self._now() + within
         taken: list[bool] = []
@@ -140,8 +141,8 @@ class Topology:
     def redirected(self, by: Address, to: Redirected) -> Address:
         """Return the node to which a redirection leads.
 
-        If the slot was moved for good, that is recorded at once, so that all later requests follow, and one of them
-        asks for the new table.
+        If the slot was moved for good, the table is changed at once, so that all later requests go to the new node. One
+        of these asks for the new table.
         """
         address = Address(to.host or by.host, to.port)
         if not to.once:
@@ -154,7 +155,7 @@ class Topology:
         return address
 
     def retire(self, address: Address, node: Node) -> None:
-        """Close a node that is no longer a primary, and at which nothing is watched."""
+        """Close a node that is no longer a primary and at which no name is watched."""
         if self._nodes.get(address) is node:
             self._nodes.pop(address, None)
         node.close()
@@ -219,7 +220,8 @@ class Topology:
         self._install(table)
 
     def _begin_afresh(self, older: dict[Address, tuple[int, SlotTable]]) -> None:
-        """Accept an older table if most primaries that it names have its epoch, after all nodes were asked."""
+        """After all nodes were asked, accept an older table if most primaries in it reply with the epoch of that
+        table."""
         epoch, table = max(older.values(), key=lambda each: each[0], default=(0, None))
         if table is None:
             return
@@ -228,8 +230,8 @@ class Topology:
             self._believe(epoch, table)
 
     def _nobody_knows(self, failures: list[MultilockError]) -> MultilockError:
-        """Return the error for a cluster that gave no table. If some nodes were silent, a refusal of others does not
-        count: the silent ones may reply soon."""
+        """Return the error for a cluster that gave no table. If some nodes were silent, a refusal by other nodes does
+        not count, because the silent nodes may reply soon."""
         rejected = [failed for failed in failures if isinstance(failed, BackendRejected)]
         if rejected and len(rejected) == len(failures):
             return rejected[0]
@@ -274,7 +276,8 @@ class Topology:
         node = self._nodes.get(address)
         if node is not None and not self._is_left(address):
             return _first_counts(node.connections.exchange([CLUSTER_SLOTS, CLUSTER_INFO], within))
-        # It is a replica, a former primary, or a seed by another name, so its connection is not kept.
+        # This node is a replica, a former primary, or a node that the URL names differently, so its connection is not
+        # kept.
         deadline = self._now() + within
         wire = self._endpoint_at(address).connect(within, self._now)
         try:
@@ -297,7 +300,7 @@ class Topology:
 
 
 def _first_counts(answers: list[Answer]) -> list[Any]:
-    """Return the replies. Raises the first one if it is an error."""
+    """Return the replies. If the first reply is an error, raise it."""
     said = [answer for answer, _ in answers]
     if isinstance(said[0], Exception):
         raise said[0]

@@ -1,6 +1,6 @@
 """The Lua scripts. The server executes each of them completely or not at all.
 
-A script is called by its hash. If the server does not know it, or no longer does, it is loaded first.
+A script is called by its hash. If the server does not have the script, or has it no longer, the script is loaded first.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Transactions:
         self.now = now
 
     def run(self, script: Script, request: bytes, within: float) -> Answer:
-        """Call one script; return its reply, and when it was sent. Load the script if the server lacks it."""
+        """Call one script. Returns the reply, and the time at which the call was sent. Loads the script if the server
+        lacks it."""
         deadline = self.now() + within
         try:
             return self.connections.call(request, within)
@@ -94,13 +95,14 @@ class Transactions:
     def run_all(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
     ) -> list[Answer]:
-        """Send these requests in one round trip, or in two if a script is missing. ``scripts`` are those they call."""
+        """Send these requests in one round trip, or in two if a script is missing. ``scripts`` are the scripts that the
+        requests call."""
         return _checked(self.run_each(scripts, requests, exchange, within))
 
     def run_each(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
     ) -> list[Answer]:
-        """Do the same as `run_all`, but return an error in the place of its reply."""
+        """Do the same as `run_all`, but return an error in the place of the reply."""
         deadline = self.now() + within
         answers = exchange(requests, within)
         if any(isinstance(answer, ScriptMissing) for answer, _ in answers):
@@ -110,7 +112,8 @@ class Transactions:
     def _load_and_run(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, deadline: float
     ) -> list[Answer]:
-        """Load the scripts and repeat the requests, in one round trip. The replies have the time of this sending."""
+        """Load the scripts and repeat the requests, in one round trip. The time of each reply is the time of this
+        second sending."""
         loads = [script.load for script in scripts]
         answers = exchange([*loads, *requests], deadline - self.now())
         answers = _clear(answers)

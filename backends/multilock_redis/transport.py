@@ -2,8 +2,9 @@
 here.
 
 redis-py makes the connections: it handles addresses, TLS, credentials, and whatever a client that was handed over is
-set up for. After that this module writes and reads on the socket itself. An acquire and a release are one small request
-and one number each, and reading those replies through redis-py would take a tenth of the time of the whole pair.
+set up for. After that this module writes and reads on the socket itself. An acquire and a release each consist of one
+small request and one number as the reply. Reading these replies through redis-py would take a tenth of the time of the
+whole pair.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ Answer = tuple[Any, float]
 """The server's reply (or the exception made of it), and when the request was sent."""
 
 SHORT = 0.05  # seconds; a connection is not called silent because a request with less time had no reply
-# Idle connections: SPARE of them are kept even if they are never used, and more for SPARE_FOR seconds after their use.
+# SPARE idle connections are kept even if they are never used. Further idle connections are kept for SPARE_FOR seconds
+# after their last use.
 SPARE = 4
 SPARE_FOR = 60.0
 TEND_EVERY = 5.0  # seconds between two looks for idle connections that are old or were closed by the server
@@ -53,7 +55,8 @@ _WITHOUT_RETRIES = {
     "protocol": 2,
 }
 # From 7.2 on, redis-py searches all installed packages for its own version, once per connection, unless it is given a
-# name. That search takes several times as long as connecting does. The name is never sent: see `Endpoint._open_wire`.
+# name to send. That search takes several times as long as connecting does. The name is never sent: see
+# `Endpoint._open_wire`.
 _NAMED: dict[str, object] = {}
 with suppress(ImportError):
     from redis.driver_info import DriverInfo
@@ -62,8 +65,8 @@ with suppress(ImportError):
 
 
 class Open:
-    """The open connections. It does not keep them alive: a connection whose owner was interrupted before storing it is
-    closed at once."""
+    """The open connections. This set holds weak references: a connection whose owner was interrupted before storing it
+    is closed at once."""
 
     def __init__(self) -> None:
         self._wires: set[weakref.ref[Wire]] = set()  # used without a lock, since its methods are atomic
@@ -86,8 +89,8 @@ class Wire:
 
     It closes itself when it breaks, or when a call is interrupted: a reply that arrives later must never be taken for
     that of another request. A connection that an event loop watches (`never_block`) only sets ``alive`` to False then,
-    and its owner closes it. The loop must stop watching it first, because the number of a closed descriptor may at once
-    belong to another connection.
+    and its owner closes it. The loop must stop watching the descriptor first, because the number of a closed descriptor
+    may at once belong to another connection.
     """
 
     __slots__ = (
@@ -220,10 +223,11 @@ class Wire:
         return answer
 
     def exchange(self, requests: Sequence[bytes], within: float, *, pushes: bool = False) -> list[Answer]:
-        """Send all requests, then read all replies. An error is in the place of its reply, as what `call` raises.
+        """Send all requests, then read all replies. Instead of an error reply, the result has the exception that `call`
+        would raise.
 
-        If more replies arrive than requests were sent, their order is unknown, and this raises. With ``pushes``,
-        further messages are allowed.
+        If more replies arrive than requests were sent, it is unknown which reply belongs to which request, and this
+        raises. With ``pushes``, further messages are allowed.
         """
         self._until = deadline = self._now() + within
         sent_at: list[float] = []
@@ -298,8 +302,8 @@ class Wire:
         return self._at < len(self._buffer)
 
     def interrupt(self) -> None:
-        """Make every read fail, both one that waits now and one of bytes that have arrived. Any thread may call
-        this."""
+        """Make every read fail: a read that waits now, and a later read of bytes that have already arrived. Any thread
+        may call this."""
         self._ended = True
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -312,8 +316,8 @@ class Wire:
     def drop(self) -> None:
         """Close the descriptor, and nothing else, in a forked child.
 
-        The connection is the parent's, which goes on using it. But if the parent is killed while the child has the
-        descriptor open, the server takes the parent for alive.
+        The connection belongs to the parent, which goes on using it. But if the parent is killed while the child has
+        the descriptor open, the server believes that the parent lives.
         """
         self.alive = False
         with suppress(OSError):
@@ -403,7 +407,7 @@ class Endpoint:
         self.is_left: Callable[[], bool] = _never
 
     def close(self) -> None:
-        """Record that no further connection is needed, except to end what is under way."""
+        """Record that no further connection is needed, except to finish work that is under way."""
 
     def interrupt(self) -> None:
         """End all connections now, including those in use. Any thread may call this."""
@@ -411,7 +415,7 @@ class Endpoint:
             wire.interrupt()
 
     def forget(self) -> None:
-        """Close the descriptors of the parent's connections in a forked child. They are not used there."""
+        """Close the descriptors of the parent's connections in a forked child, which does not use them."""
         self._permits = _permits()  # the threads that hold the other permits do not exist here
         inherited, self._open = self._open, Open()
         for wire in inherited:  # without a fork, the threads that close them still exist
@@ -517,7 +521,8 @@ def not_connected(error: BaseException, where: str) -> Exception:
 
 
 def is_down(silence: BackendUnavailable) -> bool:
-    """Return whether it is certain that no server is up: the connection was refused, or the server loads its data."""
+    """Return whether this server certainly does not work now: the connection was refused, or the server loads its
+    data."""
     if IS_LOADING in str(silence):
         return True
     error: BaseException | None = silence
@@ -540,12 +545,13 @@ def _hint(error: BaseException, where: str) -> str:
 
 
 def speaks_tls(where: str) -> bool:
-    """Return whether this server's URL is one with TLS."""
+    """Return whether this server's URL has a scheme with TLS."""
     return where.startswith("rediss")
 
 
 def other_schemes(where: str) -> str:
-    """Return the schemes with TLS for a URL without, or the reverse. A server's name does not show its scheme."""
+    """Return the schemes with TLS for a URL without TLS, or those without TLS for a URL with TLS. If the name of the
+    server does not show the user's scheme, all that fit are returned."""
     scheme = where.partition("://")[0]
     if "+" not in scheme:
         return (
@@ -586,7 +592,8 @@ def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
 
 
 class Connections:
-    """The connections of one client to one server, of which the last used is taken first. Any thread may call."""
+    """The connections of one client to one server. The connection that was used last is taken first. Any thread may
+    call."""
 
     def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
         self._endpoint = endpoint
@@ -626,10 +633,10 @@ class Connections:
         self._trim()
 
     def _take(self, within: float) -> tuple[Wire, float]:
-        """Return a connection, and what is left of ``within``.
+        """Return a connection, and the seconds that are left of ``within``.
 
-        After a pause of this process there may be nothing left, and this raises. The request must not be sent then: its
-        claim may have been cancelled so long ago that the servers have forgotten that.
+        After a pause of this process there may be no time left. Then this raises, because the request must not be sent:
+        its claim may have been cancelled so long ago that the servers no longer remember the cancel.
         """
         start = self._now()
         while self._idle:
@@ -658,7 +665,8 @@ class Connections:
                 start_worker(self._tend, "multilock-redis-idle")
 
     def _tend(self) -> None:
-        """Close old connections until there are few. This needs a thread, because no request may follow a burst."""
+        """Close old connections until there are few. A separate thread does this, because after a burst of requests
+        there may be no further request."""
         while len(self._idle) > SPARE and not self._closed.wait(TEND_EVERY):
             self._trim()
         self._tended = False

@@ -8,7 +8,7 @@ __all__ = ["Watched"]
 
 
 class Watched:
-    """Claims, each with its name and with the owner that the name's key has as long as it is this claim's.
+    """Claims, each with its name, and with the owner that is in the name's key as long as this claim holds the name.
 
     Several claims may share a name. Each push is about a name, so a look-up by name costs only as much as that name has
     claims.
@@ -16,8 +16,8 @@ class Watched:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # claim id -> name; this alone decides what is watched
-        # Name -> claim id -> owner. Every watched claim is in it. A claim that was just removed may still be in it,
-        # too.
+        # Name -> claim id -> owner. Every watched claim is in this mapping. A claim that was just removed may still be
+        # in it, too.
         self._owners: dict[str, dict[str, bytes]] = {}
         self._indexing = system.RLock()  # held briefly to change _owners; reentrant, since a finalizer may run inside
 
@@ -28,7 +28,8 @@ class Watched:
             self._names[claim_id] = name
 
     def take(self, claim_id: str) -> bool:
-        """Remove a claim. Returns False if it is not in; if two threads remove it, only one of them gets True."""
+        """Remove a claim. Returns False if the claim is not watched. If two threads remove it, only one of them gets
+        True."""
         name = self._names.pop(claim_id, None)
         if name is None:
             return False

@@ -1,4 +1,4 @@
-"""The network format (RESP2), and what each error of a server means to a request."""
+"""The network format (RESP2), and the meaning of each server error for a request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 IS_LOADING = "it is loading its data"  #: part of every message about a server that loads its data
 IS_REPLICA = "it is a replica"  #: part of every message about a replica
 
-# With these errors nothing was executed, and the server may soon reply otherwise.
+# With these errors nothing was executed, and the server may soon accept the same request.
 SILENT = {
     "LOADING": IS_LOADING,
     "BUSY": "it is busy with a script: SCRIPT KILL ends one that has written nothing",
@@ -37,7 +37,7 @@ SILENT = {
     "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write",
 }
 _OF_CLUSTER = "it is a node of a cluster: give redis+cluster://, since redis:// is for a single primary"
-# With these errors nothing was executed either, and asking again does not help.
+# With these errors nothing was executed either, and repeating the request does not help.
 _REFUSED = {
     "NOAUTH": "give username= and password=",
     "WRONGPASS": "check username= and password=",
@@ -51,8 +51,8 @@ _REFUSED = {
     "DENIED": "it runs in protected mode: see its configuration",
     "ERR": "see the server's message",
 }
-# Only with one of these words does an ERR surely come from a server that has done nothing. A proxy also replies ERR,
-# and may have passed the request on before ("ERR Connection timed out").
+# Only an ERR with one of these words certainly comes from a server that has not executed the request. A proxy also
+# replies ERR, and may have forwarded the request before ("ERR Connection timed out").
 _NOTHING_DONE = re.compile(
     r"unknown|subcommand|wrong number|syntax|DB index|support|disabled|allowed|permitted|permission|denied|"
     r"redirect|Protocol error|AUTH|password|NOSCRIPT|compiling",
@@ -66,8 +66,8 @@ _UNKNOWN = (
 )
 # Before 7.0 a server wraps the error of a command in a script: "ERR Error running script (…): @user_script:3: -OOM …"
 _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
-# The errors of a script whose user lacks a right, up to 7.0 and later; they replace NOPERM. What such a script wrote
-# before ends by itself, and it never takes the lock.
+# The errors of a script whose user lacks a right, up to 7.0 and later; they replace NOPERM. Such a script may have
+# written before it failed. These writes expire, and never take the lock.
 _LACKING = ("The user executing the script can't", "ACL failure in script")
 
 
@@ -90,12 +90,13 @@ class Unclear(BackendRejected):
 
 
 def doubted(error: Unclear) -> BackendUnavailable:
-    """Return what this error means for a request that changes something: its outcome is unknown."""
+    """Return the error to raise for a request that changes something: the outcome of the request is unknown."""
     return BackendUnavailable(str(error), unknown=True, backend="redis")
 
 
 def refused(error: BackendRejected) -> BackendUnavailable:
-    """Return the answer for leases whose renewal was refused while others' was not. The refusal is its cause."""
+    """Return the answer for leases whose renewal was refused while other leases were renewed. The refusal is its
+    cause."""
     silence = BackendUnavailable(str(error), unknown=False, backend="redis")
     silence.__cause__ = error
     return silence
@@ -121,7 +122,8 @@ def pack(*words: bytes | str | int) -> bytes:
 
 
 def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
-    """Parse the reply (RESP2) at ``at``; return it, with an error as an exception, and where the next one begins.
+    """Parse the reply (RESP2) at ``at``. Returns the reply, where an error is an exception, and the position of the
+    next reply.
 
     Raises `Incomplete`, or ValueError for bytes that no Redis sends.
     """
@@ -155,8 +157,8 @@ def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
 def refusal(text: str, where: str) -> Exception:
     """Return the exception for an error reply.
 
-    An error inside a script after its first write leaves it half done. The scripts are written so that only a bug of
-    theirs can cause that, and such an error has no word of the tables above.
+    An error inside a script after its first write leaves the script half done. Only a bug in a script can cause that,
+    and such an error has none of the words in the tables above.
     """
     word = text.partition(" ")[0]
     if _FULL in text:

@@ -88,8 +88,8 @@ class Inspection:
         return [(one, self._transport.get(f"{self._nodes.parent(name)}/{one.node}")) for one in holders]
 
     def _told(self, name: str, one: Contender, answer: Answer, deadline: float) -> LockInfo | None:
-        """Return what this holder's node says, or None if it is gone. If we may not read the node, only its number is
-        known."""
+        """Return the `LockInfo` in this holder's node, or None if the node is gone. If we may not read the node, only
+        its number is known."""
         try:
             value, stat = self._transport.wait(answer, deadline)
         except NodeMissing:

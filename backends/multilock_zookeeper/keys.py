@@ -14,7 +14,7 @@ __all__ = ["LAST_NUMBER", "STYLES", "Contender", "Nodes"]
 
 STYLES = {"kazoo": "curator", "curator": "kazoo"}  # each style, and the one whose programs do not see it
 LAST_NUMBER = 2**31 - 1  # a server whose counter has reached this gives it to every later node as well
-# A number of permits has at most seven digits. A node with more keeps everybody out, like a lock.
+# A number of permits has at most seven digits. A node with more digits excludes every other claim, like a lock.
 _CONTENDER = re.compile(r"(?:!(p\d{1,7}))?(__lock__|__rlock__|-lock-|__WRIT__|__READ__)(\d{10}|-\d{9,10})$")
 _MARKS = {"__lock__": "kazoo", "__rlock__": "kazoo", "-lock-": "curator", "__WRIT__": "curator", "__READ__": "curator"}
 _READS = {"__rlock__", "__READ__"}
@@ -83,7 +83,8 @@ class Nodes:
     def refusal(
         self, parent: str, own: Contender, queue: Sequence[Contender], children: Sequence[str]
     ) -> BackendRejected | None:
-        """Return an error if the order of these children, one of which is ours, does not show who holds, else None."""
+        """Return an error if the order of these children, one of which is ours, does not show which of them hold the
+        name. Returns None otherwise."""
         if stranger := next((one.node for one in queue if one.style != self.style), None):
             other = STYLES[self.style]
             tool = "Curator's recipes" if other == "curator" else "kazoo, or multilock without node_style=curator"
@@ -103,6 +104,7 @@ class Nodes:
         return None
 
     def is_last(self, child: str) -> bool:
-        """Return whether this child's number is the last: all later children get it too, so they have no order."""
+        """Return whether this child has the highest number that exists: all later children get the same number, so they
+        have no order."""
         found = _CONTENDER.search(child)
         return found is not None and int(found[3]) == LAST_NUMBER

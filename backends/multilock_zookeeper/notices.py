@@ -1,9 +1,9 @@
 """Receive what ZooKeeper pushes: deleted nodes, for waiters and holders; changes of followed names; the session's
 state.
 
-A node is watched by a watch on its children. Since it has none, the watch fires when the node is deleted, and not when
-a renewal writes to it. A waiter for one of many nodes watches the children of their parent. Watches fire once, and end
-with the connection. After a reconnect every node is read, and watched, again.
+A node is watched by a watch on its children. Since the node has no children, the watch fires when the node is deleted,
+and not when a renewal writes to it. A waiter for one of many nodes watches the children of their parent. Watches fire
+once, and end with the connection. After a reconnect every node is read, and watched, again.
 
 kazoo calls this module on its connection thread, which must not send. (Watches of a client that was handed over are
 called on kazoo's callback thread.) So two threads of this module send the requests, and start when they are first
@@ -48,12 +48,12 @@ class Watcher:
         self._transport: Transport
         self._lock = system.Lock()
         self._connection = 0  # counts connections: a watch that was set on an earlier one is no longer set
-        # Claim id -> paths it watches: those ahead and its own, or the parent
+        # Claim id -> the paths that the claim watches: the nodes ahead and its own node, or the parent
         self._waiting: dict[str, tuple[str, ...]] = {}
         self._waiters: dict[str, set[str]] = {}  # path -> the ids of the claims that it wakes
         self._holding: dict[str, str] = {}  # path -> claim id
         self._covered: set[str] = set()  # paths held whose watch is set
-        # Ids of claims whose node is gone, and the session of the node
+        # Ids of claims whose node is gone, each with the session of the node
         self._lost: list[tuple[str, Session | None]] = []
         self._followed: dict[str, str] = {}  # path of a parent -> the name
         self._unwatched: dict[str, None] = {}  # followed paths whose watch is not set; in order
@@ -69,10 +69,10 @@ class Watcher:
     # ---- waiters
 
     def wait(self, claim_id: str, ahead: Sequence[str], own: str, deadline: float) -> bool:
-        """Wake this claim when one of these nodes is deleted. Returns False if one already is.
+        """Wake this claim when one of these nodes is deleted. Returns False if one of them is already deleted.
 
         A server sends no notice of a node that we may not read. In that case, and if many nodes are ahead, the claim
-        watches the children of the parent, which every waiter has listed.
+        watches the children of the parent. Every waiter may list these.
         """
         nodes = (*ahead, own)
         try:
@@ -90,7 +90,8 @@ class Watcher:
         return True
 
     def _await(self, claim_id: str, paths: tuple[str, ...], deadline: float) -> list[Sequence[str]]:
-        """Watch these paths for this claim. Returns the children of each, or [] if they are already watched."""
+        """Watch these paths for this claim. Returns the children of each path, or [] if the paths are already
+        watched."""
         with self._lock:
             if self._waiting.get(claim_id) == paths:
                 return []
@@ -124,7 +125,8 @@ class Watcher:
     # ---- holders
 
     def hold(self, held: Mapping[str, str], deadline: float) -> None:
-        """Report these claims, given by their paths, when their nodes are deleted, or if they already are.
+        """Report these claims, given by their paths, when their nodes are deleted, or at once if these are already
+        deleted.
 
         Raises while a watch is missing. The others stay set, so that each call gets further.
         """
@@ -150,7 +152,8 @@ class Watcher:
     def _watch(
         self, ask: Callable[..., Answer], paths: Sequence[str], deadline: float
     ) -> tuple[list[str], list[str], MultilockError | None]:
-        """Watch these nodes, all at once. Returns those that exist, those that do not, and the error for all others."""
+        """Watch these nodes, all at once. Returns the nodes that exist, the missing nodes, and the error for all other
+        nodes."""
         there: list[str] = []
         missing: list[str] = []
         unanswered: MultilockError | None = None
@@ -225,10 +228,10 @@ class Watcher:
             raise failed
 
     def _watch_parents(self, paths: Sequence[str], deadline: float) -> tuple[list[str], MultilockError | None]:
-        """Watch these parents. Returns those that are watched now, and the error for the others.
+        """Watch these parents. Returns the parents that are watched now, and the error for the others.
 
-        A parent exists from its first contender until a while after its last. While it is missing, the watch waits for
-        it to be created.
+        A parent exists from its first contender until a while after its last contender. While the parent is missing,
+        the watch fires when it is created.
         """
         with self._lock:
             for path in paths:  # before the requests: a watch that fires, or breaks, later adds its path again
@@ -263,7 +266,7 @@ class Watcher:
         self._looks.at(when, self._look)
 
     def _look(self) -> None:
-        """Set the missing watches, and only then report changes: whatever happens after that is reported as well."""
+        """Set the missing watches, and only then report changes, so that every later change is reported as well."""
         with self._lock:
             self._look_at = math.inf
             held = [(path, claim_id) for path, claim_id in self._holding.items() if path not in self._covered]
@@ -284,7 +287,8 @@ class Watcher:
             self._report(None)
 
     def _report(self, error: MultilockError | None) -> None:
-        """Report the error of the watches, or that they work (None) if none is missing."""
+        """Report ``error`` as the reason why watches are missing. If it is None and no watch is missing, report that
+        pushes work."""
         if error or (self._transport.connected and not self._unwatched and len(self._covered) >= len(self._holding)):
             trouble = str(error) if error else None
             self._notices.pushes(self._name, trouble, refused=isinstance(error, BackendRejected))
@@ -335,7 +339,7 @@ class Watcher:
         self._notices.silent(session.number)
 
     def resumed(self, session: Session) -> None:
-        """Have the session renewed, and every waiter look again, after a reconnect."""
+        """After a reconnect, have the session renewed, and wake every waiter, so that it reads its queue again."""
         self._notices.silent(session.number)  # a renewal that failed may pause for longer than the lock lasts
         self._notices.wake(None)
         self._plan_look()

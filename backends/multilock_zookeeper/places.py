@@ -13,7 +13,7 @@ __all__ = ["Place", "Places"]
 
 
 class Place:
-    """The state of one claim. ``unsure`` is set while a create was sent and it is unknown whether its node exists."""
+    """The state of one claim. ``unsure`` is True while it is unknown whether a create that was sent has made a node."""
 
     __slots__ = ("cancelled", "end", "first_at", "listed_at", "path", "session", "token", "unsure", "value")
 
@@ -35,7 +35,8 @@ class Place:
         return self.path.rpartition("/")[0]
 
     def settle(self, path: str, stat: Any) -> None:
-        """Record our node, which a reply has shown. The transaction that created it is the fencing token."""
+        """Record our node, which a reply has shown. The number of the transaction that created the node is the fencing
+        token."""
         self.path, self.session, self.token, self.unsure = path, stat.ephemeralOwner, stat.czxid, False
 
 
@@ -43,7 +44,7 @@ class Places:
     """All claims of this client that may have a node.
 
     ``lock`` is held while a request that names a claim is sent, and while its `Place` changes. So a thread that cancels
-    the claim finds out whether such a request was sent, and can be sure that no other will be.
+    the claim finds out whether such a request was sent, and can be sure that no further request will be sent.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -77,7 +78,7 @@ class Places:
             self.of.pop(claim.id, None)
 
     def forget(self, claim: Claim, place: Place) -> None:
-        """Drop the place of a claim that has nothing at the server."""
+        """Drop the place of a claim that has no node at the server."""
         with self.lock:
             if self.of.get(claim.id) is place and not place.cancelled:
                 del self.of[claim.id]

@@ -6,17 +6,18 @@ Lock, ReadLock and WriteLock, or of Curator's. Their clients wait in the same qu
 1. Create an ephemeral sequential node. 2. List its siblings. 3. If no node ahead excludes ours, we hold the lock.
 4. Otherwise watch the last node that excludes it. 5. When that node is deleted, go to 2. A release deletes our node.
 
-Readers do not exclude readers. Permits do not exclude permits, as long as fewer than their number are ahead. All others
-exclude each other. A permit with only permits ahead watches as many nodes before its own as there are permits. Holders
-leave in any order, but whichever leaves, one of these nodes is gone by the time that there is room.
+Readers do not exclude readers. Permits do not exclude permits, as long as fewer permits are ahead than may hold the
+name together. All other claims exclude each other. If only permits are ahead of a permit, it watches the last n nodes
+ahead of its own, where n is the number of permits. Holders leave in any order, but one of these n nodes is always gone
+once there is room.
 
 In addition to those recipes:
 
 * Create and listing are sent back to back, so an uncontended acquire takes one round trip. The transaction that created
   the node is the fencing token.
-* If a create has no reply, its node is looked for after a ``sync``, in the same session. Requests of a session are
-  executed in order, so that look is conclusive. A node that is found is kept only if it belongs to the present session;
-  otherwise it is deleted.
+* If a create has no reply, the client lists the queue after a ``sync``, in the same session. Requests of a session are
+  executed in order, so the list shows whether the create made a node. A node that is found is kept only if it belongs
+  to the present session; otherwise it is deleted.
 * A delete is repeated until it is answered or the session has ended. Ids are unique, so a late delete harms nobody.
 * A grant is valid for as long as its session (`multilock_zookeeper.sessions`), which only acknowledged writes extend.
 """
@@ -66,7 +67,8 @@ class Recipe:
             while answer is None:
                 answer = self._step(claim, place, join, deadline)
         except (BackendUnavailable, BackendRejected) as error:
-            # The request that failed may have done nothing, but an earlier one of this attempt has made our node.
+            # The request that failed may not have been executed, but an earlier request of this attempt has made our
+            # node.
             error.unknown = error.unknown or place.unsure or (place.path is not None and not had)
             raise
         finally:
@@ -75,8 +77,8 @@ class Recipe:
         return answer
 
     def _step(self, claim: Claim, place: Place, join: bool, deadline: float) -> Granted | Busy | None:
-        """Send one round of requests. Returns None if the node or its session vanished, or if the parent was missing:
-        the caller tries again then."""
+        """Send one round of requests. Returns None if the node or its session vanished, or if the parent was missing.
+        Then the caller tries again."""
         session = self._transport.session(deadline)
         if place.unsure:
             self._find(claim, place, session, deadline)
@@ -173,7 +175,7 @@ class Recipe:
     # ---- a create whose reply was lost
 
     def _find(self, claim: Claim, place: Place, session: Session, deadline: float) -> None:
-        """Find out what became of the create. A node that is ours now is proved by a write."""
+        """Find out whether the create made a node. If it did, a write to the node then proves the session."""
         for path in self._own_nodes(claim, deadline):
             try:
                 _, stat = self._transport.wait(self._transport.get(path), deadline)
@@ -198,8 +200,8 @@ class Recipe:
     def _own_nodes(self, claim: Claim, deadline: float) -> list[str]:
         """Return the nodes of this claim, whatever their sessions.
 
-        Every request that was sent before has been executed when this is answered. The sync makes sure that the server
-        which lists is not behind the server which created the node.
+        When the reply to this arrives, every earlier request has been executed. The sync makes sure that the server
+        which lists the nodes is not behind the server which created the node.
         """
         parent, begin = self._nodes.parent(claim.name), self._nodes.begin(claim)
         synced, listed = self._transport.sync(parent), self._transport.children(parent)
@@ -210,8 +212,8 @@ class Recipe:
     # ---- renew
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """Send one write, to the node of one of these claims, as the proof for all. Look at nodes that no watch covers,
-        too."""
+        """Send one write to the node of one of these claims: its reply is the proof for all of them. Also read nodes
+        that no watch covers."""
         deadline = self._now() + within
         session = self._transport.present()
         if session is None or session.number != group:
@@ -239,8 +241,8 @@ class Recipe:
         )
 
     def _is_missing(self, answer: Answer, deadline: float) -> bool:
-        """Return whether the node is gone. A node without an answer in time is not lost: the write has proved the
-        session, and the watch reports a deletion."""
+        """Return whether the node is gone. If there is no answer in time, the node does not count as gone: the write
+        has proved the session, and the watch reports a deletion."""
         try:
             return self._transport.wait(answer, deadline) is None
         except (BackendUnavailable, BackendRejected):
@@ -255,7 +257,8 @@ class Recipe:
     # ---- release
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
-        """Delete the claim's node. If a create has made or may still make one, look for it first."""
+        """Delete the claim's node. If a create without a reply may have made a node, or may still make one, look for
+        that node first."""
         deadline = self._now() + within
         with self._places.lock:  # otherwise an attempt might record its node between these reads
             place = self._places.cancel(claim, unsure)
@@ -288,8 +291,8 @@ class Recipe:
         )
 
     def _plan_end(self, claim: Claim, place: Place, when: float) -> None:
-        """Plan to delete a node that is not renewed at the end of its ttl: a server would keep it as long as the
-        session lives."""
+        """Plan to delete a node of a claim that is not renewed, at the end of the claim's ttl. The server would keep
+        the node for as long as the session lives."""
         with self._places.lock:
             if not place.cancelled:
                 place.end = self._watcher.at(when, partial(self._end, claim, place))
@@ -318,7 +321,8 @@ class Recipe:
 
 
 def _awaited(claim: Claim, ahead: Sequence[Contender]) -> Sequence[Contender]:
-    """Return the nodes ahead of which one must go before the claim holds the name; none if it holds."""
+    """Return those nodes ahead of which at least one must go before the claim holds the name. Returns none if the claim
+    holds it."""
     for one in reversed(ahead):
         if one.mode != claim.mode or claim.mode == "x":
             return [one]
@@ -328,7 +332,7 @@ def _awaited(claim: Claim, ahead: Sequence[Contender]) -> Sequence[Contender]:
 def _other_number(claim: Claim, ahead: Sequence[Contender]) -> BackendRejected | None:
     """Return the error for a claim with another number of permits than the first permit ahead.
 
-    The first permit in the queue defines the number. A later one with another number is about to leave.
+    The first permit in the queue defines the number. A later permit with another number is about to leave.
     """
     first = next((one.permits for one in ahead if one.permits), claim.permits)
     return other_number(claim, first, "zookeeper") if claim.permits not in (0, first) else None
@@ -352,8 +356,8 @@ def _busy(claim: Claim) -> Busy:
 def _granted_once(claim: Claim, first_at: float, token: int | None, path: Hashable, session: Session) -> Granted:
     """Return the grant of a ``renew=False`` claim.
 
-    Its ttl counts from when it became a holder or was renewed by hand, not from when it joined. It ends no later than
-    the session's proof.
+    The ttl of the claim counts from the time at which it became a holder or was renewed by hand, not from the time at
+    which it joined. The grant ends no later than the session's proof.
     """
     proof = session.validity()
     ttl = min(claim.ttl, proof.ttl)

@@ -1,14 +1,14 @@
 """Compute for how long a ZooKeeper session certainly lives. This module has the argument, and does no I/O.
 
 Each server records when it receives something in a session. The leader ends sessions, and receives those records only
-once in half a tick. So when a write was acknowledged, the leader may not yet know how fresh the session is. If the
-leader is cut off from the session's server at that moment, it counts from an earlier request.
+once in half a tick. So when a write was acknowledged, the leader may not yet have the record of that write. If the
+leader is cut off from the session's server at that moment, it counts the session timeout from an earlier request.
 
 Let T be the session timeout. While requests are sent at most T/3 apart, and half a tick is no longer than T/3, the
 leader ends the session no earlier than 2/3 T after the last request was sent. Renewals are sent six times in T. After a
-longer silence the leader may count from before that silence, until T/3 has passed. A handshake counts at once, because
-the leader itself confirms a session. Reads prove nothing, because a follower that has lost its leader still answers
-them.
+longer silence of the client, the leader may count from a request before that silence, until T/3 has passed. A handshake
+counts at once, because the leader itself confirms a session. Reads prove nothing, because a follower that has lost its
+leader still answers them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ GAP = 1 / 3
 
 
 class Validity(NamedTuple):
-    """A proof and what it is worth: when it was sent, the seconds from then on in which the session certainly lives,
-    and the timeout behind that.
+    """A proof of a session: when it was sent, for how many seconds from then on the session certainly lives, and the
+    session timeout from which that follows.
 
     The three belong together. A handshake may cut the timeout at any moment, and a mixture of old and new values would
     prove nothing.
@@ -38,7 +38,7 @@ class Validity(NamedTuple):
 
     @property
     def until(self) -> float:
-        """When the proof ends."""
+        """The time at which the proof ends."""
         return self.sent_at + self.valid_for
 
     @property
@@ -48,8 +48,8 @@ class Validity(NamedTuple):
 
 
 class Session:
-    """One session. ``proved_at`` is when the newest acknowledged write was sent; ``over`` is set once the server has
-    reported its end."""
+    """One session. ``proved_at`` is the time at which the newest acknowledged write was sent. ``over`` is True once the
+    server has reported the end of the session."""
 
     def __init__(self, number: int, ttl: float, touched_at: float) -> None:
         self.number = number
@@ -66,9 +66,9 @@ class Session:
         return self.ttl / PERIODS
 
     def shorten(self, ttl: float) -> bool:
-        """Record the timeout that a handshake granted; return whether it is less than before.
+        """Record the timeout that a handshake granted. Returns whether it is shorter than before.
 
-        If it is, every proof is worth less: from each request on, the server counts the new timeout.
+        If it is, every proof ends earlier: from each request on, the server counts the new timeout.
         """
         with self._lock:
             lower = ttl < self.ttl
@@ -77,14 +77,14 @@ class Session:
             return lower
 
     def touch(self, sent_at: float) -> None:
-        """Record that a handshake was answered that was sent at this time or later."""
+        """Record the answer to a handshake that was sent at this time or later."""
         with self._lock:
             if sent_at > self._heard_at:
                 self._heard_at = sent_at
                 self._silent_until = float("-inf")
 
     def prove(self, sent_at: float) -> None:
-        """Record that a write was acknowledged that was sent at this time or later."""
+        """Record the acknowledgement of a write that was sent at this time or later."""
         with self._lock:
             if sent_at <= self.proved_at:
                 return

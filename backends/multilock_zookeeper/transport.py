@@ -1,8 +1,8 @@
 """Requests to ZooKeeper through kazoo: each with a separate deadline, queued in order on one session.
 
 Some parts of kazoo are not relied upon. Its state is wrong: behind a silent server it stays CONNECTED for minutes, and
-while disconnected it reports no loss. Its retries are not bounded by our deadlines. Its waits have no limit. Its
-results pass through two more threads. This module does use kazoo's connection thread, its reconnecting to the same
+while disconnected it reports no loss. The retries of kazoo are not bounded by our deadlines. Its waits have no limit.
+Its results pass through two more threads. This module does use kazoo's connection thread, its reconnecting to the same
 session, and its wire format. kazoo's exceptions are translated into multilock's here.
 """
 
@@ -47,7 +47,8 @@ DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts together; kazoo woul
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
-# The leader decides on these in the order of all writes, so such a refusal proves the session like a write.
+# The leader decides on the requests with these errors in the order of all writes, so such a refusal proves the session
+# like a write.
 _ORDERED_REFUSALS = (foreign.NoAuthError, foreign.QuotaExceededError)
 _REFUSED: Mapping[type[Exception], str] = {
     foreign.NoAuthError: "give username= and password= of a user that may use these nodes",
@@ -287,14 +288,14 @@ class Transport:
     def _is_over(self, turned_away_at: float) -> bool:
         """Return whether to give up the session: it had no connection, and was turned away, for all of its timeout.
 
-        Its leases are lost by then, because they end 2/3 of the timeout after the last acknowledged write, which was
-        sent before the connection broke. The session is given up together with its id. A server with an older state of
-        the data may still have the session, with nodes that we have released since, and these would live on if we used
-        the session again. The new session begins with a write, so it reads nothing older than that, and every node is
-        made anew in it.
+        The leases of the session are lost by then, because they end 2/3 of the timeout after the last acknowledged
+        write, which was sent before the connection broke. The session is given up together with its id. A server with
+        an older state of the data may still have the session, with nodes that we have released since. These nodes would
+        live on if we used the session again. The new session begins with a write, so it reads nothing older than that,
+        and every node is made anew in it.
 
-        The time counts from when we were turned away, not from when the connection broke. A server that starts counts
-        every session anew, and it also turns everybody away until it has read its data.
+        The time counts from when servers began to turn us away, not from when the connection broke. A server that has
+        just started restarts the timeout of every session, and it turns every client away until it has read its data.
         """
         session = self._session
         ttl = session.ttl if session else self.asked  # without a session, no node was ever made with this id
@@ -317,11 +318,11 @@ class Transport:
             self._end()
 
     def _connected(self, touched_at: float) -> None:
-        """Take over the timeout of a new connection. kazoo's connection thread calls this before anything is sent on
-        it.
+        """Take over the timeout of a new connection. kazoo's connection thread calls this before the first request on
+        that connection.
 
-        So no acknowledged write counts for longer than the server grants now. A greater timeout than before does not
-        count: the server that we come from may still report the lesser one to the leader.
+        So no acknowledged write counts for longer than the server grants now. A longer timeout than before does not
+        count: the server of the last connection may still report the shorter timeout to the leader.
         """
         number = self._client.client_id[0]
         if number != self._id:
@@ -351,9 +352,10 @@ class Transport:
             self._listener.ended(session)
 
     def _ask_timeout(self, deadline: float) -> float:
-        """Return the session timeout that this server grants for ours, if kazoo had connected before we came.
+        """Return the session timeout that this server grants to our session, for a kazoo client that was connected
+        before it was handed over.
 
-        We learn it from a second session, which is closed at once.
+        The timeout is that of a second session, which is closed at once.
         """
         within = deadline - self._now()
         if within <= 0:
@@ -372,7 +374,7 @@ class Transport:
             raise ConnectionError("the connection broke")
         peer = present.getpeername()[:2]
         options = {name: getattr(client, name) for name in TLS_OPTIONS}
-        # The connection that we follow has already checked the host name.
+        # The present connection has already checked the host name.
         return dial(peer, within, {**options, "check_hostname": False})
 
     def command(self, word: bytes, deadline: float) -> str:
@@ -390,7 +392,8 @@ class Transport:
         return said.decode(errors="replace")
 
     def _left(self, deadline: float) -> float:
-        """Return the seconds left. Raises TimeoutError if there are none, because a socket takes 0 for no limit."""
+        """Return the seconds left. Raises TimeoutError if no time is left, because a socket takes 0 for
+        non-blocking."""
         if (left := deadline - self._now()) <= 0:
             raise TimeoutError("no time is left")
         return left
@@ -456,7 +459,8 @@ class Transport:
     def ordered(self, answer: Answer, deadline: float) -> bool:
         """Wait until the leader has put this write into the order of all writes, which proves that it knew the session.
 
-        Returns False if the node is missing. If we may not write the node, or not now, the node exists.
+        Returns False if the node is missing. If the server refuses the write, for lack of rights or for now, the node
+        exists.
         """
         try:
             self.wait(answer, deadline)
@@ -538,8 +542,8 @@ class Transport:
             answer.set_exception(foreign.ConnectionClosedError("the connection was closed"))
 
     def _silent(self, answer: Answer) -> None:
-        """Give the connection up if it had enough time for this reply. kazoo does not, as long as it has something to
-        send."""
+        """Give the connection up if it had enough time for this reply. kazoo itself does not give it up as long as it
+        has requests to send."""
         session = self._session
         patience = min(SILENT_AFTER, session.renew_every if session else self.asked / PERIODS) * 0.9
         if self._up.is_set() and self._now() - answer.sent_at >= patience and answer.sent_at >= self._touched_at:
@@ -553,7 +557,8 @@ class Transport:
     # ---- the end
 
     def forget(self) -> Any:
-        """Return the parent's client in a forked child, which must keep it: collecting it as garbage would end it."""
+        """Return the parent's client in a forked child. The child must keep a reference to it, because the garbage
+        collector would end the client."""
         return self._client
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The parts between kazoo and the network: its sockets, threads and log, and a few bytes of the protocol.
 
-kazoo does not tell which session timeout a server granted. It also spends the session on a host that is dead, that
-sends nothing, or that turns us away. So it connects, reads and waits through this module. kazoo makes about thirty
-system calls for a request and its reply; through this module it makes six.
+kazoo does not show which session timeout a server granted. It also uses up the time of the session on a host that is
+dead, that sends nothing, or that turns us away. So kazoo connects, reads and waits through this module. kazoo makes
+about thirty system calls for a request and its reply; through this module it makes six.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = _Log(LOG)
 
 
 class _Greeted:
-    """A connection that remembers the session timeout of the server's greeting, which kazoo does not tell.
+    """A connection that remembers the session timeout in the server's greeting, which kazoo does not show.
 
     The timeout is negotiated in every handshake. Another server, or one restarted with other limits, may grant less to
     the same session. Since kazoo reads through this object, the timeout is known before the first request is sent.
@@ -86,7 +86,7 @@ class _Greeted:
 
 
 class _Buffered(_Greeted):
-    """A greeted connection that reads ahead, because kazoo reads each reply in two pieces.
+    """A `_Greeted` connection that reads ahead, because kazoo reads each reply in two pieces.
 
     kazoo checks ``pending()`` before it waits, as it does for TLS. Its main loop does not, so `Handler.select` does.
     """
@@ -132,7 +132,7 @@ def drop_what_is_not_understood(connection: Any) -> None:
 
     A server that hands a session over to another one leaves out one reply and sends the next. A proxy may send a reply
     twice. kazoo then raises RuntimeError, its thread ends, and it forgets a session that lives on with all its nodes.
-    Requests without a reply count as unknown, as whenever a connection breaks.
+    The outcome of requests without a reply is unknown, as whenever a connection breaks.
     """
     understood = (
         foreign.ConnectionDropped,
@@ -162,8 +162,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads and sockets. It records when and how a connection was made, and limits the time for dead hosts.
 
     A server that lost its data, or was given older data, turns away any client that has seen newer data. kazoo tries
-    again until the server reports that the session has expired. This server cannot report it. So this handler does,
-    once ``is_over`` agrees. It calls that with the time since when hosts have turned us away.
+    again until the server reports that the session has expired. A server that turns us away cannot report that. So this
+    handler reports it, once ``is_over`` returns True. The handler calls ``is_over`` with the time at which hosts began
+    to turn us away.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
         """Wait for sockets, but not for long on a host that accepts a connection and sends nothing.
 
-        kazoo would spend the session on such a host if it is the only one.
+        If there is no other host, kazoo would use up the time of the session on this one.
         """
         if len(reading) > 1:  # kazoo's main loop, which waits for requests too, so the host has replied
             self._greeted()
@@ -275,8 +276,8 @@ def dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
 
 
 def hung_up(error: ssl.SSLError) -> bool:
-    """Return whether the peer hung up during the TLS handshake. A load balancer without a server behind it does so,
-    which does not mean that TLS was refused."""
+    """Return whether the peer hung up during the TLS handshake. A load balancer without a server behind it does that,
+    so a hang-up does not mean that TLS was refused."""
     closed = isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
     return closed or "UNEXPECTED_EOF" in (error.reason or "")
 

@@ -3,8 +3,8 @@
 A backend is plain blocking code. It never waits for a lock, never retries, never judges validity and starts no renewal:
 it turns one call into one server's reply. The kernel does the retries, the waiting, the jitter, the deadlines and the
 states. Several threads may call any method at the same time. A backend takes locks, clocks and random numbers from
-`multilock.system`, the numbers of time that it shares with the kernel from `multilock.timing`, and starts its threads
-with `start_worker`, as the kernel does.
+`multilock.system`, and the periods that it shares with the kernel from `multilock.timing`. It starts its threads with
+`start_worker`, as the kernel does.
 """
 
 from __future__ import annotations
@@ -82,14 +82,15 @@ class Notices(Protocol):
     def granted(self, claim_id: str, granted: Granted) -> None:
         """Report that the server handed the name to this waiting claim.
 
-        Like `wake`, it wakes the waiter. The kernel may also use ``granted`` as the reply to an `attempt`. So
-        ``sent_at`` is the time at which one particular request was sent: the one from whose execution the server
-        counts the end of the hand-over. It is not the time of the newest request, nor of the push.
+        Like `wake`, it wakes the waiter. The kernel may also use ``granted`` as the reply to an `attempt`. The server
+        counts the end of the hand-over from the execution of one particular request of the claim, and ``sent_at`` is
+        the time at which that request was sent. It is not the time of the newest request, nor of the push.
 
-        The report may be lost, late or repeated. The kernel asks the server instead of using it if a `wake` comes
-        before the kernel reads it. It also asks if the claim is not renewed, or if half of the time of the grant is
-        over. A ``short`` grant counts from a request of the claim itself, so the kernel also asks if the server has
-        refused a request that was sent later. A backend without such a push never calls this method.
+        The report may be lost, late or repeated. The kernel sends an `attempt` instead of using the report if a `wake`
+        comes before the kernel reads the report. It also does so if the claim is not renewed, or if half of the time of
+        the grant is over. A ``short`` grant counts from a request of the claim itself, so the kernel also sends an
+        `attempt` if the server has refused a request that was sent later. A backend without such a push never calls
+        this method.
         """
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
@@ -98,9 +99,9 @@ class Notices(Protocol):
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
         """Report a new session. All claims granted with this ``group`` are then renewed together.
 
-        The kernel calls ``renew`` once every ``renew_every`` seconds, also while the session holds no claim, until
-        `group_gone` or close. If a backend never calls this method, its claims are renewed one by one, in one batch for
-        each group.
+        The kernel calls ``renew`` once every ``renew_every`` seconds until `group_gone` or close, even while the
+        session holds no claim. If a backend never calls this method, its claims are renewed one by one, in one batch
+        for each group.
         """
 
     def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
@@ -115,21 +116,24 @@ class Notices(Protocol):
         """Report the end of a session: every claim in it is lost (SESSION_LOST), and every waiter asks again."""
 
     def silent(self, group: Hashable) -> None:
-        """Report that the connection that keeps this group alive broke: its leases are at risk, and renewed at once."""
+        """Report that the connection that keeps this group alive broke. The kernel renews the leases of the group at
+        once."""
 
     def changed(self, name: str | None) -> None:
-        """Report that the holder of a followed name may have changed. None, as after a reconnect, means any of them."""
+        """Report that the holder of a followed name may have changed. None, as after a reconnect, means any followed
+        name."""
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
         """Report the state of a push connection: a subscription, a watch, a blocking query.
 
         ``connection`` is a short name for people, the same each time (``"subscription to 127.0.0.1:6379"``).
-        ``trouble`` says why nothing is pushed over it at present. None means that it works, or is not needed any
-        longer. ``refused`` is True if the server refused it. Then waiting helps little, so the user is warned at once.
+        ``trouble`` says why the server pushes nothing over this connection at present. None means that the connection
+        works, or is not needed any longer. ``refused`` is True if the server refused the connection. Then waiting helps
+        little, so the user is warned at once.
 
         If the connection is down for longer than a moment, the kernel warns once, has a finding meanwhile, and reports
         when it works again. The backend retries forever, with growing pauses. Until it succeeds, each renewal also
-        checks what is held.
+        checks that the locks are still held.
         """
 
 
@@ -179,7 +183,7 @@ class Backend(Protocol):
 
         ``granted`` is None if the claim was never confirmed. ``unsure`` is True if some request of this id had no reply
         and may still be executed later. The cancellation must then be final (a tombstone, the end of the session …).
-        Idempotent: the kernel calls it again until there is a reply.
+        Idempotent: the kernel repeats the call until there is a reply.
         """
 
     def renew(
@@ -214,10 +218,10 @@ class Backend(Protocol):
         """Take the name away from every holder. Returns True if there was one. Each is notified of its loss (TAKEN)."""
 
     def diagnose(self, within: float) -> list[Finding]:
-        """Return what weakens the lock at this server, each with a remedy."""
+        """Return the findings about what weakens the lock at this server, each with a remedy."""
 
     def ping(self, within: float) -> None:
-        """Return if the server replies; else raise as any method."""
+        """Return if the server replies. Otherwise raise as any method does."""
 
     def close(self) -> None:
         """End connections and threads. The kernel holds no claim by then. Never raises, does not wait for a server."""
@@ -235,10 +239,10 @@ class Channel(Protocol):
         """Return the descriptor that the loop watches."""
 
     def attempt(self, claim: Claim, join: bool) -> bool:
-        """Send the request of `Backend.attempt`. Returns False if it was not sent whole, and so cannot be executed."""
+        """Send the request of `Backend.attempt`. Returns False if it was not sent whole: then it cannot be executed."""
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
-        """Send the request of `Backend.release`. Returns False if it was not sent whole, and so cannot be executed."""
+        """Send the request of `Backend.release`. Returns False if it was not sent whole: then it cannot be executed."""
 
     def answer(self) -> Granted | Busy | Returned | None:
         """Return the reply to the request under way, or raise its exception.
@@ -259,7 +263,8 @@ class Lingers(Protocol):
         """Read the replies that came between two requests. Returns False if the channel is not usable any longer."""
 
     def look_in(self) -> float | None:
-        """Return the seconds after which to call `answer` (`idle` between requests) though nothing came, or None."""
+        """Return the seconds after which to call `answer` (between requests: `idle`) although no data arrived, or
+        None."""
 
 
 @runtime_checkable
@@ -272,7 +277,7 @@ class OpensChannels(Protocol):
 
 @runtime_checkable
 class AnswersAtOnce(Protocol):
-    """Declared by a `Backend` none of whose calls waits for anything but a mutex held for microseconds.
+    """Declared by a `Backend` whose calls never wait, except for a mutex that is held for microseconds.
 
     asyncio calls such a backend on the event loop.
     """
@@ -289,7 +294,7 @@ class Rests(Protocol):
 
         The server's own clock counts the seconds, whatever happens to this process. Then the name is free, as after a
         release. No claim can renew it meanwhile, and only `Backend.force_release` ends it earlier. `Backend.inspect`
-        reports ``resting_until``. Waiters are woken once, and so learn when to come again.
+        reports ``resting_until``. Waiters are woken once, and their next attempt shows them when the name will be free.
 
         In all else it is like `release`. It is idempotent: a repeated call keeps the time that is left.
         """
@@ -297,11 +302,11 @@ class Rests(Protocol):
 
 @runtime_checkable
 class FindsTheDead(Protocol):
-    """What a `Backend` offers besides, if it frees the names of a process as soon as that process is gone."""
+    """Optional method of a `Backend` that frees the names of a process as soon as that process has ended."""
 
     def works_in_children(self) -> None:
-        """Other processes work under the leases of this one, and may outlive it for a moment. So from now on its names
-        are free when their ttl ends, not when this process is gone."""
+        """From now on, free the names of this process only when their ttl ends, not when the process ends. Called if
+        other processes work under its leases, because they may outlive it for a moment."""
 
 
 def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:

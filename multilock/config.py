@@ -281,7 +281,7 @@ class _File(NamedTuple):
         return cls(path, top, profiles, default)
 
     def layers(self, profile: str | None, variables: dict[str, str]) -> list[_Layer]:
-        """Return the profile, if one is chosen, and the top level. The first that has a setting wins."""
+        """Return the profile, if one is chosen, and the top level. If both have a setting, the profile's counts."""
         if self.path is None:
             if profile is None:
                 return []
@@ -307,7 +307,7 @@ def _text_of(path: str) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeError) as error:
-        # A file in a directory that this process may not read does not exist for it either.
+        # A file in a directory that this process may not read counts as missing.
         if isinstance(error, PermissionError) and not os.path.exists(path):
             return None
         raise ConfigurationError(f"the configuration file {path!r} cannot be read: {error}") from error

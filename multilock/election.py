@@ -62,7 +62,7 @@ class Leadership(Leading, HeldLease):
             raise
 
     def _no_body(self) -> None:
-        """Record that this body has not begun. Another one, which entered the leadership before, may go on."""
+        """Record that this body has not begun. Another body, which entered the leadership before, may go on."""
         self._term.body_ends(not self._open)
 
     def release(self) -> bool:
@@ -75,7 +75,7 @@ class Leadership(Leading, HeldLease):
             self.release()
 
     def _release_after_interrupt(self, count: int, bodies: int) -> None:
-        """Resign after an interrupt. Unlike other leases, a leadership is given back only at its orderly end."""
+        """Resign after an interrupt. Unlike other leases, a leadership is released only at its orderly end."""
         if self._open == bodies:
             self._open -= 1
         self._term.body_ends(count > self._open)
@@ -129,7 +129,8 @@ class ThreadTerm(Term[Leadership]):
 class Leaders:
     """The iterator that `Election.observe` returns. An interrupted ``next()`` loses nothing: the next call goes on.
 
-    It is not a generator. A generator ends at the first interrupt, and ``__del__`` is not called if it never ran.
+    It is not a generator. A generator ends at the first interrupt. If a generator never ran, its clean-up is not
+    called.
     """
 
     def __init__(self, observer: Observer) -> None:

@@ -1,4 +1,5 @@
-"""Help for users of redis-py, and of the other face: a name that only exists there raises an error that names ours."""
+"""Help for users of redis-py, and of the other face: using a name that exists only there raises an error that gives our
+name for it."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def refuse(function: str, arguments: Mapping[str, object]) -> TypeError:
 
 
 class NamesOurs:
-    """A lock or a lease. Its AttributeError for redis-py's ``extend()`` and the like names our method instead."""
+    """Base of locks and leases. The AttributeError for redis-py's ``extend()`` and similar methods gives the name of
+    our method."""
 
     __slots__ = ()
 

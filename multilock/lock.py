@@ -80,16 +80,19 @@ class Waits(ForWith, AnyHeld, Lease):
         run(self._kernel.releases.release(self, body=True))
 
     def _take_back(self) -> None:
-        """Release the lease, whose acquire was interrupted before the caller had it. Nothing else would release it."""
+        """Release the lease, whose acquire was interrupted before the caller had the lease. No other code would release
+        it."""
         if self.count > 1:
             self.release()  # only counts down
         else:
             self._kernel.releases.take_back(self)
 
     def _release_after_interrupt(self, count: int, bodies: int) -> None:
-        """Release the lease in the background, unless the interrupted end of a body has counted it down already.
+        """Release the lease in the background, unless the interrupted end of a body has already lowered its acquire
+        count.
 
-        ``count`` and ``bodies`` are the acquires and the bodies before that end, which may not even have begun.
+        ``count`` and ``bodies`` are the numbers of acquires and of bodies before that end, which may not even have
+        begun.
         """
         if self._open == bodies:
             self._open -= 1
@@ -215,7 +218,7 @@ class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
         return acquire(self._kernel, self._want, timeout, scope=scope)
 
     def _reentered(self, held: L) -> None:
-        """Record a lease that was acquired once more. It may have been taken through another lock object."""
+        """Record a lease that was acquired once more. Its first acquire may have come through another lock object."""
         if not self.is_held():  # otherwise `_newest` is this lease, or a newer one of another thread or task
             self._newest = held
 

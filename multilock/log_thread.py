@@ -157,7 +157,7 @@ class _LogThread:
     def begin(self) -> None:
         """Start with an empty queue. It is also called in a forked child: the parent logs its own lines."""
         self._lines: system.SimpleQueue[Callable[[], object]] = system.SimpleQueue()
-        # Two counters of atomic steps: one for each dropped line, one for each look at the first.
+        # Two counters with atomic steps. The first counts dropped lines, the second counts the reads of the first.
         self._drops = count()
         self._looks = self._drops_told = 0
         self._started = system.Lock()  # never released: the thread that acquires it starts the worker
@@ -220,11 +220,12 @@ class _LogThread:
         turn = system.Lock()
         turn.acquire()
         self._lines.put(turn.release)
-        # In steps: if the machine stood still, the worker still gets its turn before the time is over.
+        # Wait in steps: if the machine was suspended, the worker still gets some time before the limit is over.
         return any(turn.acquire(timeout=seconds / 10) for _ in range(10))
 
     def at_exit(self, seconds: float) -> None:
-        """Handle the rest in the calling thread if no thread can start any more: the locks were released already."""
+        """If no thread can be started any longer, handle the remaining lines in the calling thread. The locks are
+        already released."""
         if self.flush(seconds) or self._thread is not None:
             return
         with contextlib.suppress(system.Empty):
@@ -234,7 +235,8 @@ class _LogThread:
 
 
 def _complete(record: logging.LogRecord) -> bool:
-    """Set these fields, which a format may use, in every record: None if the record concerns no lock that is held."""
+    """Set these fields in every record, because a format may use them. They are None if the record concerns no held
+    lock."""
     for field in ("lock_name", "lock_owner", "lock_token"):
         record.__dict__.setdefault(field, None)
     return True

@@ -2,7 +2,7 @@
 
 Such a lock takes one ordinary lock after the other, its parts. The order is the same for every caller, so two callers
 with the same names never wait for each other. A caller that holds a later name never waits for an earlier one. If a
-part is lost while others are still missing, all parts are given back, and the caller begins again with the first.
+part is lost before all parts are held, all parts are released, and the caller begins again with the first.
 
 Nobody works under the parts before all of them are held. So a part has no lost callback, no hard fence, no
 ``hold_at_least`` and no ``max_hold`` of its own: the lease of the whole set has them. That lease is held only while all
@@ -58,10 +58,10 @@ def want_all(kernel: Kernel, names: Iterable[str], make: Make, **options: Any) -
 
 
 async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: Scope[Any]) -> list[Holding] | None:
-    """Acquire all parts in their order. Returns None if one was still taken after ``timeout`` seconds.
+    """Acquire all parts in their order. Returns None if a part was still taken after ``timeout`` seconds.
 
-    Raises what `acquire` raises, and leaves nothing behind in any case. Parts that were held while waiting for the rest
-    are given back within the remaining time. A release that takes longer goes on in the background.
+    Raises what `acquire` raises, and leaves nothing behind in any case. If the acquire fails, the parts that were
+    already held are released within the remaining time. A release that takes longer goes on in the background.
     """
     deadline = math.inf if timeout is None else kernel.now() + timeout
     held: list[tuple[Holding, int]] = []  # each part, and its acquire count with this call included
@@ -96,7 +96,8 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
 async def _acquire_part(
     kernel: Kernel, want: Want, deadline: float, stop: Stop, scope: Scope[Any], held: list[tuple[Holding, int]]
 ) -> bool:
-    """Acquire one part and append it to ``held``. Returns False if it was taken at the deadline, or is lost already."""
+    """Acquire one part and append it to ``held``. Returns False if the part was still taken at the deadline, or is
+    already lost."""
     handing: Handing[Any] = Handing(kernel)
     noted = len(held)
     try:
@@ -118,7 +119,7 @@ async def _acquire_part(
 
 
 def give_back_soon(kernel: Kernel, part: Holding) -> None:
-    """Give a part back in the background. A part that was acquired more than once is only counted down."""
+    """Release a part in the background. If the part was acquired more than once, only its acquire count is lowered."""
     if part.count > 1:
         run(kernel.releases.release(part))  # counts down, without a request
     else:
@@ -131,7 +132,7 @@ class HeldSet(AnyHeld):
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding]) -> None:
         super().__init__(kernel, want)
         self._parts = tuple(parts)
-        # Once the work has ended: each part that is still to be let go, and its acquires and bodies at that time.
+        # Once the work has ended: each part that must still be released, with its acquires and bodies at that time.
         self._not_let_go: list[tuple[Holding, int, int]] | None = None
         self._kept: list[HeldSet] = []  # this lease itself, until the other parts are given back after a loss
         due = math.inf
@@ -200,7 +201,7 @@ class HeldSet(AnyHeld):
         return any(part._at_risk() for part in self._parts)
 
     def _look(self) -> None:
-        """End this lease if a part has ended. Called by the thread that ended a part, or that notices it.
+        """End this lease if a part has ended. Called by the thread that ended a part, or that notices the end.
 
         A part that was released by hand does not count as lost.
         """
@@ -226,7 +227,8 @@ class HeldSet(AnyHeld):
             return
         if not released:
             self._kept.append(self)
-            # Not before the hard fence of any part: the work under the set may still be running until then.
+            # The other parts must not be released before the hard fence of any part, because the work under the set may
+            # still be running until then.
             longest = max(part.ttl for part in self._parts)
             kernel.timers.at(kernel.now() + longest, partial(_give_rest_back, self._kept))
         loss = replace(part.loss, lease=self, message=f"part {part.name!r}: {part.loss.message}")
@@ -257,7 +259,8 @@ class HeldSet(AnyHeld):
             if part._open == bodies:  # otherwise an interrupted call before this one has ended it
                 part._open -= 1
             if part.count == count:  # likewise
-                # Other bodies go on under a part that was released by hand, and other leases may hold it too.
+                # Other bodies may go on under a part that was released by hand, and other leases may hold that part
+                # too.
                 if count <= part._open or part._count_down():
                     part._not_at_end(self._look)
                 elif not part._begin_release():

@@ -65,11 +65,11 @@ class LossReason(enum.Enum):
 class Claim(NamedTuple):
     """One attempt to hold one name. It is never used again after it was cancelled, released or lost.
 
-    ``id`` is ``<client>.<32 hex digits>``. Each acquisition has a new one, which stays the same when a request of it is
-    sent again. ``owner`` is the id followed by a description of the holder, as one word (see `owner_text`). ``ttl`` is
-    in seconds, already rounded to what the backend grants. ``permits`` is, for the kind "permit", how many claims may
-    hold the name together. ``arrived`` is when acquire() was called, in µs of the wall clock. It is the same for all
-    ids of that call, and is used only to order waiters.
+    ``id`` is ``<client>.<32 hex digits>``. Each acquisition has a new id, and a request that is sent again has the same
+    id. ``owner`` is the id followed by a description of the holder, as one word (see `owner_text`). ``ttl`` is in
+    seconds, already rounded to what the backend grants. ``permits`` is, for the kind "permit", how many claims may hold
+    the name together. ``arrived`` is when acquire() was called, in µs of the wall clock. It is the same for all claims
+    of that call, and is used only to order waiters.
     """
 
     name: str
@@ -99,10 +99,10 @@ class Granted(NamedTuple):
 
     ``sent_at`` is `multilock.now()`, read immediately before the first byte of the request that keeps the claim alive
     is sent. ``valid_for`` is in seconds from ``sent_at`` (ZooKeeper: two thirds of the ttl). Only the kernel computes a
-    deadline from the two. ``ttl`` is what the server granted, and ``renew_every`` the seconds between renewals.
-    ``group`` names what one request renews together (a server, a session). ``key`` is the backend's own handle (a
-    revision, an index, a path). ``short`` is True if the name was handed over for less than the requested ttl. The
-    first renewal then brings the whole ttl.
+    deadline from the two. ``ttl`` is the ttl that the server granted, and ``renew_every`` the seconds between renewals.
+    ``group`` identifies the leases that one request renews together (those of a server or a session). ``key`` is the
+    backend's own handle (a revision, an index, a path). ``short`` is True if the name was handed over for less than the
+    requested ttl. The first renewal then brings the whole ttl.
     """
 
     token: int | None
@@ -119,8 +119,8 @@ class Busy(NamedTuple):
     """Another claim holds the name. The kernel asks again at the first of these: a wake-up, ``heartbeat`` seconds plus
     jitter, or ``expires_in`` seconds.
 
-    ``expires_in`` is exact: the present holder's claim ends then by itself. If ``spent`` is True, the id must not be
-    sent again: the kernel cancels the claim, and the call continues with a new one.
+    ``expires_in`` is exact: after so many seconds the present holder's claim ends by itself. If ``spent`` is True, the
+    id must not be sent again: the kernel cancels the claim, and the call continues with a new one.
     """
 
     heartbeat: float
@@ -131,8 +131,8 @@ class Busy(NamedTuple):
 class Returned(NamedTuple):
     """A backend's reply to a release. ``ours`` is True if the claim held the name until now.
 
-    ``again`` is True if one of several servers may still have something of the claim. The kernel then releases it
-    again in the background, with ``unsure``, until ``again`` is False.
+    ``again`` is True if one of several servers may still have a vote or a place of the claim. The kernel then releases
+    it again in the background, with ``unsure``, until ``again`` is False.
     """
 
     ours: bool
@@ -176,7 +176,7 @@ def at_most(can: Capabilities) -> str:
 class LockInfo:
     """The holder of a name, as the backend reports it. A field is None if the backend does not know it.
 
-    For display, never for decisions: it may have changed by the time it is read.
+    For display, never for decisions: the holder may have changed by the time this is read.
     """
 
     name: str

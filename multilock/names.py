@@ -49,8 +49,8 @@ def check_name(name: object) -> str:
 
 
 def check_identity(identity: object) -> str:
-    """Return a valid identity: the text that shows others who holds. It has 1 to 255 characters, no control characters,
-    and at most 255 bytes in percent-encoding.
+    """Return a valid identity: the text that shows to others which program holds a lock. It has 1 to 255 characters, no
+    control characters, and at most 255 bytes in percent-encoding.
     """
     from urllib.parse import quote  # as in `escape`
 
@@ -124,7 +124,8 @@ def escape(name: str) -> str:
 
 
 def unescape(key: str) -> str | None:
-    """Return the name that `escape` turned into ``key``. Returns None if there is none: it has a longer prefix, say."""
+    """Return the name that `escape` turned into ``key``. Returns None if `escape` returns this key for no name, for
+    example if the key has a longer prefix."""
     from urllib.parse import unquote
 
     name = unquote(key)

@@ -1,4 +1,4 @@
-"""For backends: read options and URLs, and name what answered at the wrong address.
+"""For backends: read options and URLs, and recognise another program that answers at the address.
 
 An option is text if it came from a URL or the environment, and any object if it came from a program or a file. A wrong
 value raises ConfigurationError, whose message has the remedy and no secret. Only `tls_context` does I/O.
@@ -82,7 +82,7 @@ def texts(options: Mapping[str, object], names: Iterable[str]) -> dict[str, str]
 
 
 def number(kind: type[Number], value: object) -> Number | None:
-    """Return ``value`` as a number of this kind, or None if it is not one."""
+    """Return ``value`` as a number of this type, or None if it is not such a number."""
     if not isinstance(value, (kind, int, str)) or isinstance(value, bool):
         return None
     try:
@@ -173,7 +173,8 @@ NO_TLS = "WRONG_VERSION_NUMBER"  # OpenSSL's error if the first reply is not TLS
 
 
 def who_answered(said: bytes) -> str | None:
-    """Return what answered instead of the backend, for messages, or None if its first bytes do not show it."""
+    """Return the name of the program that answered instead of the backend, for messages, or None if its first bytes do
+    not show that."""
     if said[:1] in (b"\x15", b"\x16") and said[1:2] == b"\x03":
         return "what listens there speaks TLS"
     if said.startswith(b"HTTP/"):

@@ -128,7 +128,8 @@ def _not_frozen(ours: Ours, scheme: str) -> ConfigurationError:
 
 
 def _checked(backend: Backend, scheme: str) -> Backend:
-    """Return ``backend`` if it was written for this version of the interface. With another it would fail later."""
+    """Return ``backend`` if it was written for this version of the interface. A backend for another version would fail
+    later."""
     version = getattr(backend, "spi_version", None)
     if version == SPI_VERSION:
         return backend

@@ -1,8 +1,8 @@
 """The blocking face of locks that several may hold: read-write locks and semaphores.
 
 Each of these locks is a `DistributedLock` like the mutex, with the same acquire loop and leases. There are two
-differences: which claims the backend lets hold together, and that one lock object can have several valid leases, of
-different threads.
+differences. The backend lets several claims hold the lock together. And one lock object can have several valid leases,
+of different threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Semaphore(DistributedLock, Protocol):
 
     @property
     def permits(self) -> int:
-        """How many may hold it together. All programs must use the same number for a name."""
+        """The number of holders allowed at a time. Every program must use the same number for this name."""
 
 
 class HeldByMany(LockOfAFace[L]):
@@ -66,7 +66,7 @@ class SemaphoreLock(SharedLock, Semaphore):
 
     @property
     def permits(self) -> int:
-        """How many may hold it together."""
+        """The number of holders allowed at a time."""
         return self._want.permits
 
 
@@ -86,11 +86,11 @@ class ReadWriteLock(OfThisProcess):
         return self._reader.name
 
     def reader(self) -> DistributedLock:
-        """Return the lock that readers hold together. It is always the same object."""
+        """Return the lock that readers hold together. Every call returns the same object."""
         return self._reader
 
     def writer(self) -> DistributedLock:
-        """Return the lock that a writer holds alone. It is always the same object."""
+        """Return the lock that a writer holds alone. Every call returns the same object."""
         return self._writer
 
     def __repr__(self) -> str:

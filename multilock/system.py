@@ -1,8 +1,8 @@
 """The only module that imports threads, queues, clocks and random numbers.
 
-No other module imports threading, queue, time, random, select or selectors: an architecture test checks that. All use
-these names through this module: ``system.Lock()``. So a simulation that replaces them here runs the whole library in
-virtual time. Only `multilock.kernel.worker` starts threads.
+No other module imports threading, queue, time, random, select or selectors: an architecture test checks that. Every
+other module uses their names through this one: ``system.Lock()``. So a simulation that replaces the names here runs the
+whole library in virtual time. Only `multilock.kernel.worker` starts threads.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ _PATCHED_BY = patched_by()
 
 
 def patched_late() -> str | None:
-    """Return the library that did so after this module was imported, or None.
+    """Return the library that replaced threads after this module was imported, or None.
 
-    With it, all greenlets would wait in one real lock.
+    With such a library, all greenlets would wait in one real lock.
     """
     by = patched_by()
     return None if by == _PATCHED_BY else by
@@ -125,12 +125,13 @@ T = TypeVar("T")
 
 
 def take(source: Callable[[bool, float], T], seconds: float, into: list[T]) -> None:
-    """Append to ``into`` what ``source`` gives: ``lock.acquire`` or ``queue.get``. Wait at most so many seconds.
+    """Append to ``into`` the result of ``source``, which is ``lock.acquire`` or ``queue.get``. Wait at most so many
+    seconds.
 
     An interrupt (Ctrl-C, a signal handler that raises) arrives when a call returns or a Python function begins. So
     after ``taken = lock.acquire()`` it could come between the acquire and the ``try`` that releases the lock, and the
     lock would stay taken forever. Here no interrupt comes between the acquire and the record of it, because C code does
-    both. So call this inside of the ``try``, and let the ``finally`` give back what ``into`` shows, by a single call.
+    both. So call this inside the ``try``. The ``finally`` must then undo what ``into`` shows, by a single call.
     """
     into += map(source, [True], [max(0.0, seconds)])
 
@@ -163,7 +164,8 @@ class Taking:
 def is_interruptible() -> bool:
     """Return whether an interrupt can arrive in this thread: CPython runs signal handlers in the main thread only.
 
-    Under gevent or eventlet they run in any greenlet, so no other one is safer, and this returns False.
+    Under gevent or eventlet, signal handlers run in any greenlet. So no greenlet is safer than another, and this
+    returns False.
     """
     return get_ident() == main_thread().ident and _PATCHED_BY is None
 
@@ -171,8 +173,8 @@ def is_interruptible() -> bool:
 class LockBell:
     """A bell made of a lock, which is free while the bell has rung.
 
-    It takes two thirds of the time of `threading.Event`. It is safe in a signal handler, and an interrupt of the thread
-    that waits cannot break it.
+    A ring and a wait take two thirds of the time that they take with `threading.Event`. It is safe in a signal handler,
+    and an interrupt of the thread that waits cannot break it.
     """
 
     __slots__ = ("_lock",)

@@ -24,7 +24,8 @@ TIDY_AT = 32  # entries; few programs have more threads that acquire one lock an
 
 
 class _Thread:
-    """A thread. This object ends with its thread; a thread's number is used again for the next one."""
+    """Identifies a thread. This object ends with its thread, while the number of an ended thread is used again for
+    another thread."""
 
     __slots__ = ("__weakref__",)
 
@@ -53,8 +54,8 @@ class ThreadingLock(OfThisProcess):
         self._lock = lock
         self._reentrant = lock._want.reentrant
         self._numbers = count()
-        # One entry for each acquire without a release. There may be more entries than holders: a thread that lost its
-        # lease learns of it only when it releases.
+        # One entry for each acquire without a release. There may be more entries than holders, because the entry of a
+        # lost lease stays until its thread releases the lock.
         self._taken: dict[_Key, WithEntry[HeldLease]] = {}
         self._tidy_at = TIDY_AT
 
@@ -91,7 +92,7 @@ class ThreadingLock(OfThisProcess):
         return True
 
     def _tidy(self) -> None:
-        """Forget the lost leases of threads that ended without a release."""
+        """Drop the lost leases of threads that ended without a release."""
         for key, entry in list(self._taken.items()):
             if key[0]() is None and entry.lease._is_lost():
                 self._taken.pop(key, None)
@@ -137,9 +138,9 @@ class ThreadingLock(OfThisProcess):
     def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, WithEntry[HeldLease]]]:
         """Return the entries that a release now applies to, newest first.
 
-        These are the entries of this frame's ``with`` statement, or else of this thread. If there are none and the lock
-        is not reentrant, it is one of any thread. A ``with`` of another thread ends its own entry, so entries without
-        one come first. Among these, a lost lease is preferred to the one that is held.
+        These are the entries of this frame's ``with`` statement, or else of this thread. If there is none and the lock
+        is not reentrant, an entry of any thread is returned. A ``with`` of another thread ends its own entry, so
+        entries without one come first. Among these, a lost lease is preferred to the one that is held.
         """
         taken = list(self._taken.items())[::-1]
         thread = _this_thread()
@@ -170,8 +171,8 @@ class ThreadingLock(OfThisProcess):
     def _is_owned(self) -> bool:
         mine = self._mine()
         if mine and sys._getframe(1).f_code.co_name == "wait":
-            # Raised here, before the Condition has added a waiter. It would keep that one forever, and notify it in
-            # place of another.
+            # Raised here, before the Condition has added a waiter. The Condition would keep that waiter forever, and
+            # notify it in place of another waiter.
             mine[0][1].lease.check()
         return bool(mine)
 

@@ -1,7 +1,7 @@
 """The numbers of time that several parts of multilock share: seconds, or shares of a ttl.
 
-Kernel and backends take them from here, and so may the backends of others. Each number stands here once, with its
-reason. A number that a single module uses stands in that module.
+The kernel and the backends use these numbers, and third-party backends may use them too. Each number is defined here
+once, with its reason. A number that only one module uses is defined in that module.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ FRESH_SHARE = 0.05  # of the ttl; an older session, made for one claim that is n
 # A request
 REQUESTS = 5  # in each ttl: several requests fit before the deadline, even if each one times out
 REQUEST_TIMEOUT_MAX = 5.0  # seconds; no server that works takes longer, whatever the ttl
-# Seconds after a cancel in which the server or a thread of ours may still execute an earlier request of the claim. It
-# can then block the name for one ttl. No request survives longer in the buffers of a connection that was closed.
+# Seconds after a cancel in which the server or a thread of ours may still execute an earlier request of the claim. Such
+# a request can then block the name for one ttl. No request survives longer in the buffers of a connection that was
+# closed.
 LATE_REQUEST = 60.0
-# The same if a request executed even later could block the name for as long as the client's session lives.
+# The same, for a backend where such a request could block the name for as long as the client's session lives.
 LATE_REQUEST_IN_SESSION = 600.0
 
 # A waiter

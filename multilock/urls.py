@@ -21,7 +21,7 @@ _USER_INFO = re.compile(r"^([a-z][a-z0-9+.-]*://)?.*@", re.IGNORECASE | re.DOTAL
 def redact(url: str) -> str:
     """Return ``url`` for messages: without user info, and with the query values of the common options only.
 
-    If a URL is so broken that the end of its user info is unclear, more than the user info is removed, never less.
+    If a URL is so malformed that the end of its user info is unclear, more than the user info is removed, never less.
     """
     shown = url if _NO_AUTHORITY.match(url) else _USER_INFO.sub(r"\1***@", url)
     shown, has_fragment, _ = shown.partition("#")

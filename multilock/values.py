@@ -1,8 +1,8 @@
 """The value of a lock's key on Consul, etcd and ZooKeeper: one line of JSON that describes the holder or waiter.
 
-It is for people, `inspect()` and `leader()`. A backend reads from it only which claim it belongs to, and whether the
-name was released and is kept taken (``hold_at_least``). No other decision uses it. Other tools' values are shown as
-they are.
+The value is for people, `inspect()` and `leader()`. A backend reads from it only the id of the claim, and whether the
+name was released and is kept taken (``hold_at_least``). No other decision uses the value. The values of other tools are
+shown as they are.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _said(claim: Claim) -> dict[str, object]:
 
 
 def decode_value(value: bytes) -> LockInfo:
-    """Return what `encode_value` wrote, as a LockInfo without a name, whose ``owner`` is that of the claim.
+    """Parse a value that `encode_value` wrote. Returns a LockInfo without a name, with the ``owner`` of the claim.
 
     Any other value becomes its ``identity``.
     """

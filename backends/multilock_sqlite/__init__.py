@@ -42,8 +42,9 @@ __all__ = ["SqliteBackend", "open_backend"]
 GROUP = "sqlite"
 POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two looks of a waiter; a look costs a read of a few 10 µs
 POLL_GROWTH = 1 / 8  # the pause as a share of the time waited so far; the longest is reached after a third of a second
-# Seconds. If a release wakes the waiters of this client, they wait for POLL_LAST times the number of waiters before
-# them, but not longer than this. So the first one still looks often: a killed holder wakes nobody.
+# Seconds. If a release wakes the waiters of this client, each of them polls every POLL_LAST seconds times the number of
+# waiters before it, but at least this often. So the first waiter still polls often, because a killed holder wakes
+# nobody.
 POLL_BEHIND = 1.0
 
 
@@ -82,7 +83,7 @@ def _path(url: str) -> str:
 
 @dataclass(slots=True)
 class QueuedClaim:
-    """A claim of this client in the queue. Its place lives for ``lives`` seconds after its waiter's last look."""
+    """A claim of this client in the queue. It keeps its place for ``lives`` seconds after the waiter's last attempt."""
 
     since: float
     lives: float
@@ -117,8 +118,8 @@ class SqliteBackend:
             ttl_min=0.1,
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
-            # A waiter finds a killed holder, or a killed waiter before it, at its next look. If that process is in
-            # another pid namespace, the waiter finds it only when the lease or the last heartbeat ends.
+            # A waiter finds a killed holder, or a killed waiter before it, when it next polls. If the killed process
+            # was in another pid namespace, the waiter finds that only when the lease or the last heartbeat expires.
             takeover_bound=max(ttl, LIVENESS_MIN) + (1 + JITTER) * POLL_BEHIND,
             hold_at_least=True,
             read_write=True,
@@ -147,12 +148,14 @@ class SqliteBackend:
             if waiting := self._waiting.get(claim.id):
                 waiting.looked = now
                 called, waiting.called = waiting.called, False
-            # A look would save nothing for a claim that is new: it must write in any case, to enter or to join.
+            # Reading first would save nothing for a new claim: it must write in any case, to get the name or to join
+            # the queue.
             if waiting or not join:
                 ahead = self._look(sql, key, claim, now)
                 if ahead and ahead.id != claim.id and not (waiting and now >= waiting.heartbeat_at()):
                     return self._busy(sql, key, claim, ahead, now)
-            # The release that called this waiter has called all that fit. Nobody has, if the holder was killed.
+            # The release that woke this waiter has woken all waiters that can hold the name together. If the holder was
+            # killed, nobody has woken the others.
             follow = bool(waiting) and not called and claim.mode != ALONE
             answer, woken, now = self._try(sql, key, claim, join, follow)
             self._mailbox.send(sql.path, woken)
@@ -160,7 +163,8 @@ class SqliteBackend:
                 raise other_number(claim, answer.permits, self.scheme)
             if isinstance(answer, int):
                 return _granted(claim, answer, now)
-            # A client's first waiter has joined without a FIFO. It may have been called since, so it looks again soon.
+            # A client's first waiter has joined without a FIFO. A message may have come since then, so this waiter
+            # polls again soon.
             missed = join and not self._mailbox.open(sql.path)
             return self._busy(sql, key, claim, answer, now, missed)
 
@@ -190,7 +194,8 @@ class SqliteBackend:
         ]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        """Have a FIFO, by which an operator's `force_release` makes us renew at once. Nothing else reports a loss."""
+        """Open a FIFO, by which an operator's `force_release` makes this client renew at once. No other event reports a
+        loss."""
         self._mailbox.open(os.path.realpath(self._path))
 
     def follow(self, names: frozenset[str], within: float) -> bool:
@@ -241,13 +246,13 @@ class SqliteBackend:
     ) -> tuple[int | Stand | OtherNumber | None, list[str], float]:
         """Make an attempt as the only writer. Returns its result, the waiters to wake, and the time of the attempt.
 
-        Others are woken only if a claim with ``follow`` gets the name: they may fit beside it.
-        The record of a waiter is made inside the transaction, so that a release comes before it or finds it.
+        Other waiters are woken only if a claim with ``follow`` gets the name: they may hold the name together with it.
+        The record of a waiter is made inside the transaction. So a release comes before the record, or finds it.
         """
         for durable in (False, True):
             with contextlib.suppress(Exhausted), transaction(sql, durable=durable):
-                # Read the clock while nobody else can write: then the lease in the file never ends before its holder
-                # believes that it does.
+                # Read the clock while no other process can write. Then the lease in the file never ends before its
+                # holder believes that it ends.
                 now = self._now()
                 try:
                     answer = self._recipe.attempt(sql, key, claim, join, durable, now)
@@ -264,7 +269,7 @@ class SqliteBackend:
         raise AssertionError("a durable transaction has tokens")
 
     def _release(self, sql: Connection, key: str, claim: Claim, unsure: bool, now: float) -> tuple[bool, list[str]]:
-        """Release the name or leave the queue. Returns whether it was the claim's, and the waiters to wake.
+        """Release the name or leave the queue. Returns whether the claim held the name, and the waiters to wake.
 
         Call it inside a transaction.
         """
@@ -275,7 +280,7 @@ class SqliteBackend:
     def _keep_place(self, sql: Connection, claim: Claim, now: float) -> None:
         """Record the place of this claim in the queue, and send the heartbeats of this client that are due soon.
 
-        So a client with many waiters writes seldom. A waiter that has stopped looking loses its place all the same.
+        So a client with many waiters writes seldom. A waiter that no longer polls still loses its place.
         """
         lives = liveness(claim.ttl)
         waiting = self._waiting.get(claim.id)
@@ -294,7 +299,8 @@ class SqliteBackend:
             waiting.called = True
 
     def _look(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
-        """Return what keeps the claim out, or None if only a transaction can tell. Reads alone refuse nothing."""
+        """Return the holder or waiter that keeps the claim out, or None if only a transaction can decide that. This
+        only reads, so it never refuses a claim."""
         with contextlib.suppress(OtherNumber, sqlite3.DatabaseError):
             return self._recipe.ahead(sql, key, claim, now)
         return None

@@ -2,14 +2,15 @@
 
 SQLite uses POSIX locks. The system drops all of them as soon as the process closes any descriptor of the file: a
 backup, a checksum or ``Path.read_bytes()`` is enough (https://sqlite.org/howtocorrupt.html, section 2.2). Then another
-process writes during our transaction, or takes itself for the only user and deletes the log. So each process has
-open file descriptions of its own, and locks them as well (``F_OFD_SETLK``, Linux): only their own end drops these.
-Where the system has no such locks, SQLite's alone exclude.
+process may write during our transaction, or may assume that it is the only user and delete the log. So each process has
+separate open file descriptions, and locks these as well (``F_OFD_SETLK``, Linux). Such a lock is dropped only when its
+own description is closed. Where the system has no such locks, only SQLite's locks exclude other processes.
 
-The gate is one byte of the database file that SQLite does not lock. Each transaction, opening and closing is inside
-alone. In addition a process with an open connection keeps the two locks by which SQLite sees that the file is in use,
-so no process deletes the log or truncates its shared memory. Reads stay outside, so that a process that is stopped
-while it reads holds nobody up. A read may therefore find anything after such a close, and decides nothing but to wait.
+The gate is one byte of the database file that SQLite does not lock. Only one transaction, opening or closing at a time
+is inside the gate. In addition a process with an open connection keeps the two locks by which SQLite sees that the file
+is in use, so no process deletes the log or truncates its shared memory. Reads stay outside, so that a process that is
+stopped while it reads holds nobody up. After such a close, a read may therefore find any content. So the only decision
+made from a read is to wait.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SETLK = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "linux" else Non
 
 
 class Closed(sqlite3.OperationalError):
-    """Another process was inside for too long. The same as SQLite's own busy error."""
+    """Another process was inside the gate for too long. The same as SQLite's own busy error."""
 
     sqlite_errorcode = sqlite3.SQLITE_BUSY
     sqlite_errorname = "SQLITE_BUSY"
@@ -74,11 +75,11 @@ class Exclusion:
 
     @property
     def lasts(self) -> bool:
-        """Whether the system has these locks. It is certain once the connection has been inside."""
+        """Whether the system has these locks. That is certain once the connection has been inside the gate."""
         return self._locks.last is True
 
     def enter(self, deadline: float) -> None:
-        """Wait until nobody else is inside. Raises `Closed` at the deadline."""
+        """Wait until nobody else is inside the gate. Raises `Closed` at the deadline."""
         if self._try_to_enter():
             return
         pause = PAUSE_FIRST
@@ -124,7 +125,8 @@ class Exclusion:
     def leave_log(self) -> None:
         """Let the connection delete the log as it closes, if nobody else uses the file.
 
-        If somebody is inside, this connection is not the last, and the locks stay until it is closed.
+        If another connection is inside the gate, this connection is not the last, and its locks stay until it is
+        closed.
         """
         if self._try_to_enter() and all(other.user() is None for other in self._others()):
             self._locks.leave_log()
@@ -165,7 +167,7 @@ class _Locks:
     def lock(self, descriptor: int, kind: int, where: tuple[int, int]) -> bool:
         """Lock or unlock a range at once. Returns False if another open file description excludes it.
 
-        If the system has no such locks, it returns True, and only SQLite's own exclude.
+        If the system has no such locks, this returns True, and only SQLite's own locks exclude other processes.
         """
         if _SETLK is None or self.last is False:
             return True
@@ -221,7 +223,8 @@ class _Locks:
 
 
 def forget_exclusions() -> None:
-    """Close what a forked child has of its parent: the locks would last as long as the child has the descriptors."""
+    """Close the parent's descriptors in a forked child. Otherwise the parent's locks would last as long as the child
+    has the descriptors."""
     global _registering
     _registering = system.Lock()
     inherited = list(_all_locks.items())

@@ -1,6 +1,6 @@
 """Find out about this host: which boot it is, which processes live, and where a directory is mounted.
 
-Everything is read from /proc, and may be missing there. A function then returns None, which proves nothing.
+All of that is read from /proc, where it may be missing. A function then returns None, which proves nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _stat(pid: int) -> _Stat | None:
     except OSError:
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # the name before it may contain anything
-    # A killed process stays a zombie until its parent asks for it. A zombie with threads left is not dead: only its
+    # A killed process stays a zombie until its parent waits for it. A zombie with threads left is not dead: only its
     # first thread has ended.
     return _Stat(start=int(fields[19]), is_dead=fields[0] in b"ZX" and int(fields[17]) <= 1)
 

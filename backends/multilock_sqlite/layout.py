@@ -1,9 +1,9 @@
 """The tables of the file, and what a new boot does with the rows of an earlier one.
 
-A committed transaction survives the death of every process at once. It survives a power failure only later, because it
-is not synced each time (``synchronous=NORMAL``): no holder survives a power failure either. But tokens must never
-repeat. So a ``durable`` transaction, which is on the disk before it ends, reserves them in blocks, and each boot starts
-after the last reserved block.
+A committed transaction survives the death of every process at once. It survives a power failure only after some time,
+because the file is not synced each time (``synchronous=NORMAL``). That is enough for leases, because no holder survives
+a power failure either. But tokens must never repeat. So a ``durable`` transaction, which is on the disk before it ends,
+reserves them in blocks, and each boot starts after the last reserved block.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
     if _boot_began(sql, boot):
         return
     with transaction(sql, durable=True):
-        # Check again, and read the clock only now. Another process may have begun this boot meanwhile, and rows that it
-        # has written since then would be in the future of a clock read before.
+        # Check again, and read the clock only now. Another process may have recorded this boot meanwhile. A clock that
+        # was read before would then be earlier than the rows that it has written since.
         if _boot_began(sql, boot):
             return
         now = clock()

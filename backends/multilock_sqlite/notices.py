@@ -1,8 +1,8 @@
 """Messages between the processes that use a file: a release wakes the next waiter through a FIFO.
 
-Each client that waits, or has held a lock for a while, reads a FIFO of its own. The FIFOs are in a directory beside the
-file, ``<file>-wake``. The name of each is that of its client, with which every claim's id begins. So no process needs a
-list of the others.
+Each client that waits, or has held a lock for a while, reads its own FIFO. The FIFOs are in a directory beside the
+file, ``<file>-wake``. A FIFO has the name of its client, and the id of every claim of that client begins with this
+name. So no process needs a list of the others.
 
 A message proves nothing: a waiter that is woken asks again, and a holder that is warned renews. So a message may be
 lost, late or forged, and no lock depends on it. A waiter without messages asks by its own timer.
@@ -51,12 +51,13 @@ class Mailbox:
 
     @property
     def is_read(self) -> bool:
-        """Whether messages reach this client, as far as it knows. If not, its waiters must ask often."""
+        """Whether messages reach this client, as far as it can find out. If they do not, its waiters must poll
+        often."""
         fifo = self._fifo
         return fifo is not None and fifo.reader is not None and not fifo.reader.missing
 
     def open(self, database: str) -> bool:
-        """Have a FIFO beside the file ``database``, if the system lets us. Returns whether it was there before.
+        """Open a FIFO beside the file ``database``, if the system allows it. Returns whether the FIFO existed before.
 
         Call this before a claim joins the queue, and with each heartbeat, because somebody may have deleted the FIFO.
         """
@@ -78,7 +79,8 @@ class Mailbox:
         return False
 
     def send(self, database: str, woken: Sequence[str], taken: Sequence[str] = ()) -> None:
-        """Wake these waiters, and have the clients of these holders renew at once. All are claim ids, of any client."""
+        """Wake these waiters, and have the clients of these holders renew at once. Both are given by claim ids, of any
+        client."""
         if not woken and not taken:  # as after most requests
             return
         post: dict[str, dict[bytes, None]] = {}  # the messages to each client, in order and without repetitions
@@ -131,7 +133,8 @@ class Mailbox:
 
 
 class _Fifo:
-    """A FIFO that this process has open, for writing too: otherwise a read would meet its end."""
+    """A FIFO that this process has open. It is open for writing too, because otherwise a read would return the end of
+    the file."""
 
     reader: Worker | None = None
     ended = False
@@ -222,7 +225,8 @@ def _is_shared(found: os.stat_result, like: os.stat_result) -> bool:
 
 
 def _share_new(directory: int, path: str, like: os.stat_result) -> None:
-    """Share a directory that was made just now, perhaps by a process that was killed then. Leave any other alone."""
+    """Share a directory that was made just now, perhaps by a process that was then killed. Do not change an older
+    directory."""
     found = os.fstat(directory)
     if found.st_uid == os.geteuid() and found.st_mode & 0o777 == 0o700 and not os.listdir(directory):
         _share(directory, like, _mode_of_directory(like))
@@ -231,7 +235,7 @@ def _share_new(directory: int, path: str, like: os.stat_result) -> None:
 
 
 def _share(descriptor: int, like: os.stat_result, mode: int) -> None:
-    """Let the users of the file use this too, as SQLite does with its log."""
+    """Let the users of the file use this directory or FIFO too, as SQLite does with its log."""
     with contextlib.suppress(OSError):
         os.fchown(descriptor, like.st_uid if os.geteuid() == 0 else -1, like.st_gid)
     os.fchmod(descriptor, mode)
@@ -246,7 +250,7 @@ def _mode_of_directory(like: os.stat_result) -> int:
 
 
 def _make_fifo(directory: int, client: str, like: os.stat_result) -> int:
-    """Make the FIFO of a client, and return its descriptor. Under its name it always has a reader."""
+    """Make the FIFO of a client, and return its descriptor. As long as the FIFO has its name, it has a reader."""
     newborn = NEWBORN + client
     with contextlib.suppress(FileNotFoundError):
         os.unlink(newborn, dir_fd=directory)

@@ -1,9 +1,10 @@
-"""The algorithm: one row for each holder and one for each waiter. Nothing happens by itself: each look decides.
+"""The algorithm: one row for each holder and one for each waiter. No row changes by itself: each call about a name
+first decides which rows still count.
 
 A name belongs to the claims in its rows until their leases end or their processes are known to be gone. All living
-holders have the same mode. The name is kept for the living waiters, in order, as far as they fit beside the holders and
-each other. If neither the waiter nor the claim that looks is fair, the name goes to the claim that comes first. A
-waiter is alive for `liveness` seconds after its last heartbeat, unless its process is known to be gone.
+holders have the same mode. The name is kept for the living waiters, in order, as far as they can hold it together with
+the holders and each other. If neither the waiter nor another claim is fair, the name goes to whichever of the two asks
+first. A waiter is alive for `liveness` seconds after its last heartbeat, unless its process is known to be gone.
 
 `attempt`, `release`, `renew` and `force` run inside a transaction that is the only writer, so what they read stays true
 until they end. All times are seconds on the clock of every deadline, which counts from the boot. Only ``since`` is wall
@@ -62,7 +63,8 @@ class Stand(NamedTuple):
 class Recipe:
     """The decisions of one process. ``boot`` and ``me`` are None if /proc does not show them.
 
-    With ``in_children``, other processes work under its leases. So the row of a holder records no process.
+    With ``in_children``, other processes work under the leases of this process. So the row of a holder records no
+    process.
     """
 
     boot: str | None
@@ -70,7 +72,8 @@ class Recipe:
     in_children: bool = False
 
     def ahead(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
-        """Return what keeps ``claim`` out, or None if it may have the name. Raises `OtherNumber`."""
+        """Return the holder or waiter that keeps ``claim`` out, or None if the claim may have the name. Raises
+        `OtherNumber`."""
         if (holder := self._first(sql, HOLDERS, key, now)) is None:
             return self._waits_behind(sql, key, claim, now)
         if holder.mode == ALONE:
@@ -103,7 +106,7 @@ class Recipe:
         finally:
             rows.close()  # as in `_first`
         if claim.permits and self._is_full(sql, key, claim.permits - len(equals), now):
-            # A look is not a transaction, so all permits may have been released since they were counted.
+            # These reads need not be in a transaction, so all permits may have been released since they were counted.
             return self._first(sql, SHARED, key, now) or next(iter(equals), None)
         return None
 
@@ -125,9 +128,10 @@ class Recipe:
         return sum(count for count, *process in groups if not self._is_gone(process))
 
     def next_in(self, sql: Connection, key: str, now: float) -> list[str]:
-        """Return the waiters that may enter now, in order: those that fit beside the holders and each other.
+        """Return the waiters that may get the name now, in order: those that can hold it together with the holders and
+        each other.
 
-        It is only a hint. The waiters that are woken for it decide by `attempt`.
+        The result is only a hint: each of these waiters is woken, and its `attempt` decides.
         """
         found: list[str] = []
         first, room = "", 0.0
@@ -146,7 +150,7 @@ class Recipe:
         return found
 
     def _room(self, sql: Connection, key: str, mode: str, now: float) -> float:
-        """Return how many claims of this mode fit beside the holders."""
+        """Return how many more claims of this mode can hold the name together with the holders."""
         holder = self._first(sql, HOLDERS, key, now)
         if mode == ALONE:
             return 1 if holder is None else 0
@@ -159,7 +163,7 @@ class Recipe:
         return [id_ for (id_,) in sql.execute("SELECT id FROM queue WHERE key = ? ORDER BY ticket LIMIT 1", (key,))]
 
     def place(self, sql: Connection, key: str, claim_id: str, most: int) -> int:
-        """Return how many waiters came before this one. No more than ``most`` are counted."""
+        """Return how many waiters came before this one, at most ``most``."""
         (before,) = sql.execute(
             "SELECT count(*) FROM (SELECT 1 FROM queue WHERE key = ? AND ticket < "
             "(SELECT ticket FROM queue WHERE id = ?) LIMIT ?)",
@@ -174,7 +178,7 @@ class Recipe:
     def attempt(
         self, sql: Connection, key: str, claim: Claim, join: bool, durable: bool, now: float
     ) -> int | Stand | None:
-        """Return the token, or what keeps the claim out, or None if its id was cancelled.
+        """Return the token, or the holder or waiter that keeps the claim out, or None if the claim's id was cancelled.
 
         Raises `Exhausted` unless ``durable``, and `OtherNumber`.
         """
@@ -195,7 +199,7 @@ class Recipe:
         return ahead
 
     def release(self, sql: Connection, key: str, claim_id: str, unsure: bool, now: float) -> bool:
-        """Release the name, or leave the queue. Returns True if the name was this claim's until now."""
+        """Release the name, or leave the queue. Returns True if this claim held the name until now."""
         held = (
             sql.execute("DELETE FROM locks WHERE key = ? AND id = ? AND until > ?", (key, claim_id, now)).rowcount == 1
         )
@@ -208,8 +212,8 @@ class Recipe:
         return held
 
     def rest(self, sql: Connection, key: str, claim_id: str, unsure: bool, seconds: float, now: float) -> bool:
-        """Keep the name taken for ``seconds``, owned by nobody and by no process. Returns True if it was this
-        claim's."""
+        """Keep the name taken for ``seconds``, without an owner and a process. Returns True if this claim held the
+        name."""
         resting = RESTS + claim_id
         row = sql.execute(
             "SELECT id, until FROM locks WHERE key = ? AND id IN (?, ?)", (key, claim_id, resting)
@@ -227,7 +231,7 @@ class Recipe:
         return True
 
     def renew(self, sql: Connection, held: Sequence[tuple[str, Claim]], now: float) -> list[bool]:
-        """Extend the leases. Returns for each key and claim whether the name is still the claim's."""
+        """Extend the leases. Returns for each key and claim whether the claim still holds the name."""
         statement = "UPDATE locks SET until = ? WHERE key = ? AND id = ? AND until > ?"
         rows = [(now + claim.ttl, key, claim.id, now) for key, claim in held]
         if sql.executemany(statement, rows).rowcount == len(rows):
@@ -283,8 +287,8 @@ class Recipe:
             reserved = token + RESERVE
             sweep(sql, now)
         sql.execute("UPDATE counter SET token = ?, reserved = ?", (token, reserved))
-        # renew=False promises the whole ttl even if this process dies. So no process is recorded that others could
-        # check.
+        # With renew=False the whole ttl is promised even if this process dies. So the row has no process that others
+        # could find dead.
         process = self._columns() if claim.renew and not self.in_children else (None, None, None)
         if claim.mode == ALONE or self._first(sql, HOLDERS, key, now) is None:
             sql.execute("DELETE FROM locks WHERE key = ?", (key,))  # rows that ended, or whose processes are gone

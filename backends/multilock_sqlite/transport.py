@@ -1,15 +1,15 @@
 """One database file: its connections, its transactions, and what its errors mean.
 
 A connection is used by one thread at a time, and none is open while the process forks. SQLite keeps its record of file
-locks in the memory of the process. A child, even on a connection that it opened itself, would rely on locks that only
-its parent has, and another process could then delete the log while the child uses it. So all connections are closed
+locks in the memory of the process. A child would rely on locks that only its parent has, even on a connection that the
+child opened itself. Another process could then delete the log while the child uses it. So all connections are closed
 before a fork, and a child that was forked without that is refused.
 
 SQLite finds a file's log (``-wal``, ``-shm``) by the file's name. So two names of one file have two logs, and users of
 one name see no locks of the other. Each opening follows symbolic links first, and refuses a file that has another name:
-a second hard link, or a mount of the file by itself. A check at the opening is enough, because a program that comes by
-another name later is refused. For the same reason the log must not be deleted while it is in use: a later user would
-get another log. So each request checks that the file and its log are still the ones that it has open.
+a second hard link, or a mount of the file by itself. A check at the opening is enough, because a program that later
+opens the file by another name is refused. For the same reason the log must not be deleted while it is in use: a later
+user would get another log. So each request checks that the file and its log are still the ones that it has open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Connection", "Database", "look", "transaction"]
 
 T = TypeVar("T")
 
-# The requests of one client at the same moment. Only one of them can write anyway. A thousand threads would otherwise
+# The requests of one client at the same moment. Only one of these can write anyway. A thousand threads would otherwise
 # open a thousand connections, and keep each other from the file until their requests time out.
 CONNECTIONS = 8
 SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another process does it, SQLite fails at once
@@ -42,7 +42,8 @@ FORK_PAUSE = 0.001  # seconds between two looks, of a fork at the requests and o
 
 
 class Connection(sqlite3.Connection):
-    """A connection, the file that it was opened on (device, inode), and when the present request has to end."""
+    """A connection, the file that it was opened on (device, inode), and the time by which the present request must
+    end."""
 
     path: str
     file: tuple[int, int]
@@ -52,7 +53,7 @@ class Connection(sqlite3.Connection):
     _busy_timeout: int = -1
 
     def use_until(self, deadline: float) -> None:
-        """Let the present request end at this time."""
+        """Set the time by which the present request must end."""
         self.deadline = deadline
         self.wait_no_longer()
 
@@ -169,7 +170,7 @@ class Database:
             connection.close()
 
     def forget_idle(self) -> None:
-        """Forget the idle connections of the parent in a forked child, without closing them."""
+        """Drop the idle connections of the parent in a forked child, without closing them."""
         self._idle = []
 
     def _take(self, deadline: float) -> Connection:
@@ -188,7 +189,8 @@ class Database:
 
     def _give_back(self, connection: Connection) -> None:
         connection.exclusion.leave()
-        # During a fork it is closed: another thread would take it again at once, and the fork would have to wait.
+        # During a fork the connection is closed. Otherwise another thread would take it again at once, and the fork
+        # would have to wait.
         forking = _forking is not None or connection.file in _draining
         if connection.in_transaction or forking:
             connection.close()
@@ -406,7 +408,7 @@ _draining: set[tuple[int, int]] = set()  # files that a fork waits for: no new r
 
 
 def _before_fork() -> None:
-    """Wait until no request is under way, for at most `FORK_WAIT`.
+    """Wait until no request is under way, for at most `FORK_WAIT` seconds.
 
     A signal handler that forks in the middle of a request waits for its own request, and so until the limit.
     """

@@ -31,7 +31,7 @@ class Body:
             self._tell()  # later: a task cancelled while it runs gets it at its next await, perhaps after the body
 
     def _tell(self) -> None:
-        """Have the loop cancel the body. Called by the thread that ended the lease, whichever that is."""
+        """Have the loop cancel the body. Called by the thread that ended the lease, which can be any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, so the body has ended
             self._loop.call_soon_threadsafe(self._cancel)
 

@@ -25,8 +25,8 @@ PATIENT = 4  # every fourth turn goes to a patient request first, even if urgent
 class Turns:
     """A limit for the requests under way, with two queues for the rest.
 
-    Requests that change something are urgent. Heartbeats of waiters that are in the server's queue already are patient.
-    Otherwise many waiters of a client could keep its own holder from giving the lock back.
+    Requests that change something are urgent. Heartbeats of waiters that are already in the server's queue are patient.
+    Otherwise many waiters of a client could delay the release by a holder of the same client.
     """
 
     def __init__(self, free: int) -> None:
@@ -43,7 +43,8 @@ class Turns:
         return True
 
     def wait(self, turn: asyncio.Future[Any], *, urgent: bool) -> None:
-        """Queue ``turn``, which is set when its turn comes. A caller that gives up makes it done in another way."""
+        """Queue ``turn``, a future whose result is set when its turn comes. A caller that gives up cancels it, or sets
+        its exception."""
         (self._urgent if urgent else self._patient).append(turn)
 
     def give_back(self) -> None:
@@ -85,7 +86,7 @@ class Channels:
         return channel
 
     def drop(self, channel: Channel | None) -> None:
-        """Close a channel that `open` returned, because nobody wants it."""
+        """Close a channel that `open` returned, because it is not needed."""
         if channel is not None:
             self._unclaimed.discard(channel)
             channel.close()
@@ -175,7 +176,7 @@ class LoopChannel:
     def _plan(self) -> None:
         """Plan a read without new data, if the channel wants one (`Lingers`).
 
-        An earlier read that is planned already stays. If it comes too early, it plans the next one.
+        If an earlier read is already planned, it stays. If that read comes too early, it plans the next read.
         """
         if self._lingers is None or (seconds := self._lingers.look_in()) is None:
             return

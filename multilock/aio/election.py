@@ -74,7 +74,7 @@ class AsyncLeadership(Leading, HeldAsyncLease):
 class LoopTerm(Term[AsyncLeadership]):
     """A term whose work and callbacks are tasks of the client's loop. Work and ``on_elected`` are cancelled at its end.
 
-    ``_loop`` is the loop of work and on_elected. ``_lost_loop`` is the loop of on_lost, which is another one if the
+    ``_loop`` is the loop of work and on_elected. ``_lost_loop`` is the loop of on_lost, which is another loop if the
     first was closed.
     """
 
@@ -146,7 +146,8 @@ class LoopTerm(Term[AsyncLeadership]):
         task = self._elected_task
         if task is None or self.elected.done or not self.can_work():
             return
-        # When its loop ends the task is cancelled already. A second cancellation would cut off its clean-up.
+        # If the loop is ending, it has already cancelled the task. A second cancellation would cut off the task's
+        # clean-up.
         if not (loss.reason is LossReason.RESIGNED and task.cancelling()):
             task.cancel()
 
@@ -218,7 +219,8 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         self._loop = None
 
     def _come_to_loop(self) -> None:
-        """Move to the running loop. If the loop before it was closed, end what ran there, as a cancellation would.
+        """Move to the running loop. If the former loop was closed, end the calls that ran there, as a cancellation
+        would.
 
         Coroutines of a closed loop never unwind, so they cannot clean up themselves.
         """
@@ -276,7 +278,7 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
             return await self._stand(work, stop, handing)
         except asyncio.CancelledError:
             # The loop may end with this task. So wait here until the cancelled work has cleaned up and on_lost has
-            # ended. If this wait is cancelled too, the leadership is given back in the background.
+            # ended. If this wait is cancelled too, the leadership is released in the background.
             if handing.lease is not None:
                 await handing.lease._term.give_back()
             raise

@@ -70,7 +70,7 @@ class LoopFace:
         return running
 
     def forget_closed_loop(self) -> None:
-        """If the client's loop was closed, forget it and everything that ran on it."""
+        """If the client's loop was closed, drop it and every call that ran on it."""
         if self._loop is None or not self._loop.is_closed():
             return
         self._loop = None
@@ -168,7 +168,8 @@ class LoopFace:
             self._open.pop(turn, None)
 
     async def _channel(self, loop: asyncio.AbstractEventLoop, within: float) -> LoopChannel | None:
-        """Return an idle or a new channel. Returns None if this backend has none, or if all are in use."""
+        """Return an idle or a new channel. Returns None if this backend has no channels, or if all of them are in
+        use."""
         channels = self._channels
         if channels.idle:
             return channels.idle.pop()
@@ -255,7 +256,7 @@ class _NotSent(BackendUnavailable):
 
 
 class _Request:
-    """One call of the backend on a worker thread. Its caller may have given up when it ends."""
+    """One call of the backend on a worker thread. The caller may have given up before the call ends."""
 
     __slots__ = ("_args", "_call", "_deadline", "_future", "_kernel", "_loop", "_unwanted")
 
@@ -343,7 +344,8 @@ class LoopBell:
 
 
 def call_on_loop(callback: Callable[..., object], *args: Any) -> object:
-    """Call ``callback(*args)`` and log what it raises, including a CancelledError from a future that it asked."""
+    """Call ``callback(*args)`` and log its exception, even a CancelledError that comes from the result of a cancelled
+    future."""
     try:
         return call_safely(callback, *args)
     except asyncio.CancelledError:
@@ -374,8 +376,8 @@ def go_on_if_cancelled(
 ) -> asyncio.Task[None]:
     """Run ``coroutine`` as a background task, and call ``ended()`` at its end.
 
-    If a program cancels all tasks and goes on, it does not mean this one: ``again()`` is called soon afterwards to
-    start it again. If the event loop ends instead, that call never happens.
+    If a program cancels all its tasks and goes on, the background task must go on too: ``again()`` is called soon
+    afterwards to start it again. If the event loop ends instead, ``again()`` is never called.
     """
     task = asyncio.get_running_loop().create_task(coroutine, name=name)
 
@@ -431,7 +433,7 @@ class LoopCallbacks:
         return wait_until(self._runtime, lambda: self._unfinished <= {CALLED.get()}, timeout)
 
     def drop(self) -> None:
-        """Forget the callbacks under way, because their loop was closed and they never end."""
+        """Drop the callbacks under way, because their loop was closed and they never end."""
         self._tasks.clear()
         self._unfinished.clear()
 

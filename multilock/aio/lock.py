@@ -83,7 +83,7 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
     def _newest_body(self) -> Body | None:
         """Return the newest ``async with`` body of this task, otherwise the newest of all tasks.
 
-        The body of a fixture, for one, may begin in one task and end in another.
+        The body of a fixture, for example, may begin in one task and end in another.
         """
         if not self._bodies:
             return None

@@ -88,7 +88,7 @@ class Channel:
         return self._fan.connected() >= self._rounds.need
 
     def look_in(self) -> float | None:
-        """Return the seconds after which the loop must look although no reply came, or None if it need not look."""
+        """Return the seconds after which the loop must call `answer` although no reply came, or None if it need not."""
         now = self._rounds.now()
         late = self._fan.late_in(now)
         if self._evidence is None:

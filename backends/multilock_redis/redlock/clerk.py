@@ -1,6 +1,6 @@
 """The clerk: the background thread of a client. It reads late replies, acts for waiting claims, and repeats releases.
 
-The clerk never blocks on a server. It sends over connections of its own, which other threads make.
+The clerk never blocks on a server. It sends over separate connections, which other threads make.
 """
 
 from __future__ import annotations

@@ -550,7 +550,9 @@ def test_the_renewal_of_a_session_counts_for_a_lock_that_was_granted_before_its_
         answer = call.execute()
         proof, backend._session_proof[group] = backend._session_proof[group], before
         if adopted == "while it is under way":
-            leases.append(session_client.lock("second").acquire())
+            other = threading.Thread(target=lambda: leases.append(session_client.lock("second").acquire()))
+            other.start()
+            other.join(10)
             backend._session_proof[group] = proof
         return answer
 

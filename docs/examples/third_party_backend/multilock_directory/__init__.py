@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, MultilockError, system
 from multilock.backend import (
@@ -40,7 +41,7 @@ POLL = 0.05  # seconds between two looks of a waiter, which nothing wakes
 def open_backend(url: str, options: Mapping[str, object]) -> DirectoryBackend:
     """Return the backend for ``directory:///srv/locks``. Does no I/O. It has only the common options."""
     reject_unknown(options, (), "directory")
-    path = Path(url.partition("://")[2])
+    path = Path(unquote(url.partition("://")[2]))
     if not path.is_absolute():
         raise ConfigurationError(f"{url!r} has no absolute path: write directory:///srv/locks")
     return DirectoryBackend(path, prefix_of(options), ttl_of(options))

@@ -166,8 +166,8 @@ class Election(ForWith, Candidacy[Leadership]):
     def campaign(self, timeout: float | None = None) -> Leadership:
         """Wait until this node is elected, and return the `Leadership`. The callbacks run for it.
 
-        ``timeout``: Seconds for the whole wait. Default: no limit. It includes the wait for other calls that stand for
-        this election, and until the callbacks of the last leadership have ended.
+        ``timeout``: Seconds for the whole wait. Default: no limit. The whole wait includes waiting for other calls that
+        stand for this election, and for the callbacks of the last leadership to end.
 
         Raises LockTimeout if the election was not won in time, or if `stop` was called meanwhile. Raises
         BackendUnavailable if the backend did not answer at the end of ``timeout``, BackendRejected if it refuses the

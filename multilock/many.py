@@ -6,8 +6,8 @@ part is lost before all parts are held, all parts are released, and the caller b
 
 Nobody works under the parts before all of them are held. So a part has no lost callback, no hard fence, no
 ``hold_at_least`` and no ``max_hold`` of its own: the lease of the whole set has them. That lease is held only while all
-parts are held. If one part is lost, the others are kept until the work has ended. Everything else about leases is in
-`multilock.kernel`.
+parts are held. If one part is lost, the other parts are kept until the work has ended. Everything else about leases is
+in `multilock.kernel`.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class HeldSet(AnyHeld):
 
 
 def _give_rest_back(kept: list[HeldSet]) -> None:
-    """Give back the other parts after a loss and one ttl, even if their owner forgot to release the lease.
+    """Release the other parts one ttl after a loss, even if their owner forgot to release the lease.
 
     The ttl is the longest of the parts.
     """
@@ -329,7 +329,7 @@ class SetOfAFace(LockOfAFace[S]):
         try:
             self._newest = lease = self._make_set(self._kernel, self._want, parts)
             for part in parts:
-                part._open += 1  # to its parts a set is what a body of `with` is to a lease
+                part._open += 1  # for each part, the set counts as one body of `with`
                 entered += 1
         except BaseException:  # interrupted or closed before the caller has a lease that it could release
             for part in parts[:entered]:

@@ -184,7 +184,7 @@ class LockBell:
         self._lock.acquire()
 
     def ring(self) -> None:
-        """End the wait, or the next one if nobody waits now."""
+        """End the wait. If no thread waits now, end the next wait at once."""
         try:
             self._lock.release()
         except RuntimeError:  # it has rung already

@@ -55,8 +55,8 @@ LATE_REQUEST_IN_SESSION = 600.0
 HEARTBEATS = 3  # in the time for which one of them keeps a waiter's place, so that two may be late
 LIVENESS_MIN = 1.0  # seconds; with a shorter ttl, a thousand waiters would still be a light load
 LIVENESS_MAX = 6.0  # seconds, so that a dead waiter does not delay the next one for long
-SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter looks again without a push
-UNPUSHED = 1.0  # seconds after which a waiter looks again for which the server pushes nothing at present
+SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter asks again without a push
+UNPUSHED = 1.0  # seconds after which a waiter asks again for which the server pushes nothing at present
 
 # A failure
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while a server is silent or refuses a connection

@@ -67,8 +67,8 @@ class Query:
     waiting: set[str] = field(default_factory=set)  # claim ids
     held: dict[str, tuple[str, int]] = field(default_factory=dict)  # claim id -> its session, and the index of its lock
     followed: bool = False
-    free: bool = False  # nobody held the key at the last look
-    seen: frozenset[str] | None = None  # the names in the folder at the last look
+    free: bool = False  # nobody held the key at the last reply
+    seen: frozenset[str] | None = None  # the names in the folder at the last reply
     wire: Wire | None = None
     reading: Reading | None = None  # the parser of the awaited reply
     dialing: bool = False
@@ -462,7 +462,8 @@ class Listener:
         query.due = query.asked_at + PACE
         if query.kind == KEY:
             self._look_at_key(query, response)
-            if query.followed and changed:  # taken and released between two replies, the key looks the same as before
+            # If the key was taken and released between two replies, it looks the same as before. So the index decides.
+            if query.followed and changed:
                 self._notices.changed(self._keys.name(query.subject))
             self._drop_unwanted(query)
         elif query.kind == FOLDER:

@@ -25,7 +25,7 @@ from multilock_consul.transactions import Refused, Transactions, operation, whol
 
 __all__ = ["SAFETY", "Readers", "Wait"]
 
-SAFETY = 10.0  # seconds after which a waiter looks again although nothing was pushed
+SAFETY = 10.0  # seconds after which a waiter asks again although nothing was pushed
 
 Wait = Callable[[str, str, int], bool]
 """``wait(key, claim_id, index)`` has this claim woken when the key is free. Returns False if too many queries are

@@ -43,8 +43,8 @@ DELETE, RELEASE = "delete", "release"
 later writer that the reader may still believe that it holds the lock. Other keys are deleted, since a free lock has no
 key. Their lock delay keeps other claims out."""
 
-RELEASED_MAX = 512  # keys of answered releases that are looked at as well, the newest ones: eight requests
-RELEASED_EVERY = 5.0  # seconds between two looks at those, where normally nothing is left
+RELEASED_MAX = 512  # keys of answered releases, the newest ones, that are read as well: eight requests
+RELEASED_EVERY = 5.0  # seconds between two reads of those, which normally show no lock
 LOCK_DELAY_MAX = 60.0  # the server's limit
 REMOVED_AFTER = 5.0  # seconds that a server must be frozen before the others can remove it (measured: 9 to 13)
 HEARD_WITHIN = 1.0  # seconds; a holder is normally notified of its session's end within milliseconds
@@ -70,14 +70,14 @@ class Session:
     # The claim id of each request without a reply, which may still be under way
     open: list[str] = field(default_factory=list)
     cancelled: dict[str, float] = field(default_factory=dict)  # id in `open` of an unwanted claim -> may arrive until
-    left: dict[str, float] = field(default_factory=dict)  # key that may be locked for nobody -> looked at until
+    left: dict[str, float] = field(default_factory=dict)  # key that may be locked for an unwanted claim -> read until
     # Id of a claim whose request to rest was not confirmed -> the time until which its name stays taken
     rests: dict[str, float] = field(default_factory=dict)
     # Key of an answered release, oldest first -> the time until which it is read. Only a repeated request could have
     # locked it again.
     released: dict[str, float] = field(default_factory=dict)
-    released_due: float = 0.0  # when to look at those again
-    unseen: dict[str, None] = field(default_factory=dict)  # keys for which the last look had no time
+    released_due: float = 0.0  # when to read those again
+    unseen: dict[str, None] = field(default_factory=dict)  # keys for which the last renewal had no time
 
     @property
     def shared(self) -> bool:

@@ -15,7 +15,7 @@ from multilock_consul.transport import TooLarge
 
 __all__ = ["Found", "Sweep"]
 
-LOOK_SHARE = 0.1  # fraction of the ttl after which a renewal begins no further look at its keys
+LOOK_SHARE = 0.1  # fraction of the ttl after which a renewal reads no further keys
 
 Found = Mapping[str, Entry | None]
 """The keys that were read; None stands for a missing key."""
@@ -45,7 +45,7 @@ class Sweep:
                 keys |= own
             held |= own
             keys |= of_session[session]
-        end = (self._now() + until) / 2  # a look without a reply must not use up the time of the proof
+        end = (self._now() + until) / 2  # a read without a reply must not use up the time of the proof
         enough = self._now() + LOOK_SHARE * min((session.ttl for session in claims), default=0.0)
         found, hidden = self._look(keys, held.keys(), end, enough)
         clean = found.keys() - self._clean({session.id: session for session in claims}, found, end)

@@ -98,7 +98,7 @@ class Aside:
             except system.Empty:
                 if not free:
                     return
-                free = False  # look once more: a call may just have come that counts on this thread
+                free = False  # check once more: a call may just have come that relies on this thread
                 self._free.discard(me)
                 continue
             self._free.discard(me)

@@ -363,8 +363,8 @@ class EtcdWatcher:
                     if self._following[name].id not in self._watches:
                         self._arm_followed(name, revision + 1)
             self._notices.changed(None)
-            self._notices.wake(None)  # every waiter looks again, and that creates its watch again
-            for lease in self._sessions.leases():  # first: the keys of a lease that has ended need no look
+            self._notices.wake(None)  # every waiter queries the server again, which creates its watch again
+            for lease in self._sessions.leases():  # first: the keys of a lease that has ended need not be read
                 self._sessions.look(lease, revision, LOOK_WITHIN)
             self._look_at_held(revision)
         except MultilockError as error:

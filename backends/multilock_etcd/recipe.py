@@ -275,7 +275,7 @@ class EtcdRecipe:
         return ours
 
     def _rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, deadline: float) -> bool:
-        """Put the key on a lease of its own, which only the server's clock ends.
+        """Put the key on a separate lease, which only the server's clock ends.
 
         If the reply to that put is lost, the new lease is left alone: the key may be on it, and a repeated request
         finds it there.

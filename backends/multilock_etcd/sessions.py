@@ -37,7 +37,7 @@ class EtcdSession:
         self.ttl = ttl
         self.sent_at = sent_at
         self.seen_at = 0  # the newest revision at which the server reported the lease alive
-        self.turn = 0  # index of the key where the next look at unwatched keys begins
+        self.turn = 0  # index of the key where the next read of unwatched keys begins
 
     def granted(self, revision: int | None) -> Granted:
         """Return the grant for the key with this revision on this lease. It is valid as long as the lease certainly

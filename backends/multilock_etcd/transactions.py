@@ -108,7 +108,7 @@ class Joined(NamedTuple):
     """The reply to a claim's request to put its key."""
 
     revision: int | None  #: that of the claim's key, or None if the request was refused
-    position: Position | None = None  #: None if an earlier request had put the key: the claim must look
+    position: Position | None = None  #: None if an earlier request had put the key: the claim must read the queue
 
 
 class Steps:

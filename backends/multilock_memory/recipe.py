@@ -54,7 +54,7 @@ class Name:
 
     holders: dict[str, Holder] = field(default_factory=dict)  # by claim id, the oldest first; all of one mode
     queue: dict[str, WaitingClaim] = field(default_factory=dict)  # by claim id, in order of arrival
-    none_ends_before: float = inf  # no holder's lease ends earlier, so a look need not read thousands of readers
+    none_ends_before: float = inf  # no holder's lease ends earlier, so a call need not check thousands of readers
 
     def held_by(self, claim_id: str) -> Holder | None:
         """Return the `Holder` of this claim. Returns None if the claim does not hold the name, or was released and its

@@ -276,7 +276,7 @@ class ClusterBackend:
             except MultilockError:
                 left |= those
                 continue
-            with suppress(MultilockError):  # the other listener has the names now, and looks until there is a reply
+            with suppress(MultilockError):  # the other listener now has the names, and reads them until it has a reply
                 listener.take_over(*node.listener.leave(those), self._wanted, LOOK_WITHIN)
         if address not in table.primaries and not node.listener.watches():
             topology.retire(address, node)

@@ -17,7 +17,7 @@ from multilock_redis.wire import Redirected, bulks, pack
 
 __all__ = ["Inspection"]
 
-SCANNED_AT_ONCE = 1000  # keys that one SCAN looks at
+SCANNED_AT_ONCE = 1000  # keys that one SCAN visits
 NAMED = 100  # holders that inspect() returns of one name
 EPOCH = datetime.fromtimestamp(0, UTC)
 _MARKER = re.compile(rb"#multilock:(r|p(\d+)):\d+")

@@ -169,7 +169,7 @@ class Listener:
         """Stop watching and following these names. Returns the watched claims and the followed names, for the
         `take_over` of another node."""
         watched = [(claim_id, name, owner) for name in names for claim_id, owner in self._watched.of_name(name).items()]
-        watched = [each for each in watched if self._watched.take(each[0])]  # without what a release has just removed
+        watched = [each for each in watched if self._watched.take(each[0])]  # a release may just have removed some
         followed = {name: owner for name, owner in self._followed.items() if name in names}
         self._followed = {name: owner for name, owner in self._followed.items() if name not in names}
         return watched, followed
@@ -185,7 +185,7 @@ class Listener:
                 self._watched.take(claim_id)
         self._followed = followed | self._followed
         names = {name for _, name, _ in watched} | followed.keys()
-        self._elsewhere |= names  # they are looked at again until there is a reply
+        self._elsewhere |= names  # the names are read again until there is a reply
         self.listen(within)
         self._look(names, deadline - self._now())
 
@@ -208,7 +208,7 @@ class Listener:
         for answer in answers:
             if isinstance(answer, BackendUnavailable):  # LOADING or BUSY, for example: that is not a refusal
                 raise answer
-        self.refused = {}  # what was refused earlier may be allowed by now
+        self.refused = {}  # the server may now allow what it refused earlier
         if isinstance(wakes, Exception):
             self._refuse("wake-ups", f"waiters are woken by timers only: {wakes}")
         for answer in (client, changes):
@@ -298,7 +298,7 @@ class Listener:
         while not self._closed.is_set():
             changed: set[str] = set()
             message = wire.receive(max(0.0, tend_at - self._now()))
-            while message is not None:  # changes that arrived together are looked at together
+            while message is not None:  # names whose changes arrived together are read together
                 heard = True
                 changed |= self._understand(message)
                 # After a wake-up, the woken thread needs the interpreter.

@@ -38,7 +38,7 @@ SHORT = 0.05  # seconds; a connection is not called silent because a request wit
 # after their last use.
 SPARE = 4
 SPARE_FOR = 60.0
-TEND_EVERY = 5.0  # seconds between two looks for idle connections that are old or were closed by the server
+TEND_EVERY = 5.0  # seconds between two checks for idle connections that are old or were closed by the server
 BATCH = 500  # requests of a pipeline that are written at once
 CHUNK = 65536  # bytes that are read at once
 

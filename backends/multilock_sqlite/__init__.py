@@ -40,7 +40,7 @@ from multilock_sqlite.transport import Connection, Database, look, transaction
 __all__ = ["SqliteBackend", "open_backend"]
 
 GROUP = "sqlite"
-POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two looks of a waiter; a look costs a read of a few 10 µs
+POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two polls of a waiter; a poll is a read of a few 10 µs
 POLL_GROWTH = 1 / 8  # the pause as a share of the time waited so far; the longest is reached after a third of a second
 # Seconds. If a release wakes the waiters of this client, each of them polls every POLL_LAST seconds times the number of
 # waiters before it, but at least this often. So the first waiter still polls often, because a killed holder wakes
@@ -89,7 +89,7 @@ class QueuedClaim:
     lives: float
     looked: float
     until: float  # the end of its place, as the file has it
-    called: bool = False  # a message has woken it since it began to look
+    called: bool = False  # a message has woken it since its last poll began
 
     def heartbeat_at(self) -> float:
         return self.until - self.lives * (1 - 1 / HEARTBEATS)

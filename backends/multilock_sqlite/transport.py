@@ -38,7 +38,7 @@ CONNECTIONS = 8
 SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another process does it, SQLite fails at once
 FORK_WAIT = 6.0  # seconds that a fork waits for requests under way; by default no request takes longer than 5 s
 FORK_STOP = 0.05  # seconds of FORK_WAIT for which the fork stops requests to all files, before it singles out slow ones
-FORK_PAUSE = 0.001  # seconds between two looks, of a fork at the requests and of a request at the fork
+FORK_PAUSE = 0.001  # seconds between two checks: whether requests have ended, or whether the fork is over
 
 
 class Connection(sqlite3.Connection):

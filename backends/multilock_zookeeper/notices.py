@@ -7,7 +7,8 @@ once, and end with the connection. After a reconnect every node is read, and wat
 
 kazoo calls this module on its connection thread, which must not send. (Watches of a client that was handed over are
 called on kazoo's callback thread.) So two threads of this module send the requests, and start when they are first
-needed. One sets watches. The other reports losses, which must not wait until the first one has set its watches.
+needed. One sets watches. The other thread reports losses, which must not wait until the first thread has set its
+watches.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ __all__ = ["AT_ONCE", "ENDED", "Watcher"]
 T = TypeVar("T")
 
 ENDED = "its ZooKeeper session expired or was closed"
-LOOK_WITHIN = 2.0  # seconds for one step of a look
-LOOK_AGAIN = 1.0  # seconds after a look that failed although the connection was up
-AT_ONCE = 250  # nodes looked at in one step; a renewal waits behind no more than that
+LOOK_WITHIN = 2.0  # seconds for one step of setting the missing watches
+LOOK_AGAIN = 1.0  # seconds until that is tried again, if it failed although the connection was up
+AT_ONCE = 250  # nodes watched in one step; a renewal waits behind no more than that
 ONE_BY_ONE = 16  # nodes that a waiter watches one by one; beyond that, any change among the siblings wakes it
 
 
@@ -57,7 +58,7 @@ class Watcher:
         self._lost: list[tuple[str, Session | None]] = []
         self._followed: dict[str, str] = {}  # path of a parent -> the name
         self._unwatched: dict[str, None] = {}  # followed paths whose watch is not set; in order
-        self._look_at = math.inf  # when the next look is due
+        self._look_at = math.inf  # when missing watches must be set next
         self._looks = _Worker(notices.now, "multilock-zookeeper-notices")
         self._losses = _Worker(notices.now, "multilock-zookeeper-losses")
 
@@ -277,7 +278,7 @@ class Watcher:
         failed = False
         for look in steps:
             if not self._transport.connected:
-                return  # the next connection starts a new look
+                return  # the next connection sets all watches again
             if error := look(self._notices.now() + LOOK_WITHIN):
                 self._report(error)
                 failed = True

@@ -150,7 +150,8 @@ class _Contender:
                 if line.unheard(self.started, now):  # the request of the first waiter is still under way
                     raise self._unavailable(BackendUnavailable("none since the wait began", unknown=False))
                 return False
-            # If the backend answers now, an outage that begins later cannot last outage_timeout before `look`.
+            # If the backend answers now, an outage that begins later cannot last for outage_timeout before the time
+            # `look`.
             look = patience_ends if line.silence else now + outage_timeout
             await self.bell.wait(min(self.deadline, look) - now)
         return True

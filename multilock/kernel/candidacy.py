@@ -1,4 +1,4 @@
-"""`Candidacy`: campaign, lead, step down, stand again and stop, the same for both faces.
+"""`Candidacy`: campaign, lead, step down, campaign again and stop, the same for both faces.
 
 An election is a contest for the lock of its name, and a leadership is a lease. `multilock.kernel.term` has one
 leadership with its callbacks and its orderly end. This file has what comes before and after a leadership. The
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Candidacy"]
 
 T = TypeVar("T", bound=Holding)
-POLITE = 2.0  # seconds for which a node that resigned lets others go first, if the backend keeps no queue
-LOOK_AGAIN = 0.1  # seconds between requests for the new leader, so that the node stands again soon after it
-FAILED_PAUSE = 1.0  # seconds until a node stands again after the backend refused, or its on_elected raised
+POLITE = 2.0  # seconds for which a node that resigned lets other nodes go first, if the backend keeps no queue
+LOOK_AGAIN = 0.1  # seconds between requests for the new leader, so that the node campaigns again soon after it leads
+FAILED_PAUSE = 1.0  # seconds until a node campaigns again after the backend refused, or its on_elected raised
 
 
 class Candidacy(OfThisProcess, Generic[T]):
@@ -73,7 +73,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._term: Term[T] | None = None
         self._stop: Stop | None = None  # calls off the run() or start() under way
         self._campaigns: set[Stop] = set()  # one for each call of campaign() under way
-        self._asking: Stop | None = None  # that of the one candidacy that asks for the name: see `_turn`
+        self._asking: Stop | None = None  # the `Stop` of the candidacy that asks for the name: see `_turn`
         kernel.add_election(self)
 
     def _forked(self) -> None:
@@ -91,7 +91,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         raise NotImplementedError
 
     def _report_in_background(self, report: Callable[[], Coroutine[Any, Any, None]], observer: Observer) -> None:
-        """Run ``report()`` on a thread or task of its own."""
+        """Run ``report()`` on a new thread or task."""
         raise NotImplementedError
 
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
@@ -268,7 +268,8 @@ class Candidacy(OfThisProcess, Generic[T]):
             return None
 
     async def _lead(self, term: Term[T], work: Callable[[T], Any] | None, stop: Stop) -> tuple[bool, Any]:
-        """Do the work of one term. Returns whether it ended by itself while this node led, and its result."""
+        """Do the work of one term. Returns whether the work ended by itself while this node led, and the result of the
+        work."""
         if work is None:
             await self._office.condition.wait_for(term.over)
             return False, None
@@ -287,7 +288,7 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     async def _ended_by_itself(self, term: Term[T], stop: Stop) -> bool:
         """Return whether the work has ended while this node leads. If so, apply hold_at_least and resign."""
-        if self._stop is not stop:  # the work has forked, and this is the child, which does not stand
+        if self._stop is not stop:  # the work has forked, and this is the child, which is no candidate
             return True
         if term.over():
             return False

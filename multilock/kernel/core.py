@@ -289,7 +289,7 @@ class Kernel:
             ticker.poke(self.now())
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
-        """Run ``run()`` on a thread of its own, as soon as the operating system grants one. Never raises for that."""
+        """Run ``run()`` on a new thread, as soon as the operating system grants one. Never raises for that."""
         self.runtime.spawn(run, name)
         if worker.is_any_missing():
             self.poke(self.now())  # the ticking thread tries again
@@ -377,7 +377,7 @@ class Kernel:
             self.elections.add(election)
 
     def candidacies(self) -> list[tuple[str, bool]]:
-        """Return the elections in which this client stands, each with whether it leads."""
+        """Return the elections in which this client is a candidate, each with whether this client leads."""
         with self.lock:  # a WeakSet must not change while it is iterated
             elections = list(self.elections)
         standing = [election for election in elections if election._stands()]

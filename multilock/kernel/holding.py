@@ -365,8 +365,8 @@ class Schedule:
 
     def __init__(self, armed: bool) -> None:
         self.armed = armed  # a watch on the key was asked for, or the backend has none
-        self.at: float | None = None  # when to renew; chosen once for each proof, at the first look at the lease
-        self.due: float | None = None  # when the watchdog looks at the lease next
+        self.at: float | None = None  # when to renew; chosen once for each proof, at the first check of the lease
+        self.due: float | None = None  # when the watchdog checks the lease next
         self.failures = 0  # renewals since the last proof that failed or were late
         self.renewing = False  # a renewal is on its way
 

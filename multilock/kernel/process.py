@@ -52,7 +52,7 @@ _kernels: dict[weakref.ref[OneClient], None] = {}  # not a WeakSet, which must n
 
 
 def register(kernel: OneClient) -> None:
-    """Add a client to those that this file looks after, as long as it lives."""
+    """Add a client to the clients of this process, for as long as the client lives."""
     _kernels[weakref.ref(kernel, lambda gone: _kernels.pop(gone, None))] = None
 
 

@@ -112,7 +112,7 @@ class Runtime(Protocol):
         """Return a random number between ``low`` and ``high``."""
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
-        """Run ``run()`` once on a thread of its own. If the operating system refuses it, try again until it starts."""
+        """Run ``run()`` once on a new thread. If the operating system refuses the thread, try again until it starts."""
 
     def workers(self, name: str, limit: int, or_here: bool = False) -> Workers:
         """Make a pool of at most ``limit`` threads: see `multilock.kernel.workers.ThreadWorkers`."""

@@ -187,7 +187,7 @@ class Term(Generic[T]):
     # Ends
 
     def part_ended(self, part: Part) -> None:
-        """Record that a part has ended. The last part gives the lease back if nobody waits for the end."""
+        """Record that a part has ended. If no caller waits for the end, the last part releases the lease."""
         part.done = True
         if self.nobody_waits and self.all_ended():
             self.office.kernel.releases.later(self.leadership)

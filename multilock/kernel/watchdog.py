@@ -86,7 +86,7 @@ class Watchdog:
                 due = min(due, validity.late_at(granted.sent_at, granted.renew_every))
         if not lease.schedule.armed:
             due = min(due, validity.arm_at(lease.granted_at))
-        if lease.schedule.due != due:  # renewals fall on a grid, so the look is often planned for this moment already
+        if lease.schedule.due != due:  # renewals fall on a grid, so the check is often planned for this moment already
             self.drop(lease)
             self._look_at(lease, due)
         return due

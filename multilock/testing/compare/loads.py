@@ -247,8 +247,8 @@ def _regressions(grants: list[Event]) -> Iterator[str]:
 def _deadlocks(events: list[Event], given: list[Event]) -> Iterator[str]:
     """Yield the times in which nobody held the lock for too long, although somebody waited all the while.
 
-    Too long means longer than a vanished holder can keep it. Time in which one of the processes did not run does not
-    count.
+    Too long means longer than a vanished holder can keep the lock taken. Time in which one of the processes did not run
+    does not count.
     """
     bound, stalls = events[0]["bound"], record_of(event for event in events if event["what"] == "stall").stalls
     waits = [*given, *(event for event in events if event["what"] == "unserved")]

@@ -116,7 +116,7 @@ class Matrix:
 
 
 def row_of(nodeid: str, label: str) -> str:
-    """Return the name of a test without the name of the backend: it is the same for all backends."""
+    """Return the name of a test without the name of the backend. The result is the same for all backends."""
     head, bracket, ids = nodeid.partition("[")
     if not bracket or "]" not in ids:
         return nodeid

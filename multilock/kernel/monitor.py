@@ -160,13 +160,14 @@ class Monitor:
     ) -> bool:
         """Lose a lease, and start its callbacks. Returns False if the lease was already over.
 
-        If a server reports the end of a lease whose deadline has passed, this process did not run in time. The reason
-        is then the one that `expire` gives, whichever thread notices the loss first.
+        If a server reports the end of a lease whose validity is over, this process did not run in time. The reason is
+        then the one that `expire` gives, whichever thread notices the loss first. A report before that end is news:
+        another client may hold the name already, so the callback must not count on ``time_left``.
 
         ``give_back``: Have the background cancel release the claim at the server. If it is False, the caller releases
         the claim. ``released``: The caller is a release that found the lock gone.
         """
-        if confirmed and not released and self.now() >= lease.lost_at:
+        if confirmed and not released and self.now() >= lease.valid_until:
             return self.expire(lease)
         loss = Loss(lease, reason, confirmed, message, self.now(), lease.valid_until)
         return surely(self._lose, lease, loss, give_back, released)

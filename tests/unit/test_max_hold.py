@@ -110,6 +110,18 @@ def test_without_renewals_the_earlier_of_both_ends_counts(
     assert [one.value for one in losses.reasons] == [reason]
 
 
+def test_a_report_that_another_may_hold_leaves_no_time_to_the_callback(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", max_hold=5.0, on_lost=losses).acquire()
+    runtime.jump(6)  # the report comes after the end of max_hold, but before the watchdog looks
+    backend.notices.gone(inner(lease).claim.id, LossReason.TAKEN, "its key has another owner")
+    runtime.advance(1)
+    [loss] = losses.calls
+    assert (loss.reason, loss.confirmed, loss.time_left) == (LossReason.TAKEN, True, 0.0)
+
+
 def test_a_reentrant_lease_counts_from_its_first_grant(client: Client, runtime: HandRuntime) -> None:
     lock = client.lock("n", reentrant=True, max_hold=50.0)
     lease = lock.acquire()

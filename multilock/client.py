@@ -324,8 +324,8 @@ class Client(ForWith, ClientOfAFace):
         wait for each other. The ``timeout`` of acquire() covers all of them.
 
         The lease is held as long as each of its ``leases`` is. If one of them is lost, ``on_lost`` is called once. The
-        others are kept until the release or the end of ``with``, for one ttl at most, because the work may go on until
-        then. The lease has no token of its own: use ``lease.leases[i].fence()``, sorted by key.
+        other locks are kept until the release or the end of ``with``, for one ttl at most, because the work may go on
+        until then. The lease has no token of its own: use ``lease.leases[i].fence()``, sorted by key.
 
         Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """

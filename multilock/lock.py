@@ -137,8 +137,9 @@ class DistributedLock(AnyLock, Protocol):
 
     Each ``with lock`` ends the lease that it began, even if its end runs in another thread, as the end of a generator
     may. But an exit stack that was given the lock object has to guess which lease to end, as has an ``__exit__`` called
-    by hand. It takes the newest of its thread, otherwise a lost one, otherwise the only one. It raises NotHeld if there
-    are several. So give the stack a lease instead: ``stack.enter_context(lock.acquire())``.
+    by hand. The stack then ends the newest lease of its thread, otherwise a lost lease, otherwise the only lease. If
+    there are several leases of other threads, it raises NotHeld. So give the stack a lease instead:
+    ``stack.enter_context(lock.acquire())``.
     """
 
     def acquire(self, timeout: float | None = None) -> Lease:

@@ -33,7 +33,7 @@ TELL_WITHIN = 0.5  # seconds for which close() waits until the log handlers have
 
 
 class Ending(NamedTuple):
-    """The answer of an election to the client that closes."""
+    """The answer of an election to the client that is being closed."""
 
     at: float  # the latest time at which the election gives its lease back
     awaits_caller: bool  # close() was called by the work or a callback for which the election waits

@@ -103,7 +103,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _end_release(self) -> bool:
-        """RELEASING → RELEASED: the backend has answered, or the background goes on asking. No loss can follow."""
+        """RELEASING → RELEASED: the backend has answered, or the background cancel continues the release. No loss can
+        follow."""
         if self.stage != RELEASING:
             return False
         self.stage = RELEASED

@@ -12,13 +12,13 @@ server that has restarted may have forgotten its leases, so its votes do not cou
 
 The modules, with the names that they define:
 
-* `place` has the record of one claim at all servers, the `Evidence`. It does no I/O.
+* `votes` has the record of one claim at all servers, the `Evidence`. It does no I/O.
 * `fan` asks all servers at once. A `Fan` has one connection to each server, and each of them is a `Lane`.
 * `rounds` acquires and releases. `channel` does the same for an event loop.
 * `renewal` extends the held leases.
 * `clerk` has the background thread of the client, the `Clerk`.
 * `servers` makes the subscriptions and watches.
-* `guard` decides from when on a restarted server counts.
+* `restarts` decides when a restarted server counts again.
 * `inspection` serves operators.
 """
 

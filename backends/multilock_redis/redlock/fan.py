@@ -220,7 +220,7 @@ class Lane:
         return BackendUnavailable("the server does not know the script, and nothing was executed", unknown=False)
 
     def ends_at(self) -> float:
-        """Return when the first of the missing replies is too late, in seconds. If none is missing, that is never."""
+        """Return when the first of the missing replies is too late, in seconds. Returns inf if no reply is missing."""
         return min((owed.until for owed in self.owed), default=math.inf)
 
     def expire(self, now: float) -> None:

@@ -1,6 +1,6 @@
 """Acquire and release: a claim asks all servers at once until a majority votes for it with one stamp.
 
-`place` decides what the statements of the servers mean. The thread that asks sends the requests over its fan (one
+`votes` decides what the statements of the servers mean. The thread that asks sends the requests over its fan (one
 connection to each server). The clerk, which is the background thread, reads the late replies and acts for waiters.
 """
 

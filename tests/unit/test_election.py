@@ -143,8 +143,9 @@ def test_the_body_of_a_campaign_ends_before_its_leadership_is_given_back(
     with election.campaign() as leadership:
         ending.start()
         eventually(lambda: not leadership.is_held())
-        assert not server.called("release")
+        ending.join(0.2)
         assert ending.is_alive()
+        assert not server.called("release")
     ending.join(10)
     assert not ending.is_alive()
     assert server.holders == {}

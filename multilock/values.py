@@ -39,7 +39,10 @@ def encode_value(claim: Claim) -> bytes:
 
 
 def encode_resting(claim: Claim, token: int | None, seconds: float) -> bytes:
-    """Return the value of a released name that stays taken for ``seconds``. It has no ``since``, which is not known."""
+    """Return the value of a released name that stays taken for ``seconds``.
+
+    ``since`` is left out, because that time is not known here.
+    """
     said = _said(claim)
     del said["since"]
     return _encode({**said, "token": token, "resting_until": round((system.wall() / 1_000_000) + seconds, 3)}).encode()

@@ -272,8 +272,8 @@ class Agents:
         return self._addresses[self._first % len(self._addresses)]
 
     def _leave(self, address: Address) -> None:
-        """Use the next agent from now on, unless another thread has already changed it, and close the idle connections
-        to this one.
+        """Stop using the agent at ``address``, and close the idle connections to it. The next agent is used from now
+        on, unless another thread has already chosen it.
 
         If a network had dropped these silently, a request on each of them would use up its whole time.
         """

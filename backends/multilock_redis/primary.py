@@ -85,7 +85,7 @@ class Following:
         return self._follows(told)
 
     def silent(self, place: Address) -> None:
-        """Drop the reply of the Sentinel at this address, because the Sentinel has not answered the last question."""
+        """Forget the earlier reply of the Sentinel at this address, because it did not answer the latest question."""
         self._answers = [each for each in self._answers if each.place != place]
 
     def is_agreed(self) -> bool:

@@ -1,4 +1,4 @@
-"""A primary that Redis Sentinels name: ``redis+sentinel://``, ``rediss+sentinel://`` (TLS to all of them).
+"""The primary whose address comes from Redis Sentinels: ``redis+sentinel://``, or ``rediss+sentinel://`` with TLS.
 
 Sentinels are asked before each connection is made, and the server at the address must confirm that it is the primary.
 That is not enough. After a failover the former primary goes on replying on its existing connections until a Sentinel

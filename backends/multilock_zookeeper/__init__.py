@@ -175,7 +175,9 @@ class ZooKeeperBackend:
 def _prefix(prefix: str) -> str:
     parts = prefix.lstrip("/").split("/")
     if any(part in ("", ".", "..") for part in parts[:-1]):
-        raise ConfigurationError(f"prefix {prefix!r} cannot be part of a node's path: it has an empty or dotted part")
+        raise ConfigurationError(
+            f"prefix {prefix!r} cannot be part of a node's path: one of its parts is empty, '.' or '..'"
+        )
     return "/".join(parts)
 
 
@@ -196,7 +198,7 @@ def _ensemble(url: str, options: Mapping[str, object], ttl: float) -> Ensemble:
     if not hosts:
         raise ConfigurationError("a ZooKeeper URL names its servers: zookeeper://h1:2181,h2:2181,h3:2181")
     if any(part in ("", ".", "..") for part in chroot.split("/")[1:]):
-        raise ConfigurationError(f"{chroot!r} cannot be a node's path: it has an empty or dotted part")
+        raise ConfigurationError(f"{chroot!r} cannot be a node's path: one of its parts is empty, '.' or '..'")
     auth = [("digest", f"{given['username']}:{given['password']}")] if "username" in given else []
     servers = ",".join(host_list(hosts, PORT, "server of a ZooKeeper URL"))
     return Ensemble(servers, chroot, ttl, auth, _tls(given, options.get("tls")))

@@ -7,7 +7,7 @@ once, and end with the connection. After a reconnect every node is read, and wat
 
 kazoo calls this module on its connection thread, which must not send. (Watches of a client that was handed over are
 called on kazoo's callback thread.) So two threads of this module send the requests, and start when they are first
-needed. One sets watches. The other thread reports losses, which must not wait until the first thread has set its
+needed. One of these threads sets watches. The other reports losses, which must not wait until the first has set its
 watches.
 """
 

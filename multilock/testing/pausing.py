@@ -33,7 +33,7 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, or None if it was not started."""
+        """The process ID, or None if the process has not been started."""
 
 
 _since: dict[int, float] = {}  # by pid: since when a process is frozen

@@ -80,7 +80,7 @@ class Helper:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process ID."""
         return self._process.pid
 
     @property

@@ -3,8 +3,8 @@
 This is Redlock as Redis documents it (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), with
 fencing tokens, queues and pushes. Every server keeps the lock, a queue and the newest stamp of each name. A claim asks
 all servers at once. A server that admits the claim votes for it until the lease ends, and stamps the vote with a number
-greater than every stamp before it. A majority of votes with one stamp is the lock, and the stamp is its fencing token.
-This takes one round trip.
+greater than every stamp before it. A claim holds the lock if a majority of servers vote for it with the same stamp,
+which is then its fencing token. This takes one round trip.
 
 A waiter has nearly the same place in all queues, so after a release all servers hand the name to the same waiter. If
 the votes are split, a minority gives way to earlier claims after a few milliseconds. No client retries at random. A

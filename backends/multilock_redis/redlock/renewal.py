@@ -122,7 +122,7 @@ class Renewal:
         if restarted := rounds.servers.restarted():
             late = BackendUnavailable(restarted, unknown=True)
         failure = silence("redlock", len(rounds.servers.nodes), self._silences or [late], "renew it")
-        # A server that refuses now may still have kept the lease, so the outcome is unknown.
+        # A server that rejects this renewal may still hold the lease from before, so the outcome is unknown.
         answer = BackendUnavailable(str(failure), backend=failure.backend)
         answer.__cause__ = failure
         return answer

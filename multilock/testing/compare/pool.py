@@ -23,7 +23,7 @@ WRONG = ("wrong", None)  # the key of the first error of any role
 
 
 class Trouble(Exception):
-    """A cycle that cannot be continued. Nothing is learned from it."""
+    """A cycle that cannot be continued. It gives no verdict."""
 
 
 class Late(Trouble):
@@ -46,7 +46,7 @@ class Mate:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process ID."""
         return self.helper.pid
 
     def order(self, do: str, role: str = "", **more: object) -> None:

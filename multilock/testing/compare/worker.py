@@ -359,7 +359,7 @@ def threads_now() -> int:
 
 
 def memory_now() -> int:
-    """Return the bytes in memory, without garbage."""
+    """Return how many bytes of memory this process uses after a garbage collection."""
     gc.collect()
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

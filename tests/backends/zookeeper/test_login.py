@@ -253,8 +253,8 @@ def test_a_kazoo_client_that_reconnects_keeps_its_locks(connect: Connect, operat
     [
         ("zookeeper://", {}, "names its servers"),
         ("zookeeper://h:port", {}, "write host:port"),
-        ("zookeeper://h//a", {}, "dotted part"),
-        ("zookeeper://h", {"prefix": "a//b/"}, "dotted part"),
+        ("zookeeper://h//a", {}, "one of its parts is empty"),
+        ("zookeeper://h", {"prefix": "a//b/"}, "one of its parts is empty"),
         ("zookeeper://h", {"node_style": "go"}, "kazoo or curator"),
         ("zookeeper://h", {"username": "me"}, "belong together"),
         ("zookeeper://h", {"cert": "me.pem"}, "belong together"),

@@ -27,7 +27,7 @@ class Shrinker:
     """The smallest plan so far."""
 
     def __init__(self, plan: Plan, seconds: float) -> None:
-        self.until = time.monotonic() + seconds
+        self.until = time.process_time() + seconds
         found = run(plan, halts=True)
         if not found.violations:
             raise SystemExit("this plan does not fail")
@@ -38,7 +38,7 @@ class Shrinker:
         """Change a copy of the plan. Keep it if it fails alike, perhaps with another schedule."""
         plan = Plan.from_json(self.plan.to_json())
         change(plan)
-        if plan == self.plan or time.monotonic() > self.until:
+        if plan == self.plan or time.process_time() > self.until:
             return False
         for seed in (plan.seed, *range(1_000_000, 1_000_000 + SCHEDULES)):
             plan.seed = seed
@@ -69,7 +69,10 @@ class Shrinker:
 
 
 def shrink(plan: Plan, seconds: float) -> tuple[Plan, str, str]:
-    """Return a smaller plan, the oracle that objects to it, and what that says. ``seconds``: how long to try."""
+    """Return a smaller plan, the oracle that objects to it, and what that says.
+
+    ``seconds``: how much processor time the tries may take.
+    """
     it = Shrinker(plan, seconds)
     it.attempt(lambda plan: setattr(plan, "weather", Weather(base=plan.weather.base)))
     for name in ("p_cut", "p_stall", "p_slow"):
@@ -77,7 +80,7 @@ def shrink(plan: Plan, seconds: float) -> tuple[Plan, str, str]:
     for name in ("p_switch", "p_long"):
         it.attempt(lambda plan, name=name: setattr(plan, name, 0.0))  # type: ignore[misc]
     again = True
-    while again and time.monotonic() < it.until:
+    while again and time.process_time() < it.until:
         again = it.fewer(lambda plan: plan.faults, lambda plan, removed: None)  # type: ignore[arg-type,return-value]
         for process in range(len(plan.processes)):
             for worker in range(len(plan.processes[process].workers)):

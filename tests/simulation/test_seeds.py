@@ -73,7 +73,7 @@ def test_a_seeded_defect_is_found_shrunk_and_replayed(tmp_path: Path) -> None:
     code, said = simulation("seeds", "0", "20", "--profile", "process", tree=tree)
     assert code == FAILED, said
     seed = said.split()[1]
-    code, said = simulation("shrink", seed, "--profile", "process", "--seconds", "20", "--out", str(small), tree=tree)
+    code, said = simulation("shrink", seed, "--profile", "process", "--seconds", "40", "--out", str(small), tree=tree)
     assert code == PASSED, said
     operations, _ = Plan.from_json(small.read_text()).size()
     assert operations < 10

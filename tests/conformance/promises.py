@@ -322,6 +322,11 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "CloseConformance.test_a_held_lease_is_lost_first_and_then_given_back",
         )
     },
+    "LossReason.HELD_TOO_LONG": {
+        "The lease was held for as long as max_hold allows": (
+            "LossConformance.test_a_lease_that_is_held_too_long_is_lost_and_free_with_its_release",
+        )
+    },
     "LossReason.RESIGNED": {
         "Elections only: this node stepped down": ("ElectionConformance.test_callbacks_of_a_campaign_come_in_a_pair",)
     },

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import multilock
 from multilock import BackendRejected, BackendUnavailable, Capabilities, Client, Finding, MultilockError
@@ -84,7 +85,7 @@ def _try_a_lock(report: _Report, client: Client) -> int:
 
 
 def _installed(scheme: str) -> _Installed:
-    from importlib.metadata import packages_distributions, version
+    from importlib.metadata import version
     from importlib.util import find_spec
 
     ours = OURS.get(scheme)
@@ -92,8 +93,16 @@ def _installed(scheme: str) -> _Installed:
         return _Installed(scheme, True, None, None)
     if find_spec(ours.library) is None:
         return _Installed(scheme, False, ours.library, f"pip install 'multilock[{ours.extra}]'")
-    names = packages_distributions().get(ours.library, [])  # empty if it is on the path without being installed
+    names = _distributions().get(ours.library, [])  # empty if it is on the path without being installed
     return _Installed(scheme, True, " ".join([ours.library, *map(version, names[:1])]), None)
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the distributions that have each import package. Reading them takes a fifth of a second."""
+    from importlib.metadata import packages_distributions
+
+    return packages_distributions()
 
 
 def _print(report: _Report) -> None:

@@ -460,11 +460,13 @@ def test_a_waiter_in_other_namespaces_is_woken_by_another_path_of_the_directory(
 @AS_ROOT
 def test_users_of_a_shared_file_wake_each_other(url: str, path: Path, common: Path) -> None:
     shared = common / "locks.db"
+    with multilock.connect(f"sqlite://{shared}") as maker:
+        maker.inspect("n")
+        for file in common.iterdir():  # before a FIFO's directory is made, which gets the rights of the file
+            file.chmod(0o666)
+    common.chmod(0o777)
     with multilock.connect(f"sqlite://{shared}") as client:
         lease = client.lock("n").acquire()
-        for file in common.iterdir():
-            file.chmod(0o666)
-        common.chmod(0o777)
         client._kernel.backend.watch("sqlite", [], WITHIN)  # the owner of the file makes the directory
         with Helper(f"{HELPERS}:wait_as_nobody", f"sqlite://{shared}") as waiter:
             waiter.wait_for("waiting", START)

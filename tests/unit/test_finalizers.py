@@ -178,7 +178,8 @@ def test_a_dropped_client_leaves_neither_threads_nor_descriptors(
     threads, open_before = our_threads(), len(descriptors(of))
     for _ in range(10):
         use(url)
-    eventually(lambda: (gc.collect(), our_threads() <= threads)[1], within=15)
+    # If the lock was held for a moment, a thread may first wait for its planned renewal: a third of the ttl.
+    eventually(lambda: (gc.collect(), our_threads() <= threads)[1], within=30)
     eventually(lambda: len(descriptors(of)) <= open_before, within=10)
 
 

@@ -21,7 +21,7 @@ __all__ = ["CEILING", "habits", "main"]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("multilock", "backends", "tests", "docs")
-CEILING = 130  # hits in the whole project; lower it whenever there are fewer
+CEILING = 120  # hits in the whole project; lower it whenever there are fewer
 LONGEST = 35  # words in a sentence
 SAMPLE = 60
 

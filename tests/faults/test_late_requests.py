@@ -55,6 +55,18 @@ def test_a_release_into_a_frozen_server_frees_the_lock_when_it_runs_again(
     _nothing_is_taken(operator)
 
 
+def test_a_release_after_max_hold_into_a_frozen_server_frees_the_lock_when_it_runs_again(
+    connect: Connect, redis_server: RedisServer, operator: Operator
+) -> None:
+    lease = connect(ttl=2.0).lock("n", ttl=12.0, max_hold=1.2).acquire(timeout=5)
+    assert lease.wait_lost(timeout=20)
+    with redis_server.paused():
+        began = now()
+        assert not lease.release()  # the release goes on in the background
+        assert now() - began < 2.0
+    eventually(lambda: operator.get(KEY) is None)  # long before the lease would have ended
+
+
 def test_an_acquire_that_is_executed_after_its_cancel_takes_nothing(
     connect: Connect, proxy: FaultProxy, operator: Operator
 ) -> None:

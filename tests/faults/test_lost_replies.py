@@ -62,3 +62,20 @@ def test_a_release_whose_reply_is_lost_never_frees_the_next_holders_lock(
     assert operator.get(KEY).decode() == following.owner
     assert following.fence() > (lease.token or 0)
     following.renew()
+
+
+def test_the_lost_reply_of_a_release_after_max_hold_never_frees_the_next_holders_lock(
+    connect: Connect, proxy: FaultProxy, operator: Operator
+) -> None:
+    losses: Recorder[object] = Recorder()
+    client, other = connect(proxy.url), connect()
+    lease = client.lock("n", ttl=12, renew=False, max_hold=1.2, on_lost=losses).acquire(timeout=5)
+    assert losses.wait(1, within=20)
+    assert operator.get(KEY).decode() == lease.owner  # its holder may still work
+    lost = proxy.drop_reply(b"EVALSHA")
+    assert not lease.release()
+    lost.wait(5)
+    following = other.lock("n").acquire(timeout=5)
+    eventually(lambda: operator.keys("*:gone:*"))  # the request was sent again, and executed
+    assert operator.get(KEY).decode() == following.owner
+    following.renew()

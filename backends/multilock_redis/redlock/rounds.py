@@ -333,11 +333,13 @@ class Rounds:
     def _round(self, evidence: Evidence, fan: Fan, until: float) -> Granted | RoundState:
         """Read replies until the round is decided, or ``until`` has come."""
         asked = Round(self, evidence, fan, until)
-        while (said := asked.said()) is None:
+        while True:
+            # Check this first: the wait below does not end when another thread reads a reply after `said`.
             elsewhere = any(b.pending and b.lane not in fan.lanes for b in evidence.ballots)
+            if (said := asked.said()) is not None:
+                return said
             left = asked.end - self.now()
             fan.look(min(left, BETWEEN) if elsewhere else left)
-        return said
 
     def timed(self, took: float) -> None:
         self.rtt = max(0.0002, min(took, 1.1 * self.rtt))

@@ -12,7 +12,7 @@ import redis
 from multilock import BackendUnavailable, system
 from multilock.backend import Busy, Claim, Granted
 from multilock_redis.redlock.fan import Fan
-from multilock_redis.redlock.rounds import Joins
+from multilock_redis.redlock.rounds import BETWEEN, Joins, Round
 from multilock_redis.redlock.votes import Evidence
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
@@ -72,6 +72,33 @@ def test_a_timer_that_outlasts_a_hand_over_asks_only_servers_that_lack_it(conten
     evidence.hinted(1)
     rounds.act(evidence, fan)
     assert [ballot.pending for ballot in evidence.ballots] == [0, 1, 0]
+    rounds.give(fan)
+
+
+def test_a_round_notices_replies_that_another_thread_reads(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread reads them just after this thread has found that they are missing."""
+    us = contend()
+    rounds, evidence = us.backend.rounds, us.backend.rounds.enter(us.claim())
+    assert evidence is not None
+    other, fan = rounds.pool.take(), rounds.pool.make()
+    rounds.begin(evidence, other, False, Joins.NO)
+    said, look, waits = Round.said, Fan.look, list[float]()
+
+    def read_meanwhile(self: Round) -> Any:
+        if (result := said(self)) is None:
+            while evidence.pending():
+                look(other, WITHIN)
+        return result
+
+    monkeypatch.setattr(Round, "said", read_meanwhile)
+    monkeypatch.setattr(Fan, "look", lambda _, within: waits.append(within))
+    granted = rounds._round(evidence, fan, us.ear.now() + WITHIN)
+    monkeypatch.undo()
+    assert isinstance(granted, Granted)
+    assert waits
+    assert max(waits) <= BETWEEN
+    evidence.asking = False
+    rounds.give(other)
     rounds.give(fan)
 
 

@@ -75,8 +75,8 @@ class Queue:
         return self._decide([(each, self._catch_up(each)) for each in self._waiting.values()])
 
     def enter(self, waiter: Waiter, position: Position) -> list[Decision]:
-        """Begin to count deletions for this claim. Returns the decision about the claim, or None if the reported
-        deletions do not allow one yet."""
+        """Begin to count deletions for this claim. Returns a list with the decision about the claim. The list is empty
+        if the reported deletions do not allow a decision yet."""
         self.unheeded = 0
         waiter.position = position
         self._waiting[waiter.claim.id] = waiter

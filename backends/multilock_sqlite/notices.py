@@ -59,7 +59,8 @@ class Mailbox:
     def open(self, database: str) -> bool:
         """Open a FIFO beside the file ``database``, if the system allows it. Returns whether the FIFO existed before.
 
-        Call this before a claim joins the queue, and with each heartbeat, because somebody may have deleted the FIFO.
+        Call this once a claim has joined the queue, and after each heartbeat, because somebody may have deleted the
+        FIFO. If it did not exist, a message may be lost, so the waiter must poll again soon.
         """
         path = f"{database}{SUFFIX}/{self._notices.client}"
         if self._fifo and self._fifo.is_at(path):

@@ -480,7 +480,7 @@ class Sessions:
     def wanted(self, session: Session, claim_id: str | None) -> bool:
         """Return whether the claim holds a key locked for it, may get to hold that key, or is releasing it.
 
-        Also returns True if the key does not show its claim (None).
+        Returns True too if the key does not show its claim (None).
         """
         with self._lock:
             if claim_id is None or claim_id in session.held or claim_id in session.leaving:

@@ -333,7 +333,7 @@ def judged(response: Response) -> Response:
     if status in (200, 404, 409):
         return response
     if status >= 500 and "ermission denied" not in said and "ACL not found" not in said:
-        # "rpc error …: EOF" may come after the write. If there is no leader, nothing can have been written.
+        # "rpc error …: EOF" may come after the write. Without a leader, nothing can have been written.
         unknown = "No cluster leader" not in said
         raise BackendUnavailable(f"Consul failed ({status}): {said}", unknown=unknown, backend="consul")
     if status == 429:

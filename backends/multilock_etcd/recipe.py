@@ -204,7 +204,7 @@ class EtcdRecipe:
     # ---- renew
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """Send one keep-alive: its reply is the proof for all these claims. Also read keys that no watch covers."""
+        """Send one keep-alive: its reply is the proof for all these claims. Then read keys that no watch covers."""
         deadline = self._now() + within
         session = self._sessions.keep_alive(group, within)
         one = len(held) == 1  # it may be `Lease.renew()`, whose caller asks whether the lock is still held

@@ -39,8 +39,9 @@ class EtcdSweep:
         """Return which of these keys are gone, as far as there was time to read them, and the revision of the last
         read.
 
-        If a single key cannot be read, this raises. If there is no time for some of many keys, the next renewal begins
-        with these. That loses no claim. A reply that came too late would not be a proof for any claim.
+        If a single key cannot be read, this raises. If the time does not suffice for many keys, the next renewal begins
+        with the keys that were not read. That loses no claim. A reply that came too late would not be a proof for any
+        claim.
         """
         gone: set[bytes] = set()
         at = 0

@@ -362,8 +362,7 @@ class Listener:
                 self._notices.pushes(self._tracking, str(error))
 
     def _look(self, names: Iterable[str] | None, within: float) -> None:
-        """Read who holds these names (None: all), and report changes. From then on the server tracks the names, if it
-        can.
+        """Read who holds these names (None: all), and report changes. The server then tracks the names, if it can.
 
         If the tracked connection is broken or silent, it is replaced at once, and every name is read.
         """

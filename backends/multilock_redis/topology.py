@@ -94,7 +94,7 @@ class Topology:
         return node
 
     def _is_left(self, address: Address) -> bool:
-        """Return whether this node was a primary, and is no primary in the present table."""
+        """Return whether this node was a primary, and is not a primary in the present table."""
         return address in self._served and self._table is not None and address not in self._table.primaries
 
     def known(self) -> dict[Address, Node]:

@@ -321,8 +321,8 @@ class Recipe:
 
 
 def _awaited(claim: Claim, ahead: Sequence[Contender]) -> Sequence[Contender]:
-    """Return those nodes ahead of which at least one must go before the claim holds the name. Returns none if the claim
-    holds it."""
+    """Return those nodes ahead of which at least one must go before the claim holds the name. The result is empty if
+    the claim holds it."""
     for one in reversed(ahead):
         if one.mode != claim.mode or claim.mode == "x":
             return [one]

@@ -31,9 +31,8 @@ At = tuple[int, int]
 
 LONG_AGO = -(10**18)
 LATE = round(1e6 * LATE_REQUEST)  # µs
-ENDS_WITHIN = round(
-    1e6 * LIVENESS_MAX
-)  # µs after the ttl: by then a server has deleted everything of a claim that nobody renews
+# µs after the ttl. By then a server has deleted everything of a claim that nobody renews.
+ENDS_WITHIN = round(1e6 * LIVENESS_MAX)
 
 
 def majority_of(servers: int) -> int:

@@ -20,6 +20,7 @@ from multilock import now
 from multilock.kernel import worker
 from multilock.model import Claim
 from multilock.testing import Helper
+from multilock.testing.conformance.base import eventually, queued
 from multilock.timing import liveness
 from multilock_sqlite.notices import ROOM, STILLBORN, Mailbox
 from tests.backends.memory.rules import WITHIN, Asker
@@ -191,9 +192,7 @@ def test_forged_messages_make_nobody_a_holder_or_lost(path: Path, url: str) -> N
         waiting = threading.Thread(target=wait)
         waiting.start()
         fifo = Path(f"{path}-wake/{client._kernel.client}")
-        until = now() + SOON
-        while not fifo.exists() and now() < until:
-            threading.Event().wait(0.01)
+        eventually(fifo.exists, SOON)
         claims = list(client._kernel.monitor.waiting)
         for message in (*(claim.encode() for claim in claims), b"!", b"*", b"\xff" * 100, b"granted"):
             fifo.write_bytes(message + b"\n")
@@ -450,9 +449,7 @@ def test_a_waiter_in_other_namespaces_is_woken_by_another_path_of_the_directory(
         lease = client.lock("n").acquire()
         with apart("wait_by_a_mount", path.parent, mount, path.name) as waiter:
             waiter.wait_for("waiting", START)
-            until = now() + START
-            while (info := client.inspect("n")) is None or not info.waiting:
-                assert now() < until
+            eventually(lambda: queued(client, "n"), START)
             lease.release()
             waiter.wait_for("held", SOON)
 
@@ -470,9 +467,7 @@ def test_users_of_a_shared_file_wake_each_other(url: str, path: Path, common: Pa
         client._kernel.backend.watch("sqlite", [], WITHIN)  # the owner of the file makes the directory
         with Helper(f"{HELPERS}:wait_as_nobody", f"sqlite://{shared}") as waiter:
             waiter.wait_for("waiting", START)
-            until = now() + START
-            while (info := client.inspect("n")) is None or not info.waiting:
-                assert now() < until
+            eventually(lambda: queued(client, "n"), START)
             lease.release()
             waiter.wait_for("held", SOON)
 

@@ -42,13 +42,19 @@ def waits(contender: Contender, claim: Claim | None = None) -> Claim:
     return claim
 
 
-def test_a_hand_over_has_one_stamp_and_needs_no_further_round(contend: Contend) -> None:
-    former, us = contend(), contend()
-    held, first = former.take()
+def hand_over(former: Contender, us: Contender) -> tuple[Claim, Granted]:
+    """Return a claim of ``us`` to which ``former`` hands the name, and the grant that ``former`` had."""
+    held, granted = former.take()
     former.settle(held)
     us.keep_its_votes()
     claim = waits(us)
     former.release(held)
+    return claim, granted
+
+
+def test_a_hand_over_has_one_stamp_and_needs_no_further_round(contend: Contend) -> None:
+    us = contend()
+    claim, first = hand_over(contend(), us)
     us.ear.hears("wake", claim.id, within=WITHIN)
     granted = us.ear.pushed[claim.id]
     assert granted.short
@@ -58,12 +64,8 @@ def test_a_hand_over_has_one_stamp_and_needs_no_further_round(contend: Contend) 
 
 def test_a_timer_that_outlasts_a_hand_over_asks_only_servers_that_lack_it(contend: Contend) -> None:
     """A minority of votes starts the timer, and the votes of the others arrive before it ends."""
-    former, us = contend(), contend()
-    held, _ = former.take()
-    former.settle(held)
-    us.keep_its_votes()
-    claim = waits(us)
-    former.release(held)
+    us = contend()
+    claim, _ = hand_over(contend(), us)
     eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
     rounds, evidence = us.backend.rounds, us.evidence(claim)
     fan = rounds.pool.take()
@@ -122,11 +124,7 @@ def test_a_minority_gives_way_and_somebody_holds_the_name(contend: Contend, serv
 
 def test_an_operator_takes_back_a_hand_over_that_nobody_has_looked_at(contend: Contend, servers: RedisServers) -> None:
     former, us = contend(), contend()
-    held, _ = former.take()
-    former.settle(held)
-    us.keep_its_votes()
-    claim = waits(us)
-    former.release(held)
+    claim, _ = hand_over(former, us)
     us.ear.hears("wake", claim.id, within=WITHIN)
     assert us.evidence(claim).proof(int(us.ear.now() * 1e6))
     assert former.backend.force_release("a", WITHIN)

@@ -128,9 +128,9 @@ def fork_while_waiting(url: str) -> None:
     threading.Thread(target=wait, daemon=True).start()
     while not (info := holder.inspect("n")) or not info.waiting:
         time.sleep(0.01)
+    parent = os.getpid()
     if os.fork() == 0:
         say("child", os.path.exists(fifo), "held" if client.lock("child").try_acquire() else "refused")
-        parent = os.getppid()
         while os.getppid() == parent:
             time.sleep(0.01)
         try:

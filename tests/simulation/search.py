@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,7 @@ __all__ = ["code_hash", "search", "table"]
 
 ROOT = Path(__file__).parents[2]
 COUNTS = Path(__file__).with_name("seeds.json")
-REPORT_EVERY = 5.0  # seconds
+LOOK_EVERY = 5.0  # seconds between two looks at the children
 
 
 def code_hash() -> str:
@@ -42,22 +43,23 @@ def search(seconds: float, processes: int | None) -> int:
     first = counts["next"]
     count = processes or os.cpu_count() or 1
     command = [sys.executable, "-m", "tests.simulation.search"]
-    children = [
-        subprocess.Popen([*command, str(first + number), str(count)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        for number in range(count)
-    ]
-    began, failed = time.monotonic(), 0
-    try:
-        while time.monotonic() - began < seconds and all(child.poll() is None for child in children):
-            time.sleep(min(REPORT_EVERY, max(0.1, seconds - (time.monotonic() - began))))
-    except KeyboardInterrupt:
-        pass
-    for child in children:
-        child.terminate()
-    for child in children:
-        for line in (child.communicate()[0] or "").splitlines():
-            if not line.endswith("}"):  # the child ended while it wrote
-                continue
+    # The children write to a file. A pipe that nobody reads would stop them after some hundred seeds.
+    with tempfile.TemporaryFile("w+") as lines:
+        children = [
+            subprocess.Popen([*command, str(first + number), str(count)], stdout=lines, cwd=ROOT)
+            for number in range(count)
+        ]
+        began, failed = time.monotonic(), 0
+        try:
+            while time.monotonic() - began < seconds and all(child.poll() is None for child in children):
+                time.sleep(min(LOOK_EVERY, max(0.1, seconds - (time.monotonic() - began))))
+        except KeyboardInterrupt:
+            pass
+        for child in children:
+            child.terminate()
+            child.wait()
+        lines.seek(0)
+        for line in lines:
             each = json.loads(line)
             counts["now"].setdefault(each["of"], Counter())[each["profile"]] += 1
             counts["next"] = max(counts["next"], each["seed"] + 1)

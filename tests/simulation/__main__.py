@@ -34,7 +34,6 @@ def main(arguments: list[str]) -> int:
     seeds.add_argument("first", type=int)
     seeds.add_argument("last", type=int)
     seeds.add_argument("--seconds", type=float, default=float("inf"), help="of processor time")
-    seeds.add_argument("--go-on", action="store_true", help="after a seed that fails")
     replay = commands.add_parser("replay", parents=[plain])
     replay.add_argument("plan", help="a seed, or a file")
     replay.add_argument("--out", type=Path)
@@ -44,7 +43,6 @@ def main(arguments: list[str]) -> int:
     shrink.add_argument("--out", type=Path, required=True)
     search = commands.add_parser("search")
     search.add_argument("--seconds", type=float, default=float("inf"))
-    search.add_argument("--processes", type=int)
     defects = commands.add_parser("defects", parents=[plain])
     defects.add_argument("file", help="a file of tests/mutants")
     defects.add_argument("--seconds", type=float, default=30.0, help="of processor time for each defect")
@@ -53,7 +51,7 @@ def main(arguments: list[str]) -> int:
     if args.command == "search":
         from tests.simulation.search import search as begin
 
-        return begin(args.seconds, args.processes)
+        return begin(args.seconds)
     if args.command == "defects":
         from tests.simulation.defects import try_all
 
@@ -77,7 +75,7 @@ def run_seeds(args: argparse.Namespace) -> int:
             print(f"seed {seed} ({result.plan.profile}): {oracle}: {text[:SHOWN]}")
             print(f"  python -m tests.simulation replay {seed} --backend {args.backend} --face {args.face}", end="")
             print(f" --profile {args.profile}" if args.profile else "", flush=True)
-        if time.process_time() - began > args.seconds or (failed and not args.go_on):
+        if time.process_time() - began > args.seconds or failed:
             break
     took = time.process_time() - began
     print(f"{count} seeds of {args.backend}, {args.face}: {failed} failed; {grants} grants, {count / took:.1f} seeds/s")

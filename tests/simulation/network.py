@@ -57,9 +57,6 @@ class Network:
         """Delay all packets between the two until the partition ends."""
         self._parted[process, server] = self.sim.time + seconds
 
-    def is_parted(self, process: Process, server: Server) -> bool:
-        return self._parted.get((process, server), 0.0) > self.sim.time
-
     def calm(self) -> None:
         """End all partitions, stalls and cuts."""
         self._parted.clear()

@@ -6,7 +6,7 @@ To add one, write a class with some of the hooks of `Oracle`, and add it to `ORA
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.scheduler import START, Process
 from tests.simulation.threads import EPOCH
@@ -28,7 +28,7 @@ class Held:
         self.world = world
         self.process, self.worker, self.operation, self.lease = process, worker, operation, lease
         self.since, self.until = world.sim.time, math.inf
-        self.how = ""  # how the belief ended: released, lost, killed or closed
+        self.how = ""  # how the belief ended: released, lost or killed
         self.told: tuple[float, Loss[Any]] | None = None  # when on_lost came, and with what
         self.lets_go = False  # whether the worker has called release()
         self.returned: float | None = None  # when that returned
@@ -68,8 +68,6 @@ class Belief:
 class Oracle:
     """The hooks, each called when something happens. They change nothing."""
 
-    about: ClassVar[str] = ""
-
     def __init__(self, oracles: Oracles) -> None:
         self.world = oracles.world
         self.oracles = oracles
@@ -101,7 +99,7 @@ class Oracle:
 
 
 class Overlap(Oracle):
-    about = "those who believe at one time fit together (I1, O1)"
+    """Holders that believe at one time fit together (I1, O1)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
@@ -111,7 +109,7 @@ class Overlap(Oracle):
 
 
 class Permits(Oracle):
-    about = "no more hold together than there are permits (I8)"
+    """No more hold together than there are permits (I8)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         if belief.mode[0] == "p" and sum(other.held.is_live for other in others) >= int(belief.mode[1:]):
@@ -119,7 +117,7 @@ class Permits(Oracle):
 
 
 class Early(Oracle):
-    about = "nobody gets a name before the validity of a lease that nobody gave back has ended"
+    """Nobody gets a name before the validity of a lease that nobody gave back has ended."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
@@ -131,7 +129,7 @@ class Early(Oracle):
 
 
 class Callback(Oracle):
-    about = "on_lost comes before the next holder, a tenth of the ttl before if the loss is silent (O4)"
+    """`on_lost` comes before the next holder, a tenth of the ttl before if the loss is silent (O4)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         now = self.world.sim.time
@@ -149,7 +147,7 @@ class Callback(Oracle):
 
 
 class Rest(Oracle):
-    about = "a name released early stays taken for hold_at_least"
+    """A name released early stays taken for hold_at_least."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
@@ -160,7 +158,7 @@ class Rest(Oracle):
 
 
 class Stale(Oracle):
-    about = "is_held() is False once another has got the name"
+    """`is_held()` is False once another has got the name."""
 
     def sampled(self, belief: Belief) -> None:
         if belief.excused:
@@ -173,7 +171,7 @@ class Stale(Oracle):
 
 
 class Token(Oracle):
-    about = "each exclusive grant has a greater token than all earlier grants (I5, O3)"
+    """Each exclusive grant has a greater token than all earlier grants (I5, O3)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -190,7 +188,7 @@ class Token(Oracle):
 
 
 class Once(Oracle):
-    about = "one callback for each loss, none after a clean release (O6)"
+    """One callback for each loss, none after a clean release (O6)."""
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         if held.told:
@@ -200,7 +198,7 @@ class Once(Oracle):
 
 
 class Taken(Oracle):
-    about = "nobody is told that a lock was taken if nobody took it"
+    """Nobody is told that a lock was taken if nobody took it."""
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         excused = any(belief.excused for belief in held.beliefs)
@@ -211,7 +209,7 @@ class Taken(Oracle):
 
 
 class Released(Oracle):
-    about = "a released lease is not held; a lease is not lost in a quiet time"
+    """A released lease is not held; a lease is not lost in a quiet time."""
 
     def released(self, held: Held, ours: bool, still: bool) -> None:
         if held.lease.is_held():
@@ -223,7 +221,7 @@ class Released(Oracle):
 
 
 class Refusal(Oracle):
-    about = "an acquire ends by its timeout, not before, and by no error without a fault"
+    """An acquire ends by its timeout, not before, and by no error without a fault."""
 
     def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
         took, timeout = self.world.sim.time - began, operation.timeout
@@ -240,7 +238,7 @@ class Refusal(Oracle):
 
 
 class HandOver(Oracle):
-    about = "a waiter gets a name soon after it was given back (I7, O5), and in order of arrival (I4)"
+    """A waiter gets a name soon after it was given back (I7, O5), and in order of arrival (I4)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         if not self.world.plan.is_quiet:
@@ -264,7 +262,7 @@ class HandOver(Oracle):
 
 
 class Progress(Oracle):
-    about = "no name stays free while somebody waits for it, whatever was disturbed before (I7)"
+    """No name stays free while somebody waits for it, whatever was disturbed before (I7)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -297,7 +295,7 @@ class Progress(Oracle):
 
 
 class Zombie(Oracle):
-    about = "a belief ends soon after an operator took the lock, and none begins after the server has said so"
+    """A belief ends soon after an operator took the lock, and none begins after the server has said so."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         process, now = belief.held.process, self.world.sim.time
@@ -321,7 +319,7 @@ class Zombie(Oracle):
 
 
 class Ghost(Oracle):
-    about = "what was given up neither holds nor waits at the server (I3)"
+    """A claim that was given up neither holds nor waits at the server (I3)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -346,7 +344,7 @@ class Ghost(Oracle):
 
 
 class Left(Oracle):
-    about = "nothing is left behind: keys, threads, connections (O7); no thread dies; everything ends"
+    """Nothing is left behind: keys, threads, connections (O7); no thread dies; everything ends."""
 
     def ended(self) -> None:
         world = self.world
@@ -396,7 +394,7 @@ class Oracles:
         self.violations: list[tuple[str, str]] = []
         self.forced: dict[str, float] = {}  # claim id -> when an operator took its lock
         self.told: dict[str, float] = {}  # the same -> when the push of that arrived
-        self.grants = self.losses = 0
+        self.grants = 0
         self._halts = halts
         self._beliefs: dict[str, list[Belief]] = {}
         self._forgot: dict[str | None, float] = {}
@@ -440,7 +438,6 @@ class Oracles:
                 hook(belief)
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
-        self.losses += 1
         for hook in self._hooks["lost"]:
             hook(held, loss)
         held.told = held.told or (self.world.sim.time, loss)

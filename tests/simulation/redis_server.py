@@ -90,7 +90,6 @@ class RedisServer:
         self.step = 0.0  # seconds by which its clock was stepped
         self.up, self.paused = True, False
         self.run, self.started = 0, -math.inf
-        self.commands = 0
         self.on_script: Callable[[str, list[str], list[str]], None] = lambda sha, keys, arguments: None
         self._clock = clock
         self._frozen: int | None = None  # the time of the script that runs
@@ -148,7 +147,6 @@ class RedisServer:
         return Status("OK")
 
     def _command(self, words: list[str]) -> Reply:
-        self.commands += 1
         reply: Reply
         own = getattr(self, "_do_" + words[0].lower(), None)
         if own is not None:

@@ -90,7 +90,6 @@ class Simulation:
         self.current: Any = None  # the running task; None while an event runs outside of all tasks
         self.over = False
         self.halted = False
-        self.steps = 0
         self.hash = 0  # of all events so far
         self.processes: list[Process] = []
         self.errors: list[str] = []  # of tasks that ended by an exception
@@ -234,7 +233,6 @@ class Simulation:
         while heap and heap[0][0] <= until and not self.halted and not stop():
             when, _, number, call, args = heapq.heappop(heap)
             self.time = max(self.time, when)
-            self.steps += 1
             self.hash = hash((self.hash, when, number))
             call(*args)
         if not self.halted and not stop():

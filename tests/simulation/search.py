@@ -37,11 +37,11 @@ def code_hash() -> str:
     return found.hexdigest()[:16]
 
 
-def search(seconds: float, processes: int | None) -> int:
+def search(seconds: float) -> int:
     """Run seeds until the time is over, or the user interrupts it. Return 1 if an oracle has objected."""
     counts = read_counts()
     first = counts["next"]
-    count = processes or os.cpu_count() or 1
+    count = os.cpu_count() or 1
     command = [sys.executable, "-m", "tests.simulation.search"]
     # The children write to a file. A pipe that nobody reads would stop them after some hundred seeds.
     with tempfile.TemporaryFile("w+") as lines:

@@ -88,6 +88,7 @@ class World:
         self.permits = next((each.permits for p in plan.processes for w in p.workers for each in w), 2)
         self.begun: Counter[str] = Counter()  # by worker, how many of its operations
         self.struck: list[Fault] = []
+        self._tasks: set[Any] = set()  # a loop alone may forget its tasks
         self._events: Counter[str] = Counter()
         self._after: dict[tuple[str, int], list[Fault]] = {}
         for fault in plan.faults:
@@ -207,8 +208,7 @@ class World:
         if mine.loop is None:
             self.sim.spawn(mine.process, partial(_drive, coroutine), name)
         else:
-            tasks = self.__dict__.setdefault("tasks", set())
-            mine.loop.call_soon_threadsafe(lambda: tasks.add(mine.loop and mine.loop.create_task(coroutine)))
+            mine.loop.call_soon_threadsafe(lambda: self._tasks.add(mine.loop and mine.loop.create_task(coroutine)))
 
     async def _sleep(self, seconds: float) -> None:
         if self.plan.face == "asyncio":
@@ -355,18 +355,13 @@ class World:
         mine = self.clients.get(process)
         if mine and not mine.closing and process.alive:
             mine.closing = True
-            for held in self._held_by(process):
-                held.how = held.how or "closing"
             self._in_process(mine, self._close(mine), "close")
 
-    def _held_by(self, process: Process) -> list[Held]:
-        beliefs = [each for name in self.kinds for each in self.oracles.of(name)]
-        return [each.held for each in beliefs if each.held.process is process and each.held.until == float("inf")]
-
     async def _close(self, mine: ClientOf) -> None:
-        for held in self._held_by(mine.process):
-            for belief in held.beliefs:
-                belief.excused = True
+        for name in self.kinds:
+            for belief in self.oracles.of(name):
+                if belief.held.process is mine.process and belief.held.until == float("inf"):
+                    belief.excused = True
         self.sim.note(mine.process, "close()")
         began = self.sim.time
         await answer(mine.client.close())
@@ -433,10 +428,7 @@ class Run:
     plan: Plan
     violations: list[tuple[str, str]]
     hash: int
-    steps: int
     grants: int
-    losses: int
-    seconds: float  # of virtual time
     trace: list[str]
     begun: Counter[str]  # by worker, how many of its operations have begun
     struck: list[Fault]  # the faults that have happened
@@ -463,10 +455,7 @@ def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
         plan,
         oracles.violations,
         sim.hash,
-        sim.steps,
         oracles.grants,
-        oracles.losses,
-        sim.time - START,
         sim.trace or [],
         world.begun,
         world.struck,

@@ -87,41 +87,25 @@ class Lock:
         self.release()
 
 
-class RLock:
+class RLock(Lock):
     def __init__(self) -> None:
+        super().__init__()
         self._owner: Task | None = None
         self._count = 0
-        self._waiters: deque[Waiter] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        sim = simulation()
-        if self._is_owned():
-            self._count += 1
-            return True
-        sim.may_switch()
-        if self._count and (not blocking or timeout == 0):
-            return False
-        end = math.inf if timeout < 0 else sim.time + timeout
-        while self._count:
-            self._waiters.append(waiter())
-            if sim.block(end - sim.time, "rlock") is TIMEOUT and self._count:
+        if not self._is_owned():
+            if not super().acquire(blocking, timeout):
                 return False
-        self._owner = sim.current
-        self._count = 1
+            self._owner = simulation().current
+        self._count += 1
         return True
 
     def release(self) -> None:
         self._count -= 1
         if not self._count:
             self._owner = None
-            if self._waiters:
-                simulation().wake(*self._waiters.popleft())
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
+            super().release()
 
     def _is_owned(self) -> bool:
         return self._count > 0 and self._owner is simulation().current

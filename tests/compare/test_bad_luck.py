@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
 import signal
 import struct
 import subprocess
@@ -27,6 +26,7 @@ from multilock.testing.compare.report import write_whole
 from multilock.testing.compare.runner import _Runner
 from multilock.testing.compare.verdicts import judge_cycle
 from tests.compare.test_verdicts import HELD, LAST, NEXT, cycle
+from tests.faults.clock import compiled, preloaded
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer
 
@@ -245,16 +245,11 @@ def compare_while_the_clock_jumps(url: str, offset: str, folder: str) -> None:
 
 def test_a_clock_that_is_stepped_changes_no_verdict(tmp_path: Path) -> None:
     """The clocks of the runner and of all its workers jump by an hour, forward and back, ten times a second."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler: nothing can step a clock")
-    shim, offset = tmp_path / "clock.so", tmp_path / "offset"
-    source = Path(__file__).parents[1] / "faults" / "clock.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
+    shim, offset = compiled(tmp_path), tmp_path / "offset"
     offset.write_bytes(bytes(8))
     with Helper(
         "tests.compare.test_bad_luck:compare_while_the_clock_jumps", f"sqlite://{tmp_path}/locks.db", offset, tmp_path,
-        env={"LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(offset)},
+        env=preloaded(shim, offset),
     ) as helper:  # fmt: skip
         assert helper.wait_for("found", within=90)[2] == "0"
     assert compare.read_report(tmp_path).cells["sqlite-flag", "pause"]["verdict"] == "broken"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from multilock.backend import Busy, Granted
 from multilock.testing.conformance.base import Recorder, eventually, queued
 from multilock.testing.conformance.faces import background
 from tests.backends.redlock.kit import Contender, holders
+from tests.faults.clock import ClockedRedis, compiled
 from tests.faults.conftest import Connect
 from tests.servers import RedisServer
 from tests.servers_redlock import RedisServers
@@ -23,49 +21,25 @@ from tests.servers_redlock import RedisServers
 HOUR = 3600.0
 
 
-class SteppedRedis(RedisServer):
-    """A Redis whose wall clock a test can step."""
-
-    def __init__(self, shim: Path, offset: Path) -> None:
-        super().__init__()
-        self._shim, self._offset = shim, offset
-        self.step(0.0)
-
-    def step(self, seconds: float) -> None:
-        """Shift the server's clock by so many seconds from now on."""
-        with self._offset.open("r+b" if self._offset.exists() else "wb") as file:
-            file.write(struct.pack("q", round(seconds * 1e6)))
-
-    def command(self, folder: Path) -> list[str]:
-        shim = [f"LD_PRELOAD={self._shim}", f"CLOCK_OFFSET={self._offset}"]
-        return ["env", *shim, *super().command(folder)]
-
-
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler: nothing can step the clock of a server")
-    library = tmp_path_factory.mktemp("clock") / "clock.so"
-    source = Path(__file__).with_name("clock.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    return library
+    return compiled(tmp_path_factory.mktemp("clock"))
 
 
 @pytest.fixture
-def redis_server(shim: Path, tmp_path: Path) -> Iterator[SteppedRedis]:
-    with SteppedRedis(shim, tmp_path / "offset") as server:
+def redis_server(shim: Path, tmp_path: Path) -> Iterator[ClockedRedis]:
+    with ClockedRedis(shim, tmp_path / "offset") as server:
         yield server
 
 
-def test_the_clock_is_stepped(redis_server: SteppedRedis) -> None:
+def test_the_clock_is_stepped(redis_server: ClockedRedis) -> None:
     with redis.Redis(port=redis_server.port) as client:
         before = client.time()[0]
         redis_server.step(-HOUR)
         assert before - HOUR <= client.time()[0] <= before - HOUR + 10
 
 
-def test_tokens_grow_whatever_the_clock_does(connect: Connect, redis_server: SteppedRedis) -> None:
+def test_tokens_grow_whatever_the_clock_does(connect: Connect, redis_server: ClockedRedis) -> None:
     client, other = connect(), connect()
     tokens = []
     for step in (0.0, -HOUR, -2 * HOUR, HOUR, 0.0, -24 * HOUR):
@@ -77,7 +51,7 @@ def test_tokens_grow_whatever_the_clock_does(connect: Connect, redis_server: Ste
 
 
 def test_a_clock_stepped_back_costs_no_lease_and_keeps_no_waiter_out(
-    connect: Connect, redis_server: SteppedRedis
+    connect: Connect, redis_server: ClockedRedis
 ) -> None:
     losses: Recorder[Loss] = Recorder()
     client, other = connect(ttl=3.0), connect(ttl=3.0)
@@ -91,7 +65,7 @@ def test_a_clock_stepped_back_costs_no_lease_and_keeps_no_waiter_out(
 
 
 def test_a_clock_stepped_forward_ends_a_lease_and_its_holder_is_told(
-    connect: Connect, redis_server: SteppedRedis
+    connect: Connect, redis_server: ClockedRedis
 ) -> None:
     """No client can prevent this, because the server takes the ttl for over. The token tells the two holders apart."""
     losses: Recorder[Loss] = Recorder()
@@ -112,7 +86,7 @@ def test_a_clock_stepped_forward_ends_a_lease_and_its_holder_is_told(
 
 
 @pytest.fixture
-def three(redis_server: SteppedRedis) -> Iterator[RedisServers]:
+def three(redis_server: ClockedRedis) -> Iterator[RedisServers]:
     """Three servers. The clock of the first can be stepped."""
     with RedisServer() as second, RedisServer() as third:
         servers = RedisServers(0)
@@ -129,7 +103,7 @@ def contenders(three: RedisServers) -> Iterator[tuple[Contender, Contender]]:
 
 
 def test_the_clock_of_one_of_three_lets_in_nobody(
-    contenders: tuple[Contender, Contender], three: RedisServers, redis_server: SteppedRedis
+    contenders: tuple[Contender, Contender], three: RedisServers, redis_server: ClockedRedis
 ) -> None:
     us, them = contenders
     claim, granted = us.take()
@@ -150,7 +124,7 @@ def test_the_clock_of_one_of_three_lets_in_nobody(
 
 @pytest.mark.parametrize("steps", [(HOUR, 0.0), (-HOUR, HOUR)])
 def test_tokens_of_a_majority_grow_whatever_the_clock_of_one_does(
-    contenders: tuple[Contender, Contender], redis_server: SteppedRedis, steps: tuple[float, ...]
+    contenders: tuple[Contender, Contender], redis_server: ClockedRedis, steps: tuple[float, ...]
 ) -> None:
     tokens = []
     for step in (0.0, *steps):
@@ -164,7 +138,7 @@ def test_tokens_of_a_majority_grow_whatever_the_clock_of_one_does(
 
 
 def test_a_clock_stepped_beside_a_bare_majority_lets_in_a_second_whose_token_is_greater(
-    contenders: tuple[Contender, Contender], redis_server: SteppedRedis
+    contenders: tuple[Contender, Contender], redis_server: ClockedRedis
 ) -> None:
     """No client can prevent this: the first server takes the ttl for over, and the third never knew of the first
     holder."""

@@ -6,12 +6,8 @@ Both get the same random calls of all scripts, and what operators do, at the sam
 from __future__ import annotations
 
 import random
-import shutil
 import socket
-import struct
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -20,7 +16,7 @@ from multilock_redis import transactions
 from multilock_redis.recipe import RESTS
 from multilock_redis.transactions import Script
 from multilock_redis.wire import pack
-from tests.servers import RedisServer
+from tests.faults.clock import ClockedRedis, compiled
 from tests.simulation.redis_server import INVALIDATED, Client
 from tests.simulation.redis_server import RedisServer as Model
 
@@ -37,28 +33,6 @@ def packed(words: Sequence[Word]) -> bytes:
     if list(words[:1]) == [TRACKED]:
         return pack("CLIENT", "CACHING", "YES") + pack("MGET", *words[1:])
     return pack(*words) if words else b""
-
-
-class HeldRedis(RedisServer):
-    """A Redis whose clock stands still until it is set. Keys end when they are looked at only."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__("--enable-debug-command", "yes")
-        compiler = shutil.which("cc")
-        if compiler is None:
-            pytest.skip("no C compiler: nothing can hold the clock of a server")
-        self._shim, self._clock = folder / "clock.so", folder / "clock"
-        source = Path(__file__).parents[1] / "faults" / "clock.c"
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", self._shim, source, "-ldl"], check=True)
-        self.set(1_700_000_000_000_000)
-
-    def set(self, micros: int) -> None:
-        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:
-            file.write(struct.pack("qq", 0, micros))
-
-    def command(self, folder: Path) -> list[str]:
-        shim = [f"LD_PRELOAD={self._shim}", f"CLOCK_OFFSET={self._clock}"]
-        return ["env", *shim, *super().command(folder)]
 
 
 class Real:
@@ -183,21 +157,23 @@ def without_text(reply: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldRedis]:
-    with HeldRedis(tmp_path_factory.mktemp("clock")) as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClockedRedis]:
+    folder = tmp_path_factory.mktemp("clock")
+    with ClockedRedis(compiled(folder), folder / "clock", "--enable-debug-command", "yes") as server:
+        server.hold(1_700_000_000_000_000)
         connection = Real(server.port)
         assert connection.ask("DEBUG", "SET-ACTIVE-EXPIRE", 0) == b"+OK\r\n"
         connection.close()
         yield server
 
 
-def test_the_model_answers_and_pushes_what_a_redis_does(server: HeldRedis) -> None:
+def test_the_model_answers_and_pushes_what_a_redis_does(server: ClockedRedis) -> None:
     scripts = [each for each in vars(transactions).values() if isinstance(each, Script)]
     assert len(scripts) == 10, "a new script belongs into some_call()"
     for seed in range(SEEDS):
         chance = random.Random(seed)
         micros = 1_700_000_000_000_000
-        server.set(micros)
+        server.hold(micros)
         connection = Real(server.port)
         connection.ask("FLUSHALL")
         connection.close()
@@ -212,7 +188,7 @@ def test_the_model_answers_and_pushes_what_a_redis_does(server: HeldRedis) -> No
         owners = [f"{client}.{chance.randbytes(16).hex()}@lock:host:1:me:2" for client in CLIENTS for _ in range(3)]
         for number in range(CALLS):
             micros += chance.choice([0, 17, 1000, 45_000, 310_000, 1_100_000, 3_100_000, -1_500_000])
-            server.set(micros)
+            server.hold(micros)
             words, at = some_call(chance, owners, micros), chance.randrange(3)
             expected = without_text(real.commands[at].ask(*words))
             where = f"seed {seed}, call {number} of client {at}: {words}"

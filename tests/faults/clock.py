@@ -1,0 +1,54 @@
+"""Servers whose wall clock a test steps or holds, because `clock.c` is preloaded into them."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.servers import RedisServer
+
+__all__ = ["ClockedRedis", "compiled", "preloaded"]
+
+
+def compiled(folder: Path) -> Path:
+    """Compile `clock.c` in this folder. Without a compiler the test is skipped."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: nothing can change the clock of a process")
+    shim, source = folder / "clock.so", Path(__file__).with_name("clock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
+    return shim
+
+
+def preloaded(shim: Path, clock: Path) -> dict[str, str]:
+    """Return the environment in which a process has the clock that this file says."""
+    return {"LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(clock)}
+
+
+class ClockedRedis(RedisServer):
+    """A Redis whose wall clock a test can step or hold."""
+
+    def __init__(self, shim: Path, clock: Path, *options: str) -> None:
+        super().__init__(*options)
+        self._shim, self._clock = shim, clock
+        self.step(0.0)
+
+    def step(self, seconds: float) -> None:
+        """Shift the server's clock by so many seconds from now on."""
+        self._write(struct.pack("q", round(seconds * 1e6)))
+
+    def hold(self, micros: int) -> None:
+        """Let the server's clock stand still at this time."""
+        self._write(struct.pack("qq", 0, micros))
+
+    def _write(self, numbers: bytes) -> None:
+        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:
+            file.write(numbers)
+
+    def command(self, folder: Path) -> list[str]:
+        environment = [f"{name}={value}" for name, value in preloaded(self._shim, self._clock).items()]
+        return ["env", *environment, *super().command(folder)]

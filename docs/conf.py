@@ -11,9 +11,7 @@ version = release = multilock.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["examples", "comparison", "monitoring/*"]
-myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-myst_links_external_new_tab = False
 
 html_theme = "furo"
 html_title = "multilock"
@@ -32,10 +30,10 @@ def add_decisions(_app, page, source):
 
 
 def write_llms_txt(app, exception):
-    """Write llms.txt: a list of all pages, with the text of each beside its HTML, for programs that read the site."""
+    """Write llms.txt for programs that read the site: the pages in its contents, each with its text as Markdown."""
     if exception:
         return
-    pages = [page for page in app.env.toctree_includes["index"] if page in app.env.titles]
+    pages = app.env.toctree_includes["index"]
     lines = [f"- [{app.env.titles[page].astext()}](_sources/{page}.md.txt)" for page in pages]
     about = "> Distributed locks for Python: one interface over Redis, etcd, Consul, ZooKeeper and SQLite.\n"
     Path(app.outdir, "llms.txt").write_text("\n".join(["# multilock", "", about, *lines, ""]), encoding="utf-8")

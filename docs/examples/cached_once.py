@@ -37,7 +37,7 @@ def front_page() -> str:
             page = compute()
             cache.set("front-page", page, ex=60)
             return page
-    except (multilock.LockTimeout, multilock.BackendUnavailable):
+    except (multilock.LockTimeout, multilock.LockLost, multilock.BackendUnavailable):
         return compute()
 
 

@@ -172,8 +172,7 @@ def test_never_more_requests_at_a_time_than_permits(programs: Programs) -> None:
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
 def test_each_partition_has_one_consumer_and_each_process_its_share(programs: Programs) -> None:
-    for _ in range(2):
-        programs.python("partitions.py")
+    one, _ = (programs.python("partitions.py") for _ in range(2))
     until(lambda: len({line.split()[-1] for line in programs.lines("begins in pid")}) == 2, why=programs.said)
     programs.wait_for("ends in pid", times=4)
     consumer: dict[str, str] = {}
@@ -183,3 +182,9 @@ def test_each_partition_has_one_consumer_and_each_process_its_share(programs: Pr
         consumer[partition] = pid
         if did == "ends":
             del consumer[partition]
+    programs.terminate(one)
+    before = len(programs.lines("begins in pid"))
+    until(
+        lambda: {line.split()[1] for line in programs.lines("begins in pid")[before:]} == set("0123"),
+        why=programs.said,
+    )

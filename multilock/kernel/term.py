@@ -309,9 +309,6 @@ class Term(Generic[T]):
         kernel, leadership, condition = self.office.kernel, self.leadership, self.office.condition
         self.by_hand = False
         await condition.wait_for(lambda: self.all_ended() or leadership.stage != HELD, lambda: self.end_at)
-        if leadership.stage == LOST:
-            self.end_lost()
-            return False
         self._tell_outlasted()
         await kernel.releases.release(leadership)
         answered = kernel.now() + leadership.want.request_timeout

@@ -180,19 +180,16 @@ def open_configured(settings: Settings) -> Backend:
     try:
         return _open(settings)
     except (ConfigurationError, CapabilityMissing) as error:
-        if settings.files and not isinstance(error, UnknownOption):
+        if isinstance(error, UnknownOption):
+            if error.option in settings.sources:
+                error.args = (f"{settings.sources[error.option]}: {error}",)
+        elif settings.files:
             error.args = (f"{error} (settings are from {' and '.join(settings.files)})",)
         raise _without(settings.variables, error) from error.__cause__
 
 
 def _open(settings: Settings) -> Backend:
-    try:
-        backend = open_backend(settings.scheme, settings.url, settings.backend_options())
-    except UnknownOption as error:
-        if error.option not in settings.sources:
-            raise
-        error.args = (f"{settings.sources[error.option]}: {error}",)
-        raise
+    backend = open_backend(settings.scheme, settings.url, settings.backend_options())
     lacking = [name for name in sorted(settings.requires) if not getattr(backend.capabilities, name)]
     if lacking:
         whose = " and ".join(dict.fromkeys(settings.required_by.get(name, "requires=") for name in lacking))

@@ -205,7 +205,7 @@ class Record:
                 own = [*self.stalls[belief.pid], *(stop for pid, stop in stops if pid == belief.pid)]
                 stalled = within(_union(own), lost_at - CALLBACK_SLACK, at)
                 late = at - lost_at
-                if late > slack + within(_union(own), lost_at - CALLBACK_SLACK, at):
+                if late > slack + stalled:
                     told = f"O4 {belief.name}: the callback came {late:.3f} s late ({reason}, process {belief.pid})"
                     if late > slack + within(_union([*own, *machine]), lost_at - CALLBACK_SLACK, at):
                         yield told

@@ -190,9 +190,9 @@ class Client(ForWith, ClientOfAFace):
         process. It may exceed the ttl, and it does not apply after a loss.
 
         ``max_hold``: Seconds from the grant for which the lease is held at most; at least a tenth of the ttl. Then it
-        is lost (reason HELD_TOO_LONG), although the backend would still renew it. As after every loss, nobody else has
-        the lock before ``loss.valid_until``, unless the holder reports before, with `release` or the end of ``with``,
-        that its work has ended. Default: no limit.
+        is lost (reason HELD_TOO_LONG), although the backend would still renew it. As after every unconfirmed loss,
+        nobody else has the lock before ``loss.valid_until``, unless the holder reports before, with `release` or the
+        end of ``with``, that its work has ended. Default: no limit.
 
         ``on_lost``: ``on_lost(loss)`` is called once for each lease that is lost. See `Lease.on_lost`.
 

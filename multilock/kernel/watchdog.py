@@ -255,7 +255,7 @@ class Watchdog:
             tell.renewed(lease, now, slack, answer.sent_at)
 
     def unanswered(self, leases: Sequence[Holding], error: Exception) -> None:
-        """Record that the renewal of this lease failed, and plan the next attempt."""
+        """Record that the renewal of these leases failed, and plan the next attempt."""
         kernel = self._kernel
         unknown = not isinstance(error, MultilockError) or getattr(error, "unknown", False)
         if not isinstance(error, BackendUnavailable):

@@ -410,7 +410,7 @@ class Holding(AnyHeld):
         self.granted = granted
         self.valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
         self.expires_at = validity.lost_at(until, ttl)
-        self.lost_at = validity.lost_at(until, ttl, self.hold_until)
+        self.lost_at = min(self.expires_at, self.hold_until)
         if self._fenced and (fence := self._kernel.fence):  # None if the client has ended
             fence.keep(self.claim.id, until)
         self.schedule.failures = 0
@@ -493,7 +493,7 @@ class Holding(AnyHeld):
         """End the lease at that time at the latest. Returns the time at which the watchdog must check the lease. The
         caller holds the kernel's lock."""
         self.hold_until = end
-        self.lost_at = validity.lost_at(self.valid_until, self.granted.ttl, end)
+        self.lost_at = min(self.expires_at, end)
         return self._kernel.watchdog.plan(self)
 
     def _all_work_ended(self) -> None:

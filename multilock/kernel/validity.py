@@ -45,12 +45,10 @@ def valid_until(sent_at: float, valid_for: float, ttl: float) -> float:
     return sent_at + valid_for - (DRIFT_SHARE * ttl + DRIFT_FIXED)
 
 
-def lost_at(valid_until: float, ttl: float, hold_until: float = math.inf) -> float:
-    """Return when the lease is lost for good: early enough for the callback to act before ``valid_until``.
-
-    ``hold_until`` is the end of its ``max_hold``. No proof keeps the lease longer than that.
-    """
-    return min(valid_until - CALLBACK_SHARE * ttl, hold_until)
+def lost_at(valid_until: float, ttl: float) -> float:
+    """Return when a lease is lost unless a newer proof arrives: early enough for the callback to act before
+    ``valid_until``."""
+    return valid_until - CALLBACK_SHARE * ttl
 
 
 def renew_at(sent_at: float, renew_every: float, ttl: float, jitter: float, phase: float) -> float:
@@ -63,13 +61,13 @@ def renew_at(sent_at: float, renew_every: float, ttl: float, jitter: float, phas
     return max(sent_at, (math.floor(at / grid - phase) + phase) * grid)
 
 
-def first_renewal_at(granted_at: float, lost_at: float) -> float:
+def first_renewal_at(granted_at: float, expires_at: float) -> float:
     """Return when to renew a lease first that was granted for less than its ttl.
 
     The first renewal does not come at once, because most locks are held briefly. It comes while most of the remaining
     time is left.
     """
-    return granted_at + min(ARM_AFTER, (lost_at - granted_at) / RENEWALS)
+    return granted_at + min(ARM_AFTER, (expires_at - granted_at) / RENEWALS)
 
 
 def late_at(sent_at: float, renew_every: float) -> float:

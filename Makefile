@@ -65,7 +65,8 @@ chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks o
 		test $$backend = memory || $(BIN)/python -m tests.faults.crowd --backend $$backend --permits || exit 1; \
 	done
 	$(BIN)/python -m tests.faults.chaos --backend etcd --seconds $(SECONDS) --outage 75
-	for defect in "deadline from receipt" "plain DEL" "cached is_held" "with ends the newest" "validity from the acquire"; do \
+	for defect in "deadline from receipt" "plain DEL" "cached is_held" "with ends the newest" "validity from the acquire" \
+		"grant by wake-up"; do \
 		$(BIN)/python -m tests.faults.chaos --defect "$$defect" --seconds $(SECONDS) --must-be-seen || exit 1; \
 	done
 	$(BIN)/python -m tests.faults.majority --seconds $(SECONDS)

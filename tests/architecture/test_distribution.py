@@ -65,12 +65,12 @@ def test_the_core_has_no_dependencies(project: dict[str, Any]) -> None:
     assert project["project"]["dependencies"] == []
 
 
-def test_table_and_entry_points_agree(project: dict[str, Any]) -> None:
+def test_the_table_of_schemes_and_the_entry_points_agree(project: dict[str, Any]) -> None:
     points = project["project"]["entry-points"]["multilock.backends"]
     assert points == {scheme: f"{ours.module}:open_backend" for scheme, ours in OURS.items()}
 
 
-def test_every_extra_of_the_table_is_declared_and_part_of_all(project: dict[str, Any]) -> None:
+def test_every_extra_of_the_table_is_declared_and_is_part_of_the_extra_all(project: dict[str, Any]) -> None:
     extras = project["project"]["optional-dependencies"]
     needed = {ours.extra for ours in OURS.values() if ours.extra}
     assert needed <= set(extras)
@@ -86,7 +86,7 @@ def test_the_wheel_has_every_file_of_every_package(project: dict[str, Any], whee
     assert any(name.endswith(".lua") for name in files)
 
 
-def test_the_wheel_names_the_command_the_backends_and_the_plugin(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_declares_the_command_the_backends_and_the_pytest_plugin(wheel: zipfile.ZipFile) -> None:
     [path] = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     points = configparser.ConfigParser()
     points.read_string(wheel.read(path).decode())
@@ -96,7 +96,7 @@ def test_the_wheel_names_the_command_the_backends_and_the_plugin(wheel: zipfile.
     assert set(points["multilock.backends"]) == set(OURS)
 
 
-def test_the_source_distribution_has_what_the_wheel_is_made_of_and_the_tests(built: Path) -> None:
+def test_the_source_distribution_has_the_sources_of_the_wheel_and_the_tests(built: Path) -> None:
     source = source_of(built)
     names = {str(path.relative_to(source)) for path in source.rglob("*")}
     assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "multilock/__init__.py", "tests/conftest.py"} <= names
@@ -104,7 +104,7 @@ def test_the_source_distribution_has_what_the_wheel_is_made_of_and_the_tests(bui
     assert not [name for name in names if name.startswith((".venv", ".state", "dist"))]
 
 
-def test_no_folder_shadows_a_client_library() -> None:
+def test_no_folder_has_the_name_of_a_client_library() -> None:
     libraries = {ours.library for ours in OURS.values() if ours.library}
     assert not [path for path in ROOT.iterdir() if path.name in libraries]
     assert not [path for path in (ROOT / "backends").iterdir() if path.name in libraries]

@@ -65,7 +65,7 @@ GIVEN = blocking() | asynchronous()
 
 
 @pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
-def test_every_member_of_what_calls_return_is_documented(given: Any) -> None:
+def test_every_member_of_a_returned_object_is_documented(given: Any) -> None:
     shown = pydoc.plain(pydoc.render_doc(given))
     for name in members(given):
         static = inspect.getattr_static(given, name)
@@ -82,7 +82,7 @@ def test_help_of_the_package_shows_every_name() -> None:
 
 
 @pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
-def test_help_shows_no_catch_all_for_the_arguments_of_other_libraries(given: Any) -> None:
+def test_help_shows_no_catch_all_parameter_for_wrong_arguments(given: Any) -> None:
     assert "theirs" not in pydoc.plain(pydoc.render_doc(given))
 
 

@@ -37,12 +37,12 @@ def members(face: type) -> set[str]:
 
 
 @pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS, ids=lambda face: face.__name__)
-def test_the_faces_have_the_same_members(blocking: type, asynchronous: type) -> None:
+def test_both_faces_have_the_same_members(blocking: type, asynchronous: type) -> None:
     assert members(blocking) - ONLY_BLOCKING == members(asynchronous)
 
 
 @pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS, ids=lambda face: face.__name__)
-def test_the_faces_take_the_same_parameters(blocking: type, asynchronous: type) -> None:
+def test_both_faces_take_the_same_parameters(blocking: type, asynchronous: type) -> None:
     for name in members(asynchronous):
         extra = ONLY_ASYNC.get((asynchronous.__name__, name), [])
         ours, theirs = parameters(getattr(blocking, name)), parameters(getattr(asynchronous, name))
@@ -50,7 +50,7 @@ def test_the_faces_take_the_same_parameters(blocking: type, asynchronous: type) 
 
 
 @pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS, ids=lambda face: face.__name__)
-def test_what_asks_or_waits_is_awaited_and_nothing_else(blocking: type, asynchronous: type) -> None:
+def test_a_method_is_awaitable_exactly_if_it_sends_a_request_or_waits(blocking: type, asynchronous: type) -> None:
     for name in members(asynchronous):
         member = getattr(asynchronous, name)
         if not callable(member):
@@ -61,12 +61,12 @@ def test_what_asks_or_waits_is_awaited_and_nothing_else(blocking: type, asynchro
         assert returns.startswith("AsyncIterator") == (name in ITERATED), name
 
 
-def test_connecting_takes_the_same_arguments() -> None:
+def test_connect_takes_the_same_arguments_on_both_faces() -> None:
     assert parameters(multilock.connect) == parameters(multilock.connect_async)
 
 
 @pytest.mark.parametrize("name", multilock.__all__)
-def test_everything_exported_exists_and_is_documented(name: str) -> None:
+def test_every_exported_name_exists_and_is_documented(name: str) -> None:
     exported = getattr(multilock, name)
     if not isinstance(exported, typing.TypeVar):
         assert inspect.getdoc(exported)

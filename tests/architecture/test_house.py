@@ -19,12 +19,12 @@ def test_few_class_names_are_used_twice() -> None:
     assert len(names_of_classes_used_twice()) <= NAMES_USED_TWICE
 
 
-def test_the_kernel_reads_few_private_names_of_others() -> None:
+def test_kernel_modules_read_few_private_names_of_each_other() -> None:
     count = len(foreign_private_accesses("multilock/kernel"))
     assert 100 * count / lines("multilock/kernel")[1] <= PRIVATE_IN_100_LINES
 
 
-def test_no_file_needs_itself_to_be_imported() -> None:
+def test_no_file_imports_itself_through_others() -> None:
     assert circles("multilock") == []
 
 

@@ -53,15 +53,15 @@ def _is_get(call: ast.Call) -> bool:
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_a_breakable_way_to_take_is_found(text: str) -> None:
+def test_the_check_finds_a_lock_that_an_interrupt_would_leave_taken(text: str) -> None:
     assert breakable(ast.parse(text)) == [1]
 
 
 @pytest.mark.parametrize("text", SOUND)
-def test_a_sound_way_to_take_is_not_a_hit(text: str) -> None:
+def test_the_check_accepts_a_lock_that_an_interrupt_cannot_leave_taken(text: str) -> None:
     assert breakable(ast.parse(text)) == []
 
 
 @pytest.mark.parametrize("path", sources("backends"), ids=module_name)
-def test_a_backend_takes_locks_and_places_only_unbreakably(path: Path) -> None:
+def test_an_interrupt_cannot_leave_a_lock_of_a_backend_taken(path: Path) -> None:
     assert breakable(ast.parse(path.read_text(encoding="utf-8"))) == []

@@ -82,7 +82,7 @@ def layer_of(module: str) -> int:
 
 
 @each_of(CORE)
-def test_a_module_imports_only_its_own_layer_and_those_before(path: Path) -> None:
+def test_a_module_imports_only_its_own_layer_and_those_below(path: Path) -> None:
     module = module_name(path)
     later = {
         name for name in imports_of(path) if name.split(".")[0] == "multilock" and layer_of(name) > layer_of(module)
@@ -91,7 +91,7 @@ def test_a_module_imports_only_its_own_layer_and_those_before(path: Path) -> Non
     assert later == set()
 
 
-def test_no_modules_import_each_other() -> None:
+def test_no_two_modules_import_each_other() -> None:
     graph = {module_name(path): imports_of(path, everywhere=False) for path in CORE}
     graph["multilock"].discard("multilock")
     list(graphlib.TopologicalSorter(graph).static_order())
@@ -124,7 +124,7 @@ def test_a_backend_imports_the_interface_its_own_library_and_itself(path: Path) 
 
 
 @each_of(PRODUCT)
-def test_only_the_seam_imports_threads_queues_clocks_and_chance(path: Path) -> None:
+def test_only_the_module_for_system_calls_imports_threads_queues_clocks_and_random_numbers(path: Path) -> None:
     used = {name.split(".")[0] for name in imports_of(path)} & SEAM
     # multilock.cli.launch is a program of its own, which cannot import the seam.
     allowed = {"multilock.system": SEAM, "multilock.cli.launch": {"time"}}
@@ -145,7 +145,7 @@ def test_the_product_does_not_import_its_test_kit(path: Path) -> None:
         assert not any(name.startswith("multilock.testing") for name in imports_of(path))
 
 
-def test_importing_multilock_imports_nothing_heavy_and_nothing_foreign() -> None:
+def test_importing_multilock_imports_no_heavy_and_no_third_party_module() -> None:
     program = (
         "import sys; before = set(sys.modules); import multilock; "
         "print(*sorted(name for name in set(sys.modules) - before))"
@@ -159,7 +159,7 @@ def test_importing_multilock_imports_nothing_heavy_and_nothing_foreign() -> None
 
 
 @each_of(sources("multilock", "backends"))
-def test_every_module_says_what_it_is_and_what_it_exports(path: Path) -> None:
+def test_every_module_has_a_docstring_and_a_list_of_exports(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith('"""')
     assert "\n__all__" in text or "\nif __name__ == " in text  # a program exports nothing

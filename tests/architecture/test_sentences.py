@@ -20,15 +20,15 @@ from tests.architecture.sentences import LONGEST, habits, texts
         " ".join(["word"] * (LONGEST + 1)),
     ],
 )
-def test_each_habit_is_found(sentence: str) -> None:
+def test_the_check_finds_each_habit(sentence: str) -> None:
     assert len(list(habits(sentence))) == 1
 
 
-def test_plain_sentences_are_not_hits() -> None:
+def test_the_check_accepts_plain_sentences() -> None:
     assert list(habits("Returns None if the key is missing. What if the reply is lost? The waiter asks again.")) == []
 
 
-def test_docstrings_comments_and_paragraphs_are_read(tmp_path: Path) -> None:
+def test_the_check_reads_docstrings_comments_and_paragraphs(tmp_path: Path) -> None:
     code, page = tmp_path / "a.py", tmp_path / "a.md"
     code.write_text('"""First.\n\nSecond."""\n\n# Third\n# goes on.\nx = 1  # Fourth.\n')
     page.write_text("# Title\n\nOne paragraph\nof two lines.\n\n```\nno text\n```\n\n- An item\n")

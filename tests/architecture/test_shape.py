@@ -72,14 +72,14 @@ def test_every_package_of_the_folder_is_a_backend_of_the_registry() -> None:
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
-def test_a_backend_has_a_file_for_each_job_under_the_name_that_all_give_it_and_no_other_file(backend: str) -> None:
+def test_each_backend_has_the_same_files_for_the_same_jobs_and_no_others(backend: str) -> None:
     jobs = {name for name, (_, excused) in JOBS.items() if backend not in excused}
     extras = {name for name, (_, those) in EXTRAS.items() if backend in those}
     assert files_of(backend) == jobs | extras
 
 
 @pytest.mark.parametrize("backend", sorted(SERVERS))
-def test_a_backend_of_a_server_is_excused_from_no_job(backend: str) -> None:
+def test_no_backend_of_a_server_lacks_the_file_for_a_job(backend: str) -> None:
     assert JOBS.keys() <= files_of(backend)
 
 

@@ -20,7 +20,7 @@ WRITTEN = re.compile(
 MILLISECONDS = re.compile(r"\b(?!1000(000)?\b)\d+000\b")
 
 
-def test_a_number_of_time_that_is_shared_stands_once() -> None:
+def test_a_shared_number_of_seconds_is_defined_once() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line}"
         for path in OTHERS
@@ -30,7 +30,7 @@ def test_a_number_of_time_that_is_shared_stands_once() -> None:
     assert found == []
 
 
-def test_the_scripts_of_redis_get_their_numbers_of_time() -> None:
+def test_the_scripts_of_redis_receive_their_numbers_of_seconds() -> None:
     scripts = (ROOT / "backends" / "multilock_redis" / "scripts").glob("*.lua")
     code = {path.name: re.sub(r"--.*", "", path.read_text(encoding="utf-8")) for path in scripts}
     assert [name for name, text in code.items() if MILLISECONDS.search(text)] == []

@@ -73,14 +73,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         ("etcds", "consul", "this server does not use TLS: write etcd:// in the URL"),
     ],
 )
-def test_a_url_that_leads_elsewhere_is_told_where(places: dict[str, str], scheme: str, place: str, says: str) -> None:
+def test_an_error_about_another_service_names_it(places: dict[str, str], scheme: str, place: str, says: str) -> None:
     path = "/tls" if "sentinel" in scheme else ""
     client = multilock.connect(f"{scheme}://{places[place]}{path}", ttl=10, request_timeout=2)
     with client, pytest.raises(MultilockError, match=says):
         client.lock("a").acquire(timeout=0)
 
 
-def test_a_server_that_is_away_is_not_asked_what_it_is() -> None:
+def test_a_server_that_is_down_gets_no_further_request_to_identify_it() -> None:
     for scheme in ("redis", "rediss", "consul", "consuls"):
         with multilock.connect(f"{scheme}://127.0.0.1:{free_port()}", ttl=10, request_timeout=2) as client:
             with pytest.raises(MultilockError, match="cannot be reached") as caught:
@@ -99,7 +99,7 @@ def test_a_server_that_is_away_is_not_asked_what_it_is() -> None:
         (b"", None),
     ],
 )
-def test_the_first_bytes_tell_which_server_it_is(said: bytes, who: str | None) -> None:
+def test_the_first_bytes_identify_the_server(said: bytes, who: str | None) -> None:
     assert who_answered(said) == who
 
 
@@ -141,7 +141,7 @@ SECRET = "s3cr3t"
         "unix://u:{}@/no/such.sock",
     ],
 )
-def test_a_password_is_shown_nowhere(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_password_is_never_shown(url: str, caplog: pytest.LogCaptureFixture) -> None:
     shown: list[str] = []
     with caplog.at_level("DEBUG"):
         try:
@@ -169,7 +169,7 @@ def test_a_password_is_shown_nowhere(url: str, caplog: pytest.LogCaptureFixture)
         ("zookeeper", ""),
     ],
 )
-def test_where_nobody_listens_the_error_names_the_scheme_and_the_librarys_exception(
+def test_a_refused_connection_names_the_scheme_and_the_librarys_exception(
     scheme: str, path: str, ask: Callable[[Client], object]
 ) -> None:
     """The error names the scheme of the URL, even if its backend is built from another one. Its cause comes from a

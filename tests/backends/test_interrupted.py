@@ -37,7 +37,7 @@ def has_no_session(kind: str, backend: Any) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # an interrupted connection closes as garbage
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupt_at_any_moment_of_a_request_leaves_a_client_that_works(
+def test_an_interrupt_at_any_point_of_a_request_leaves_a_client_that_works(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, package, modules = KINDS[kind]
@@ -60,7 +60,7 @@ def test_an_interrupt_at_any_moment_of_a_request_leaves_a_client_that_works(
     assert moment > 10
 
 
-def test_an_interrupt_at_any_moment_before_or_after_a_fork_leaves_the_file_usable() -> None:
+def test_an_interrupt_at_any_point_around_a_fork_leaves_the_file_usable() -> None:
     def fork() -> None:
         sqlite._before_fork()
         sqlite._after_in_parent()

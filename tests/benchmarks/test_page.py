@@ -29,7 +29,7 @@ def found(median: float) -> str:
     )
 
 
-def test_a_part_alone_is_written_anew_and_the_others_stay(tmp_path: Path) -> None:
+def test_writing_one_part_of_the_page_keeps_the_others(tmp_path: Path) -> None:
     (tmp_path / "etcd-2026-01-01.json").write_text(found(111.1))
     (tmp_path / "etcd-2026-01-02.json").write_text(found(222.2))
     text = tmp_path / "page.md"
@@ -57,7 +57,7 @@ def test_a_part_alone_is_written_anew_and_the_others_stay(tmp_path: Path) -> Non
     assert head + "old redis\n" == FRAME[: len(head) + len("old redis\n")]
 
 
-def test_results_without_a_place_on_the_page_are_an_error(tmp_path: Path) -> None:
+def test_results_without_a_place_on_the_page_raise_an_error(tmp_path: Path) -> None:
     (tmp_path / "consul-2026-01-01.json").write_text(found(1.0))
     text = tmp_path / "page.md"
     text.write_text("nothing\n")

@@ -50,7 +50,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.stdout
 
 
-def test_the_grid_says_who_broke_what(report: tuple[Path, str]) -> None:
+def test_the_grid_shows_which_contestant_broke_which_promise(report: tuple[Path, str]) -> None:
     _, said = report
     assert "nothing was broken" in said
     assert "sqlite-flag" in said
@@ -79,7 +79,7 @@ def test_no_line_is_wider_than_a_terminal_of_60_columns(tmp_path: Path) -> None:
     assert max(map(len, [*progress, *grid])) <= 60
 
 
-def test_a_defect_is_found_from_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_finds_a_seeded_defect(tmp_path: Path) -> None:
     with RedisServer() as server:
         broken = f"tests.compare.broken:Cached={server.url}"
         done = multilock(server.url, "--adapter", broken, *PAUSE, "--ttl", "1", "--json", within=100)
@@ -89,7 +89,7 @@ def test_a_defect_is_found_from_the_command_line(tmp_path: Path) -> None:
     assert cells["redis", "pause"]["violations"] == []
 
 
-def test_a_lock_of_ones_own_is_compared_on_a_page_that_does_not_vouch_for_its_server(tmp_path: Path) -> None:
+def test_the_users_own_lock_is_compared_on_a_page_that_states_nothing_about_its_server(tmp_path: Path) -> None:
     with RedisServer() as server:
         adapter = f"tests.compare.broken:Sound={server.url}"
         done = multilock("--adapter", adapter, *PAUSE, "--ttl", "1", "--out", tmp_path, within=100)
@@ -97,7 +97,7 @@ def test_a_lock_of_ones_own_is_compared_on_a_page_that_does_not_vouch_for_its_se
     assert "Nothing was found that weakens a lock" not in (tmp_path / "report.html").read_text()
 
 
-def test_it_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]) -> None:
+def test_a_run_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]) -> None:
     folder, _ = report
     kept = compare.read_report(folder)
     assert (kept.data["seed"], kept.exit_code) == (7, 0)
@@ -107,7 +107,7 @@ def test_it_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]) -
     assert summary.markdown(kept) == text
 
 
-def test_a_quick_comparison_of_two_backends_is_a_page_that_opens_everywhere_with_nothing_but_itself(
+def test_a_quick_comparison_of_two_backends_writes_a_self_contained_page(
     tmp_path: Path,
 ) -> None:
     chosen = ("--quick", "--scenarios", "pause,partition,cost,contention", "--ttl", "1")
@@ -131,7 +131,7 @@ def test_a_quick_comparison_of_two_backends_is_a_page_that_opens_everywhere_with
         assert browser.run("document.querySelectorAll('#tokens .strip').length") == 3  # the naive lock gives no tokens
 
 
-def test_a_page_and_a_card_of_what_was_kept_are_drawn_again(report: tuple[Path, str], tmp_path: Path) -> None:
+def test_page_and_card_are_drawn_again_from_kept_files(report: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = report
     for name in ("report.json", "history.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
@@ -156,7 +156,7 @@ except ConfigurationError as refused:
 """
 
 
-def test_without_jinja2_the_page_is_left_out_and_a_card_is_refused() -> None:
+def test_without_jinja2_the_page_is_omitted_and_a_card_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_JINJA2], capture_output=True, text=True, check=True, timeout=50
     )
@@ -176,9 +176,7 @@ def test_verify_judges_the_history_again(report: tuple[Path, str], tmp_path: Pat
     assert "decided is 1 by the history, but 300 in the report" in found.stderr
 
 
-def test_a_report_of_before_there_was_a_figure_is_judged_by_those_it_has(
-    report: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_report_from_before_a_figure_existed_is_judged_without_it(report: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = report
     (tmp_path / "history.jsonl").write_bytes((folder / "history.jsonl").read_bytes())
     data = json.loads((folder / "report.json").read_text())
@@ -205,14 +203,14 @@ MISTAKES = [
 ]
 
 
-def test_a_mistake_is_told_before_anything_runs(run_each: RunEach) -> None:
+def test_a_usage_mistake_is_reported_before_anything_runs(run_each: RunEach) -> None:
     for done in run_each(*(["compare", *words] for words in MISTAKES)):
         assert done.returncode == 64, done
         assert done.stderr.startswith("multilock: ")
         assert done.stdout == ""
 
 
-def test_where_nobody_answers_it_says_so_and_tells_no_password(tmp_path: Path) -> None:
+def test_an_absent_server_is_reported_without_its_password(tmp_path: Path) -> None:
     done = multilock("redis://me:geheim@127.0.0.1:1", *PAUSE, "--json", "--out", tmp_path)
     assert done.returncode == 69
     data = json.loads(done.stdout)
@@ -221,7 +219,7 @@ def test_where_nobody_answers_it_says_so_and_tells_no_password(tmp_path: Path) -
     assert "geheim" not in done.stdout + done.stderr + written
 
 
-def test_the_time_left_is_that_of_this_piece_of_a_run() -> None:
+def test_the_time_left_is_that_of_this_part_of_a_run() -> None:
     said = cli._Progress()
     assert said.line(Progress(90, 100, [], 0.1), 100) == "90 of 100 cycles, 0 s"
     later = Progress(95, 100, ["redis pause", "redis pause"], 50.0)
@@ -229,7 +227,7 @@ def test_the_time_left_is_that_of_this_piece_of_a_run() -> None:
     assert said.line(replace(later, within=60.0), 50) == "95 of 100 cycles, 50 s, about 10 s left  redis pau"
 
 
-def test_while_loads_are_measured_progress_says_so() -> None:
+def test_progress_is_shown_while_loads_are_measured() -> None:
     said = cli._Progress()
     assert said.line(Progress(0, 2, [], 0.1), 100) == "0 of 2 cycles, 0 s"
     measured = Progress(2, 2, [], 30.0, measuring="redis cost, 3 of 8")
@@ -252,21 +250,21 @@ def test_each_figure_is_one_line_that_fits_a_terminal(long: Report) -> None:
     assert any(re.fullmatch(r"redis +2 s +≤ 0.92 +≥ 0.08 +≤ 1.91 +12836 +– +23741 +1617", line) for line in lines)
 
 
-def test_the_figures_are_tables_in_the_design_record_in_the_order_of_the_grid(long: Report) -> None:
+def test_the_design_record_shows_the_figures_as_tables_in_the_order_of_the_grid(long: Report) -> None:
     text = summary.markdown(long)
     assert "| redis | 2 s | ≤ 0.92 | ≥ 0.08 | ≤ 1.91 | 12836 | – | 23741 | 1617 |" in text
     costs = re.findall(r"^\| ([\w-]+) blocking \|.* \| [\d.]+ \|$", text.partition("ontention")[0], re.MULTILINE)
     assert costs == ["memory", "sqlite", "redis", "etcd", "consul", "zookeeper"]
 
 
-def test_a_traceback_of_a_load_is_told_by_its_last_line(long: Report) -> None:
+def test_a_traceback_of_a_load_is_reduced_to_its_last_line(long: Report) -> None:
     why = next(row["why"] for row in long.data["loads"] if row["why"])
     assert "Traceback" in why or "\n" in why.strip()
     [told] = [line for line in summary.markdown(long).splitlines() if " broke off: " in line]
     assert told.startswith("- redis-py: scale broke off: redis.exceptions.LockNotOwnedError: ")
 
 
-def test_against_an_older_report_each_change_is_told_briefly(long: Report) -> None:
+def test_changes_against_an_older_report_are_listed_briefly(long: Report) -> None:
     old, new = long, Report(copy.deepcopy(long.data))
     assert compare.against(old, new) == []
     new.cells["redis", "pause"].update(verdict="broken", broken=2, decided=20, overlap_worst=0.0031)
@@ -309,7 +307,7 @@ def made_of(*cells: tuple[str, str, str, float | None], control: str = "") -> Re
     )  # fmt: skip
 
 
-def test_ours_come_first_and_what_is_unknown_is_never_green() -> None:
+def test_our_columns_come_first_and_an_unknown_cell_is_never_green() -> None:
     report = made_of(
         ("weak", "pause", "broken", 0.2), ("ours", "pause", "kept", -0.1), ("ours", "kill", "undecided", None),
         ("weak", "kill", "broken", 12.0), control="weak",
@@ -323,7 +321,7 @@ def test_ours_come_first_and_what_is_unknown_is_never_green() -> None:
     assert next(summary.notes(report)) == ("VOID: no control failed", "broken")
 
 
-def test_what_none_of_n_means_is_said_of_ours_and_not_of_a_control_with_fewer_cycles() -> None:
+def test_the_meaning_of_none_of_n_is_explained_only_for_enough_cycles() -> None:
     report = made_of(
         ("ours", "pause", "kept", -0.1), ("ours", "kill", "kept", -0.1), ("weak", "kill", "kept", -0.1), control="weak"
     )

@@ -20,14 +20,14 @@ INTERRUPTED = "trap 'echo still here' INT; echo ready; while :; do sleep 0.05; d
 LEAD = "trap 'exit 5' TERM INT; echo $MULTILOCK_TOKEN; while :; do sleep 0.05; done"
 
 
-def test_a_command_that_ends_by_itself_resigns_and_gives_its_exit_code(
+def test_a_command_that_ends_by_itself_resigns_and_returns_its_exit_code(
     run: Run, url: str, client: multilock.Client
 ) -> None:
     assert run("elect", "lead", "--url", url, "--", "sh", "-c", "exit 4").returncode == 4
     assert client.inspect("lead") is None
 
 
-def test_the_leader_is_known_by_its_identity(start: Start, url: str, client: multilock.Client) -> None:
+def test_the_leader_is_shown_by_its_identity(start: Start, url: str, client: multilock.Client) -> None:
     process = start("elect", "lead", "--identity", "node-1", "--url", url, "--", "sh", "-c", LEAD)
     token = int(line_of(process))
     leader = client.election("lead").leader()
@@ -35,7 +35,7 @@ def test_the_leader_is_known_by_its_identity(start: Start, url: str, client: mul
     assert (leader.identity, leader.term) == ("node-1", token)
 
 
-def test_when_the_leader_is_told_to_stop_the_other_leads_without_waiting_for_a_ttl(start: Start, url: str) -> None:
+def test_when_the_leader_is_asked_to_stop_another_leads_without_waiting_for_a_ttl(start: Start, url: str) -> None:
     first = start("elect", "lead", "--ttl", "60", "--url", url, "--", "sh", "-c", LEAD)
     term = int(line_of(first))
     second = start("elect", "lead", "--ttl", "60", "--url", url, "--", "sh", "-c", LEAD)
@@ -47,7 +47,7 @@ def test_when_the_leader_is_told_to_stop_the_other_leads_without_waiting_for_a_t
 GROUP = """sh -c 'trap "sleep 1; echo last >> log; exit" TERM; echo ready; while :; do sleep 0.05; done' & wait"""
 
 
-def test_the_next_command_begins_after_the_last_line_of_whatever_the_old_one_started(
+def test_the_next_command_begins_after_every_process_of_the_old_one_ended(
     start: Start, url: str, tmp_path: Path
 ) -> None:
     first = start("elect", "lead", "--ttl", "60", "--url", url, "--", "sh", "-c", GROUP)
@@ -69,7 +69,7 @@ sys.exit(child.wait())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the zombies of a group")
-def test_zombies_that_nobody_reaps_do_not_use_up_the_grace(start: Start, sqlite_url: str) -> None:
+def test_zombies_do_not_use_up_the_grace(start: Start, sqlite_url: str) -> None:
     orphan = "(trap exit TERM; echo ready; while :; do sleep 0.05; done) & wait"
     arguments = ("elect", "lead", "--ttl", "60", "--grace", "300", "--url", sqlite_url, "--", "sh", "-c", orphan)
     process = start(*arguments, through=(sys.executable, "-c", REAPS_NOBODY))
@@ -78,7 +78,7 @@ def test_zombies_that_nobody_reaps_do_not_use_up_the_grace(start: Start, sqlite_
     assert process.wait(WITHIN) == 128 + signal.SIGTERM
 
 
-def test_a_command_that_does_not_end_is_killed_after_the_grace_before_another_leads(
+def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_before_another_leads(
     start: Start, url: str, client: multilock.Client
 ) -> None:
     stubborn = f"echo $$; {STUBBORN}"
@@ -96,7 +96,7 @@ def test_a_command_that_does_not_end_is_killed_after_the_grace_before_another_le
     assert "had not ended 1.5 s after SIGTERM" in process.stderr.read()
 
 
-def test_another_signal_than_sigterm_has_no_grace(start: Start, url: str, client: multilock.Client) -> None:
+def test_only_sigterm_gives_the_command_a_grace(start: Start, url: str, client: multilock.Client) -> None:
     process = start("elect", "lead", "--grace", "0", "--url", url, "--", "sh", "-c", "trap '' TERM; " + INTERRUPTED)
     assert line_of(process) == "ready"
     process.send_signal(signal.SIGINT)
@@ -105,7 +105,7 @@ def test_another_signal_than_sigterm_has_no_grace(start: Start, url: str, client
     assert process.wait(WITHIN) == 128 + signal.SIGKILL
 
 
-def test_a_grace_that_is_none_is_a_mistake(run_each: RunEach, sqlite_url: str) -> None:
+def test_a_negative_grace_is_a_usage_error(run_each: RunEach, sqlite_url: str) -> None:
     for ended in run_each(
         *(["elect", "lead", "--grace", each, "--url", sqlite_url, "--", "true"] for each in ("-1", "nan"))
     ):
@@ -113,7 +113,7 @@ def test_a_grace_that_is_none_is_a_mistake(run_each: RunEach, sqlite_url: str) -
         assert "grace" in ended.stderr
 
 
-def test_when_the_leader_is_killed_its_command_dies_and_the_other_leads(start: Start, url: str) -> None:
+def test_when_the_leader_is_killed_its_command_dies_and_another_leads(start: Start, url: str) -> None:
     lead = f"echo $$; {LEAD}"
     first = start("elect", "lead", "--ttl", "2", "--url", url, "--", "sh", "-c", lead)
     pid, term = int(line_of(first)), int(line_of(first))
@@ -123,7 +123,7 @@ def test_when_the_leader_is_killed_its_command_dies_and_the_other_leads(start: S
     until(lambda: gone(pid))
 
 
-def test_a_lost_leadership_ends_the_command_and_the_node_stands_again(
+def test_a_lost_leadership_ends_the_command_and_the_node_campaigns_again(
     start: Start, url: str, client: multilock.Client
 ) -> None:
     process = start("elect", "lead", "--ttl", "2", "--url", url, "--", "sh", "-c", f"echo $$; {LEAD}")
@@ -137,14 +137,12 @@ def test_a_lost_leadership_ends_the_command_and_the_node_stands_again(
     assert process.wait(WITHIN) == 5
 
 
-def test_a_node_that_led_for_too_long_stands_again(start: Start, sqlite_url: str) -> None:
+def test_a_node_that_led_for_too_long_campaigns_again(start: Start, sqlite_url: str) -> None:
     process = start("elect", "lead", "--ttl", "2", "--max-hold", "0.3", "--url", sqlite_url, "--", "sh", "-c", LEAD)
     assert int(line_of(process)) < int(line_of(process))
 
 
-def test_a_reload_by_sighup_does_not_keep_the_node_from_standing_again(
-    start: Start, url: str, client: multilock.Client
-) -> None:
+def test_after_a_reload_by_sighup_the_node_campaigns_again(start: Start, url: str, client: multilock.Client) -> None:
     reloads = "trap 'echo reloaded' HUP; echo $MULTILOCK_TOKEN; while :; do sleep 0.05; done"
     process = start("elect", "lead", "--ttl", "2", "--url", url, "--", "sh", "-c", reloads)
     term = int(line_of(process))
@@ -154,7 +152,7 @@ def test_a_reload_by_sighup_does_not_keep_the_node_from_standing_again(
     assert int(line_of(process)) > term
 
 
-def test_a_signal_while_a_lost_leadership_ends_is_not_forgotten(
+def test_a_signal_during_the_end_of_a_lost_leadership_is_obeyed(
     start: Start, url: str, client: multilock.Client
 ) -> None:
     process = start("elect", "lead", "--ttl", "2", "--url", url, "--", "sh", "-c", STUBBORN)
@@ -177,7 +175,7 @@ def test_a_signal_ends_the_candidacy(start: Start, url: str, client: multilock.C
     until(lambda: client.inspect("lead") is None)
 
 
-def test_a_candidacy_outlasts_any_outage(start: Start) -> None:
+def test_a_candidacy_continues_through_any_outage(start: Start) -> None:
     server = RedisServer()
     server.port = free_port()
     url = f"redis://127.0.0.1:{server.port}?outage_timeout=0.1"
@@ -218,7 +216,7 @@ def temporary(tmp_path: Path) -> Path:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("nodes", [2, 3, 5])
-def test_the_demo_shows_rising_terms_and_leaves_nothing(run: Run, tmp_path: Path, temporary: Path, nodes: int) -> None:
+def test_the_demo_shows_growing_terms_and_leaves_nothing(run: Run, tmp_path: Path, temporary: Path, nodes: int) -> None:
     ended = run("demo", "--nodes", str(nodes), env={"TMPDIR": str(temporary)})
     assert (ended.returncode, ended.stderr) == (0, "")
     terms = _terms(ended.stdout)
@@ -229,13 +227,13 @@ def test_the_demo_shows_rising_terms_and_leaves_nothing(run: Run, tmp_path: Path
     assert _processes_in(tmp_path) == []
 
 
-def test_the_demo_runs_where_it_is_told_to(run: Run, url: str, client: multilock.Client) -> None:
+def test_the_demo_runs_at_the_given_url(run: Run, url: str, client: multilock.Client) -> None:
     ended = run("demo", "--url", url)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert list(client.inspect_all()) == []
 
 
-def test_the_demo_runs_on_servers_of_which_it_needs_a_majority(run: Run) -> None:
+def test_the_demo_runs_on_several_servers_that_need_a_majority(run: Run) -> None:
     with RedisServers(3) as servers:
         ended = run("demo", "--nodes", "2", "--url", servers.url)
     assert ended.returncode == 0

@@ -45,25 +45,25 @@ def _without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_missing_library_is_said_in_one_line_with_the_install_line(sqlite_url: str) -> None:
+def test_a_missing_library_is_reported_in_one_line_with_the_pip_command(sqlite_url: str) -> None:
     ended = _without("rich", "compare", sqlite_url)
     assert ended.returncode == 64
     assert ended.stderr == "multilock: this command needs rich to show its results: pip install 'multilock[cli]'\n"
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["demo"], ["status"]])
-def test_a_command_that_shows_something_works_without_rich(command: list[str], sqlite_url: str) -> None:
+def test_a_command_that_only_shows_something_works_without_rich(command: list[str], sqlite_url: str) -> None:
     ended = _without("rich", *command, "--url", sqlite_url)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout or command == ["status"]
 
 
-def test_a_command_is_run_under_a_lock_without_any_library(sqlite_url: str) -> None:
+def test_a_command_runs_under_a_lock_without_any_library(sqlite_url: str) -> None:
     ended = _without("rich", "run", "job", "--url", sqlite_url, "--", "echo", "ran")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ran\n", "")
 
 
-def test_a_missing_module_of_ours_never_reads_pip_install(sqlite_url: str) -> None:
+def test_an_import_error_of_multilock_itself_never_suggests_pip_install(sqlite_url: str) -> None:
     ended = _without("multilock.cli.signals", "run", "job", "--url", sqlite_url, "--", "true")
     assert ended.returncode == 70
     assert "pip install" not in ended.stderr
@@ -91,7 +91,7 @@ sys.exit(code)
 """
 
 
-def test_a_cron_job_pays_for_no_library_and_no_asyncio(sqlite_url: str) -> None:
+def test_a_cron_job_imports_neither_a_library_nor_asyncio(sqlite_url: str) -> None:
     command = [sys.executable, "-c", LOADED, "run", "job", "--url", sqlite_url, "--", "true"]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     loaded = set(ended.stdout.split())
@@ -114,7 +114,7 @@ logger.warning("why")
 
 
 @pytest.mark.parametrize("end", ["sys.exit", "leave"])
-def test_what_the_library_said_last_is_read_before_the_end(end: str) -> None:
+def test_the_last_log_lines_are_written_before_the_end(end: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", LAST_LINE.format(end=end)], env=environment(), capture_output=True, text=True, timeout=60
     )

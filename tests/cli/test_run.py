@@ -27,7 +27,7 @@ OBEDIENT = "trap 'exit 5' TERM INT HUP; echo ready; while :; do sleep 0.05; done
 # ---- the command and its exit code
 
 
-def test_the_command_knows_name_token_and_owner(run: Run, url: str) -> None:
+def test_the_command_receives_name_token_and_owner(run: Run, url: str) -> None:
     show = 'echo "$MULTILOCK_NAME|$MULTILOCK_TOKEN|$MULTILOCK_OWNER"'
     name, token, owner = run("run", "a b", "--url", url, "--", "sh", "-c", show).stdout.strip().split("|")
     assert name == "a b"
@@ -56,24 +56,24 @@ def test_the_exit_code_is_that_of_the_command(run: Run, sqlite_url: str, code: i
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_command_killed_by_a_signal_gives_128_and_the_signal(run: Run, sqlite_url: str, signum: int) -> None:
+def test_a_command_killed_by_a_signal_returns_128_plus_the_signal(run: Run, sqlite_url: str, signum: int) -> None:
     assert run("run", "job", "--url", sqlite_url, "--", "sh", "-c", f"kill -{signum:d} $$").returncode == 128 + signum
 
 
-def test_a_command_that_does_not_exist_gives_127_and_frees_the_lock(run: Run, sqlite_url: str) -> None:
+def test_a_command_that_does_not_exist_returns_127_and_frees_the_lock(run: Run, sqlite_url: str) -> None:
     ended = run("run", "job", "--url", sqlite_url, "--", "no-such-command")
     assert (ended.returncode, ended.stderr) == (127, "multilock: no-such-command: No such file or directory\n")
     assert run("status", "--json", "--url", sqlite_url).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("command", ["run", "elect"])
-def test_an_empty_command_is_a_mistake_and_nothing_is_locked(run: Run, sqlite_url: str, command: str) -> None:
+def test_an_empty_command_is_a_usage_error_and_acquires_nothing(run: Run, sqlite_url: str, command: str) -> None:
     with multilock.connect(sqlite_url) as client, client.lock("job"):  # a command that asked for it would wait forever
         ended = run(command, "job", "--url", sqlite_url, "--", "")
     assert (ended.returncode, ended.stderr) == (64, "multilock: CMD is empty: name the program to run after --\n")
 
 
-def test_a_command_that_cannot_be_executed_gives_126(run: Run, sqlite_url: str, tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_executed_returns_126(run: Run, sqlite_url: str, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("no program")
     ended = run("run", "job", "--url", sqlite_url, "--", str(tmp_path / "plain"))
     assert (ended.returncode, ended.stderr.count("\n")) == (126, 1)
@@ -84,7 +84,7 @@ def test_options_after_the_two_dashes_belong_to_the_command(run: Run, sqlite_url
     assert ended.stdout == "--url -E --help\n"
 
 
-def test_the_place_may_come_from_the_environment_or_a_profile(run: Run, sqlite_url: str, tmp_path: Path) -> None:
+def test_the_url_may_come_from_the_environment_or_a_profile(run: Run, sqlite_url: str, tmp_path: Path) -> None:
     assert run("run", "job", "--", "true", env={"MULTILOCK_URL": sqlite_url}).returncode == 0
     (tmp_path / "mine.toml").write_text(f'[profiles.here]\nurl = "{sqlite_url}"')
     assert run("run", "job", "--profile", "here", "--config", "mine.toml", "--", "true").returncode == 0
@@ -109,7 +109,7 @@ def test_no_other_descriptor_is_open_in_the_command(run: Run, sqlite_url: str) -
     assert run("run", "job", "--url", sqlite_url, "--", sys.executable, "-c", program).stdout == "['0', '1', '2']\n"
 
 
-def test_sockets_of_systemd_are_for_the_number_of_the_command(sqlite_url: str, tmp_path: Path) -> None:
+def test_systemd_sockets_are_passed_on_with_the_pid_of_the_command(sqlite_url: str, tmp_path: Path) -> None:
     held = f"LISTEN_PID=$$ exec {sys.executable} -m multilock run job --url {sqlite_url} --"
     script = f"{held} sh -c '[ $LISTEN_PID = $$ ] && echo ours'"
     ended = subprocess.run(
@@ -119,7 +119,9 @@ def test_sockets_of_systemd_are_for_the_number_of_the_command(sqlite_url: str, t
 
 
 @pytest.mark.parametrize("command", ["run", "elect"])
-def test_a_command_with_options_needs_the_two_dashes_and_is_told_so(run: Run, sqlite_url: str, command: str) -> None:
+def test_a_command_with_options_but_without_two_dashes_is_a_usage_error(
+    run: Run, sqlite_url: str, command: str
+) -> None:
     ended = run(command, "job", "--url", sqlite_url, "sh", "-c", "true")
     assert ended.returncode == 64
     assert ended.stderr.endswith("multilock: unrecognized arguments: -c true: write CMD after --\n")
@@ -128,7 +130,7 @@ def test_a_command_with_options_needs_the_two_dashes_and_is_told_so(run: Run, sq
 # ---- a lock that is held already
 
 
-def test_a_taken_lock_gives_75_when_the_time_is_over(run: Run, url: str, client: multilock.Client) -> None:
+def test_a_taken_lock_returns_75_at_the_timeout(run: Run, url: str, client: multilock.Client) -> None:
     with client.lock("job"):
         for timeout, taken in (("0", "is taken"), ("1.5", "is still taken after 1.5 s")):
             ended = run("run", "job", "--url", url, "--timeout", timeout, "--", "echo", "ran")
@@ -142,14 +144,14 @@ def test_the_code_for_a_taken_lock_can_be_chosen(run: Run, url: str, client: mul
         assert run("run", "job", "--url", url, "--timeout", "0", "-E", "9", "--", "true").returncode == 9
 
 
-def test_quiet_says_nothing_of_a_lock_that_is_taken(run: Run, url: str, client: multilock.Client) -> None:
+def test_quiet_prints_nothing_about_a_taken_lock(run: Run, url: str, client: multilock.Client) -> None:
     with client.lock("job"):
         ended = run("run", "job", "--url", url, "--timeout", "0", "-E", "0", "--quiet", "--", "echo", "ran")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("url", ["sqlite", "redis"], indirect=True)
-def test_a_short_job_is_not_run_again_before_its_time(run: Run, url: str) -> None:
+def test_a_short_job_does_not_run_again_before_hold_at_least_is_over(run: Run, url: str) -> None:
     job = ("run", "job", "--hold-at-least", "600", "--timeout", "0", "--url", url, "--", "echo", "ran")
     assert run(*job).stdout == "ran\n"
     again = run(*job)
@@ -182,7 +184,7 @@ def test_a_command_waits_until_the_other_has_ended(run: Run, start: Start, url: 
 # ---- a backend that cannot be reached
 
 
-def test_a_silent_backend_is_said_at_once_and_waited_out(start: Start) -> None:
+def test_a_silent_backend_is_reported_at_once_and_waited_for(start: Start) -> None:
     began = time.monotonic()
     process = start("run", "job", "--url", f"redis://127.0.0.1:{free_port()}?outage_timeout=2", "--", "true")
     assert process.stderr is not None
@@ -195,13 +197,13 @@ def test_a_silent_backend_is_said_at_once_and_waited_out(start: Start) -> None:
     assert "Traceback" not in process.stderr.read()
 
 
-def test_one_try_at_a_silent_backend_gives_69_at_once(run: Run) -> None:
+def test_one_try_at_a_silent_backend_returns_69_at_once(run: Run) -> None:
     ended = run("run", "job", "--url", f"redis://u:hunter2@127.0.0.1:{free_port()}", "--timeout", "0", "--", "true")
     assert ended.returncode == 69
     assert "hunter2" not in ended.stderr
 
 
-def test_a_wrong_password_gives_69_at_once_and_is_not_shown(run: Run) -> None:
+def test_a_wrong_password_returns_69_at_once_and_is_not_shown(run: Run) -> None:
     with RedisServer("--requirepass", "right") as server:
         url = server.url.replace("redis://", "redis://:hunter2@")
         ended = run("run", "job", "--url", url, "--", "true")
@@ -242,7 +244,7 @@ MISTAKES = [
 ]
 
 
-def test_every_mistake_in_usage_or_configuration_gives_64_and_a_reason(run_each: RunEach) -> None:
+def test_every_mistake_in_usage_or_configuration_returns_64_and_a_reason(run_each: RunEach) -> None:
     for ended in run_each(*MISTAKES):
         assert ended.returncode == 64, ended
         assert ended.stderr or not ended.args
@@ -251,7 +253,7 @@ def test_every_mistake_in_usage_or_configuration_gives_64_and_a_reason(run_each:
 
 
 @pytest.mark.parametrize("command", ["run", "elect"])
-def test_a_place_that_excludes_nobody_else_is_refused(run: Run, command: str) -> None:
+def test_a_url_that_excludes_no_other_process_is_refused(run: Run, command: str) -> None:
     ended = run(command, "job", "--", "echo", "ran", env={"MULTILOCK_URL": "memory://"})
     assert (ended.returncode, ended.stdout) == (64, "")
     assert "memory:// is one process's own" in ended.stderr
@@ -261,7 +263,9 @@ def test_a_place_that_excludes_nobody_else_is_refused(run: Run, command: str) ->
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_is_passed_on_and_the_exit_is_the_commands(start: Start, url: str, signum: signal.Signals) -> None:
+def test_a_signal_is_passed_on_and_the_exit_code_is_the_commands(
+    start: Start, url: str, signum: signal.Signals
+) -> None:
     process = start("run", "job", "--url", url, "--", "sh", "-c", OBEDIENT)
     assert line_of(process) == "ready"
     process.send_signal(signum)
@@ -269,7 +273,7 @@ def test_a_signal_is_passed_on_and_the_exit_is_the_commands(start: Start, url: s
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_that_dies_of_the_signal_gives_128_and_the_signal(
+def test_a_command_that_dies_of_a_signal_returns_128_plus_the_signal(
     start: Start, sqlite_url: str, signum: signal.Signals
 ) -> None:
     process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", "echo ready; exec sleep 60")
@@ -307,7 +311,7 @@ def _waiting(client: multilock.Client, name: str) -> bool:
     return info is not None and bool(info.waiting)
 
 
-def test_a_signal_that_was_ignored_stays_ignored(start: Start, sqlite_url: str) -> None:
+def test_an_ignored_signal_stays_ignored_in_the_command(start: Start, sqlite_url: str) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # like nohup
     try:
         process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", "echo ready; sleep 0.5; exit 3")
@@ -324,7 +328,7 @@ def _python_with(code: str, folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder}{os.pathsep}{environment()['PYTHONPATH']}"}
 
 
-def test_the_lock_is_given_back_although_signals_come_at_the_worst_moments(
+def test_the_lock_is_released_although_signals_arrive_at_the_worst_moments(
     start: Start, sqlite_url: str, tmp_path: Path
 ) -> None:
     """The first as the lock is granted, the second as the client is about to close."""
@@ -355,7 +359,7 @@ Client.close = after(Client.close, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 @pytest.mark.parametrize("end", ["signal", "loss"])
-def test_a_command_whose_launcher_is_stopped_never_runs_after_a_signal_or_a_loss(
+def test_a_command_whose_launcher_is_frozen_never_starts_after_a_signal_or_a_loss(
     start: Start, sqlite_url: str, tmp_path: Path, end: str
 ) -> None:
     process = start("run", "job", "--ttl", TTL, "--url", sqlite_url, "--", "touch", str(tmp_path / "ran"))
@@ -393,7 +397,7 @@ def _words(pid: int) -> str:
     return ""
 
 
-def test_a_lost_lock_ends_the_command_although_no_thread_can_be_started(
+def test_a_lost_lock_ends_the_command_although_no_thread_can_start(
     start: Start, sqlite_url: str, tmp_path: Path
 ) -> None:
     """As at a limit of processes that the command itself has used up."""
@@ -426,7 +430,7 @@ for name in ("start_new_thread", "start_joinable_thread"):
 
 
 @pytest.mark.parametrize("end", ["loss", "kill"])
-def test_a_command_that_timeout_moved_to_another_group_ends_with_the_lock_and_with_multilock(
+def test_a_command_that_timeout_moved_to_another_group_still_ends_with_the_lock(
     start: Start, sqlite_url: str, end: str
 ) -> None:
     moved = f"timeout 600 sh -c {shlex.quote(f'echo $$; {STUBBORN}')}; true"
@@ -447,7 +451,7 @@ def test_a_command_that_timeout_moved_to_another_group_ends_with_the_lock_and_wi
 
 
 @pytest.mark.parametrize("url", ["sqlite", "redis"], indirect=True)
-def test_a_lost_lock_ends_the_command_and_gives_76(start: Start, url: str, client: multilock.Client) -> None:
+def test_a_lost_lock_ends_the_command_and_returns_76(start: Start, url: str, client: multilock.Client) -> None:
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", "echo ready; exec sleep 60")
     assert line_of(process) == "ready"
     assert client.force_release("job")
@@ -458,7 +462,7 @@ def test_a_lost_lock_ends_the_command_and_gives_76(start: Start, url: str, clien
     assert "ending sh" in said
 
 
-def test_a_command_that_runs_too_long_is_ended_before_the_lock_is_given_back(
+def test_a_command_that_runs_too_long_ends_before_the_lock_is_released(
     start: Start, sqlite_url: str, tmp_path: Path
 ) -> None:
     slow = "trap 'sleep 0.4; echo last >> log; exit' TERM; echo ready; while :; do sleep 0.05; done"
@@ -472,7 +476,7 @@ def test_a_command_that_runs_too_long_is_ended_before_the_lock_is_given_back(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has such timers")
 @pytest.mark.parametrize("command", ["run", "elect"])
-def test_a_stopped_multilock_with_a_hard_fence_is_killed_with_its_command(
+def test_a_frozen_multilock_with_a_hard_fence_is_killed_with_its_command(
     start: Start, sqlite_url: str, command: str
 ) -> None:
     script = f"echo $$; {STUBBORN}"
@@ -483,7 +487,7 @@ def test_a_stopped_multilock_with_a_hard_fence_is_killed_with_its_command(
     until(lambda: gone(child))
 
 
-def test_a_command_that_ends_in_order_after_the_loss_gives_76_too(
+def test_a_command_that_exits_with_zero_after_the_loss_returns_76_too(
     start: Start, url: str, client: multilock.Client
 ) -> None:
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", OBEDIENT)
@@ -507,7 +511,7 @@ def test_a_command_that_ignores_sigterm_is_killed_before_the_validity_ends(
 
 
 @pytest.mark.parametrize("first", [":", "trap '' TERM"])
-def test_all_of_the_commands_group_ends_with_the_lock(
+def test_the_whole_process_group_of_the_command_ends_with_the_lock(
     start: Start, url: str, client: multilock.Client, first: str
 ) -> None:
     child = f"{first}; echo \\$\\$; while :; do sleep 0.05; done"
@@ -519,14 +523,14 @@ def test_all_of_the_commands_group_ends_with_the_lock(
     until(lambda: gone(pid))
 
 
-def test_a_stopped_command_ends_with_the_lock(start: Start, url: str, client: multilock.Client) -> None:
+def test_a_suspended_command_ends_with_the_lock(start: Start, url: str, client: multilock.Client) -> None:
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", "echo $$; exec sleep 60")
     os.kill(int(line_of(process)), signal.SIGSTOP)
     assert client.force_release("job")
     assert process.wait(WITHIN) == 76
 
 
-def test_a_backend_that_falls_silent_ends_the_command_before_its_lock_can_be_anothers(
+def test_a_silent_backend_ends_the_command_before_another_can_hold_the_lock(
     start: Start, redis_server: RedisServer
 ) -> None:
     process = start("run", "job", "--ttl", TTL, "--url", redis_server.url, "--", "sh", "-c", f"echo $$; {STUBBORN}")
@@ -575,7 +579,7 @@ def test_a_lost_lock_ends_the_command_although_nobody_reads_stderr(
     os.close(reader)
 
 
-def test_what_is_said_to_a_full_stderr_comes_as_soon_as_somebody_reads_it(start: Start, sqlite_url: str) -> None:
+def test_a_message_to_a_full_stderr_is_delivered_once_it_is_read(start: Start, sqlite_url: str) -> None:
     reader, writer = _full_pipe()
     process = start("run", "job", "--ttl", TTL, "--url", sqlite_url, "--", "sh", "-c", STUBBORN, stderr=writer)
     os.close(writer)
@@ -589,7 +593,7 @@ def test_what_is_said_to_a_full_stderr_comes_as_soon_as_somebody_reads_it(start:
 
 
 @pytest.mark.parametrize("command", ["run", "elect"])
-def test_a_killed_multilock_keeps_the_name_while_its_command_may_live(
+def test_after_multilock_is_killed_the_name_stays_taken_while_its_command_may_live(
     start: Start, sqlite_url: str, command: str
 ) -> None:
     process = start(command, "job", "--ttl", "6", "--url", sqlite_url, "--", "sh", "-c", "echo $$; sleep 60")
@@ -616,7 +620,7 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start so
 @only_root
 @pytest.mark.parametrize("shell", [False, True], ids=["itself", "child-of-a-shell"])
 @pytest.mark.parametrize("command", ["run", "elect"])
-def test_a_command_that_we_may_not_kill_is_told_at_once_and_ends_multilock_before_the_validity_does(
+def test_a_command_that_may_not_be_killed_is_reported_at_once_and_ends_multilock_in_time(
     start: Start, url: str, client: multilock.Client, command: str, shell: bool
 ) -> None:
     ttl = 6.0
@@ -641,7 +645,7 @@ def test_a_command_that_we_may_not_kill_is_told_at_once_and_ends_multilock_befor
 
 
 @only_root
-def test_a_signal_that_we_may_not_pass_on_is_told(start: Start, sqlite_url: str) -> None:
+def test_a_signal_that_may_not_be_passed_on_is_reported(start: Start, sqlite_url: str) -> None:
     process = start("run", "job", "--url", sqlite_url, "--", *ANOTHER_USER, through=UNPRIVILEGED)
     pid = int(line_of(process))
     process.terminate()
@@ -672,7 +676,7 @@ def test_the_command_dies_with_multilock(start: Start, url: str) -> None:
     ],
     ids=["child", "double-fork", "stubborn", "closed-streams"],
 )
-def test_all_of_the_commands_group_dies_with_multilock(start: Start, url: str, script: str) -> None:
+def test_the_whole_process_group_of_the_command_dies_with_multilock(start: Start, url: str, script: str) -> None:
     """The shell that cron starts for each line is such a group."""
     child = "sh -c 'echo $$; exec sleep 60'"
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", script.format(child))
@@ -681,7 +685,7 @@ def test_all_of_the_commands_group_dies_with_multilock(start: Start, url: str, s
     until(lambda: gone(pid))
 
 
-def test_what_has_left_the_group_escapes_as_the_docs_say(start: Start, sqlite_url: str) -> None:
+def test_a_process_outside_the_group_survives_as_the_docs_say(start: Start, sqlite_url: str) -> None:
     script = "setsid sh -c 'echo $$; exec sleep 60' & echo $$; wait"
     process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", script)
     pids = {int(line_of(process)), int(line_of(process))}
@@ -691,7 +695,7 @@ def test_what_has_left_the_group_escapes_as_the_docs_say(start: Start, sqlite_ur
     os.kill(escaped, signal.SIGKILL)
 
 
-def test_what_the_command_leaves_behind_outlives_multilock_and_holds_no_lock(
+def test_a_background_process_of_the_command_outlives_multilock_and_holds_no_lock(
     run: Run, sqlite_url: str, tmp_path: Path
 ) -> None:
     left = "sh -c 'echo $$ > pid; exec sleep 60' >/dev/null 2>&1 &"
@@ -703,7 +707,7 @@ def test_what_the_command_leaves_behind_outlives_multilock_and_holds_no_lock(
     os.kill(pid, signal.SIGKILL)
 
 
-def test_no_process_of_ours_is_left_when_multilock_ends(start: Start, sqlite_url: str, tmp_path: Path) -> None:
+def test_no_process_of_multilock_is_left_when_it_ends(start: Start, sqlite_url: str, tmp_path: Path) -> None:
     mark = f"MARK={tmp_path}"
     process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", OBEDIENT, env={"MARK": str(tmp_path)})
     assert line_of(process) == "ready"
@@ -722,7 +726,7 @@ def _processes_with(variable: str) -> list[int]:
     return found
 
 
-def test_the_command_is_a_process_group_of_its_own(start: Start, sqlite_url: str) -> None:
+def test_the_command_has_a_process_group_of_its_own(start: Start, sqlite_url: str) -> None:
     show = "import os; print(os.getpid(), os.getpgrp(), os.getsid(0))"
     process = start("run", "job", "--url", sqlite_url, "--", sys.executable, "-c", show)
     pid, group, session = map(int, line_of(process).split())
@@ -730,13 +734,13 @@ def test_the_command_is_a_process_group_of_its_own(start: Start, sqlite_url: str
     assert session == os.getsid(0)
 
 
-def test_the_command_has_the_signals_a_shell_would_give_it(run: Run, sqlite_url: str) -> None:
+def test_the_command_has_the_signal_handling_that_a_shell_would_set(run: Run, sqlite_url: str) -> None:
     show = r"grep -E '^Sig(Ign|Blk):' /proc/self/status"
     without = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True).stdout
     assert run("run", "job", "--url", sqlite_url, "--", "sh", "-c", show).stdout == without
 
 
-def test_closed_standard_streams_are_not_filled_with_files_of_ours(sqlite_url: str, tmp_path: Path) -> None:
+def test_closed_standard_streams_are_not_reused_for_other_files(sqlite_url: str, tmp_path: Path) -> None:
     show = "ls -l /proc/self/fd > seen; exit 3"
     script = f"{sys.executable} -m multilock run job --url {sqlite_url} -- sh -c '{show}' <&- >&- 2>&-"
     ended = subprocess.run(["sh", "-c", script], env=environment(), cwd=tmp_path, check=False, timeout=WITHIN)
@@ -744,7 +748,7 @@ def test_closed_standard_streams_are_not_filled_with_files_of_ours(sqlite_url: s
     assert (tmp_path / "seen").read_text().count("/dev/null") == 2
 
 
-def test_a_command_ends_although_whoever_started_multilock_blocks_sigchld(start: Start, sqlite_url: str) -> None:
+def test_the_end_of_a_command_is_noticed_although_sigchld_is_blocked(start: Start, sqlite_url: str) -> None:
     block = (
         "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD]); "
         "os.execv(sys.argv[1], sys.argv[1:])"

@@ -14,7 +14,7 @@ from tests.cli.conftest import WITHIN, Run, Start, line_of
 READY = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"
 
 
-def test_commands_that_read_run_together_and_exclude_one_that_does_not(start: Start, run: Run, sqlite_url: str) -> None:
+def test_commands_that_read_run_together_and_exclude_one_that_writes(start: Start, run: Run, sqlite_url: str) -> None:
     readers = [start("run", "job", "--shared", "--url", sqlite_url, "--", "sh", "-c", READY) for _ in range(2)]
     assert [line_of(reader) for reader in readers] == ["ready"] * 2
     assert run("run", "job", "--timeout", "0", "--url", sqlite_url, "--", "true").returncode == 75
@@ -55,13 +55,15 @@ def test_as_many_commands_run_as_there_are_permits(start: Start, run: Run, sqlit
         (["--shared", "--hold-at-least", "3"], "--shared"),
     ],
 )
-def test_what_cannot_be_is_a_mistake(run: Run, sqlite_url: str, arguments: list[str], says: str) -> None:
+def test_an_impossible_combination_of_options_is_a_usage_error(
+    run: Run, sqlite_url: str, arguments: list[str], says: str
+) -> None:
     ended = run("run", "job", *arguments, "--url", sqlite_url, "--", "true")
     assert ended.returncode == 64
     assert says in ended.stderr
 
 
-def test_status_on_a_terminal_tells_how_many_hold_it() -> None:
+def test_status_on_a_terminal_shows_how_many_hold_a_name() -> None:
     shown = [
         _kind(multilock.LockInfo("n", kind, holders=holders, permits=permits))
         for kind, holders, permits in (("read", 12, None), ("permit", 2, 3), ("write", None, None))
@@ -69,7 +71,7 @@ def test_status_on_a_terminal_tells_how_many_hold_it() -> None:
     assert shown == ["read ×12", "permit 2 of 3", "write"]
 
 
-def test_watch_tells_how_many_hold_a_name_and_not_which_of_them_is_shown(
+def test_watch_reports_the_number_of_holders_and_not_which_one_is_shown(
     url: str, client: multilock.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def looks() -> Iterator[list[multilock.LockInfo]]:
@@ -107,7 +109,7 @@ def test_watch_tells_how_many_hold_a_name_and_not_which_of_them_is_shown(
     assert told_as_json == [[2], [3], [None], [None], []]
 
 
-def test_watch_tells_how_many_permits_are_taken(client: multilock.Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_reports_how_many_permits_are_taken(client: multilock.Client, capsys: pytest.CaptureFixture[str]) -> None:
     def looks() -> Iterator[list[multilock.LockInfo]]:
         for _ in range(3):
             client.semaphore("gpu", 3).acquire()

@@ -17,7 +17,7 @@ from multilock.cli.child import Child
 from multilock.cli.signals import Signalled, Signals
 
 
-def test_a_signal_that_comes_as_the_wait_for_the_command_begins_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_at_the_beginning_of_the_wait_for_the_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python has already looked for signals, and the system call does not know of this one."""
     wait = os.waitpid
     times = [1]
@@ -78,7 +78,7 @@ def test_a_second_signal_does_not_interrupt_the_clean_up_after_the_first() -> No
     assert signals.pending == [signal.SIGINT]
 
 
-def test_what_was_done_with_signals_before_is_done_again_after() -> None:
+def test_signal_handlers_are_restored_afterwards() -> None:
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
     with Signals():
         pass

@@ -20,7 +20,7 @@ from tests.cli.conftest import TTL, WITHIN, Run, Start, environment, line_of
 from tests.servers import RedisServer, free_port
 
 
-def test_status_as_json_is_an_array_of_everything_known(run: Run, url: str, client: multilock.Client) -> None:
+def test_status_as_json_is_an_array_of_all_fields(run: Run, url: str, client: multilock.Client) -> None:
     with client.lock("app/b"), client.lock("app/a") as lease, client.lock("other"):
         held = json.loads(run("status", "app/", "--json", "--url", url).stdout)
     assert [info["name"] for info in held] == ["app/a", "app/b"]
@@ -32,11 +32,11 @@ def test_status_as_json_is_an_array_of_everything_known(run: Run, url: str, clie
     assert datetime.fromisoformat(first["since"]).tzinfo is not None
 
 
-def test_status_of_nothing_is_an_empty_array(run: Run, url: str) -> None:
+def test_status_without_any_lock_is_an_empty_array(run: Run, url: str) -> None:
     assert json.loads(run("status", "--json", "--url", url).stdout) == []
 
 
-def test_status_without_a_terminal_is_a_line_of_fields_for_each_lock(
+def test_status_without_a_terminal_prints_one_line_of_fields_for_each_lock(
     run: Run, url: str, client: multilock.Client
 ) -> None:
     with client.lock("b"), client.lock("a") as lease:
@@ -46,7 +46,7 @@ def test_status_without_a_terminal_is_a_line_of_fields_for_each_lock(
     assert lines[0].split("\t")[3] == str(lease.token)
 
 
-def test_status_on_a_terminal_without_rich_is_a_line_for_each_lock(
+def test_status_on_a_terminal_without_rich_prints_one_line_for_each_lock(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -65,7 +65,7 @@ def test_watch_without_a_terminal_prints_each_change(start: Start, url: str, cli
     assert line_of(process).split("\t")[1:4] == ["-", "job", "lock"]
 
 
-def test_watch_as_json_prints_an_array_whenever_it_changed(start: Start, url: str, client: multilock.Client) -> None:
+def test_watch_as_json_prints_an_array_after_each_change(start: Start, url: str, client: multilock.Client) -> None:
     process = start("status", "--watch", "--json", "--url", url)
     assert json.loads(line_of(process)) == []
     with client.lock("job"):
@@ -73,7 +73,7 @@ def test_watch_as_json_prints_an_array_whenever_it_changed(start: Start, url: st
     assert json.loads(line_of(process)) == []
 
 
-def test_an_interrupt_ends_the_watch_with_130_and_without_a_traceback(start: Start, sqlite_url: str) -> None:
+def test_an_interrupt_ends_watch_with_130_and_without_a_traceback(start: Start, sqlite_url: str) -> None:
     process = start("status", "--watch", "--json", "--url", sqlite_url)
     assert line_of(process) == "[]"
     process.send_signal(signal.SIGINT)
@@ -82,14 +82,14 @@ def test_an_interrupt_ends_the_watch_with_130_and_without_a_traceback(start: Sta
 
 
 @pytest.mark.parametrize("command", [["status"], ["force-release", "job", "--yes"], ["doctor"], ["demo"]])
-def test_a_silent_backend_gives_69_and_a_reason(run: Run, command: list[str]) -> None:
+def test_a_silent_backend_returns_69_and_a_reason(run: Run, command: list[str]) -> None:
     ended = run(*command, "--url", f"redis://u:hunter2@127.0.0.1:{free_port()}?request_timeout=0.5")
     assert ended.returncode == 69
     assert ended.stderr + ended.stdout
     assert "hunter2" not in ended.stderr + ended.stdout
 
 
-def test_force_release_takes_the_lock_and_its_holder_hears_of_it(run: Run, url: str, client: multilock.Client) -> None:
+def test_force_release_takes_the_lock_and_notifies_its_holder(run: Run, url: str, client: multilock.Client) -> None:
     lease = client.lock("job").acquire()
     ended = run("force-release", "job", "--yes", "--url", url)
     assert (ended.returncode, ended.stdout) == (0, f"job was taken from {os.uname().nodename}:{os.getpid()}\n")
@@ -98,7 +98,7 @@ def test_force_release_takes_the_lock_and_its_holder_hears_of_it(run: Run, url: 
     assert loss.reason is multilock.LossReason.TAKEN
 
 
-def test_force_release_without_yes_takes_nothing_and_says_who_holds_it(
+def test_force_release_without_yes_takes_nothing_and_shows_the_holder(
     run: Run, url: str, client: multilock.Client
 ) -> None:
     with client.lock("job"):
@@ -108,7 +108,7 @@ def test_force_release_without_yes_takes_nothing_and_says_who_holds_it(
         assert f":{os.getpid()}" in ended.stderr
 
 
-def test_force_release_of_a_free_lock_says_so(run: Run, url: str) -> None:
+def test_force_release_of_a_free_lock_reports_that_it_was_free(run: Run, url: str) -> None:
     ended = run("force-release", "job", "--yes", "--url", url)
     assert (ended.returncode, ended.stdout) == (1, "nobody held job\n")
     ended = run("force-release", "job", "--url", url)
@@ -118,7 +118,7 @@ def test_force_release_of_a_free_lock_says_so(run: Run, url: str) -> None:
     )
 
 
-def test_a_name_that_the_terminal_cannot_show_ends_no_command_half_way(
+def test_a_name_that_the_terminal_cannot_show_ends_no_command_early(
     run: Run, url: str, client: multilock.Client
 ) -> None:
     poor = {"PYTHONIOENCODING": "ascii"}
@@ -129,7 +129,7 @@ def test_a_name_that_the_terminal_cannot_show_ends_no_command_half_way(
     assert lease.wait_lost(WITHIN)
 
 
-def test_an_output_that_cannot_be_written_is_said_so(url: str, run: Run, tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_reported(url: str, run: Run, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "multilock", "status", "--json", "--url", url]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
@@ -138,7 +138,7 @@ def test_an_output_that_cannot_be_written_is_said_so(url: str, run: Run, tmp_pat
     assert (ended.returncode, ended.stderr) == (70, "multilock: [Errno 28] No space left on device\n")
 
 
-def test_doctor_as_json_tells_backends_url_capabilities_and_findings(run: Run, url: str) -> None:
+def test_doctor_as_json_shows_backends_url_capabilities_and_findings(run: Run, url: str) -> None:
     ended = run("doctor", "--json", "--url", url)
     report = json.loads(ended.stdout)
     assert ended.returncode == 0
@@ -149,7 +149,7 @@ def test_doctor_as_json_tells_backends_url_capabilities_and_findings(run: Run, u
     assert all(set(finding) == {"code", "level", "message", "remedy"} for finding in report["findings"])
 
 
-def test_doctor_guards_a_deployment_by_its_exit_code(run: Run, sqlite_url: str, tmp_path: Path) -> None:
+def test_doctor_can_check_a_deployment_by_its_exit_code(run: Run, sqlite_url: str, tmp_path: Path) -> None:
     assert run("doctor", "--url", sqlite_url).returncode == 0
     (tmp_path / "plain.db").write_text("no database" * 1000)
     ended = run("doctor", "--url", f"sqlite://{tmp_path}/plain.db")
@@ -157,7 +157,7 @@ def test_doctor_guards_a_deployment_by_its_exit_code(run: Run, sqlite_url: str, 
 
 
 @pytest.mark.parametrize("rights", ["", "+info +ping +hello +client"])
-def test_doctor_refuses_a_server_where_no_lock_can_be_taken(run: Run, rights: str) -> None:
+def test_doctor_reports_a_server_on_which_no_lock_can_be_acquired(run: Run, rights: str) -> None:
     with RedisServer() as server, redis.Redis(port=server.port) as operator:
         url = server.url
         if rights:
@@ -175,13 +175,13 @@ def test_doctor_leaves_no_lock_behind(run: Run, url: str, client: multilock.Clie
     assert list(client.inspect_all()) == []
 
 
-def test_doctor_tells_its_findings_before_anything_else(run: Run, tmp_path: Path) -> None:
+def test_doctor_prints_its_findings_first(run: Run, tmp_path: Path) -> None:
     (tmp_path / "plain.db").write_text("no database" * 1000)
     lines = run("doctor", "--url", f"sqlite://{tmp_path}/plain.db").stdout.splitlines()
     assert [lines[0], lines[1].partition(":")[0]] == [f"sqlite://{tmp_path}/plain.db", "error"]
 
 
-def test_strict_doctor_refuses_a_warning(run: Run) -> None:
+def test_strict_doctor_fails_on_a_warning(run: Run) -> None:
     # A file there is lost at the next boot, and its tokens with it.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         url = f"sqlite://{folder}/locks.db"
@@ -190,7 +190,7 @@ def test_strict_doctor_refuses_a_warning(run: Run) -> None:
     assert (ended.returncode, "warning: " in ended.stdout) == (1, True)
 
 
-def test_doctor_shows_no_capability_that_is_none(run: Run, sqlite_url: str) -> None:
+def test_doctor_shows_only_existing_capabilities(run: Run, sqlite_url: str) -> None:
     assert "None" not in run("doctor", "--url", sqlite_url).stdout
 
 
@@ -202,7 +202,7 @@ def test_doctor_shows_the_url_without_its_secrets(run: Run) -> None:
         assert "redis://***@127.0.0.1" in ended.stdout
 
 
-def test_doctor_of_a_silent_backend_still_tells_what_it_knows(run: Run) -> None:
+def test_doctor_of_a_silent_backend_still_shows_what_it_has(run: Run) -> None:
     ended = run("doctor", "--json", "--url", f"redis://127.0.0.1:{free_port()}?request_timeout=0.5")
     report = json.loads(ended.stdout)
     assert ended.returncode == 69
@@ -210,7 +210,7 @@ def test_doctor_of_a_silent_backend_still_tells_what_it_knows(run: Run) -> None:
     assert [finding["code"] for finding in report["findings"]] == ["unreachable"]
 
 
-def test_doctor_without_a_place_lists_the_backends_and_says_how_to_choose(run: Run) -> None:
+def test_doctor_without_a_url_lists_the_backends_and_how_to_choose_one(run: Run) -> None:
     ended = run("doctor", "--json")
     assert ended.returncode == 64
     assert json.loads(ended.stdout)["backends"]

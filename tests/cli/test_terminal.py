@@ -89,7 +89,7 @@ def test_the_command_reads_the_terminal_and_the_shell_gets_it_back(terminal: Ope
     assert shell.wait() == 0
 
 
-def test_ctrl_c_reaches_the_command_and_the_lock_is_given_back(terminal: Open, sqlite_url: str) -> None:
+def test_ctrl_c_reaches_the_command_and_the_lock_is_released(terminal: Open, sqlite_url: str) -> None:
     script = f"trap : INT; {MULTILOCK} run job --url {sqlite_url} -- sh -c \"trap 'exit 7' INT; echo ready; read x\""
     shell = terminal(f"{script}; echo code $?; {MULTILOCK} status --json --url {sqlite_url}")
     shell.wait_for("ready")
@@ -118,7 +118,7 @@ def test_ctrl_z_does_not_suspend_a_command_that_holds_a_lock(terminal: Open, sql
     assert shell.wait() == 0
 
 
-def test_a_pipeline_keeps_the_terminal_and_the_command_gets_it_when_it_asks(terminal: Open, sqlite_url: str) -> None:
+def test_a_command_in_a_pipeline_gets_the_terminal_when_it_reads(terminal: Open, sqlite_url: str) -> None:
     shell = terminal(f"{MULTILOCK} run job --url {sqlite_url} -- sh -c 'read x; echo got $x' | cat")
     shell.type("asked\n")
     shell.wait_for("got asked")

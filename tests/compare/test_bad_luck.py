@@ -42,7 +42,7 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-def test_a_url_that_is_named_twice_is_two_columns(server: RedisServer) -> None:
+def test_a_url_that_is_named_twice_gets_two_columns(server: RedisServer) -> None:
     names = [column.name for column in columns_for([server.url, server.url], [], 2.0)]
     assert names == ["redis", "naive", "redis-py", "redis-2", "naive-2", "redis-py-2"]
     found = compare.run(
@@ -52,7 +52,7 @@ def test_a_url_that_is_named_twice_is_two_columns(server: RedisServer) -> None:
     assert found.violations == []
 
 
-def test_a_lock_of_somebody_elses_has_a_control_beside_it(server: RedisServer) -> None:
+def test_a_users_own_lock_has_a_control_beside_it(server: RedisServer) -> None:
     adapter = f"tests.compare.broken:Sound={server.url}"
     assert [column.name for column in columns_for([], [adapter], 2.0)] == ["Sound", "naive", "redis-py"]
     assert [column.name for column in columns_for([server.url], [adapter], 2.0)] == [
@@ -62,7 +62,7 @@ def test_a_lock_of_somebody_elses_has_a_control_beside_it(server: RedisServer) -
     assert [column.name for column in columns_for([], [strange], 2.0)] == ["Sound"]
 
 
-def test_a_url_without_the_rights_to_make_a_session_is_a_column_that_says_so(
+def test_a_url_without_permission_for_sessions_is_a_column_with_the_reason(
     server: RedisServer,
 ) -> None:
     with redis.Redis(port=server.port) as operator:
@@ -79,13 +79,13 @@ def test_a_url_without_the_rights_to_make_a_session_is_a_column_that_says_so(
     assert token not in said
 
 
-def test_a_full_disk_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").symlink_to("/dev/full")
     with pytest.raises(ConfigurationError, match="No space left"):
         compare.run(["memory://"], compare.Options(out=tmp_path))
 
 
-def test_a_disk_that_is_full_in_the_midst_of_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_becomes_full_during_a_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_in_the_midst_of_it_is_told(tmp_path: Path, monkeypa
         {"urls": []},
     ],
 )
-def test_a_mistake_leaves_the_report_that_was_kept_there(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_a_usage_mistake_keeps_the_old_report(tmp_path: Path, wrong: dict[str, Any]) -> None:
     for name in ("history.jsonl", "report.json"):
         (tmp_path / name).write_text(f"the {name} of an hour\n")
     its = {"scenarios": ["kill"], "out": tmp_path, **wrong}
@@ -118,7 +118,7 @@ def test_a_mistake_leaves_the_report_that_was_kept_there(tmp_path: Path, wrong: 
     assert kept == {name: f"the {name} of an hour\n" for name in ("history.jsonl", "report.json")}
 
 
-def test_a_disk_that_gets_full_leaves_a_report_of_what_was_done_until_then(
+def test_a_disk_that_becomes_full_leaves_a_report_of_the_finished_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = 0
@@ -156,7 +156,7 @@ class Full:
         return done
 
 
-def test_a_file_of_a_report_is_whole_though_its_writing_is_interrupted(
+def test_a_report_file_is_complete_even_if_its_writing_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "report.json").write_text("before")
@@ -194,7 +194,7 @@ def test_an_interrupt_after_the_last_cycle_still_leaves_a_report(
     assert found.data["partial"] == (None if what == "_content" else "interrupted")
 
 
-def test_a_signal_while_the_servers_are_asked_ends_it_and_nothing_is_kept(
+def test_a_signal_during_the_first_requests_ends_the_run_and_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(*_: object, **__: object) -> None:
@@ -243,7 +243,7 @@ def compare_while_the_clock_jumps(url: str, offset: str, folder: str) -> None:
     say("found", found.exit_code, len(found.violations), len(found.void))
 
 
-def test_a_clock_that_is_stepped_changes_no_verdict(tmp_path: Path) -> None:
+def test_a_stepped_clock_changes_no_verdict(tmp_path: Path) -> None:
     """The clocks of the runner and of all its workers jump by an hour, forward and back, ten times a second."""
     shim, offset = compiled(tmp_path), tmp_path / "offset"
     offset.write_bytes(bytes(8))
@@ -257,11 +257,11 @@ def test_a_clock_that_is_stepped_changes_no_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["held", "held x A", "got 1 n A", "over now A", "lost 1 A", "wrong A {", "anything"])
-def test_the_output_of_a_lock_library_is_not_taken_for_events(line: str) -> None:
+def test_the_output_of_a_compared_library_is_not_taken_for_events(line: str) -> None:
     assert event_of(1, line) is None
 
 
-def test_a_history_may_be_compressed_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+def test_a_history_may_be_compressed_and_damage_is_reported(tmp_path: Path) -> None:
     compare.run(
         [f"sqlite://{tmp_path}/locks.db"], compare.Options(scenarios=["kill"], cycles=1, controls=False, out=tmp_path)
     )
@@ -276,13 +276,13 @@ def test_a_history_may_be_compressed_and_a_damaged_one_is_told(tmp_path: Path) -
     assert "cannot be judged" in compare.verify(tmp_path)[0]
 
 
-def test_where_a_callback_came_a_moment_late_nobody_can_say_whose_fault_it_was() -> None:
+def test_a_callback_that_is_only_a_moment_late_leaves_its_cycle_undecided() -> None:
     """A freeze of less than 25 ms is not recorded."""
     late = [*HELD[:3], "1 lost 12.33 A lost 12.33", *NEXT, *LAST]
     assert judge_cycle(cycle("partition", *late)).outcome == "undecided"
 
 
-def test_a_server_that_is_slow_as_the_run_begins_takes_part(server: RedisServer) -> None:
+def test_a_server_that_is_slow_at_the_beginning_takes_part(server: RedisServer) -> None:
     """It is slower than a lock with this ttl allows a request to be: an overloaded machine must not cost a column."""
     with FaultProxy.before(server.url) as proxy:
         proxy.black_hole("down")
@@ -301,7 +301,7 @@ def heal_after(proxy: FaultProxy, seconds: float) -> None:
     proxy.heal()
 
 
-def test_the_report_that_is_kept_as_an_example_is_judged_to_what_it_says() -> None:
+def test_the_kept_example_report_has_the_verdicts_that_it_states() -> None:
     folder = Path(__file__).parents[2] / "docs" / "comparison"
     assert compare.verify(folder) == []
     kept = compare.read_report(folder)

@@ -43,7 +43,7 @@ def nodes_below(client: Any, path: str) -> list[str]:
     return found + [node for child in found for node in nodes_below(client, child)]
 
 
-def test_kazoo_has_the_login_and_the_prefix_of_ours_and_leaves_no_node() -> None:
+def test_the_kazoo_control_has_our_login_and_prefix_and_leaves_no_node() -> None:
     """This login may write below one node only. Without the login and prefix kazoo would hold nothing, and the run
     would be void."""
     with ZooKeeperServer() as server:
@@ -63,7 +63,7 @@ def test_kazoo_has_the_login_and_the_prefix_of_ours_and_leaves_no_node() -> None
             assert [node for node in nodes_below(operator, "/") if of_kazoo.search(node)] == []
 
 
-def test_what_kazoo_leaves_is_removed_by_the_server_where_nobody_is_left_to_do_it() -> None:
+def test_nodes_that_a_kazoo_control_leaves_are_removed_by_the_server() -> None:
     with ZooKeeperServer(java=["-Dznode.container.checkIntervalMs=100"]) as server, zookeeper(server.url) as operator:
         place = controls.Kazoo.open(server.url, 1.0)
         lock = place.lock("compare-1")
@@ -77,9 +77,7 @@ def test_what_kazoo_leaves_is_removed_by_the_server_where_nobody_is_left_to_do_i
 
 
 @pytest.mark.parametrize("control", [controls.Naive, controls.RedisPy])
-def test_a_control_on_redis_has_the_login_the_database_and_the_prefix_of_ours(
-    server: RedisServer, control: Adapter
-) -> None:
+def test_a_redis_control_has_our_login_database_and_prefix(server: RedisServer, control: Adapter) -> None:
     rules = ["~some/*", "+@all"]
     with redis.Redis(port=server.port, db=1) as operator:
         operator.execute_command("ACL", "SETUSER", "me", "on", ">secret", *rules)

@@ -109,12 +109,12 @@ def test_a_server_is_stopped_once_for_all_cells_that_wait_for_it() -> None:
     assert server.stops == 1
 
 
-def test_a_server_that_could_not_be_stopped_counts_as_no_fault() -> None:
+def test_a_failed_attempt_to_stop_a_server_does_not_count_as_a_fault() -> None:
     saw = play_together(Together(3), Server("it is gone"), 3)
     assert [("it is gone" in each) for each in saw] == [True] * 3
 
 
-def test_a_cell_that_waits_for_others_hears_of_the_end_of_the_run() -> None:
+def test_a_cell_that_waits_for_others_is_notified_of_the_end_of_the_run() -> None:
     saw = play_together(Together(3), Server(), 2, also=lambda stop: stop.set())
     assert saw == ["the run was interrupted"] * 2
 
@@ -129,7 +129,7 @@ def test_a_cell_that_waits_for_others_hears_of_the_end_of_the_run() -> None:
         ([(7, 5.1, 7.9)], 9),  # caused by another cycle's fault
     ],
 )
-def test_more_run_at_once_as_long_as_they_run_when_they_want_to(
+def test_more_cells_run_at_once_while_they_find_processor_time(
     stalls: list[tuple[int, float, float]], becomes: int
 ) -> None:
     said = [{"what": "stall", "pid": pid, "at": at, "until": until} for pid, at, until in stalls]
@@ -139,7 +139,7 @@ def test_more_run_at_once_as_long_as_they_run_when_they_want_to(
     assert limit.now == becomes
 
 
-def test_there_are_never_more_nor_fewer_at_once_than_was_said() -> None:
+def test_the_requested_number_of_cells_runs_at_once() -> None:
     limit = Limit(6, 7)
     busy = {"what": "stall", "pid": 1, "at": 0.0, "until": 9.0}
     seen = []
@@ -149,7 +149,7 @@ def test_there_are_never_more_nor_fewer_at_once_than_was_said() -> None:
     assert seen == [7, 7, 6, 6]
 
 
-def test_controls_have_as_many_cycles_as_was_said_from_the_first_round_to_the_last(tmp_path: Path) -> None:
+def test_controls_run_the_requested_number_of_cycles_from_first_to_last(tmp_path: Path) -> None:
     columns = columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0)
     options = Options(scenarios=["kill", "pause"], cycles=30, control_cycles=3)
     plans = Plans(columns, options, 1, "", 1)
@@ -180,9 +180,7 @@ def planned(columns: list[Column], scenarios: list[str], **more: Any) -> Plans:
         (["pause"], {("naive", "pause"): 2, ("sqlite-flag", "pause"): 2}),
     ],
 )
-def test_each_url_has_a_control_that_must_fail_whatever_was_chosen(
-    scenarios: list[str], of_controls: dict[tuple[str, str], int]
-) -> None:
+def test_each_url_has_a_control_that_must_fail(scenarios: list[str], of_controls: dict[tuple[str, str], int]) -> None:
     urls = {"redis://127.0.0.1:1": ["redis", "naive", "redis-py"], "sqlite:////nowhere/x.db": ["sqlite", "sqlite-flag"]}
     must_fail = frozenset({"pause", "partition", "taken"})
     columns = [
@@ -202,7 +200,7 @@ def test_each_url_has_a_control_that_must_fail_whatever_was_chosen(
     assert plans.planned == len(plans.cycles)
 
 
-def test_an_undecided_cell_is_run_again_but_not_forever(tmp_path: Path) -> None:
+def test_an_undecided_cell_is_repeated_but_not_forever(tmp_path: Path) -> None:
     plans = planned(columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0), ["kill", "pause"])
     run = Counter[tuple[str, str]]()
     while plans.cycles:
@@ -214,7 +212,7 @@ def test_an_undecided_cell_is_run_again_but_not_forever(tmp_path: Path) -> None:
     assert run == {("sqlite", "kill"): 4, ("sqlite", "pause"): 2, ("sqlite-flag", "pause"): 4}
 
 
-def test_each_cell_gets_a_cycle_that_is_decided_however_short_the_time(tmp_path: Path) -> None:
+def test_each_cell_gets_one_decided_cycle_however_short_the_time(tmp_path: Path) -> None:
     columns = columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0)
     plans = planned(columns, ["kill", "pause"], cycles=9, within=0.001)
     run = Counter[tuple[str, str]]()
@@ -227,14 +225,14 @@ def test_each_cell_gets_a_cycle_that_is_decided_however_short_the_time(tmp_path:
     assert run == {("sqlite", "kill"): 3, ("sqlite", "pause"): 1, ("sqlite-flag", "pause"): 3}
 
 
-def test_what_a_worker_said_is_not_kept_once_its_cycle_is_over() -> None:
+def test_output_of_a_worker_is_dropped_after_its_cycle() -> None:
     mate = mate_that_said("opened 1.0 A", 'wrong A "it hangs"', "held 2.0 A")
     assert [event["what"] for event in mate.forget()] == ["opened", "wrong", "held"]
     assert mate.said("opened", "A") is None
     assert (mate.helper.lines, mate.forget()) == ([], [])
 
 
-def test_what_a_worker_says_late_is_not_of_the_next_cycle() -> None:
+def test_late_output_of_a_worker_does_not_count_for_the_next_cycle() -> None:
     stop = threading.Event()
     stop.set()
     adapter = "multilock.testing.compare.controls:Kazoo"  # the memory backend has no operator who would clean up
@@ -245,7 +243,7 @@ def test_what_a_worker_says_late_is_not_of_the_next_cycle() -> None:
     assert events[-1]["stopped"]
 
 
-def test_a_callback_after_its_client_was_closed_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_after_its_client_was_closed_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(worker, "note", lambda what, *_: told.append(what))
     role = worker._Role("A", "adapter", "memory://", 2.0, "name")

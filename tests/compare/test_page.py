@@ -132,7 +132,7 @@ class Seen(HTMLParser):
         self.links |= {value or "" for name, value in attrs if name == "href"}
 
 
-def test_what_others_named_is_text_and_never_markup(hostile: tuple[Report, Gathered]) -> None:
+def test_text_from_outside_is_escaped_on_the_page(hostile: tuple[Report, Gathered]) -> None:
     seen = Seen(page(*hostile))
     assert not seen.tags & {"script", "img", "iframe", "object", "link", "base", "form"}
     assert not {name for name in seen.attributes if name.startswith("on") or name in ("style", "src", "srcset")}
@@ -142,7 +142,7 @@ def test_what_others_named_is_text_and_never_markup(hostile: tuple[Report, Gathe
     }  # fmt: skip
 
 
-def test_nothing_turns_the_text_around(hostile: tuple[Report, Gathered]) -> None:
+def test_text_from_outside_cannot_change_the_writing_direction(hostile: tuple[Report, Gathered]) -> None:
     assert not {"\u202e", "\x00", "\x1b"} & {*page(*hostile), *card(*hostile)}
 
 
@@ -164,7 +164,7 @@ def test_each_link_of_the_example_in_the_docs_leads_somewhere() -> None:
     assert drawn.links == seen.links, "draw it again: multilock compare --page docs/comparison"
 
 
-def test_the_worst_cycle_is_the_one_that_is_shown(hostile: tuple[Report, Gathered]) -> None:
+def test_the_timeline_shows_the_worst_cycle(hostile: tuple[Report, Gathered]) -> None:
     _, evidence = hostile
     worst = evidence.worst[HOSTILE, "partition"]
     assert worst.events[0]["cycle"] == 2
@@ -175,7 +175,7 @@ def test_the_worst_cycle_is_the_one_that_is_shown(hostile: tuple[Report, Gathere
     assert {bar.kind for bar in timeline_of(worst).bars} >= {"belief-A", "belief-B", "valid", "fault"}
 
 
-def test_two_who_believed_are_shown_so_and_only_they(hostile: tuple[Report, Gathered]) -> None:
+def test_two_simultaneous_believers_are_shown_and_no_others(hostile: tuple[Report, Gathered]) -> None:
     _, evidence = hostile
     weak = evidence.worst["weak", "partition"]
     assert gap_of(weak.events) is not None
@@ -188,7 +188,7 @@ def test_two_who_believed_are_shown_so_and_only_they(hostile: tuple[Report, Gath
     assert gap_of(later) is None
 
 
-def test_a_third_who_believes_beside_another_has_a_lane_and_a_red_area(hostile: tuple[Report, Gathered]) -> None:
+def test_a_third_simultaneous_believer_has_a_lane_and_a_red_area(hostile: tuple[Report, Gathered]) -> None:
     _, evidence = hostile
     cycle = evidence.worst["weak", "partition"]
     events = [event for event in cycle.events if event.get("id") != "C"]
@@ -202,11 +202,11 @@ def test_a_third_who_believes_beside_another_has_a_lane_and_a_red_area(hostile: 
     assert "belief-C" in {bar.kind for bar in drawn.bars}
 
 
-def test_the_card_says_for_how_long_both_believed_where_there_is_room(hostile: tuple[Report, Gathered]) -> None:
+def test_the_card_shows_how_long_both_believed_if_there_is_room(hostile: tuple[Report, Gathered]) -> None:
     assert "✗ 1/1 400ms" in card(*hostile)
 
 
-def test_a_void_or_partial_report_says_so_first(hostile: tuple[Report, Gathered]) -> None:
+def test_a_void_or_partial_report_states_so_first(hostile: tuple[Report, Gathered]) -> None:
     hostile_report, evidence = hostile
     report = Report({**hostile_report.data, "exit_code": 3})
     text = page(report, evidence)
@@ -231,7 +231,7 @@ def test_a_run_that_found_a_broken_promise_is_never_called_void() -> None:
     assert [text for text in said if text.startswith("not shown: ")]
 
 
-def test_a_cell_that_is_unknown_has_its_reason_in_the_summary() -> None:
+def test_an_unknown_cell_has_its_reason_in_the_summary() -> None:
     events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
     events[-1] = {**events[-1], "took_place": False, "reached": False, "why": "A does not renew"}
     report, _ = made_of([events], [])
@@ -249,7 +249,7 @@ def test_a_control_that_did_not_fail_is_named_in_its_row() -> None:
     assert "✓ it failed, as it must" in page(report, evidence)
 
 
-def test_a_report_without_a_cycle_is_a_page_too() -> None:
+def test_a_report_without_a_cycle_has_a_page_too() -> None:
     report, evidence = made_of([], loads_of(1, "ours"), void=[], exit_code=0, violations=[])
     text = page(report, evidence)
     assert "No cycle was run" in text
@@ -258,14 +258,14 @@ def test_a_report_without_a_cycle_is_a_page_too() -> None:
     ElementTree.fromstring(card(Report({**report.data, "loads": [], "columns": []}), Gathered()))
 
 
-def test_a_control_is_on_the_same_chart_of_throughput_as_those_it_stands_beside() -> None:
+def test_a_control_is_in_the_same_throughput_chart_as_its_backend() -> None:
     report, evidence = made_of([], [*loads_of(1, "ours"), *loads_of(4, "weak")], void=[], exit_code=0, violations=[])
     for row in report.data["loads"]:
         row["adapter"] = "ours:Blocking" if row["contestant"] == "ours" else "theirs:Naive"
     assert page(report, evidence).count("<h4>Grants a second</h4>") == 1
 
 
-def test_a_token_that_came_back_is_counted_as_a_regression() -> None:
+def test_a_repeated_token_is_counted_as_a_regression() -> None:
     events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
     events[9]["token"] = 6
     report, evidence = made_of([events], [])
@@ -273,7 +273,7 @@ def test_a_token_that_came_back_is_counted_as_a_regression() -> None:
     assert "1 regressions" in page(report, evidence)
 
 
-def test_fenced_writes_that_were_taken_and_refused_are_beside_the_tokens() -> None:
+def test_accepted_and_refused_fenced_writes_are_shown_beside_the_tokens() -> None:
     events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
     for number, (at, token, taken) in enumerate([(100.1, 7, 1), (101.9, 8, 1), (102.0, 7, 0)]):
         wrote = {"cycle": 1, "what": "wrote", "pid": 1, "at": at, "id": "A", "token": token, "value": number}
@@ -285,7 +285,7 @@ def test_fenced_writes_that_were_taken_and_refused_are_beside_the_tokens() -> No
 
 
 @pytest.mark.parametrize("held", [1, 0])
-def test_a_regression_is_shown_where_the_verdict_names_one_and_nowhere_else(held: int) -> None:
+def test_a_regression_is_shown_exactly_where_the_verdict_names_one(held: int) -> None:
     events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
     events[9] |= {"token": 6, "held": held}  # B's process was frozen until its lease was over
     del events[10]
@@ -301,7 +301,7 @@ def test_a_regression_is_shown_where_the_verdict_names_one_and_nowhere_else(held
     assert [row["token_regressions"] for row in rows] == [held, 2 * held]
 
 
-def test_however_many_points_there_are_their_chart_stays_small() -> None:
+def test_a_chart_stays_small_however_many_points_it_has() -> None:
     dice = random.Random(1)
     points = [(dice.uniform(0, 3600), dice.lognormvariate(-6, 1)) for _ in range(40_000)]
     seconds = [value for _, value in points]
@@ -310,7 +310,7 @@ def test_however_many_points_there_are_their_chart_stays_small() -> None:
     assert len(ecdf("x", "s", [(0, "x", seconds)]).series[0].path) < 40_000
 
 
-def test_the_machine_is_told_as_far_as_it_tells(tmp_path: Path) -> None:
+def test_the_known_properties_of_the_machine_are_shown(tmp_path: Path) -> None:
     assert {"cpu", "memory"}.isdisjoint(host(tmp_path))
     (tmp_path / "cpuinfo").write_text(
         "processor\t: 0\nmodel name\t: Abacus <9>\nprocessor\t: 1\nmodel name\t: Abacus <9>\n"
@@ -342,7 +342,7 @@ def address(hostile: tuple[Report, Gathered], tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("scheme", chromium.SCHEMES)
 @pytest.mark.parametrize("width", chromium.WIDTHS)
-def test_the_page_fits_says_no_error_and_asks_nobody(
+def test_the_page_fits_its_width_has_no_errors_and_loads_nothing(
     browser: chromium.Browser, address: str, width: int, scheme: str
 ) -> None:
     opens_well(browser, address, width, scheme)
@@ -368,7 +368,7 @@ def test_text_of_twice_the_size_fits_too(browser: chromium.Browser, address: str
     assert browser.run("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_policy_of_the_page_lets_nothing_out(browser: chromium.Browser, address: str) -> None:
+def test_the_policy_of_the_page_blocks_every_request(browser: chromium.Browser, address: str) -> None:
     browser.open(address, 1280, "light")
     refused = browser.run(
         """new Promise(done => {
@@ -380,7 +380,7 @@ def test_the_policy_of_the_page_lets_nothing_out(browser: chromium.Browser, addr
     assert browser.run("[...document.scripts].length") == 0
 
 
-def test_the_keyboard_gets_to_each_verdict_and_each_timeline(browser: chromium.Browser, address: str) -> None:
+def test_each_verdict_and_timeline_can_be_reached_by_keyboard(browser: chromium.Browser, address: str) -> None:
     browser.open(address, 1280, "light")
     reached = []
     for _ in range(16):
@@ -395,7 +395,7 @@ def test_the_keyboard_gets_to_each_verdict_and_each_timeline(browser: chromium.B
     assert "<caption>" in table
 
 
-def test_a_timeline_can_be_magnified_and_has_an_address(browser: chromium.Browser, address: str) -> None:
+def test_a_timeline_can_be_magnified_and_has_a_link(browser: chromium.Browser, address: str) -> None:
     browser.open(f"{address}#cycle-2", 1280, "light")
     assert browser.run("document.querySelector(':target').id") == "cycle-2"
     wide = "document.querySelector('#cycle-2 .time').getBoundingClientRect().width"

@@ -33,7 +33,7 @@ def url_of(folder: Path) -> str:
     return f"sqlite://{folder}/locks.db"
 
 
-def test_what_is_left_is_run_and_the_report_is_of_all_pieces(folder: Path, tmp_path: Path) -> None:
+def test_the_rest_of_a_run_is_run_and_the_report_covers_all_parts(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     first = compare.read_report(tmp_path)
     report = compare.run([url_of(tmp_path)], compare.Options(**WANTED, out=tmp_path, resume=True))
@@ -61,7 +61,7 @@ def test_what_is_left_is_run_and_the_report_is_of_all_pieces(folder: Path, tmp_p
         ({"out": Path("/nowhere")}, "cannot read"),
     ],
 )
-def test_another_run_is_refused_before_anything_is_written(folder: Path, other: dict[str, Any], why: str) -> None:
+def test_a_different_run_is_refused_before_anything_is_written(folder: Path, other: dict[str, Any], why: str) -> None:
     before = (folder / "history.jsonl").read_bytes()
     with pytest.raises(ConfigurationError, match=why):
         compare.run([url_of(folder)], compare.Options(**{**WANTED, "out": folder, **other}, resume=True))
@@ -79,7 +79,7 @@ def test_another_run_is_refused_before_anything_is_written(folder: Path, other: 
         (lambda lines: [*lines, '{"cycle":'], "is not a history"),
     ],
 )
-def test_a_history_that_cannot_be_gone_on_with_is_refused(folder: Path, tmp_path: Path, what: Any, why: str) -> None:
+def test_a_damaged_history_is_refused(folder: Path, tmp_path: Path, what: Any, why: str) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "history.jsonl"
     path.write_text("".join(what(path.read_text().splitlines(keepends=True))))
@@ -87,7 +87,7 @@ def test_a_history_that_cannot_be_gone_on_with_is_refused(folder: Path, tmp_path
         compare.run([url_of(tmp_path)], compare.Options(**WANTED, out=tmp_path, resume=True))
 
 
-def test_a_run_of_another_version_is_not_gone_on_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_version_is_not_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multilock, "__version__", "0.0.0")
     with pytest.raises(ConfigurationError, match=r"and is 0\.0\.0"):
         compare.run([url_of(folder)], compare.Options(**WANTED, out=folder, resume=True))

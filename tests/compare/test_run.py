@@ -53,13 +53,13 @@ SEEN_IN = {"FromReceipt": "late-answer"}  # all other defects in "pause"
 
 
 @pytest.mark.parametrize("name", ["redis", *SOUND])
-def test_what_is_sound_is_never_called_broken(report: compare.Report, name: str) -> None:
+def test_a_sound_lock_is_never_reported_as_broken(report: compare.Report, name: str) -> None:
     assert [report.cells[name, scenario]["violations"] for scenario in ("pause", "late-answer")] == [[], []]
     assert [line for line in report.violations if line.startswith(f"{name},")] == []
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_defect_turns_its_own_cell_red(report: compare.Report, defect: str) -> None:
+def test_each_seeded_defect_fails_its_own_cell(report: compare.Report, defect: str) -> None:
     assert report.cells[defect, SEEN_IN.get(defect, "pause")]["verdict"] == "broken"
     assert report.exit_code == 1
 
@@ -74,7 +74,7 @@ def test_a_control_that_does_not_fail_makes_the_run_void(report: compare.Report)
 
 
 @pytest.mark.parametrize(("name", "why"), [("Raising", "it is broken"), ("Liar", "True or False"), ("Dying", "-9")])
-def test_an_adapter_that_raises_lies_or_dies_is_undecided_and_says_why(
+def test_an_adapter_that_raises_lies_or_dies_is_undecided_and_has_a_reason(
     report: compare.Report, name: str, why: str
 ) -> None:
     cell = report.cells[name, "pause"]
@@ -83,7 +83,7 @@ def test_an_adapter_that_raises_lies_or_dies_is_undecided_and_says_why(
 
 
 @pytest.mark.parametrize(("name", "why"), [("Boundless", "does not know"), ("Endless", "at most")])
-def test_an_adapter_whose_bound_cannot_be_is_told_and_takes_no_part(
+def test_an_adapter_with_an_invalid_bound_is_reported_and_takes_no_part(
     report: compare.Report, name: str, why: str
 ) -> None:
     [column] = [each for each in report.data["columns"] if each["name"] == name]
@@ -102,7 +102,7 @@ def test_an_adapter_that_hangs_is_undecided_and_its_processes_end(
     assert found.exit_code == 3
 
 
-def test_contention_leaves_nobody_waiting_and_counts_what_is_sent(server: RedisServer) -> None:
+def test_contention_starves_no_waiter_and_counts_the_requests(server: RedisServer) -> None:
     found = compare.run([server.url], compare.Options(scenarios=["contention"], controls=False, all_of_controls=False))
     rows = found.data["loads"]
     assert [row["deadlocks"] for row in rows] == [0, 0]
@@ -111,7 +111,7 @@ def test_contention_leaves_nobody_waiting_and_counts_what_is_sent(server: RedisS
     assert found.exit_code == 0, found.violations
 
 
-def test_a_server_that_is_away_is_a_column_that_says_so(report: compare.Report, server: RedisServer) -> None:
+def test_an_absent_server_is_a_column_with_the_reason(report: compare.Report, server: RedisServer) -> None:
     columns = {column["name"]: column for column in report.data["columns"]}
     assert "BackendUnavailable" in columns["redis-2"]["gone"]
     assert columns["redis"]["gone"] is None
@@ -127,7 +127,7 @@ def test_the_history_gives_the_same_verdicts(report: compare.Report, folder: Pat
     assert compare.against(report, report) == []
 
 
-def test_a_verdict_that_was_changed_is_found(report: compare.Report, folder: Path, tmp_path: Path) -> None:
+def test_a_changed_verdict_is_detected(report: compare.Report, folder: Path, tmp_path: Path) -> None:
     data = json.loads(json.dumps(report.data))
     cells = compare.Report(data).cells
     cells["Cached", "pause"]["verdict"] = "kept"
@@ -180,7 +180,7 @@ def compare_for_long(url: str, folder: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_an_interrupted_run_leaves_a_partial_report_and_nothing_else(
+def test_an_interrupted_run_leaves_only_a_partial_report(
     server: RedisServer, tmp_path: Path, number: signal.Signals
 ) -> None:
     with Helper("tests.compare.test_run:compare_for_long", server.url, tmp_path) as helper:
@@ -237,7 +237,7 @@ def held(key: bytes) -> bool:
         {"urls": ["memory://"], "out": Path("/proc/nowhere")},
     ],
 )
-def test_what_is_misspelled_is_told_before_anything_runs(wrong: dict[str, Any]) -> None:
+def test_a_misspelled_option_is_reported_before_anything_runs(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         compare.run(wrong.pop("urls"), compare.Options(**wrong))
 
@@ -248,7 +248,7 @@ def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:
         compare.read_report(tmp_path)
 
 
-def test_an_interrupt_that_a_finalizer_threw_away_is_raised_by_the_next_look() -> None:
+def test_an_interrupt_swallowed_by_a_finalizer_is_raised_later() -> None:
     with interrupted_once() as check:
         check()
         with contextlib.suppress(KeyboardInterrupt):  # as the interpreter does inside a finalizer

@@ -71,25 +71,25 @@ def eventually_runs(pid: int) -> bool:
     return not stands_still(pid)
 
 
-def test_a_process_is_stopped_and_goes_on(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_is_stopped_and_resumed(sleeper: subprocess.Popen[bytes]) -> None:
     server = ServerProcess(pid=sleeper.pid)
     with server.stopped(60.0):
         assert stands_still(sleeper.pid)
     assert not stands_still(sleeper.pid)
 
 
-def test_a_process_with_thousands_of_open_files_stops_the_server_too(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_with_thousands_of_open_files_can_stop_the_server_too(sleeper: subprocess.Popen[bytes]) -> None:
     with over_a_thousand(), ServerProcess(pid=sleeper.pid).stopped(60.0):
         assert stands_still(sleeper.pid)
 
 
-def test_it_goes_on_after_an_error(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_stopped_server_is_resumed_after_an_error(sleeper: subprocess.Popen[bytes]) -> None:
     with pytest.raises(KeyboardInterrupt), ServerProcess(pid=sleeper.pid).stopped(60.0):
         raise KeyboardInterrupt
     assert not stands_still(sleeper.pid)
 
 
-def test_it_goes_on_though_its_keeper_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_stopped_server_is_resumed_although_its_keeper_process_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
     with pytest.raises(ServerFault, match="keeper was killed"):
         stop_and(sleeper.pid, 60.0, lambda: os.kill(keepers()[0], signal.SIGKILL))
     assert not stands_still(sleeper.pid)
@@ -112,7 +112,9 @@ def stop_it(pid: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
-def test_it_goes_on_though_who_stopped_it_dies(sleeper: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def test_a_stopped_server_is_resumed_although_its_stopper_dies(
+    sleeper: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
     with Helper("tests.compare.test_servers:stop_it", sleeper.pid) as helper:
         helper.wait_for("stopped", within=30)
         assert stands_still(sleeper.pid)
@@ -121,7 +123,7 @@ def test_it_goes_on_though_who_stopped_it_dies(sleeper: subprocess.Popen[bytes],
         assert eventually_runs(sleeper.pid)
 
 
-def test_a_signal_to_its_keeper_lets_it_go_on(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_signal_to_the_keeper_process_resumes_the_server(sleeper: subprocess.Popen[bytes]) -> None:
     def tell() -> None:
         os.kill(keepers()[0], signal.SIGTERM)
         assert eventually_runs(sleeper.pid)
@@ -132,7 +134,7 @@ def test_a_signal_to_its_keeper_lets_it_go_on(sleeper: subprocess.Popen[bytes]) 
         stop_and(sleeper.pid, 60.0, tell)
 
 
-def test_a_server_that_stood_still_gives_the_lock_to_the_next_only_after_the_first_knew(
+def test_a_stopped_server_grants_the_lock_only_after_the_first_holder_noticed(
     server: RedisServer, tmp_path: Path
 ) -> None:
     found = compare.run(
@@ -148,7 +150,9 @@ def test_a_server_that_stood_still_gives_the_lock_to_the_next_only_after_the_fir
     assert compare.verify(tmp_path) == []
 
 
-def test_a_process_that_is_not_the_server_makes_no_fault(server: RedisServer, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_is_not_the_server_cannot_be_a_fault(
+    server: RedisServer, sleeper: subprocess.Popen[bytes]
+) -> None:
     found = compare.run(
         [server.url],
         compare.Options(
@@ -171,14 +175,14 @@ def test_a_process_that_is_not_the_server_makes_no_fault(server: RedisServer, sl
         ([], ["redis=--help"], "URL=NAME"),
     ],
 )
-def test_a_server_that_is_misspelled_or_not_there_is_told_before_anything_runs(
+def test_a_misspelled_or_missing_server_is_reported_before_anything_runs(
     pids: list[str], containers: list[str], why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
         given(pids, containers)
 
 
-def test_a_server_must_be_one_of_those_compared(sleeper: subprocess.Popen[bytes]) -> None:
+def test_only_a_compared_server_can_be_stopped(sleeper: subprocess.Popen[bytes]) -> None:
     for urls, which in ((["memory://"], ""), (["memory://"], "etcd="), (["redis://127.0.0.1:1"], "redis://elsewhere=")):
         with pytest.raises(ConfigurationError, match=r"which URL does|not one of the compared"):
             compare.run(urls, compare.Options(server_pids=[f"{which}{sleeper.pid}"]))
@@ -200,7 +204,7 @@ match sys.argv[1]:
 """
 
 
-def test_a_container_is_killed_and_started_again_by_its_engine(
+def test_the_container_engine_kills_and_restarts_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
 ) -> None:
     """Checks the commands that are sent to the engine."""
@@ -235,7 +239,7 @@ match command:
 """
 
 
-def test_a_restart_counts_only_where_the_server_was_away_and_its_container_was_started_again(
+def test_a_restart_counts_only_if_the_server_was_absent_and_its_container_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
 ) -> None:
     with RedisServers() as servers:
@@ -268,7 +272,7 @@ def scene_of(url: str) -> _Scene:
     return scene
 
 
-def test_a_fault_of_one_server_of_several_is_seen_and_one_of_another_is_not(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_fault_is_seen_at_its_own_server_only(sleeper: subprocess.Popen[bytes]) -> None:
     with RedisServers() as servers:
         scene = scene_of(servers.url)
         assert not scene.is_silent()
@@ -292,7 +296,7 @@ def test_a_server_that_cannot_be_asked_is_never_reported_as_silent(sleeper: subp
         ("redlocks://a:b@h1,c:d@h2/3?token=false&ttl=3", ["rediss://a:b@h1/3?ttl=3", "rediss://c:d@h2/3?ttl=3"]),
     ],
 )
-def test_each_server_of_a_url_is_asked_and_all_of_them_together(url: str, each: list[str]) -> None:
+def test_the_servers_of_a_url_are_asked_one_by_one_and_together(url: str, each: list[str]) -> None:
     assert each_of(url) == [url, *each]
 
 
@@ -301,7 +305,7 @@ def test_each_server_of_a_url_is_asked_and_all_of_them_together(url: str, each: 
     [([7, 8], True), ([7, 7, None, 8], True), ([8], False), ([7] * 20, False)],
     ids=["at once", "its owner took it back", "it had ended before", "its owner never lets go"],
 )
-def test_a_session_has_ended_only_when_the_server_gives_another_one(
+def test_a_session_has_ended_only_when_the_server_creates_another(
     monkeypatch: pytest.MonkeyPatch, numbers: list[int | None], ended: bool
 ) -> None:
     class Client:
@@ -316,7 +320,7 @@ def test_a_session_has_ended_only_when_the_server_gives_another_one(
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redlock", "redis+sentinel", "redis+cluster", "sqlite"])
-def test_a_fault_of_the_network_applies_only_where_it_reaches_the_client(scheme: str) -> None:
+def test_a_network_fault_applies_only_if_it_is_between_client_and_server(scheme: str) -> None:
     column = Column("ours", f"{scheme}://127.0.0.1:1/name", [BLOCKING, ASYNCIO], 1.0)
     faults = [each for each in SCENARIOS.values() if "network" in each.needs]
     assert [bool(column.faces(each)) for each in faults] == [scheme in ("redis", "redlock")] * len(faults)

@@ -85,25 +85,25 @@ LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
         (["1 got 10 n A 1 0", "1 over 10 A 10", "1 listens 10 A", *LATER], "no-fault"),
     ],
 )
-def test_a_loss_of_which_nobody_is_told_is_broken_where_there_was_time_to_tell(lines: list[str], outcome: str) -> None:
+def test_an_unreported_loss_is_broken_if_there_was_time_to_report_it(lines: list[str], outcome: str) -> None:
     verdict = judge_cycle(cycle("partition", *lines, *NEXT, *LAST))
     assert verdict.outcome == outcome, verdict.why
     assert ("never told" in " ".join(verdict.why)) == (outcome == "broken")
 
 
-def test_a_fault_that_did_not_happen_shows_nothing() -> None:
+def test_a_fault_that_did_not_happen_proves_nothing() -> None:
     assert judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, took_place=False)).outcome == "no-fault"
     assert judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, fault=12.2)).outcome == "no-fault"
     assert judge_cycle(cycle("taken", *HELD, *NEXT, *LAST, fault=12.2)).outcome == "no-fault"
 
 
-def test_a_cycle_that_broke_off_shows_nothing_but_what_is_certain() -> None:
+def test_an_aborted_cycle_proves_only_what_is_certain() -> None:
     assert judge_cycle(cycle("partition", *HELD, reached=False)).outcome == "undecided"
     late = [HELD[0], "1 held 12.5 A", *NEXT]
     assert judge_cycle(cycle("partition", *late, reached=False)).outcome == "broken"
 
 
-def test_the_history_says_what_the_lines_said() -> None:
+def test_the_history_contains_the_same_as_the_output_lines() -> None:
     events = cycle("partition", *HELD, "2 stall 1 2", '1 refused 3 A "a b"', "1 got 4 n D - 0")
     record = record_of(events)
     assert record.beliefs["A"].over_by == 12.001
@@ -140,7 +140,7 @@ def concluded(*rows: tuple[str, str, str], **columns: Any) -> int:
 CONTROL = {"control": True, "must_fail": ["partition"]}
 
 
-def test_the_exit_code_says_what_was_shown() -> None:
+def test_the_exit_code_states_the_verdict() -> None:
     kept, red = ("ours", "partition", "kept"), ("weak", "partition", "broken")
     assert concluded(kept, red, ours={}, weak=CONTROL) == 0
     assert concluded(("ours", "partition", "broken"), red, ours={}, weak=CONTROL) == 1
@@ -156,7 +156,7 @@ def test_the_exit_code_says_what_was_shown() -> None:
     assert concluded(ours={}) == 3
 
 
-def test_none_of_so_many_is_printed_with_what_it_means() -> None:
+def test_a_result_of_none_is_printed_with_the_number_of_tries_and_its_meaning() -> None:
     events = cycle("partition", *HELD, *NEXT, *LAST)
     [cell] = cells_of([(events[0], judge_cycle(events))] * 300)
     assert cell["decided"] == 300
@@ -172,7 +172,7 @@ def load(kind: str, *lines: str, contenders: int = 3, **more: Any) -> list[Event
     return [{"cycle": 9, **event} for event in events]
 
 
-def test_contention_is_told_by_grants_waits_and_hand_overs() -> None:
+def test_contention_is_described_by_grants_waits_and_handovers() -> None:
     lines = ["grant 1 P.0 0.5 2 1 1", "grant 2.1 P.1 0.6 3 1 2", "grant 3.5 P.0 3.2 4 1 3"]
     [row] = rows_of([load("contention", *lines)])
     assert (row["grants"], row["per_second"], row["starved"], row["most"], row["least"]) == (3, 1.5, 1, 2, 0)
@@ -209,13 +209,13 @@ def test_two_holders_under_load_are_a_violation(second: str, wrong: str) -> None
         ([], 0),
     ],
 )
-def test_a_lock_that_is_free_and_that_nobody_gets_is_a_deadlock(lines: list[str], deadlocks: int) -> None:
+def test_a_free_lock_that_no_waiter_gets_is_a_deadlock(lines: list[str], deadlocks: int) -> None:
     [row] = rows_of([load("contention", *lines, bound=3.0)])
     assert row["deadlocks"] == len(row["violations"]) == deadlocks
     assert row["grants"] == sum(line.startswith("grant") for line in lines)
 
 
-def test_what_is_sent_is_counted_apart_from_what_is_timed() -> None:
+def test_requests_are_counted_apart_from_the_timings() -> None:
     events = load(
         "contention", "grant 1 P0.0 0.5 2 1 1", "grant 3 Q0.0 2.9 3 1 2", "served 3 Q0.1 2 3.1 1 3", bound=3.0
     )
@@ -225,14 +225,14 @@ def test_what_is_sent_is_counted_apart_from_what_is_timed() -> None:
     assert (row["sends_per_grant"], row["grants"], row["starved"]) == (3.5, 1, 2)
 
 
-def test_the_cost_of_a_lock_is_told_beside_its_own_ping() -> None:
+def test_the_cost_of_a_lock_is_shown_beside_its_own_ping() -> None:
     lines = ["spent 1 P 0.002 0.001 0.001", "spent 2 P 0.004 0.002 -"]
     [row] = rows_of([load("cost", *lines)])
     assert (row["acquire_release"]["p50"], row["acquire_release"]["most"]) == (0.003, 0.006)
     assert (row["ping"]["n"], row["times_ping"]) == (1, 3.0)
 
 
-def test_two_writes_that_tokens_let_over_each_other_are_a_violation() -> None:
+def test_two_writes_accepted_in_the_wrong_order_are_a_violation() -> None:
     """Refusing a write is not a violation: then the token has done its work."""
     sound = ["1 wrote 10.1 A 1 1 1", "2 wrote 12.4 B 2 2 1", "1 wrote 12.6 A 1 2 0"]
     verdict = judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, *sound))

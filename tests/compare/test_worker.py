@@ -48,7 +48,7 @@ class Place:
         return self.holding
 
 
-def test_a_process_stopped_between_two_questions_held_until_the_first(
+def test_a_process_that_is_frozen_between_two_calls_held_until_the_first(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     role = worker._Role("A", "", "", 1.0, "n")
@@ -64,7 +64,7 @@ def test_a_process_stopped_between_two_questions_held_until_the_first(
     assert belief.over_by >= place.holding.last_yes + 0.2
 
 
-def test_what_went_wrong_is_told_without_the_folders_of_this_machine(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_shown_without_paths_of_this_machine(capfd: pytest.CaptureFixture[str]) -> None:
     role = worker._Role("A", "tests.compare.broken:Raising", "redis://127.0.0.1:1", 1.0, "n")
 
     def raises() -> None:

@@ -71,12 +71,12 @@ def through_a_driver(it: Question) -> bool:
 def an_election_elsewhere(it: Question) -> bool:
     if it.file not in ("test_sqlite", "test_consul", "test_etcd", "test_zookeeper") or it.test is None:
         return False
-    told_to_end = "test_the_next_leader_begins_after_the_last_line_of_one_that_was_told_to_end"
+    told_to_end = "test_the_next_leader_begins_after_the_former_leader_has_ended_its_work"
     return it.test == told_to_end or (it.is_of(ElectionConformance) and it.test not in CONFORMANCE)
 
 
 def as_in_the_chaos(it: Question) -> bool:
-    return it.test == "test_beliefs_never_overlap_while_holders_are_stopped_and_killed"
+    return it.test == "test_holders_never_overlap_while_processes_are_stopped_and_killed"
 
 
 def behind_sentinels(it: Question) -> bool:

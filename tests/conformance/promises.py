@@ -37,7 +37,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "OptionConformance.test_a_bad_name_raises_value_error",
             "OptionConformance.test_a_name_that_is_not_text_raises_type_error",
             "OptionConformance.test_a_bad_ttl_raises",
-            "OptionConformance.test_a_switch_takes_only_true_and_false",
+            "OptionConformance.test_an_option_that_is_true_or_false_takes_nothing_else",
             "OptionConformance.test_a_callback_that_cannot_be_called_raises",
             "OptionConformance.test_an_unknown_option_raises",
         ),
@@ -45,75 +45,75 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockConformance.test_two_locks_of_one_client_exclude_each_other",
             "LockConformance.test_holders_never_overlap_under_contention",
             "ProcessConformance.test_processes_exclude_each_other",
-            "ProcessConformance.test_beliefs_never_overlap_while_holders_are_stopped_and_killed",
+            "ProcessConformance.test_holders_never_overlap_while_processes_are_stopped_and_killed",
         ),
         "A ttl that is not granted is rounded up, never down; more than can be given raises with the limit": (
-            "LeaseConformance.test_the_granted_ttl_is_never_less_than_asked",
-            "OptionConformance.test_a_ttl_beyond_the_limit_raises_and_tells_the_limit",
+            "LeaseConformance.test_the_granted_ttl_is_at_least_the_requested_one",
+            "OptionConformance.test_a_ttl_beyond_the_limit_raises_an_error_that_names_the_limit",
         ),
         "renew=True keeps it until released, whether or not anybody still refers to it": (
             "LeaseConformance.test_a_lease_is_renewed_until_released",
-            "LeaseConformance.test_a_lease_is_renewed_even_if_nobody_refers_to_it",
+            "LeaseConformance.test_a_lease_is_renewed_even_if_no_reference_to_it_is_left",
         ),
         "max_hold: at that time the lease is lost, and the name is free when its holder gives it back": (
-            "LossConformance.test_a_lease_that_is_held_too_long_is_lost_and_free_with_its_release",
-            "tests/unit/test_max_hold.py::test_a_lease_is_renewed_until_its_max_hold_and_lost_then",
-            "tests/unit/test_max_hold.py::test_the_name_is_kept_for_a_holder_that_still_works",
-            "tests/unit/test_max_hold.py::test_the_name_is_free_when_its_holder_gives_it_back",
+            "LossConformance.test_a_lease_held_beyond_max_hold_is_lost_and_its_release_frees_the_name",
+            "tests/unit/test_max_hold.py::test_a_lease_is_renewed_until_its_max_hold_and_then_lost",
+            "tests/unit/test_max_hold.py::test_after_max_hold_the_name_is_kept_while_its_holder_still_works",
+            "tests/unit/test_max_hold.py::test_after_max_hold_the_name_is_free_once_its_holder_releases_it",
         ),
         "hold_at_least: a release before that time leaves the name taken until then, whatever becomes of us": (
-            "RestConformance.test_a_name_that_is_released_early_rests_and_is_then_free",
-            "RestConformance.test_a_rest_may_be_longer_than_the_ttl",
-            "RestConformance.test_a_release_after_that_time_frees_it_at_once",
-            "RestConformance.test_a_waiter_gets_the_lock_when_the_rest_is_over",
-            "RestConformance.test_a_name_rests_whatever_happens_to_the_client",
-            "RestConformance.test_a_client_that_is_closed_while_it_holds_leaves_it_resting",
-            "RestConformance.test_an_operator_ends_the_rest_and_no_loss_is_reported",
-            "RestConformance.test_a_lost_reply_leaves_it_resting",
-            "RestConformance.test_a_release_that_arrives_late_starts_the_rest_on_arrival",
-            "RestConformance.test_a_lease_that_was_lost_leaves_no_rest",
-            "BackendConformance.test_a_resting_name_is_neither_revived_nor_lengthened",
+            "RestConformance.test_an_early_release_leaves_the_name_taken_until_hold_at_least_is_over",
+            "RestConformance.test_hold_at_least_may_be_longer_than_the_ttl",
+            "RestConformance.test_a_release_after_hold_at_least_frees_the_name_at_once",
+            "RestConformance.test_a_waiter_gets_the_lock_when_hold_at_least_is_over",
+            "RestConformance.test_a_released_name_rests_even_if_its_client_ends",
+            "RestConformance.test_closing_the_client_of_a_held_lock_lets_the_name_rest",
+            "RestConformance.test_a_force_release_ends_a_rest_and_reports_no_loss",
+            "RestConformance.test_a_release_whose_reply_is_lost_still_lets_the_name_rest",
+            "RestConformance.test_a_release_that_arrives_late_counts_the_rest_from_its_arrival",
+            "RestConformance.test_a_lost_lease_leaves_no_rest",
+            "BackendConformance.test_a_resting_name_is_neither_revived_nor_extended",
             "BackendConformance.test_a_claim_that_is_no_longer_held_does_not_rest",
-            "RestConformance.test_nobody_is_elected_while_the_work_of_the_last_leader_rests",
-            "RestConformance.test_a_leader_that_is_stopped_leaves_no_rest",
-            "RestConformance.test_a_wrong_rest_raises_before_any_request",
-            "ProcessConformance.test_a_name_rests_whatever_becomes_of_the_process_that_released_it",
+            "RestConformance.test_no_candidate_is_elected_while_the_name_of_the_last_leader_rests",
+            "RestConformance.test_a_stopped_leader_leaves_no_rest",
+            "RestConformance.test_a_wrong_hold_at_least_raises_before_any_request",
+            "ProcessConformance.test_a_name_rests_after_an_early_release_even_if_the_process_ends",
         ),
         "renew=False lets it end at its ttl, whatever becomes of this process": (
-            "LeaseConformance.test_without_renewal_it_ends_at_its_ttl",
-            "LeaseConformance.test_without_renewal_its_time_counts_from_its_grant_however_long_it_waited",
-            "BackendConformance.test_an_unrenewed_claim_ends_by_itself",
+            "LeaseConformance.test_a_lease_that_is_not_renewed_ends_at_its_ttl",
+            "LeaseConformance.test_a_lease_that_is_not_renewed_counts_from_its_grant_however_long_the_wait_was",
+            "BackendConformance.test_a_claim_that_is_not_renewed_ends_by_itself",
         ),
         "fair=True is served in order of arrival, or raises CapabilityMissing": (
-            "LockConformance.test_fair_waiters_get_it_in_order_of_arrival",
+            "LockConformance.test_fair_waiters_get_the_lock_in_order_of_arrival",
             "BackendConformance.test_fair_waiters_are_served_in_order_of_arrival",
         ),
         "reentrant=True gives the same thread the same lease; the last release gives it back": (
-            "LockConformance.test_a_reentrant_lock_gives_the_same_lease_and_counts",
+            "LockConformance.test_a_reentrant_lock_returns_the_same_lease_and_counts_the_acquires",
             "LockConformance.test_a_reentrant_lock_excludes_other_threads",
             "LockConformance.test_a_lock_that_is_not_reentrant_refuses_its_own_thread",
         ),
         "Lost inside with: LockLost at a normal end; an exception of its own goes on with a note": (
-            "WithConformance.test_a_body_that_ends_normally_gets_lock_lost",
-            "WithConformance.test_a_body_that_returns_gets_lock_lost",
-            "WithConformance.test_an_exception_of_its_own_goes_on_with_a_note",
+            "WithConformance.test_after_a_loss_the_normal_end_of_a_with_body_raises_lock_lost",
+            "WithConformance.test_after_a_loss_a_return_inside_with_raises_lock_lost",
+            "WithConformance.test_after_a_loss_an_exception_of_the_body_is_raised_with_a_note",
             "WithConformance.test_a_release_inside_with_is_not_a_loss",
-            "WithConformance.test_a_decorated_function_behaves_alike",
+            "WithConformance.test_a_decorated_function_reports_a_loss_as_with_does",
         ),
         "A with ends the lease that it began, in whatever thread or task; never one that another holds": (
-            "WithConformance.test_a_with_that_ends_elsewhere_never_gives_back_what_another_thread_holds",
-            "tests/unit/test_locks.py::test_the_with_of_a_generator_ends_its_own_lease_in_whatever_thread",
-            "tests/unit/test_aio.py::test_the_async_with_of_a_generator_ends_its_own_lease_in_whatever_task",
+            "WithConformance.test_a_with_that_ends_in_another_thread_never_releases_the_lease_of_a_third",
+            "tests/unit/test_locks.py::test_the_with_of_a_generator_ends_its_own_lease_in_any_thread",
+            "tests/unit/test_aio.py::test_the_async_with_of_a_generator_ends_its_own_lease_in_any_task",
         ),
         "async with cancels its body at the moment of the loss, and raises LockLost": (
             "CancelConformance.test_the_body_of_async_with_is_cancelled_when_the_lease_is_lost",
-            "CancelConformance.test_a_cancellation_from_outside_stays_a_cancellation",
+            "CancelConformance.test_a_cancellation_from_outside_is_not_replaced_by_lock_lost",
         ),
         "It works in any process, however many descriptors that has open": (
             "DescriptorConformance.test_locks_work_in_a_process_with_two_thousand_open_files",
         ),
         "Two locks of different ttl on one client each keep their own": (
-            "LeaseConformance.test_two_ttls_on_one_client_each_keep_their_own",
+            "LeaseConformance.test_two_locks_of_one_client_with_different_ttls_each_keep_their_own",
         ),
     },
     "DistributedLock.name": {"As given": ("OptionConformance.test_making_a_lock_sends_no_request",)},
@@ -122,183 +122,195 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "DistributedLock.acquire": {
         "Raises LockTimeout where it is still taken when the whole wait is over": (
-            "LockConformance.test_timeout_is_the_whole_wait_and_raises_lock_timeout",
-            "LockConformance.test_second_caller_is_refused_while_the_first_holds",
+            "LockConformance.test_timeout_limits_the_whole_wait_and_raises_lock_timeout",
+            "LockConformance.test_a_second_caller_is_refused_while_the_first_holds_the_lock",
         ),
-        "None and inf wait for ever": ("LockConformance.test_acquire_without_a_timeout_waits_as_long_as_it_takes",),
+        "None and inf wait for ever": ("LockConformance.test_acquire_without_a_timeout_waits_until_the_lock_is_free",),
         "A negative timeout or NaN raises ValueError, a bool TypeError": (
             "OptionConformance.test_a_bad_timeout_raises",
         ),
         "Raises BackendUnavailable after outage_timeout seconds of silence, never past timeout": (
             "OutageConformance.test_a_wait_raises_after_the_outage_timeout",
-            "OutageConformance.test_a_wait_never_outlasts_its_timeout_and_silence_has_the_last_word",
-            "OutageConformance.test_a_wait_behind_an_unanswered_one_never_raises_lock_timeout",
+            "OutageConformance.test_at_the_timeout_a_silent_server_raises_backend_unavailable",
+            "OutageConformance.test_a_waiter_behind_an_unanswered_request_never_raises_lock_timeout",
             "OutageConformance.test_all_waiters_of_one_client_notice_the_outage_in_time",
         ),
-        "timeout=0 raises at the first silence": ("OutageConformance.test_a_single_try_raises_at_the_first_silence",),
-        "LockTimeout always means that it answered": ("OutageConformance.test_a_taken_reply_never_counts_as_silence",),
+        "timeout=0 raises at the first silence": (
+            "OutageConformance.test_a_single_try_raises_at_the_first_request_without_a_reply",
+        ),
+        "LockTimeout always means that it answered": (
+            "OutageConformance.test_the_reply_that_a_lock_is_taken_never_counts_as_silence",
+        ),
         "It waits until the holder releases": ("LockConformance.test_a_waiter_gets_the_lock_after_the_release",),
         "Under asyncio it is a coroutine that may also be entered": (
-            "CancelConformance.test_acquire_gives_a_coroutine_that_may_also_be_entered",
+            "CancelConformance.test_acquire_returns_a_coroutine_that_is_also_an_async_context_manager",
         ),
     },
     "DistributedLock.try_acquire": {
         "A lease or None, at once or after timeout": (
-            "LockConformance.test_try_acquire_waits_that_long_and_gives_none",
-            "LockConformance.test_second_caller_is_refused_while_the_first_holds",
+            "LockConformance.test_try_acquire_waits_for_its_timeout_and_returns_none",
+            "LockConformance.test_a_second_caller_is_refused_while_the_first_holds_the_lock",
         ),
         "A refused try never leaves anything": (
             "LockConformance.test_a_refused_try_joins_no_queue",
-            "BackendConformance.test_a_refused_attempt_that_does_not_join_leaves_nothing",
+            "BackendConformance.test_a_refused_attempt_that_does_not_join_the_queue_leaves_nothing",
         ),
     },
     "DistributedLock.release": {
         "Gives back the newest lease of this thread, then raises NotHeld": (
             "LockConformance.test_release_gives_back_the_newest_lease_of_this_thread",
         ),
-        "Raises NotHeld after a release by hand": ("LockConformance.test_release_after_a_release_by_hand_is_not_held",),
+        "Raises NotHeld after a release by hand": (
+            "LockConformance.test_release_after_the_lease_was_released_by_hand_raises_not_held",
+        ),
         "False after a loss": ("LossConformance.test_releasing_a_lost_lease_returns_false_once_then_raises_not_held",),
-        "Never another thread's lease": ("LockConformance.test_release_never_gives_back_another_threads_lease",),
+        "Never another thread's lease": ("LockConformance.test_release_never_ends_the_lease_of_another_thread",),
     },
     "DistributedLock.is_locked": {
         "Asks the backend whether anyone holds it": (
-            "LockConformance.test_is_locked_asks_the_backend_who_ever_holds_it",
+            "LockConformance.test_is_locked_asks_the_backend_and_counts_every_holder",
         )
     },
     "DistributedLock.is_held": {
-        "Local, in whatever thread": ("LockConformance.test_is_held_is_local_and_sees_every_thread",)
+        "Local, in whatever thread": (
+            "LockConformance.test_is_held_sends_no_request_and_counts_the_leases_of_all_threads",
+        )
     },
     "DistributedLock.as_threading_lock": {
         "Stands in for threading.Lock, RLock and under a Condition": (
-            "ThreadingConformance.test_a_lock_stands_in_for_a_threading_lock",
-            "ThreadingConformance.test_a_reentrant_lock_stands_in_for_an_rlock",
+            "ThreadingConformance.test_a_lock_can_replace_a_threading_lock",
+            "ThreadingConformance.test_a_reentrant_lock_can_replace_an_rlock",
             "ThreadingConformance.test_a_condition_works_over_a_lock",
         ),
         "What lock() gives is a DistributedLock, what acquire() gives a Lease": (
-            "ThreadingConformance.test_a_lock_is_a_distributed_lock",
+            "ThreadingConformance.test_a_lock_implements_the_protocol_distributed_lock",
         ),
     },
     "Lease.name": {"As asked": ("LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",)},
     "Lease.ttl": {
         "What was granted": (
             "LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",
-            "LeaseConformance.test_the_granted_ttl_is_never_less_than_asked",
+            "LeaseConformance.test_the_granted_ttl_is_at_least_the_requested_one",
         )
     },
-    "Lease.owner": {"Fresh for each acquisition": ("LeaseConformance.test_each_acquisition_has_a_fresh_owner",)},
+    "Lease.owner": {"Fresh for each acquisition": ("LeaseConformance.test_each_acquisition_has_an_owner_of_its_own",)},
     "Lease.leases": {"Of a single lock: itself": ("LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",)},
     "Lease.token": {
         "Always greater for a later holder; None where the backend has none": (
-            "LeaseConformance.test_tokens_always_grow",
+            "LeaseConformance.test_each_later_token_is_greater",
             "BackendConformance.test_tokens_grow_with_every_grant",
         )
     },
     "Lease.is_held": {
-        "From the clock at every call": ("tests/unit/test_holding.py::test_is_held_turns_false_with_the_clock_alone",),
+        "From the clock at every call": ("tests/unit/test_holding.py::test_is_held_turns_false_by_the_clock_alone",),
         "False right after a pause that outlived the lease": (
             "ProcessConformance.test_a_frozen_holder_notices_the_loss_when_it_runs_again",
         ),
-        "False in a forked child": ("ProcessConformance.test_a_forked_child_holds_nothing_and_opens_afresh",),
+        "False in a forked child": (
+            "ProcessConformance.test_a_forked_child_holds_no_lock_and_opens_its_own_connections",
+        ),
         "Never true again after a release or a loss": (
             "LeaseConformance.test_a_released_lease_is_never_held_again",
             "LossConformance.test_a_lost_lease_is_never_held_again",
         ),
         "A blocked event loop delays the callback, never is_held()": (
-            "CancelConformance.test_a_blocked_loop_delays_the_callback_and_never_is_held",
+            "CancelConformance.test_a_blocked_loop_delays_the_callback_but_is_held_stays_correct",
         ),
     },
     "Lease.remaining": {
         "Seconds left, or 0.0": (
-            "LeaseConformance.test_remaining_counts_down_between_two_renewals",
+            "LeaseConformance.test_remaining_decreases_between_two_renewals",
             "LeaseConformance.test_a_released_lease_is_never_held_again",
         )
     },
     "Lease.check": {
         "Raises LockLost after a loss, NotHeld after a release, else nothing": (
-            "LeaseConformance.test_check_and_fence_are_quiet_while_it_is_held",
+            "LeaseConformance.test_check_and_fence_do_not_raise_while_the_lease_is_held",
             "LeaseConformance.test_a_released_lease_is_never_held_again",
             "LossConformance.test_a_lost_lease_is_never_held_again",
         )
     },
     "Lease.fence": {
         "The token, or raises LockLost, NotHeld, CapabilityMissing": (
-            "LeaseConformance.test_check_and_fence_are_quiet_while_it_is_held",
-            "LeaseConformance.test_tokens_always_grow",
+            "LeaseConformance.test_check_and_fence_do_not_raise_while_the_lease_is_held",
+            "LeaseConformance.test_each_later_token_is_greater",
             "LossConformance.test_a_lost_lease_is_never_held_again",
         )
     },
     "Lease.state": {
         "HELD, AT_RISK, LOST or RELEASED": (
             "LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",
-            "LossConformance.test_a_short_silence_is_a_risk_but_not_a_loss",
+            "LossConformance.test_a_short_silence_puts_a_lease_at_risk_but_does_not_lose_it",
             "LossConformance.test_a_lost_lease_is_never_held_again",
             "LeaseConformance.test_a_released_lease_is_never_held_again",
         )
     },
     "Lease.on_lost": {
-        "Exactly once": ("LossConformance.test_the_callback_comes_exactly_once_however_many_look",),
+        "Exactly once": ("LossConformance.test_the_callback_is_called_once_however_many_threads_notice_the_loss",),
         "At once if already lost": ("LossConformance.test_a_callback_set_after_the_loss_is_called_at_once",),
         "Never after a release": ("LossConformance.test_there_is_never_a_callback_after_a_release",),
         "Starts before the backend could let another holder in": (
-            "LossConformance.test_a_lease_ends_before_anybody_else_gets_in_when_the_backend_is_silent",
+            "LossConformance.test_during_a_silence_the_lease_ends_before_another_client_gets_the_lock",
             "LossConformance.test_a_hanging_renewal_never_delays_the_callback",
         ),
         "Within one round trip of the backend's own notice": (
             "LossConformance.test_a_deleted_key_is_a_confirmed_loss",
-            "BackendConformance.test_a_lost_claim_is_reported_where_losses_are_pushed",
+            "BackendConformance.test_a_lost_claim_is_reported_if_the_backend_pushes_losses",
         ),
         "Never on the renewing thread; under asyncio on the loop, def or async def": (
             "LossConformance.test_the_callback_never_runs_on_the_renewing_thread",
             "CancelConformance.test_an_async_callback_is_awaited",
         ),
         "One that raises or hangs harms nothing else": (
-            "LossConformance.test_a_callback_that_raises_harms_nothing_else",
+            "LossConformance.test_a_callback_that_raises_affects_nothing_else",
             "LossConformance.test_a_callback_that_hangs_delays_no_renewal",
         ),
     },
     "Lease.wait_lost": {
         "The loss; None at the timeout or a release": (
-            "LossConformance.test_wait_lost_gives_the_loss_to_everybody_who_waits",
-            "LeaseConformance.test_wait_lost_gives_none_at_the_timeout_and_at_a_release",
+            "LossConformance.test_wait_lost_returns_the_loss_to_every_waiting_thread",
+            "LeaseConformance.test_wait_lost_returns_none_at_its_timeout_and_at_a_release",
         )
     },
     "Lease.renew": {
         "One renewal now": ("LeaseConformance.test_renew_moves_the_deadline",),
         "Raises LockLost when it is gone": ("LossConformance.test_renew_raises_lock_lost_when_the_lock_is_gone",),
         "Raises BackendUnavailable if unanswered, and the lease goes on": (
-            "LossConformance.test_renew_raises_backend_unavailable_when_nobody_answers",
+            "LossConformance.test_renew_raises_backend_unavailable_without_a_reply",
         ),
         "Raises NotHeld after a release": ("LeaseConformance.test_a_released_lease_is_never_held_again",),
     },
     "Lease.release": {
         "True: it was ours until we began; False: lost or released before": (
             "LeaseConformance.test_a_released_lease_is_never_held_again",
-            "LossConformance.test_a_release_that_finds_it_gone_is_a_loss",
+            "LossConformance.test_a_release_that_finds_the_key_gone_reports_a_loss",
         ),
-        "Works from any thread": ("LockConformance.test_a_lease_is_released_from_any_thread",),
+        "Works from any thread": ("LockConformance.test_a_lease_can_be_released_from_any_thread",),
         "Never frees the lock of somebody else": (
             "LockConformance.test_a_release_by_another_client_never_frees_the_lock",
-            "BackendConformance.test_release_touches_nothing_of_another_claim",
+            "BackendConformance.test_release_affects_no_other_claim",
         ),
         "Never raises; unanswered, it goes on in the background": (
-            "LossConformance.test_a_release_into_silence_returns_and_goes_on_in_the_background",
-            "LossConformance.test_a_lost_reply_to_a_release_frees_the_lock",
+            "LossConformance.test_a_release_without_a_reply_returns_and_continues_in_the_background",
+            "LossConformance.test_a_release_whose_reply_is_lost_frees_the_lock",
         ),
         "Happens at the end of with, whatever its body does": (
-            "LockConformance.test_a_lock_is_a_context_manager_and_a_lease_too",
-            "LockConformance.test_the_body_of_with_may_raise_and_the_lock_is_given_back",
+            "LockConformance.test_a_lock_and_its_lease_are_both_context_managers",
+            "LockConformance.test_the_lock_is_released_if_the_body_of_with_raises",
         ),
-        "After the last one nothing is left": ("LockConformance.test_nothing_is_left_after_the_last_release",),
+        "After the last one nothing is left": (
+            "LockConformance.test_nothing_is_left_at_the_server_after_the_last_release",
+        ),
     },
     "LossReason.EXPIRED": {
         "No acknowledged renewal in time; not confirmed": (
-            "LossConformance.test_a_lease_ends_before_anybody_else_gets_in_when_the_backend_is_silent",
+            "LossConformance.test_during_a_silence_the_lease_ends_before_another_client_gets_the_lock",
         )
     },
     "LossReason.TAKEN": {
         "A deleted key, another holder, an operator": (
             "LossConformance.test_a_deleted_key_is_a_confirmed_loss",
-            "LossConformance.test_an_operators_release_is_a_taken_lock",
+            "LossConformance.test_a_force_release_is_reported_as_a_lock_that_was_taken",
         )
     },
     "LossReason.SESSION_LOST": {
@@ -314,111 +326,113 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "LossReason.WATCHDOG_DIED": {
         "The renewing thread ended": (
-            "tests/unit/test_watchdog.py::test_a_watchdog_that_dies_is_a_loss_that_everybody_sees",
+            "tests/unit/test_watchdog.py::test_a_watchdog_that_dies_is_a_loss_for_every_lease",
         )
     },
     "LossReason.CLOSED": {
         "The client was closed while it was held": (
-            "CloseConformance.test_a_held_lease_is_lost_first_and_then_given_back",
+            "CloseConformance.test_close_reports_each_held_lease_as_lost_before_it_releases_it",
         )
     },
     "LossReason.HELD_TOO_LONG": {
         "The lease was held for as long as max_hold allows": (
-            "LossConformance.test_a_lease_that_is_held_too_long_is_lost_and_free_with_its_release",
+            "LossConformance.test_a_lease_held_beyond_max_hold_is_lost_and_its_release_frees_the_name",
         )
     },
     "LossReason.RESIGNED": {
-        "Elections only: this node stepped down": ("ElectionConformance.test_callbacks_of_a_campaign_come_in_a_pair",)
+        "Elections only: this node stepped down": (
+            "ElectionConformance.test_each_on_elected_of_a_campaign_is_followed_by_one_on_lost",
+        )
     },
     "Client.read_write_lock": {
         "Readers hold a name together, a writer holds it alone, and every other lock of that name excludes both": (
-            "ReadWriteConformance.test_readers_hold_together_and_a_writer_alone",
-            "ReadWriteConformance.test_a_mutex_of_that_name_excludes_both",
+            "ReadWriteConformance.test_many_readers_hold_together_and_a_writer_holds_alone",
+            "ReadWriteConformance.test_a_plain_lock_of_the_same_name_excludes_readers_and_writers",
             "ReadWriteConformance.test_readers_and_writers_never_overlap_under_contention",
             "ReadWriteConformance.test_a_decorated_function_runs_as_a_reader",
-            "ReadWriteConformance.test_nobody_leads_while_it_is_read",
+            "ReadWriteConformance.test_no_candidate_is_elected_while_readers_hold_the_name",
         ),
         "Neither is starved, and who gives up keeps nobody out": (
             "ReadWriteConformance.test_a_waiting_writer_is_not_starved_by_a_stream_of_readers",
-            "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_come_in_at_once",
+            "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_enter_at_once",
             "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_are_admitted_by_push",
-            "ReadWriteConformance.test_waiting_readers_come_in_together",
+            "ReadWriteConformance.test_waiting_readers_enter_together",
         ),
         "Each reader has a lease of its own": (
-            "ReadWriteConformance.test_each_reader_is_renewed_on_its_own",
+            "ReadWriteConformance.test_each_reader_is_renewed_separately",
             "ReadWriteConformance.test_a_reader_lock_is_held_while_any_of_its_leases_is",
-            "ReadWriteConformance.test_an_operator_takes_it_from_every_reader",
-            "ReadWriteConformance.test_inspection_counts_the_readers",
+            "ReadWriteConformance.test_force_release_takes_the_name_from_every_reader",
+            "ReadWriteConformance.test_inspect_counts_the_readers",
             "ReadWriteConformance.test_a_lost_reply_leaves_no_reader_behind",
-            "ReadWriteConformance.test_nothing_is_left_behind",
+            "ReadWriteConformance.test_readers_and_writers_leave_nothing_at_the_server",
         ),
         "A token is greater than those of all who wrote before, a writer's than all before": (
-            "ReadWriteConformance.test_tokens_order_writers_and_readers",
+            "ReadWriteConformance.test_writers_have_greater_tokens_than_the_readers_before_them",
         ),
         "A reader becomes no writer, at once and before any I/O, nor the other way round": (
-            "ReadWriteConformance.test_a_reader_cannot_become_the_writer_nor_a_writer_a_reader",
-            "ReadWriteConformance.test_a_lease_taken_elsewhere_refuses_no_writer_here",
+            "ReadWriteConformance.test_no_holder_can_change_between_reader_and_writer",
+            "ReadWriteConformance.test_a_read_lease_of_another_client_raises_no_upgrade_error_here",
             "tests/unit/test_shared.py::test_an_upgrade_is_refused_before_any_request",
         ),
         "Reentrant: the same kind in the same thread or task": (
-            "ReadWriteConformance.test_a_reentrant_reader_reads_again_behind_a_waiting_writer",
-            "ReadWriteConformance.test_the_reentrant_reader_is_not_the_reentrant_mutex",
+            "ReadWriteConformance.test_a_reentrant_reader_can_acquire_again_behind_a_waiting_writer",
+            "ReadWriteConformance.test_a_reentrant_reader_cannot_be_acquired_as_a_reentrant_plain_lock",
         ),
     },
     "ReadWriteLock.name": {
-        "As given": ("ReadWriteConformance.test_a_read_write_lock_always_returns_the_same_two_locks",)
+        "As given": ("ReadWriteConformance.test_read_write_lock_always_returns_the_same_two_locks",)
     },
     "ReadWriteLock.reader": {
-        "Always the same object": ("ReadWriteConformance.test_a_read_write_lock_always_returns_the_same_two_locks",),
+        "Always the same object": ("ReadWriteConformance.test_read_write_lock_always_returns_the_same_two_locks",),
     },
     "ReadWriteLock.writer": {
-        "Always the same object": ("ReadWriteConformance.test_a_read_write_lock_always_returns_the_same_two_locks",),
+        "Always the same object": ("ReadWriteConformance.test_read_write_lock_always_returns_the_same_two_locks",),
     },
     "Client.semaphore": {
         "Up to permits hold it, never more, and every other lock of that name excludes them": (
-            "SemaphoreConformance.test_as_many_hold_it_as_there_are_permits",
-            "SemaphoreConformance.test_a_mutex_and_readers_of_that_name_exclude_it",
-            "SemaphoreConformance.test_one_permit_excludes",
-            "SemaphoreConformance.test_contention_never_exceeds_the_permits_nor_forgets_a_waiter",
+            "SemaphoreConformance.test_a_semaphore_has_as_many_holders_as_permits",
+            "SemaphoreConformance.test_a_plain_lock_and_readers_of_that_name_exclude_permits",
+            "SemaphoreConformance.test_a_semaphore_with_one_permit_excludes",
+            "SemaphoreConformance.test_under_contention_permits_are_never_exceeded_and_no_waiter_starves",
             "SemaphoreConformance.test_a_decorated_function_runs_with_a_permit",
         ),
         "A permit that is given back, or whose holder is dead, goes to the next, and concerns no other": (
             "SemaphoreConformance.test_a_released_permit_goes_to_a_waiter",
-            "SemaphoreConformance.test_the_permit_of_a_client_that_is_silent_is_free_at_its_own_end",
-            "SemaphoreConformance.test_inspection_tells_how_many_permits_are_taken",
+            "SemaphoreConformance.test_the_permit_of_a_silent_client_becomes_free_at_its_own_end",
+            "SemaphoreConformance.test_inspect_shows_how_many_permits_are_taken",
         ),
         "The number is checked before any I/O, and another one is refused at once": (
             "SemaphoreConformance.test_the_number_of_permits_is_checked_before_any_request",
-            "SemaphoreConformance.test_another_number_is_refused_at_once_and_leaves_nothing",
-            "SemaphoreConformance.test_only_the_same_number_is_acquired_again",
+            "SemaphoreConformance.test_another_number_of_permits_is_refused_at_once_and_leaves_nothing",
+            "SemaphoreConformance.test_a_semaphore_is_acquired_again_only_with_the_same_number_of_permits",
         ),
         "A permit of several has a token, and cannot fence": (
-            "SemaphoreConformance.test_each_grant_has_its_token_and_none_can_fence",
+            "SemaphoreConformance.test_each_permit_has_a_token_and_fence_raises",
         ),
     },
     "Client.lock_all": {
         "All or none, within one timeout, whatever order others name them in": (
-            "LockAllConformance.test_all_are_held_and_given_back_together",
-            "LockAllConformance.test_a_set_holds_nothing_while_one_part_is_taken",
-            "LockAllConformance.test_a_set_waits_for_all_parts_within_one_timeout",
-            "LockAllConformance.test_callers_in_opposite_orders_never_wait_for_each_other",
+            "LockAllConformance.test_all_locks_of_a_set_are_acquired_and_released_together",
+            "LockAllConformance.test_a_set_holds_nothing_while_one_of_its_locks_is_taken",
+            "LockAllConformance.test_one_timeout_limits_the_wait_for_all_locks_of_a_set",
+            "LockAllConformance.test_callers_that_name_the_locks_in_opposite_orders_never_deadlock",
             "LockAllConformance.test_a_wrong_argument_raises_before_any_request",
-            "LockAllConformance.test_release_through_the_lock_is_about_the_newest_of_this_thread",
+            "LockAllConformance.test_releasing_through_the_lock_ends_the_newest_lease_of_this_thread",
         ),
         "Each part is an ordinary lease, with its token and its renewal": (
-            "LockAllConformance.test_each_part_has_its_token_and_the_set_none",
-            "LockAllConformance.test_each_part_is_renewed",
-            "LockAllConformance.test_a_reentrant_set_is_acquired_again",
+            "LockAllConformance.test_each_lock_of_a_set_has_a_token_and_the_set_has_none",
+            "LockAllConformance.test_each_lock_of_a_set_is_renewed",
+            "LockAllConformance.test_a_reentrant_set_can_be_acquired_again",
         ),
         "Lost when one is, once; the others are kept until the callback has ended": (
-            "LockAllConformance.test_a_set_is_lost_with_one_part_and_names_it",
-            "LockAllConformance.test_the_other_parts_are_kept_until_the_lost_set_is_released",
-            "LockAllConformance.test_the_other_parts_of_a_forgotten_lost_set_are_kept_for_one_ttl",
-            "LockAllConformance.test_the_end_of_with_raises_the_loss",
-            "LockAllConformance.test_a_closed_client_gives_all_of_them_back",
+            "LockAllConformance.test_a_set_is_lost_with_one_of_its_locks_and_names_it",
+            "LockAllConformance.test_the_other_locks_are_kept_until_the_lost_set_is_released",
+            "LockAllConformance.test_the_other_locks_of_a_lost_set_that_nobody_releases_are_kept_for_one_ttl",
+            "LockAllConformance.test_the_end_of_with_raises_the_loss_of_a_set",
+            "LockAllConformance.test_a_closed_client_releases_all_locks_of_a_set",
         ),
         "A part lost while the next is awaited: all are given back, and it begins anew": (
-            "LockAllConformance.test_a_part_lost_while_the_next_is_awaited_begins_anew",
+            "LockAllConformance.test_a_lock_of_a_set_that_is_lost_during_the_wait_is_acquired_again",
         ),
         "An interrupt anywhere leaves nothing behind": (
             "tests/unit/test_many.py::test_an_interrupt_anywhere_in_the_acquire_leaves_nothing",
@@ -430,82 +444,80 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockConformance.test_a_decorated_function_runs_while_the_lock_is_held",
         ),
         "skip=True gives None where it is taken, instead of LockTimeout": (
-            "LockConformance.test_a_decorated_function_is_skipped_or_times_out_where_it_is_taken",
+            "LockConformance.test_a_decorated_function_is_skipped_or_times_out_if_the_lock_is_taken",
         ),
         "The other kind of function raises TypeError": (
-            "LockConformance.test_the_decorator_refuses_the_other_kind_of_function",
+            "LockConformance.test_the_decorator_refuses_coroutine_functions_on_a_blocking_lock_and_the_reverse",
         ),
     },
     "Client.current_lease": {
         "The innermost of this thread, or raises NotHeld; in a forked child always": (
             "LockConformance.test_current_lease_is_the_innermost_of_this_thread",
-            "ProcessConformance.test_a_forked_child_holds_nothing_and_opens_afresh",
+            "ProcessConformance.test_a_forked_child_holds_no_lock_and_opens_its_own_connections",
         )
     },
     "Client.inspect": {
         "Who holds a name": (
-            "ClientConformance.test_inspect_tells_who_holds_a_name",
+            "ClientConformance.test_inspect_shows_the_holder_of_a_name",
             "ElectionConformance.test_an_election_is_a_contest_for_the_lock_of_that_name",
         )
     },
     "Client.inspect_all": {
         "The names held, without the prefix": (
-            "ClientConformance.test_inspect_all_gives_the_names_held_without_the_prefix",
+            "ClientConformance.test_inspect_all_returns_the_held_names_without_the_prefix",
         )
     },
     "Client.force_release": {
         "Takes it from whoever holds it; the holder gets TAKEN": (
             "ClientConformance.test_force_release_frees_a_name_and_says_whether_it_was_held",
             "ClientConformance.test_force_release_lets_a_waiter_in",
-            "LossConformance.test_an_operators_release_is_a_taken_lock",
-            "BackendConformance.test_force_release_takes_it_from_whoever_holds_it",
+            "LossConformance.test_a_force_release_is_reported_as_a_lock_that_was_taken",
+            "BackendConformance.test_force_release_takes_the_name_from_each_holder",
         )
     },
     "Client.capabilities": {
-        "Frozen facts, without I/O": ("ClientConformance.test_capabilities_are_frozen_and_known_without_io",),
+        "Frozen facts, without I/O": ("ClientConformance.test_capabilities_are_immutable_and_known_without_a_request",),
         "The next holder gets in within takeover_bound": (
-            "LossConformance.test_the_next_holder_gets_in_within_the_published_bound",
+            "LossConformance.test_the_next_client_gets_the_lock_within_the_published_bound",
             "ProcessConformance.test_the_lock_of_a_killed_holder_is_free_within_the_published_bound",
         ),
     },
-    "Client.diagnose": {"Findings with remedies": ("ClientConformance.test_diagnose_gives_findings_with_remedies",)},
-    "Client.ping": {"Seconds of one round trip": ("ClientConformance.test_ping_is_the_time_of_a_round_trip",)},
+    "Client.diagnose": {"Findings with remedies": ("ClientConformance.test_diagnose_returns_findings_with_remedies",)},
+    "Client.ping": {"Seconds of one round trip": ("ClientConformance.test_ping_returns_the_time_of_one_round_trip",)},
     "Client.is_healthy": {
         "The watchdog runs on time; no I/O": (
             "ClientConformance.test_a_client_with_an_idle_watchdog_is_healthy",
-            "OutageConformance.test_is_healthy_needs_no_backend",
+            "OutageConformance.test_is_healthy_sends_no_request",
         )
     },
     "Client.events": {
         "What happens to locks, in order; one that raises is logged": (
-            "ClientConformance.test_events_tell_the_life_of_a_lock_in_order",
-            "ClientConformance.test_a_subscriber_that_raises_harms_nothing",
+            "ClientConformance.test_events_report_the_life_of_a_lock_in_order",
+            "ClientConformance.test_a_subscriber_that_raises_affects_nothing_else",
         )
     },
     "Client.close": {
         "A held lease is LOST first, its callback called, and then it is given back": (
-            "CloseConformance.test_a_held_lease_is_lost_first_and_then_given_back",
+            "CloseConformance.test_close_reports_each_held_lease_as_lost_before_it_releases_it",
         ),
         "Waiters and later calls get ClientClosed": (
-            "CloseConformance.test_waiters_get_client_closed_and_leave_nothing",
+            "CloseConformance.test_close_makes_each_waiter_raise_client_closed_and_leaves_nothing",
             "CloseConformance.test_a_lock_granted_while_the_client_closes_is_released",
-            "CloseConformance.test_every_later_call_gets_client_closed",
+            "CloseConformance.test_a_call_after_close_raises_client_closed",
             "CloseConformance.test_a_client_is_a_context_manager",
         ),
         "Ends observe(), stops threads": (
-            "CloseConformance.test_observe_ends",
-            "CloseConformance.test_a_closed_client_leaves_no_thread",
+            "CloseConformance.test_close_ends_observe",
+            "CloseConformance.test_a_closed_client_leaves_no_thread_behind",
         ),
         "Always ends, one request_timeout for callbacks and for answers": (
-            "CloseConformance.test_a_hanging_callback_and_a_silent_backend_never_keep_close_from_ending",
+            "CloseConformance.test_close_ends_despite_a_callback_that_hangs_and_a_backend_without_replies",
         ),
         "Twice is harmless": (
             "CloseConformance.test_closing_twice_is_harmless",
             "BackendConformance.test_closing_twice_is_harmless_and_the_capabilities_stay",
         ),
-        "Stops elections as stop() does": (
-            "ElectionConformance.test_closing_the_client_stops_elections_with_a_resignation",
-        ),
+        "Stops elections as stop() does": ("ElectionConformance.test_closing_the_client_resigns_its_leaderships",),
     },
     "Client.election": {
         "A contest for the lock of that name": (
@@ -513,118 +525,120 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ElectionConformance.test_a_leader_excludes_readers_and_permits_of_that_name",
         ),
         "Callbacks come in pairs and in order; any gap in leadership shows as a pair": (
-            "ElectionConformance.test_callbacks_of_a_campaign_come_in_a_pair",
-            "ElectionConformance.test_a_started_node_stands_again_after_a_loss_and_a_gap_shows_as_a_pair",
+            "ElectionConformance.test_each_on_elected_of_a_campaign_is_followed_by_one_on_lost",
+            "ElectionConformance.test_after_a_loss_a_started_node_campaigns_again_and_its_callbacks_stay_paired",
         ),
         "on_lost comes before anybody else leads": (
-            "ElectionConformance.test_a_lost_leadership_is_reported_before_anybody_else_leads",
+            "ElectionConformance.test_a_lost_leadership_is_reported_before_another_candidate_leads",
         ),
         "A running on_elected never delays on_lost; the node stands again when both have ended": (
             "ElectionConformance.test_a_running_on_elected_never_delays_on_lost_and_the_node_waits_for_both",
         ),
-        "An on_elected that raises resigns": ("ElectionConformance.test_an_on_elected_that_raises_resigns",),
-        "An orderly end: given back when work, on_elected and on_lost have ended, or after the grace": (
-            "ElectionConformance.test_the_next_leaders_work_begins_after_the_last_line_of_the_old_ones",
-            "ElectionConformance.test_what_the_next_on_elected_does_begins_after_the_last_line_of_the_old_one",
-            "ElectionConformance.test_an_on_elected_that_raises_gives_the_lease_back_after_the_work",
-            "ElectionConformance.test_a_work_that_does_not_end_keeps_the_lease_for_the_grace_and_is_named",
-            "ElectionConformance.test_a_work_that_stops_its_own_election_is_not_waited_for_and_keeps_the_lease",
-            "ProcessConformance.test_the_next_leader_begins_after_the_last_line_of_one_that_was_told_to_end",
+        "An on_elected that raises resigns": (
+            "ElectionConformance.test_an_on_elected_that_raises_ends_the_leadership",
         ),
-        "on_leader_changed tells who leads": ("ElectionConformance.test_on_leader_changed_tells_who_leads",),
+        "An orderly end: given back when work, on_elected and on_lost have ended, or after the grace": (
+            "ElectionConformance.test_new_work_begins_after_the_work_of_the_former_leader_has_ended",
+            "ElectionConformance.test_a_new_on_elected_begins_after_that_of_the_former_leader_has_ended",
+            "ElectionConformance.test_if_on_elected_raises_the_lease_is_released_after_the_work_has_ended",
+            "ElectionConformance.test_work_that_does_not_end_keeps_the_lease_for_the_grace_and_is_named",
+            "ElectionConformance.test_work_that_stops_its_own_election_is_not_waited_for_and_keeps_the_lease",
+            "ProcessConformance.test_the_next_leader_begins_after_the_former_leader_has_ended_its_work",
+        ),
+        "on_leader_changed tells who leads": ("ElectionConformance.test_on_leader_changed_receives_the_new_leader",),
     },
-    "Election.name": {"As given": ("ElectionConformance.test_campaign_makes_the_one_leader",)},
-    "Election.identity": {"As given": ("ElectionConformance.test_campaign_makes_the_one_leader",)},
+    "Election.name": {"As given": ("ElectionConformance.test_campaign_elects_one_leader",)},
+    "Election.identity": {"As given": ("ElectionConformance.test_campaign_elects_one_leader",)},
     "Election.campaign": {
-        "The one leader; raises LockTimeout": ("ElectionConformance.test_campaign_makes_the_one_leader",),
+        "The one leader; raises LockTimeout": ("ElectionConformance.test_campaign_elects_one_leader",),
     },
     "Election.run": {
         "Passes on the result or exception of work that ends by itself, and resigns": (
-            "ElectionConformance.test_run_passes_on_the_result_of_work_that_ends_by_itself",
-            "ElectionConformance.test_run_passes_on_the_exception_of_work",
+            "ElectionConformance.test_run_returns_the_result_of_work_that_ends_by_itself",
+            "ElectionConformance.test_run_raises_the_exception_of_its_work",
         ),
         "Stands again after a loss; an async work is cancelled": (
-            "ElectionConformance.test_run_stands_again_after_a_loss",
-            "ElectionConformance.test_an_async_work_is_cancelled_on_loss",
+            "ElectionConformance.test_run_campaigns_again_after_a_loss",
+            "ElectionConformance.test_asynchronous_work_is_cancelled_on_loss",
         ),
         "Cancelled, it ends after its work and on_lost": (
-            "ElectionConformance.test_a_cancelled_run_ends_after_its_work_and_on_lost_and_gives_the_lease_back_then",
+            "ElectionConformance.test_a_cancelled_run_releases_the_lease_after_its_work_and_on_lost",
         ),
     },
     "Election.start": {
         "Leads in the background": (
-            "ElectionConformance.test_start_leads_in_the_background_and_stop_steps_down",
+            "ElectionConformance.test_start_campaigns_in_the_background_and_stop_resigns",
             "ElectionConformance.test_an_election_is_a_context_manager",
         ),
         "Never gives up during an outage": ("ElectionConformance.test_elections_never_give_up_during_an_outage",),
     },
     "Election.stop": {
         "on_lost (RESIGNED) BEFORE the lease is given back, which is kept for the grace at most": (
-            "ElectionConformance.test_start_leads_in_the_background_and_stop_steps_down",
-            "ElectionConformance.test_on_lost_comes_before_the_lease_is_given_back",
-            "ElectionConformance.test_a_hanging_on_lost_keeps_the_lease_for_one_ttl_at_most",
+            "ElectionConformance.test_start_campaigns_in_the_background_and_stop_resigns",
+            "ElectionConformance.test_on_lost_is_called_before_the_lease_is_released",
+            "ElectionConformance.test_an_on_lost_that_hangs_delays_the_release_by_one_ttl_at_most",
         ),
         "Never leaves a leader behind": (
-            "ElectionConformance.test_stop_never_leaves_a_leader_behind_also_when_the_grant_is_on_its_way",
+            "ElectionConformance.test_stop_leaves_no_leader_behind_even_if_it_meets_the_grant",
         ),
         "run() gives None": (
-            "ElectionConformance.test_stop_ends_run_with_none",
-            "ElectionConformance.test_stop_ends_the_run_of_a_node_that_never_led",
+            "ElectionConformance.test_stop_makes_run_return_none",
+            "ElectionConformance.test_stop_ends_run_even_if_the_node_never_led",
         ),
     },
     "Election.is_leader": {
         "From the clock, never a cached flag": (
-            "ElectionConformance.test_is_leader_is_false_as_soon_as_the_clock_says_so",
+            "ElectionConformance.test_is_leader_is_false_as_soon_as_the_deadline_has_passed",
         )
     },
-    "Election.leader": {"Who leads, as all see it": ("ElectionConformance.test_everybody_sees_the_leader",)},
+    "Election.leader": {"Who leads, as all see it": ("ElectionConformance.test_every_client_sees_the_leader",)},
     "Election.observe": {
         "Starts with the present leader, then each change; also of this client's own": (
-            "ElectionConformance.test_observe_starts_with_the_present_leader_and_tells_each_change",
-            "ElectionConformance.test_observe_tells_of_this_clients_own_leadership",
+            "ElectionConformance.test_observe_yields_the_present_leader_and_then_each_change",
+            "ElectionConformance.test_observe_yields_the_leadership_of_its_own_client",
             "BackendConformance.test_a_followed_name_is_reported_when_its_holder_changes",
         ),
-        "An outage yields nothing": ("ElectionConformance.test_observe_yields_nothing_for_an_outage",),
+        "An outage yields nothing": ("ElectionConformance.test_observe_yields_nothing_during_an_outage",),
     },
     "Election.resign": {
         "Another candidate is elected without waiting for a ttl": (
-            "ElectionConformance.test_a_resignation_lets_another_candidate_in_without_waiting_for_a_ttl",
+            "ElectionConformance.test_after_a_resignation_the_next_candidate_leads_without_waiting_for_a_ttl",
         ),
         "It stands again behind those waiting": (
-            "ElectionConformance.test_a_node_that_resigned_stands_again_behind_those_waiting",
+            "ElectionConformance.test_a_node_that_resigned_queues_behind_the_other_candidates",
         ),
     },
-    "Leadership.term": {"The token: always greater": ("ElectionConformance.test_terms_always_grow",)},
-    "Leadership.identity": {"The candidate's": ("ElectionConformance.test_campaign_makes_the_one_leader",)},
+    "Leadership.term": {"The token: always greater": ("ElectionConformance.test_each_later_term_is_greater",)},
+    "Leadership.identity": {"The candidate's": ("ElectionConformance.test_campaign_elects_one_leader",)},
     "Leadership.release": {
         "Is resign(); callbacks set on the Leadership itself never hear of it": (
-            "ElectionConformance.test_release_of_a_leadership_is_a_resignation",
+            "ElectionConformance.test_releasing_a_leadership_resigns_it",
         )
     },
     "kernel: validity": {
         "Counts from before the sending of the acknowledged request": (
-            "BackendConformance.test_a_grant_is_a_proof_that_counts_from_the_sending",
-            "BackendConformance.test_a_grant_and_a_renewal_count_from_before_their_answers_came_late",
-            "tests/unit/test_holding.py::test_validity_counts_from_the_sending_of_the_request_and_not_from_its_answer",
+            "BackendConformance.test_the_validity_of_a_grant_counts_from_the_sending_of_its_request",
+            "BackendConformance.test_the_validity_counts_from_the_sending_even_if_replies_are_late",
+            "tests/unit/test_holding.py::test_validity_counts_from_the_sending_of_the_request_and_not_from_its_reply",
         ),
         "An acknowledgement after lost_at revives nothing": (
-            "LossConformance.test_an_acknowledgement_that_comes_too_late_revives_nothing",
+            "LossConformance.test_an_acknowledgement_that_arrives_too_late_does_not_revive_the_lease",
         ),
     },
     "kernel: clock": {
         "Counts the time in which the process or the machine stands still": (
             "ProcessConformance.test_a_frozen_holder_notices_the_loss_when_it_runs_again",
-            "tests/unit/test_validity.py::test_nothing_here_reads_a_clock",
+            "tests/unit/test_validity.py::test_the_module_for_validity_reads_no_clock",
         )
     },
     "kernel: pull first": {
         "Compared with the clock at every call": (
-            "tests/unit/test_holding.py::test_is_held_turns_false_with_the_clock_alone",
+            "tests/unit/test_holding.py::test_is_held_turns_false_by_the_clock_alone",
         )
     },
     "kernel: states": {
         "AT_RISK goes back to HELD by an acknowledgement in time; LOST is for good": (
-            "LossConformance.test_a_short_silence_is_a_risk_but_not_a_loss",
+            "LossConformance.test_a_short_silence_puts_a_lease_at_risk_but_does_not_lose_it",
             "LossConformance.test_a_lost_lease_is_never_held_again",
         )
     },
@@ -635,7 +649,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "kernel: one watchdog": {
         "One renewing thread, also under asyncio: a blocked loop never costs a lock": (
-            "CancelConformance.test_a_blocked_loop_never_costs_a_lock",
+            "CancelConformance.test_a_blocked_event_loop_loses_no_lock",
             "tests/unit/test_watchdog.py::test_ten_thousand_leases_need_few_threads",
         ),
         "A dead server never starves another group": (
@@ -644,86 +658,86 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "kernel: identity": {
         "One id for all sends of one attempt; renew, release and cancel compare it": (
-            "BackendConformance.test_an_attempt_with_the_same_id_is_the_same_attempt",
-            "BackendConformance.test_release_is_idempotent_and_says_whether_it_was_ours_until_now",
-            "BackendConformance.test_renew_answers_for_each_claim_in_order",
-            "BackendConformance.test_renew_never_takes_a_name_back",
+            "BackendConformance.test_a_repeated_attempt_with_the_same_id_is_the_same_attempt",
+            "BackendConformance.test_a_repeated_release_reports_that_the_claim_was_not_held",
+            "BackendConformance.test_renew_returns_one_result_for_each_claim_in_order",
+            "BackendConformance.test_renew_never_acquires_a_lost_name",
         )
     },
     "kernel: unknown is not no": {
         "A lost reply is asked again, or what it did is undone": (
-            "LossConformance.test_a_lost_reply_to_an_acquire_is_asked_again",
+            "LossConformance.test_an_acquire_whose_reply_is_lost_is_repeated",
             "LossConformance.test_a_lost_reply_to_a_single_try_raises_and_leaves_nothing",
-            "LossConformance.test_a_lost_reply_to_a_renewal_loses_nothing",
-            "LossConformance.test_a_lost_reply_to_a_release_frees_the_lock",
+            "LossConformance.test_a_renewal_whose_reply_is_lost_costs_nothing",
+            "LossConformance.test_a_release_whose_reply_is_lost_frees_the_lock",
         )
     },
     "kernel: a cancel must be final": {
         "A request that is executed after its cancel takes nothing": (
-            "LossConformance.test_a_request_executed_after_its_cancel_takes_nothing",
-            "BackendConformance.test_a_cancel_is_final_also_for_a_request_that_comes_later",
+            "LossConformance.test_a_request_executed_after_its_cancel_acquires_nothing",
+            "BackendConformance.test_a_cancel_also_stops_a_request_that_arrives_later",
         )
     },
     "kernel: outages": {
         "A wait outlasts a shorter one; a service starts while its backend is down": (
-            "OutageConformance.test_a_wait_outlasts_a_shorter_silence",
+            "OutageConformance.test_a_wait_continues_through_an_outage_shorter_than_the_outage_timeout",
             "OutageConformance.test_a_client_starts_while_its_backend_is_down",
         ),
         "What asks the backend raises BackendUnavailable": (
-            "OutageConformance.test_what_asks_the_backend_raises_backend_unavailable",
+            "OutageConformance.test_each_call_that_asks_the_backend_raises_backend_unavailable_in_an_outage",
         ),
     },
     "kernel: cancellation": {
         "Every way out of a wait leaves nothing behind": (
             "LockConformance.test_a_waiter_that_gave_up_leaves_nothing_behind",
-            "LockConformance.test_a_withdrawn_claim_never_blocks_a_later_try_of_its_client",
+            "LockConformance.test_a_claim_whose_cancel_is_pending_never_blocks_a_later_try_of_its_client",
             "CancelConformance.test_a_cancelled_wait_leaves_nothing_behind",
-            "CancelConformance.test_a_waiter_of_a_closed_loop_blocks_nobody_and_leaves_nothing",
-            "CloseConformance.test_waiters_get_client_closed_and_leave_nothing",
-            "OutageConformance.test_a_lock_that_a_failed_wait_may_have_taken_is_released",
-            "BackendConformance.test_a_cancelled_waiter_never_holds",
+            "CancelConformance.test_a_waiter_of_a_closed_loop_blocks_no_other_waiter_and_leaves_nothing",
+            "CloseConformance.test_close_makes_each_waiter_raise_client_closed_and_leaves_nothing",
+            "OutageConformance.test_a_lock_that_a_failed_wait_may_have_acquired_is_released",
+            "BackendConformance.test_a_cancelled_waiter_never_gets_the_lock",
         )
     },
     "kernel: waiting": {
         "An answer makes a holder, or a push that grants as much as one; any other push is a hint": (
-            "BackendConformance.test_only_a_reply_or_an_equal_push_makes_a_waiter_the_holder",
-            "BackendConformance.test_a_taken_name_is_busy",
+            "BackendConformance.test_only_a_reply_or_a_push_with_the_same_id_makes_a_waiter_the_holder",
+            "BackendConformance.test_a_taken_name_returns_busy",
         ),
         "A released lock is never reported lost": ("BackendConformance.test_a_released_claim_is_never_reported_lost",),
     },
     "kernel: local gate": {
         "Of the unfair waiters of one client one at a time talks to the server, and all get their turn": (
-            "LockConformance.test_one_waiter_of_a_client_at_a_time_queues_at_the_backend",
-            "LockConformance.test_unfair_waiters_of_one_client_all_get_their_turn",
+            "LockConformance.test_one_unfair_waiter_of_each_client_queues_at_the_backend",
+            "LockConformance.test_every_unfair_waiter_of_one_client_gets_its_turn",
         )
     },
     "kernel: fork and exit": {
         "A child holds nothing and opens afresh": (
-            "ProcessConformance.test_a_forked_child_holds_nothing_and_opens_afresh",
+            "ProcessConformance.test_a_forked_child_holds_no_lock_and_opens_its_own_connections",
             "BackendConformance.test_a_backend_can_be_opened_again",
         ),
         "At the end of the interpreter what is held is given back, without callbacks": (
-            "ProcessConformance.test_a_process_that_ends_gives_back_what_it_holds",
-            "ProcessConformance.test_an_exiting_process_never_hands_its_locks_to_its_own_waiters",
+            "ProcessConformance.test_a_process_that_ends_releases_its_locks",
+            "ProcessConformance.test_an_exiting_process_never_passes_its_locks_to_its_own_waiters",
         ),
         "No thread keeps the process alive, no signal handler is installed": (
-            "ProcessConformance.test_no_thread_of_ours_keeps_a_process_alive",
+            "ProcessConformance.test_no_thread_of_multilock_keeps_a_process_alive",
             "ProcessConformance.test_no_signal_handler_is_installed",
         ),
     },
     "kernel: token": {
         "Greater for every later acquisition, in real-time order": (
-            "LeaseConformance.test_tokens_always_grow",
+            "LeaseConformance.test_each_later_token_is_greater",
             "BackendConformance.test_tokens_grow_with_every_grant",
         )
     },
     "kernel: values": {
         "What is stored tells who holds; foreign values are shown as they are": (
-            "ClientConformance.test_inspect_tells_who_holds_a_name",
-            "tests/unit/test_values.py::test_a_value_of_another_program_is_shown_as_it_is",
+            "ClientConformance.test_inspect_shows_the_holder_of_a_name",
+            "tests/unit/test_values.py::test_a_value_of_another_program_is_shown_unchanged",
         )
     },
     "kernel: names": {
-        "Distinct names never collide": ("LockConformance.test_distinct_names_never_collide",),
+        "Distinct names never collide": ("LockConformance.test_different_names_do_not_exclude_each_other",),
     },
 }

@@ -69,8 +69,8 @@ on_others = pytest.mark.parametrize("place", OTHERS, indirect=True, ids=lambda p
 
 @on_others
 class Safety(Disguise, conformance.Conformance):
-    test_second_caller_is_refused_while_the_first_holds = (
-        conformance.LockConformance.test_second_caller_is_refused_while_the_first_holds
+    test_a_second_caller_is_refused_while_the_first_holds_the_lock = (
+        conformance.LockConformance.test_a_second_caller_is_refused_while_the_first_holds_the_lock
     )
     test_holders_never_overlap_under_contention = (
         conformance.LockConformance.test_holders_never_overlap_under_contention
@@ -78,7 +78,7 @@ class Safety(Disguise, conformance.Conformance):
     test_a_release_by_another_client_never_frees_the_lock = (
         conformance.LockConformance.test_a_release_by_another_client_never_frees_the_lock
     )
-    test_tokens_always_grow = conformance.LeaseConformance.test_tokens_always_grow
+    test_each_later_token_is_greater = conformance.LeaseConformance.test_each_later_token_is_greater
 
 
 class TestSafetyByAWriter(Safety):
@@ -113,7 +113,7 @@ class TestCancelByAWriter(Disguise, conformance.CancelConformance):
 class TestLockByAPermit(Disguise, conformance.LockConformance):
     kind = "permit"
 
-    test_one_waiter_of_a_client_at_a_time_queues_at_the_backend = None  # type: ignore[assignment]  # each permit waits there
+    test_one_unfair_waiter_of_each_client_queues_at_the_backend = None  # type: ignore[assignment]  # each permit waits there
 
 
 @on_whole

@@ -60,7 +60,7 @@ def runs_of(file: str) -> list[type[conformance.Conformance]]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_suite_runs_on_every_backend_and_every_way_to_it(scheme: str) -> None:
+def test_every_suite_runs_on_every_backend_and_every_way_to_reach_it(scheme: str) -> None:
     runs = runs_of(SCHEMES[scheme])
     for suite in conformance.SUITES:
         mine = [each for each in runs if issubclass(each, suite)]
@@ -71,7 +71,7 @@ def test_every_suite_runs_on_every_backend_and_every_way_to_it(scheme: str) -> N
 
 
 @pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)
-def test_every_suite_is_asked_on_every_backend_and_on_every_face_in_each_run(
+def test_every_suite_covers_every_backend_and_every_face_in_each_run(
     suite: type[conformance.Conformance],
 ) -> None:
     faces = ONE_FACE.get(suite, list(conformance.FACES))
@@ -92,12 +92,12 @@ def test_every_suite_runs_on_every_face(suite: type[conformance.Conformance]) ->
     assert sorted(map(str, params or ())) == sorted(ONE_FACE.get(suite, conformance.FACES))
 
 
-def test_the_suites_are_all_of_them() -> None:
+def test_the_list_of_suites_is_complete() -> None:
     exported = {getattr(conformance, name) for name in conformance.__all__ if name.endswith("Conformance")}
     assert set(conformance.SUITES) == exported - {conformance.Conformance}
 
 
-def test_every_promise_has_tests_that_exist() -> None:
+def test_the_tests_of_every_promise_exist() -> None:
     for rows in PROMISES.values():
         for sentence, tests in rows.items():
             assert tests, f"nothing tests: {sentence}"

@@ -44,7 +44,7 @@ STARTS = {Memory: 6, Sqlite: 7, Redis: 12, Redlock: 12, Consul: 12, Etcd: 8, Zoo
     [(make, nth) for make, starts in STARTS.items() for nth in range(1, starts + 1)],
     ids=lambda value: getattr(value, "scheme", None),
 )
-def test_a_loss_and_a_hand_over_are_told_although_a_thread_is_refused(
+def test_a_loss_and_a_handover_are_reported_although_a_thread_is_refused(
     make: Callable[[], Place], nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = make()

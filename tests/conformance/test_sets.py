@@ -83,10 +83,10 @@ class LeaseOfASet(conformance.LeaseConformance):
     """A set has no token of its own, so the tests of tokens do not apply."""
 
     test_a_lease_shows_its_name_ttl_state_and_owner = None  # type: ignore[assignment]
-    test_tokens_always_grow = None  # type: ignore[assignment]
-    test_check_and_fence_are_quiet_while_it_is_held = None  # type: ignore[assignment]
+    test_each_later_token_is_greater = None  # type: ignore[assignment]
+    test_check_and_fence_do_not_raise_while_the_lease_is_held = None  # type: ignore[assignment]
 
-    def test_check_is_quiet_while_it_is_held(self, client: Client) -> None:
+    def test_check_does_not_raise_while_the_lease_is_held(self, client: Client) -> None:
         with client.lock(NAME) as lease:
             lease.check()
             assert lease.token is None
@@ -97,8 +97,8 @@ class LeaseOfASet(conformance.LeaseConformance):
 class RestOfASet(conformance.RestConformance):
     """Elections have no sets, so the tests of elections do not apply."""
 
-    test_nobody_is_elected_while_the_work_of_the_last_leader_rests = None  # type: ignore[assignment]
-    test_a_leader_that_is_stopped_leaves_no_rest = None  # type: ignore[assignment]
+    test_no_candidate_is_elected_while_the_name_of_the_last_leader_rests = None  # type: ignore[assignment]
+    test_a_stopped_leader_leaves_no_rest = None  # type: ignore[assignment]
 
 
 @on_more
@@ -166,7 +166,7 @@ class TestCancelOfThree(OfThree, conformance.CancelConformance): ...
 
 @on_more
 class TestRestOfThree(OfThree, RestOfASet):
-    test_an_operator_ends_the_rest_and_no_loss_is_reported = None  # type: ignore[assignment]  # of one name
+    test_a_force_release_ends_a_rest_and_reports_no_loss = None  # type: ignore[assignment]  # of one name
 
 
 @on_more

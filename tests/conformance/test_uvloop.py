@@ -67,7 +67,7 @@ def run(main: Any) -> Any:
 
 
 @pytest.mark.parametrize("ends", ["in the answer", "before the request", "while it is idle"])
-def test_a_descriptor_that_ended_is_let_go_of_before_another_connection_gets_its_number(
+def test_a_closed_descriptor_is_unregistered_before_a_connection_can_reuse_its_number(
     redis_server: RedisServer, ends: str
 ) -> None:
     with FaultProxy.before(redis_server.url) as proxy:

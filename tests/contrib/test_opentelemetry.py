@@ -58,7 +58,7 @@ def figure() -> Iterator[Telemetry]:
     telemetry.provider.shutdown()
 
 
-def test_a_lock_shows_in_every_figure(client: Client, figure: Telemetry) -> None:
+def test_a_lock_appears_in_every_metric(client: Client, figure: Telemetry) -> None:
     instrument(client, meter_provider=figure.provider)
     with client.lock("n"):
         assert figure("multilock.held", backend="memory") == 1
@@ -77,7 +77,7 @@ def test_a_lock_shows_in_every_figure(client: Client, figure: Telemetry) -> None
     ("name_label", "label"),
     [(True, "invoices/42"), (lambda name: name.split("/")[0], "invoices"), (lambda name: 1 / 0, "error")],
 )
-def test_what_the_attribute_name_holds_is_the_users_choice(
+def test_the_user_chooses_the_value_of_the_name_attribute(
     client: Client, figure: Telemetry, name_label: bool | Callable[[str], str], label: str
 ) -> None:
     instrument(client, meter_provider=figure.provider, name_label=name_label)
@@ -104,7 +104,7 @@ def test_renewals_silence_and_losses_are_counted(figure: Telemetry) -> None:
     client.close()
 
 
-def test_who_leads_is_shown(client: Client, figure: Telemetry) -> None:
+def test_the_leader_is_exported(client: Client, figure: Telemetry) -> None:
     instrument(client, meter_provider=figure.provider)
     with multilock.connect("memory://metrics") as other:
         leadership = other.election("e").campaign()
@@ -126,7 +126,7 @@ def test_an_asyncio_client_is_measured_too(figure: Telemetry) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_several_clients_share_a_provider_and_one_is_instrumented_once(client: Client, figure: Telemetry) -> None:
+def test_several_clients_share_a_provider_and_each_is_instrumented_once(client: Client, figure: Telemetry) -> None:
     with multilock.connect("memory://metrics") as other:
         instrument(client, meter_provider=figure.provider)
         instrument(client, meter_provider=figure.provider)
@@ -141,7 +141,7 @@ def test_several_clients_share_a_provider_and_one_is_instrumented_once(client: C
     assert figure("multilock.acquires", result="acquired") == 3
 
 
-def test_a_client_that_nobody_refers_to_is_not_kept_by_its_metrics(figure: Telemetry) -> None:
+def test_metrics_do_not_keep_an_abandoned_client_alive(figure: Telemetry) -> None:
     client = multilock.connect("memory://metrics")
     instrument(client, meter_provider=figure.provider)
     client.close()
@@ -176,7 +176,7 @@ def test_the_global_provider_may_be_set_before_or_after() -> None:
     assert (done.stdout, done.stderr) == ("multilock [2]\n", "")
 
 
-def test_an_exporter_to_prometheus_has_the_names_and_labels_that_alerts_and_dashboard_use(
+def test_metrics_exported_to_prometheus_have_the_names_that_alerts_and_dashboard_use(
     client: Client,
 ) -> None:
     """Both receive all events. The exporter adds what it calls scope and target."""

@@ -63,7 +63,7 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def test_a_lock_shows_in_every_figure(client: Client, registry: CollectorRegistry, scrape: Scrape) -> None:
+def test_a_lock_appears_in_every_metric(client: Client, registry: CollectorRegistry, scrape: Scrape) -> None:
     instrument(client, registry=registry)
     with client.lock("n"):
         assert scrape("multilock_held", backend="memory") == 1
@@ -80,7 +80,7 @@ def test_a_lock_shows_in_every_figure(client: Client, registry: CollectorRegistr
     eventually(lambda: scrape("multilock_watchdog_late_seconds", backend="memory") == 0)
 
 
-def test_waiters_are_counted_at_the_server_and_behind_the_gate(
+def test_waiters_at_the_server_and_inside_the_client_are_counted(
     client: Client, registry: CollectorRegistry, scrape: Scrape
 ) -> None:
     instrument(client, registry=registry)
@@ -98,7 +98,7 @@ def test_waiters_are_counted_at_the_server_and_behind_the_gate(
     ("name_label", "label"),
     [(False, ""), (True, "invoices/42"), (lambda name: name.split("/")[0], "invoices"), (lambda name: 1 / 0, "error")],
 )
-def test_what_the_label_name_holds_is_the_users_choice(
+def test_the_user_chooses_the_value_of_the_name_label(
     client: Client, registry: CollectorRegistry, scrape: Scrape, name_label: bool | Callable[[str], str], label: str
 ) -> None:
     instrument(client, registry=registry, name_label=name_label)
@@ -107,7 +107,7 @@ def test_what_the_label_name_holds_is_the_users_choice(
         eventually(lambda: scrape("multilock_acquires_total", name=label) == 1)
 
 
-def test_a_renewal_shows_its_round_trip_and_what_was_left(registry: CollectorRegistry, scrape: Scrape) -> None:
+def test_a_renewal_exports_its_round_trip_and_the_remaining_time(registry: CollectorRegistry, scrape: Scrape) -> None:
     runtime = HandRuntime()
     client = client_on(Scripted(runtime), runtime, ttl=30.0)
     instrument(client, registry=registry)
@@ -139,7 +139,7 @@ def test_silence_and_loss_are_counted_by_their_reasons(registry: CollectorRegist
         client.lock("m")
 
 
-def test_who_leads_is_shown_as_kubernetes_shows_it(client: Client, registry: CollectorRegistry, scrape: Scrape) -> None:
+def test_the_leader_is_exported_as_by_kubernetes(client: Client, registry: CollectorRegistry, scrape: Scrape) -> None:
     instrument(client, registry=registry)
     with multilock.connect("memory://metrics") as other:
         leadership = other.election("e").campaign()
@@ -167,7 +167,7 @@ def test_an_asyncio_client_is_measured_too(registry: CollectorRegistry, scrape: 
     assert scrape("multilock_acquires_total", result="cancelled", backend="memory") == 1
 
 
-def test_several_clients_share_a_registry_and_one_is_instrumented_once(
+def test_several_clients_share_a_registry_and_each_is_instrumented_once(
     client: Client, registry: CollectorRegistry, scrape: Scrape
 ) -> None:
     with multilock.connect("memory://metrics") as other:
@@ -184,7 +184,7 @@ def test_several_clients_share_a_registry_and_one_is_instrumented_once(
     assert scrape("multilock_acquires_total", result="acquired") == 3
 
 
-def test_a_client_that_nobody_refers_to_is_not_kept_by_its_metrics(registry: CollectorRegistry) -> None:
+def test_metrics_do_not_keep_an_abandoned_client_alive(registry: CollectorRegistry) -> None:
     client = multilock.connect("memory://metrics")
     instrument(client, registry=registry)
     client.close()
@@ -194,7 +194,7 @@ def test_a_client_that_nobody_refers_to_is_not_kept_by_its_metrics(registry: Col
     assert gone() is None
 
 
-def test_the_first_loss_makes_a_series_grow_that_was_there(registry: CollectorRegistry, scrape: Scrape) -> None:
+def test_the_series_of_losses_exists_before_the_first_loss(registry: CollectorRegistry, scrape: Scrape) -> None:
     runtime = HandRuntime()
     backend = Scripted(runtime)
     client = client_on(backend, runtime, ttl=30.0)
@@ -243,7 +243,7 @@ class Halting:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_forked_in_the_middle_of_a_scrape_can_be_scraped(client: Client, registry: CollectorRegistry) -> None:
+def test_a_child_forked_during_a_scrape_can_be_scraped(client: Client, registry: CollectorRegistry) -> None:
     halting: Any = Halting(client)
     instrument(halting, registry=registry)
     halting.halts = True
@@ -261,7 +261,7 @@ def test_a_child_forked_in_the_middle_of_a_scrape_can_be_scraped(client: Client,
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_no_leader_is_also_told_where_nobody_exports_any_more(
+def test_a_missing_leader_is_exported_even_if_no_process_exports_any_more(
     client: Client, registry: CollectorRegistry, scrape: Scrape
 ) -> None:
     instrument(client, registry=registry)
@@ -287,7 +287,7 @@ def test_alerts_dashboard_and_page_name_metrics_that_exist(
         assert spoken_of == there
 
 
-def test_promtool_is_told_when_each_alert_fires_and_when_not() -> None:
+def test_promtool_has_tests_for_when_each_alert_fires() -> None:
     rules = re.findall(r"- alert: (\w+)", (PAGES / "alerts.yaml").read_text(encoding="utf-8"))
     text = (PAGES / "alerts-test.yaml").read_text(encoding="utf-8")
     silent = re.findall(r"alertname: (\w+)\n +eval_time: \w+\n +exp_alerts: \[\]", text)
@@ -296,13 +296,13 @@ def test_promtool_is_told_when_each_alert_fires_and_when_not() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
-def test_promtool_finds_that_each_alert_fires_when_it_should() -> None:
+def test_promtool_confirms_that_each_alert_fires_when_it_should() -> None:
     command = ["promtool", "test", "rules", "alerts-test.yaml"]
     ended = subprocess.run(command, cwd=PAGES, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_the_dashboard_is_json_that_grafana_takes() -> None:
+def test_the_dashboard_is_json_that_grafana_accepts() -> None:
     dashboard = json.loads((PAGES / "dashboard.json").read_text(encoding="utf-8"))
     assert {panel["type"] for panel in dashboard["panels"]} == {"timeseries"}
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

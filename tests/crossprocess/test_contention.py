@@ -12,7 +12,7 @@ START = 20.0
 
 
 @pytest.mark.oracle
-def test_what_processes_count_together_is_all_there(start: Start, tmp_path: Path) -> None:
+def test_processes_that_share_a_counter_lose_no_count(start: Start, tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.touch()
     helpers = [start(function, counter, 30) for function in ("count", "count_on_loop") * 2]

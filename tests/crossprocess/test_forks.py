@@ -11,7 +11,7 @@ START = 20.0
 WORKERS = 3
 
 
-def test_a_preloaded_client_serves_every_worker_and_goes_on_in_the_master(start: Start) -> None:
+def test_a_preloaded_client_works_in_every_worker_and_in_the_master(start: Start) -> None:
     master = start("serve", WORKERS)
     held, released, losses, *codes = master.wait_for("master", 2 * START)[1:]
     assert codes == ["0"] * WORKERS, master.lines
@@ -21,13 +21,13 @@ def test_a_preloaded_client_serves_every_worker_and_goes_on_in_the_master(start:
     assert len({token for _, token in turns}) == 20 * WORKERS
 
 
-def test_a_preloaded_asyncio_client_serves_the_loops_of_all_workers(start: Start) -> None:
+def test_a_preloaded_asyncio_client_works_on_the_loops_of_all_workers(start: Start) -> None:
     master = start("serve_on_loops", WORKERS)
     assert master.wait_for("master", 2 * START)[1:] == ["0"] * WORKERS, master.lines
 
 
 @pytest.mark.parametrize("ending", ["os._exit", "sys.exit"])
-def test_a_fork_does_not_disturb_a_thread_that_waits_in_the_parent(client: Client, start: Start, ending: str) -> None:
+def test_a_fork_does_not_disturb_a_waiting_thread_of_the_parent(client: Client, start: Start, ending: str) -> None:
     lease = client.lock("n").acquire(timeout=START)
     token = lease.fence()
     parent = start("fork_while_waiting", ending)

@@ -32,7 +32,7 @@ def test_the_lock_of_a_killed_holder_is_free_within_its_ttl(client: Client, star
 
 # Only a backend of one host can see that a process has ended.
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_on_one_host_a_killed_holder_costs_no_ttl(client: Client, start: Start) -> None:
+def test_a_killed_holder_on_the_same_host_costs_no_ttl(client: Client, start: Start) -> None:
     holder = start("hold", 30.0)
     holder.wait_for("held", START)
     holder.kill()
@@ -42,7 +42,7 @@ def test_on_one_host_a_killed_holder_costs_no_ttl(client: Client, start: Start) 
 
 
 @FACES
-def test_a_holder_stopped_past_its_ttl_knows_when_it_runs_again(client: Client, start: Start, hold: str) -> None:
+def test_a_holder_frozen_beyond_its_ttl_notices_it_when_it_resumes(client: Client, start: Start, hold: str) -> None:
     holder = start(hold, 0.8)
     holder.wait_for("held", START)
     with holder.paused():
@@ -59,7 +59,7 @@ def test_a_holder_stopped_past_its_ttl_knows_when_it_runs_again(client: Client, 
 
 @ON_ONE
 @FACES
-def test_a_holder_stopped_for_less_than_its_ttl_goes_on(client: Client, start: Start, hold: str) -> None:
+def test_a_holder_frozen_for_less_than_its_ttl_keeps_its_lock(client: Client, start: Start, hold: str) -> None:
     holder = start(hold, 3.0)
     holder.wait_for("held", START)
     with holder.paused():
@@ -74,7 +74,7 @@ def test_a_holder_stopped_for_less_than_its_ttl_goes_on(client: Client, start: S
 @ON_ONE
 @FACES
 @pytest.mark.parametrize("ending", ["return", "raise", "sys.exit"])
-def test_a_program_that_ends_gives_back_what_it_holds(client: Client, start: Start, hold: str, ending: str) -> None:
+def test_a_program_that_ends_releases_its_locks(client: Client, start: Start, hold: str, ending: str) -> None:
     holder = start(hold, 30.0, ending)
     holder.wait_for("held", START)
     holder.wait(START)
@@ -83,7 +83,7 @@ def test_a_program_that_ends_gives_back_what_it_holds(client: Client, start: Sta
 
 
 @pytest.mark.parametrize(("function", "arguments"), [("hold", ["os._exit"]), ("die_by_sigterm", [])])
-def test_an_end_without_a_farewell_costs_the_ttl_and_no_more(
+def test_a_program_that_ends_abruptly_costs_at_most_the_ttl(
     client: Client, start: Start, function: str, arguments: list[str]
 ) -> None:
     holder = start(function, 1.0, *arguments)
@@ -94,7 +94,7 @@ def test_an_end_without_a_farewell_costs_the_ttl_and_no_more(
         assert now() - ended <= client.capabilities.takeover_bound + LATE
 
 
-def test_a_killed_waiter_delays_nobody(client: Client, start: Start) -> None:
+def test_a_killed_waiter_delays_no_other(client: Client, start: Start) -> None:
     lease = client.lock("n").acquire(timeout=SOON)
     first, second = _queued(start, 6.0), _queued(start, 6.0)  # seconds for which a dead one keeps its place
     first.kill()
@@ -103,7 +103,7 @@ def test_a_killed_waiter_delays_nobody(client: Client, start: Start) -> None:
     assert float(second.wait_for("got", START)[1]) - released < LATE
 
 
-def test_a_stopped_waiter_delays_the_next_by_its_own_liveness_at_most(client: Client, start: Start) -> None:
+def test_a_frozen_waiter_delays_the_next_at_most_by_its_own_liveness(client: Client, start: Start) -> None:
     lease = client.lock("n").acquire(timeout=SOON)
     first, second = _queued(start, 1.0), _queued(start, 1.0)
     with first.paused():

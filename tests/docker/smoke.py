@@ -52,14 +52,14 @@ class Smoke(conformance.Conformance):
     """A selection of the conformance suite, blocking and asyncio: exclusion, waiting, tokens, renewal, loss,
     election."""
 
-    test_second_caller = conformance.LockConformance.test_second_caller_is_refused_while_the_first_holds
+    test_second_caller = conformance.LockConformance.test_a_second_caller_is_refused_while_the_first_holds_the_lock
     test_waiter = conformance.LockConformance.test_a_waiter_gets_the_lock_after_the_release
     test_no_overlap = conformance.LockConformance.test_holders_never_overlap_under_contention
-    test_tokens = conformance.LeaseConformance.test_tokens_always_grow
+    test_tokens = conformance.LeaseConformance.test_each_later_token_is_greater
     test_renew = conformance.LeaseConformance.test_renew_moves_the_deadline
-    test_force_release = conformance.LossConformance.test_an_operators_release_is_a_taken_lock
-    test_campaign = conformance.ElectionConformance.test_campaign_makes_the_one_leader
-    test_terms = conformance.ElectionConformance.test_terms_always_grow
+    test_force_release = conformance.LossConformance.test_a_force_release_is_reported_as_a_lock_that_was_taken
+    test_campaign = conformance.ElectionConformance.test_campaign_elects_one_leader
+    test_terms = conformance.ElectionConformance.test_each_later_term_is_greater
 
 
 class Holder:

@@ -33,7 +33,7 @@ def project() -> Iterator[Project]:
         yield project
 
 
-def test_every_service_is_healthy_and_open_to_this_machine_only(project: Project) -> None:
+def test_every_service_is_healthy_and_reachable_only_from_this_machine(project: Project) -> None:
     project.is_healthy_and_local()
 
 
@@ -52,7 +52,7 @@ def test_all_servers_of_a_cluster_serve_the_same_locks(project: Project, service
 
 
 @pytest.mark.parametrize("service", CLUSTERS)
-def test_a_holder_hears_in_time_of_a_lost_majority(project: Project, service: str) -> None:
+def test_a_holder_is_notified_in_time_of_a_lost_majority(project: Project, service: str) -> None:
     with Holder(CLUSTERS[service], TTL) as holder:
         with project.paused(f"{service}2", f"{service}3"):
             holder.hears_in_time()
@@ -60,7 +60,7 @@ def test_a_holder_hears_in_time_of_a_lost_majority(project: Project, service: st
 
 
 @pytest.mark.parametrize("service", OUTLIVES)
-def test_a_lock_outlives_a_paused_server(project: Project, service: str) -> None:
+def test_a_lock_survives_a_paused_server(project: Project, service: str) -> None:
     with Holder(CLUSTERS[service], LONGER) as holder:
         with project.paused(f"{service}1"):
             holder.keeps_it()
@@ -69,7 +69,7 @@ def test_a_lock_outlives_a_paused_server(project: Project, service: str) -> None
 
 
 @pytest.mark.parametrize("service", CLUSTERS)
-def test_a_holder_hears_in_time_of_its_server_cut_off_from_its_clients(project: Project, service: str) -> None:
+def test_a_holder_is_notified_in_time_if_its_server_is_isolated_from_clients(project: Project, service: str) -> None:
     with Holder(FIRST[service], TTL) as holder:
         with project.disconnected(f"{service}1", "clients"):
             holder.hears_in_time()

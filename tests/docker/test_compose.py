@@ -27,7 +27,7 @@ def project() -> Iterator[Project]:
         yield project
 
 
-def test_every_service_is_healthy_and_open_to_this_machine_only(project: Project) -> None:
+def test_every_service_is_healthy_and_reachable_only_from_this_machine(project: Project) -> None:
     project.is_healthy_and_local()
 
 
@@ -37,7 +37,7 @@ class TestSmoke(Smoke):
         return Service(URLS[request.param])
 
 
-def test_what_was_paused_is_healthy_again_for_the_next_test(project: Project) -> None:
+def test_a_paused_service_is_healthy_again_for_the_next_test(project: Project) -> None:
     with project.paused("redis"):
         pass
     [again] = project.containers("redis")
@@ -45,7 +45,7 @@ def test_what_was_paused_is_healthy_again_for_the_next_test(project: Project) ->
 
 
 @pytest.mark.parametrize("service", URLS)
-def test_a_holder_hears_in_time_of_a_paused_server(project: Project, service: str) -> None:
+def test_a_holder_is_notified_in_time_of_a_paused_server(project: Project, service: str) -> None:
     with Holder(URLS[service], TTL) as holder:
         with project.paused(service):
             holder.hears_in_time()
@@ -53,7 +53,7 @@ def test_a_holder_hears_in_time_of_a_paused_server(project: Project, service: st
 
 
 @pytest.mark.parametrize("service", URLS)
-def test_a_holder_hears_in_time_of_a_server_cut_off_from_its_network(project: Project, service: str) -> None:
+def test_a_holder_is_notified_in_time_of_a_server_without_network(project: Project, service: str) -> None:
     with Holder(URLS[service], TTL) as holder:
         with project.disconnected(service):
             holder.hears_in_time()

@@ -37,31 +37,31 @@ def server(request: pytest.FixtureRequest, engine: None) -> ServerContainer:
 
 
 @pytest.mark.parametrize("file", ["compose.yaml", "cluster.yaml"])
-def test_images_are_those_of_the_compose_files(file: str) -> None:
+def test_the_images_are_those_of_the_compose_files(file: str) -> None:
     named = dict(images(file))
     if file == "cluster.yaml":
         assert named.pop("shard") == named["redis"]
     assert named == {kind: server.image for kind, server in containers.SERVERS.items()}
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_kind_is_refused_with_a_list_of_the_known_kinds() -> None:
     with pytest.raises(ValueError, match=r"redis, etcd, zookeeper, consul, not 'mysql'"), container("mysql"):  # type: ignore[arg-type]
         pass
 
 
-def test_no_engine_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_container_engine_gives_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     with pytest.raises(ContainerError, match=r"no Docker engine answers at tcp://127.0.0.1:1"), container("redis"):
         pass
 
 
-def test_no_docker_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_docker_package_gives_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(ContainerError, match=r"pip install 'multilock\[docker\]'"), container("redis"):
         pass
 
 
-def test_an_absent_image_is_a_clear_error_and_nothing_is_left(engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_image_gives_a_clear_error_and_leaves_nothing(engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = replace(containers.SERVERS["redis"], image="multilock-absent:1")
     monkeypatch.setattr(containers, "SERVERS", {"redis": absent})
     before = ours()
@@ -70,7 +70,9 @@ def test_an_absent_image_is_a_clear_error_and_nothing_is_left(engine: None, monk
     assert ours() == before
 
 
-def test_a_server_that_ends_is_a_clear_error_and_nothing_is_left(engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ends_gives_a_clear_error_and_leaves_nothing(
+    engine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = replace(containers.SERVERS["redis"], command=["redis-server", "--no-such-option", "1"])
     monkeypatch.setattr(containers, "SERVERS", {"redis": wrong})
     before = ours()
@@ -80,7 +82,7 @@ def test_a_server_that_ends_is_a_clear_error_and_nothing_is_left(engine: None, m
 
 
 @pytest.mark.slow
-def test_a_container_excludes_and_its_holder_hears_in_time_of_a_pause(server: ServerContainer) -> None:
+def test_locks_in_a_container_exclude_and_a_pause_is_reported_in_time(server: ServerContainer) -> None:
     with Holder(server.url, 3.0) as holder:
         with multilock.connect(server.url, ttl=3.0) as other:
             assert other.lock(holder.name).try_acquire() is None
@@ -90,7 +92,7 @@ def test_a_container_excludes_and_its_holder_hears_in_time_of_a_pause(server: Se
 
 
 @pytest.mark.slow
-def test_each_container_is_another_server_on_this_machine_only_and_is_removed(engine: None) -> None:
+def test_each_container_is_a_separate_local_server_and_is_removed(engine: None) -> None:
     before = ours()
     with container("redis") as one, container("redis") as two:
         assert ours() - before == {one.id, two.id}
@@ -102,7 +104,7 @@ def test_each_container_is_another_server_on_this_machine_only_and_is_removed(en
 
 
 @pytest.mark.slow
-def test_several_make_a_redlock_that_outlives_one(engine: None) -> None:
+def test_several_containers_form_a_redlock_that_survives_the_loss_of_one(engine: None) -> None:
     with container("redis") as one, container("redis") as two, container("redis") as three:
         hosts = ",".join(each.url.removeprefix("redis://") for each in (one, two, three))
         with multilock.connect(f"redlock://{hosts}?restart_guard=0") as client, client.lock("n").acquire() as lease:

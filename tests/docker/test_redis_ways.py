@@ -54,12 +54,12 @@ def until_it_can_fail_over(port: int) -> None:
             time.sleep(0.05)
 
 
-def test_every_service_is_healthy_and_open_to_this_machine_only(project: Project) -> None:
+def test_every_service_is_healthy_and_reachable_only_from_this_machine(project: Project) -> None:
     project.is_healthy_and_local()
 
 
 @pytest.mark.parametrize("port", REDIS)
-def test_each_redis_is_a_lock_server_of_its_own(project: Project, port: int) -> None:
+def test_each_redis_is_a_separate_lock_server(project: Project, port: int) -> None:
     with multilock.connect(f"redis://127.0.0.1:{port}") as client, client.lock("alone").acquire(timeout=0):
         assert [info.name for info in client.inspect_all("alone")] == ["alone"]
 
@@ -83,13 +83,13 @@ def is_handed_over(holder: Holder, url: str) -> None:
             assert lease.fence() > (holder.lease.token or 0)
 
 
-def test_redlock_goes_on_while_two_of_five_are_paused(project: Project) -> None:
+def test_redlock_continues_while_two_of_five_servers_are_paused(project: Project) -> None:
     with Holder(REDLOCK, 30.0) as holder, project.paused("redis1", "redis2"):
         holder.lease.renew()
         is_handed_over(holder, REDLOCK)
 
 
-def test_redlock_goes_on_while_two_of_five_are_killed_and_when_they_are_back(project: Project) -> None:
+def test_redlock_continues_while_two_of_five_servers_are_killed_and_afterwards(project: Project) -> None:
     guarded = REDLOCK.replace("guard=0", "guard=30")
     with Holder(REDLOCK, 30.0) as holder:
         with project.killed("redis4", "redis5"):
@@ -100,14 +100,14 @@ def test_redlock_goes_on_while_two_of_five_are_killed_and_when_they_are_back(pro
             client.lock("after").acquire(timeout=WELL_WITHIN).release()
 
 
-def test_a_holder_hears_in_time_of_a_majority_of_redlock_that_is_lost(project: Project) -> None:
+def test_a_holder_is_notified_in_time_of_a_lost_redlock_majority(project: Project) -> None:
     with Holder(REDLOCK, TTL) as holder:
         with project.paused("redis1", "redis2", "redis3"):
             holder.hears_in_time()
         holder.has_a_successor(REDLOCK)
 
 
-def test_a_lock_outlives_a_failover(project: Project) -> None:
+def test_a_lock_survives_a_failover(project: Project) -> None:
     def named() -> object:
         with redis.Redis(port=SENTINELS[0], decode_responses=True) as guard:
             return guard.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "locks")
@@ -123,7 +123,7 @@ def test_a_lock_outlives_a_failover(project: Project) -> None:
             is_handed_over(holder, SENTINEL)
 
 
-def test_a_shard_that_stands_still_keeps_its_own_names_only(project: Project) -> None:
+def test_a_frozen_shard_affects_only_its_own_names(project: Project) -> None:
     of_first, of_second, *of_third = "1", "3", "2", "6"
     with multilock.connect(SHARDS, ttl=60) as client:
         held, kept = client.lock(of_first).acquire(), client.lock(of_third[0]).acquire()
@@ -138,7 +138,7 @@ def test_a_shard_that_stands_still_keeps_its_own_names_only(project: Project) ->
         is_handed_over(holder, SHARDS)
 
 
-def test_the_demonstration_runs_there(project: Project) -> None:
+def test_the_demo_runs_on_each_service(project: Project) -> None:
     url = REDLOCK.partition("?")[0]
     shown = subprocess.run(
         [sys.executable, "-m", "multilock", "demo", "--url", url],

@@ -57,7 +57,7 @@ def table() -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def test_the_table_of_capabilities_is_what_the_code_says() -> None:
+def test_the_table_of_capabilities_agrees_with_the_code() -> None:
     assert PAGE.read_text().partition(BEGIN)[2].partition(END)[0] == table()
 
 

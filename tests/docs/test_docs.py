@@ -124,16 +124,16 @@ def test_a_shell_block_runs(block: Block, here: str, tmp_path: Path, environment
 
 
 @pytest.mark.parametrize("block", of_kind("toml"), ids=str)
-def test_a_toml_block_is_toml(block: Block) -> None:
+def test_a_toml_block_is_valid(block: Block) -> None:
     tomllib.loads(block.code)
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_block_names_its_language() -> None:
     known = {"python", "sh", "bash", "console", "toml", "text", "{toctree}", "{eval-rst}"}  # the last two: the site's
     assert [f"{block}: {block.kind!r}" for block in blocks() if block.kind not in known] == []
 
 
-def test_every_block_that_does_not_run_has_a_reason() -> None:
+def test_every_block_that_is_not_run_has_a_reason() -> None:
     marked = {str(block.page.relative_to(ROOT)) for block in blocks() if block.mark}
     assert marked == set(NO_RUN)
 

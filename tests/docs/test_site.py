@@ -24,7 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-def test_wide_pages_fit_a_phone_and_ask_no_network(site: Path) -> None:
+def test_wide_pages_fit_a_phone_and_load_nothing_from_the_network(site: Path) -> None:
     names = ["index", "choosing", "reference", "api", "cli", "recipes", "performance", "backends/redis", "search"]
     pages = [site / f"{name}.html" for name in names]  # those with wide tables, code and signatures
     wrong = []
@@ -38,7 +38,7 @@ def test_wide_pages_fit_a_phone_and_ask_no_network(site: Path) -> None:
     assert wrong == []
 
 
-def test_the_list_for_programs_names_pages_that_exist(site: Path) -> None:
+def test_the_list_for_programs_names_existing_pages(site: Path) -> None:
     lines = (site / "llms.txt").read_text(encoding="utf-8").splitlines()
     named = [line.partition("](")[2].rstrip(")") for line in lines if line.startswith("- ")]
     assert "_sources/quickstart.md.txt" in named

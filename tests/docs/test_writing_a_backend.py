@@ -37,12 +37,12 @@ def test_the_page_names_every_method_of_a_channel() -> None:
     assert [name for name in members(backend.Channel) if name not in CODES] == []
 
 
-def test_the_table_names_no_method_that_is_not_there() -> None:
+def test_every_method_in_the_table_exists() -> None:
     rows = re.findall(r"^\| (`.+?) \|", PAGE.partition("| `Backend` | must |")[2].partition("\n\n")[0], re.MULTILINE)
     assert set(re.findall(r"`([^`]+)`", " ".join(rows))) == set(members(backend.Backend).values())
 
 
-def test_the_page_gives_the_version_that_is_checked() -> None:
+def test_the_page_names_the_version_that_is_checked() -> None:
     assert f"now `{backend.SPI_VERSION}`" in PAGE
 
 
@@ -59,5 +59,5 @@ def test_the_page_names_every_report_of_a_backend() -> None:
 
 
 @pytest.mark.parametrize("file", ["multilock_directory/__init__.py", "tests/test_conformance.py", "pyproject.toml"])
-def test_the_page_has_the_example_whole(file: str) -> None:
+def test_the_page_contains_the_whole_example(file: str) -> None:
     assert (EXAMPLE / file).read_text(encoding="utf-8") in PAGE

@@ -64,7 +64,7 @@ def test_each_tick_of_apscheduler_runs_on_one_of_two_hosts(programs: Programs) -
 
 
 @pytest.mark.parametrize("place", RESTS, indirect=True)
-def test_a_job_that_cron_starts_a_second_later_on_another_host_runs_once(programs: Programs) -> None:
+def test_a_cron_job_started_a_second_later_on_another_host_runs_once(programs: Programs) -> None:
     for _ in range(2):  # the second begins when the first has ended
         programs.all_end(programs.python("cron_nightly.py"))
     assert len(programs.lines("made on")) == 1
@@ -72,7 +72,7 @@ def test_a_job_that_cron_starts_a_second_later_on_another_host_runs_once(program
 
 
 @pytest.mark.parametrize("place", RESTS, indirect=True)
-def test_the_same_as_a_line_of_a_crontab(programs: Programs) -> None:
+def test_a_job_as_a_line_of_a_crontab_runs_once(programs: Programs) -> None:
     recipe = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     [line] = re.findall(r"^0 3 \* \* \* +(multilock run .*) -- make-the-report$", recipe, re.MULTILINE)
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_alembic_migrates_once(programs: Programs, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
-def test_a_replica_of_a_migrated_database_takes_no_lock(programs: Programs, tmp_path: Path, place: str) -> None:
+def test_a_replica_whose_database_is_migrated_acquires_no_lock(programs: Programs, tmp_path: Path, place: str) -> None:
     programs.env["DATABASE_URL"] = f"sqlite:///{tmp_path}/app.db"
     folder = EXAMPLES / "alembic_project"
     programs.all_end(programs.start("alembic", "upgrade", "head", cwd=folder))
@@ -160,7 +160,7 @@ def test_a_cache_is_filled_once(programs: Programs, broker_url: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
-def test_never_more_requests_at_a_time_than_permits(programs: Programs) -> None:
+def test_there_are_never_more_requests_at_a_time_than_permits(programs: Programs) -> None:
     programs.all_end(*(programs.python("rate_limited_api.py", 4) for _ in range(2)))
     assert len(programs.lines("answered")) == 8
     moments = sorted(

@@ -39,7 +39,7 @@ ELSEWHERE = [
 ]
 
 
-def test_every_row_is_run() -> None:
+def test_every_system_in_the_table_is_tried() -> None:
     assert sorted(SAYS) == sorted(path.stem for path in (EXAMPLES / "systems").glob("row*.py"))
     assert {row for row, _ in PLACES} == set(SAYS)
 
@@ -49,15 +49,13 @@ def test_every_row_is_run() -> None:
     [*PLACES, *(pytest.param(*each, marks=pytest.mark.rare) for each in ELSEWHERE)],
     indirect=["place"],
 )
-def test_the_row_works(row: str, programs: Programs) -> None:
+def test_the_example_of_one_system_works(row: str, programs: Programs) -> None:
     programs.all_end(programs.python(f"systems/{row}.py"))
     assert programs.lines(SAYS[row]), programs.said()
     assert not programs.lines("Traceback"), programs.said()
 
 
-def test_the_tests_of_a_service_run_on_each_url_and_are_shown_beside_each_other(
-    programs: Programs, redis_url: str
-) -> None:
+def test_the_tests_of_a_service_run_on_each_url_and_are_shown_side_by_side(programs: Programs, redis_url: str) -> None:
     urls = ["--multilock-url", "memory://", "--multilock-url", redis_url]
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--multilock-compare", "--multilock-report"]
     run = programs.start("pytest", *options, programs.folder / "out", EXAMPLES / "testing", *urls)
@@ -67,8 +65,8 @@ def test_the_tests_of_a_service_run_on_each_url_and_are_shown_beside_each_other(
     on_memory = {name: memory for name, (memory, _) in came.items()}
     assert len(came) == 10
     assert {name for name, outcome in on_memory.items() if outcome == "skipped"} == {
-        "test_it_stops_when_the_server_falls_silent",
-        "test_a_reply_that_gets_lost_costs_nothing",
+        "test_the_work_stops_when_the_server_sends_no_replies",
+        "test_a_lost_reply_costs_nothing",
     }
     lacking = {name for name, outcome in on_memory.items() if outcome == "lacks"}
     assert lacking == {name for name in came if "worker" in name or "partition" in name}

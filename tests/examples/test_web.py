@@ -46,7 +46,7 @@ def follow_each_other(lines: list[str]) -> bool:
     ["sqlite", *(pytest.param(each, marks=pytest.mark.rare) for each in ("redis", "etcd"))],
     indirect=True,
 )
-def test_the_next_leader_of_fastapi_begins_after_the_last_line_of_the_old_one(programs: Programs) -> None:
+def test_with_fastapi_a_new_leader_begins_after_the_old_ones_work_ended(programs: Programs) -> None:
     services = [Service(programs), Service(programs)]
     for _ in range(ROUNDS):
         [leader] = until(lambda: [each for each in services if each.leads()], why=programs.said)
@@ -78,7 +78,7 @@ def test_one_of_two_uvicorn_workers_leads(programs: Programs) -> None:
     assert len([line for line in lines if "cleaned up" in line]) == len([line for line in lines if "begins" in line])
 
 
-def test_the_deployment_gives_the_leader_the_time_it_needs() -> None:
+def test_the_kubernetes_deployment_gives_the_leader_the_time_it_needs() -> None:
     deployment = yaml.safe_load((EXAMPLES / "kubernetes.yaml").read_text(encoding="utf-8"))
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
@@ -127,7 +127,7 @@ def test_flask_under_gunicorn_has_one_leader_and_makes_one_report_at_a_time(prog
 CURL = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-X", "POST"]
 
 
-def test_the_unit_for_systemd_is_one(tmp_path: Path) -> None:
+def test_the_systemd_unit_is_valid(tmp_path: Path) -> None:
     unit = EXAMPLES / "leader.service"
     settings = dict(
         line.split("=", 1) for line in unit.read_text(encoding="utf-8").splitlines() if "=" in line and line[0] != "#"

@@ -72,7 +72,7 @@ def chaos(show: Callable[[Report], None]) -> Chaos:
 
 
 @pytest.mark.timeout(150)
-def test_some_seconds_of_chaos_on_redis_break_no_promise(chaos: Chaos) -> None:
+def test_some_seconds_of_random_faults_on_redis_break_no_promise(chaos: Chaos) -> None:
     too_seldom = partial(missing, acquisitions=100, faults=40, outliving=10, of_each_habit=3)
     report = chaos(RedisArena, 12.0, missing=too_seldom)
     assert report.violations == []
@@ -91,7 +91,7 @@ def test_holders_cut_off_before_a_renewal_break_no_promise(chaos: Chaos) -> None
 # Readers and permits of Redis have crowds of their own.
 @pytest.mark.timeout(140)
 @pytest.mark.parametrize("arena", [SqliteArena, EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
-def test_chaos_among_readers_writers_permits_and_plain_locks_breaks_no_promise(
+def test_random_faults_among_readers_writers_permits_and_plain_locks_break_no_promise(
     chaos: Chaos, arena: type[Arena]
 ) -> None:
     too_seldom = partial(missing, outliving=3, of_each_mode={"x": 7, "r": 7, "p3": 7})
@@ -104,6 +104,6 @@ def test_chaos_among_readers_writers_permits_and_plain_locks_breaks_no_promise(
 # `make chaos` runs the other defects.
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("defect", "mixed"), [("cached is_held", True), ("validity from the acquire", False)])
-def test_the_same_chaos_sees_a_defect_within_a_minute(chaos: Chaos, defect: str, mixed: bool) -> None:
+def test_the_same_random_faults_find_a_seeded_defect_within_a_minute(chaos: Chaos, defect: str, mixed: bool) -> None:
     report = chaos(ARENAS[DEFECTS[defect].arena], 60.0, defect=defect, mixed=mixed)
     assert any(violation.startswith(DEFECTS[defect].oracles) for violation in report.violations)

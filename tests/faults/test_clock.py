@@ -32,7 +32,7 @@ def redis_server(shim: Path, tmp_path: Path) -> Iterator[ClockedRedis]:
         yield server
 
 
-def test_the_clock_is_stepped(redis_server: ClockedRedis) -> None:
+def test_the_helper_steps_the_clock(redis_server: ClockedRedis) -> None:
     with redis.Redis(port=redis_server.port) as client:
         before = client.time()[0]
         redis_server.step(-HOUR)
@@ -50,9 +50,7 @@ def test_tokens_grow_whatever_the_clock_does(connect: Connect, redis_server: Clo
     assert tokens == sorted(set(tokens))
 
 
-def test_a_clock_stepped_back_costs_no_lease_and_keeps_no_waiter_out(
-    connect: Connect, redis_server: ClockedRedis
-) -> None:
+def test_a_clock_stepped_back_costs_no_lease_and_blocks_no_waiter(connect: Connect, redis_server: ClockedRedis) -> None:
     losses: Recorder[Loss] = Recorder()
     client, other = connect(ttl=3.0), connect(ttl=3.0)
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
@@ -64,7 +62,7 @@ def test_a_clock_stepped_back_costs_no_lease_and_keeps_no_waiter_out(
     assert waiting.result(5).is_held()
 
 
-def test_a_clock_stepped_forward_ends_a_lease_and_its_holder_is_told(
+def test_a_clock_stepped_forward_ends_a_lease_and_notifies_its_holder(
     connect: Connect, redis_server: ClockedRedis
 ) -> None:
     """No client can prevent this, because the server takes the ttl for over. The token tells the two holders apart."""
@@ -102,7 +100,7 @@ def contenders(three: RedisServers) -> Iterator[tuple[Contender, Contender]]:
         each.close()
 
 
-def test_the_clock_of_one_of_three_lets_in_nobody(
+def test_a_stepped_clock_on_one_of_three_servers_admits_no_second_holder(
     contenders: tuple[Contender, Contender], three: RedisServers, redis_server: ClockedRedis
 ) -> None:
     us, them = contenders
@@ -123,7 +121,7 @@ def test_the_clock_of_one_of_three_lets_in_nobody(
 
 
 @pytest.mark.parametrize("steps", [(HOUR, 0.0), (-HOUR, HOUR)])
-def test_tokens_of_a_majority_grow_whatever_the_clock_of_one_does(
+def test_tokens_of_a_majority_grow_although_one_clock_is_stepped(
     contenders: tuple[Contender, Contender], redis_server: ClockedRedis, steps: tuple[float, ...]
 ) -> None:
     tokens = []
@@ -137,7 +135,7 @@ def test_tokens_of_a_majority_grow_whatever_the_clock_of_one_does(
     assert tokens == sorted(set(tokens))
 
 
-def test_a_clock_stepped_beside_a_bare_majority_lets_in_a_second_whose_token_is_greater(
+def test_a_clock_stepped_beside_a_bare_majority_admits_a_second_holder_with_a_greater_token(
     contenders: tuple[Contender, Contender], redis_server: ClockedRedis
 ) -> None:
     """No client can prevent this: the first server takes the ttl for over, and the third never knew of the first

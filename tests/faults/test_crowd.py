@@ -56,7 +56,7 @@ WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
         (beating("9.9 10.9", "10.9 14.9"), []),
     ],
 )
-def test_a_waiter_that_asked_later_and_entered_first_has_overtaken(
+def test_the_oracle_reports_a_waiter_that_entered_before_an_earlier_one(
     lines: list[str], expected: list[tuple[str, str]]
 ) -> None:
     assert overtaken(waits(*lines)) == expected
@@ -72,7 +72,7 @@ def test_a_waiter_that_asked_later_and_entered_first_has_overtaken(
         (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x"], 0),  # killed
     ],
 )
-def test_a_waiter_that_waits_too_long_is_starved(lines: list[str], number: int) -> None:
+def test_the_oracle_reports_a_waiter_that_waits_too_long(lines: list[str], number: int) -> None:
     assert len(list(waits(*lines).starved())) == number
 
 
@@ -86,7 +86,7 @@ def test_a_waiter_that_waits_too_long_is_starved(lines: list[str], number: int) 
         ([], [(1, math.inf)]),
     ],
 )
-def test_a_dead_holders_permit_is_in_use_again_when_as_many_hold_as_there_are(
+def test_the_oracle_expects_the_permit_of_a_dead_holder_to_be_used_again(
     lines: list[str], expected: list[tuple[int, float]]
 ) -> None:
     holders = ["1 got 1 n a 1 1 p3", "1 held 4 a", "2 got 1 n b 2 1 p3", "2 got 1 n c 3 1 p3"]
@@ -107,12 +107,12 @@ def crowd(kind: type[Chaos], seconds: float, show: Show, **least: int) -> Report
 
 
 @pytest.mark.slow
-def test_no_writer_is_beside_anybody_and_none_starved_in_a_crowd_that_is_stopped_and_killed(show: Show) -> None:
+def test_a_crowd_with_frozen_and_killed_processes_keeps_writers_alone_and_starves_none(show: Show) -> None:
     crowd(Crowd, 6.0, show, x=10, r=100)
 
 
 @pytest.mark.slow
-def test_there_are_never_four_permits_of_three_and_those_of_killed_holders_come_back_within_the_bound(
+def test_a_crowd_never_exceeds_three_permits_and_reuses_those_of_killed_holders(
     show: Show,
 ) -> None:
     crowd(Permits, 6.0, show, p3=12)

@@ -42,7 +42,7 @@ def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: 
         go_on.set()
 
 
-def test_a_hog_of_the_interpreter_costs_the_lease_and_is_told_when_it_ends(connect: Connect) -> None:
+def test_code_that_blocks_the_interpreter_costs_the_lease_and_is_notified_afterwards(connect: Connect) -> None:
     """C code that never releases the interpreter: nothing else runs meanwhile, and is_held() is False right
     after it."""
     losses: Recorder[Loss] = Recorder()
@@ -54,7 +54,7 @@ def test_a_hog_of_the_interpreter_costs_the_lease_and_is_told_when_it_ends(conne
     assert losses.stays_at(1)
 
 
-def test_a_thread_that_never_rests_costs_no_lease(connect: Connect) -> None:
+def test_a_busy_thread_costs_no_lease(connect: Connect) -> None:
     losses: Recorder[Loss] = Recorder()
     lease = connect(ttl=3.0).lock("n", on_lost=losses).acquire(timeout=5)
     until = now() + 4.0
@@ -64,7 +64,7 @@ def test_a_thread_that_never_rests_costs_no_lease(connect: Connect) -> None:
     assert losses.calls == []
 
 
-def test_close_sends_every_waiter_away_and_leaves_nothing(connect: Connect, operator: Operator) -> None:
+def test_close_ends_the_wait_of_every_waiter_and_leaves_nothing(connect: Connect, operator: Operator) -> None:
     client, other = connect(), connect()
     lease = other.lock("n").acquire(timeout=5)
     waiting = [background(lambda fair=fair: client.lock("n", fair=fair).acquire()) for fair in (True, False) * 10]  # type: ignore[misc]
@@ -92,7 +92,9 @@ def test_close_ends_every_connection(connect: Connect, operator: Operator) -> No
     assert operator.get("multilock/n") is None
 
 
-def test_of_two_locks_of_one_client_the_shorter_is_lost_earlier(connect: Connect, proxy: FaultProxy) -> None:
+def test_of_two_locks_of_one_client_the_one_with_the_shorter_ttl_is_lost_first(
+    connect: Connect, proxy: FaultProxy
+) -> None:
     shorter: Recorder[Loss] = Recorder()
     longer: Recorder[Loss] = Recorder()
     client = connect(proxy.url, ttl=10.0)
@@ -117,7 +119,9 @@ def hold_two(url: str) -> None:
     hear()
 
 
-def test_of_two_locks_of_one_killed_process_the_shorter_is_free_earlier(connect: Connect, operator: Operator) -> None:
+def test_of_two_locks_of_a_killed_process_the_one_with_the_shorter_ttl_is_free_first(
+    connect: Connect, operator: Operator
+) -> None:
     client = connect()
     with Helper(
         "tests.faults.test_holders:hold_two",

@@ -17,7 +17,7 @@ KEY = "multilock/n"
 
 
 @pytest.mark.parametrize("timeout", [0, 0.3])
-def test_an_acquire_into_a_frozen_server_leaves_no_orphan(
+def test_an_acquire_at_a_frozen_server_leaves_no_orphaned_lock(
     connect: Connect, redis_server: RedisServer, operator: Operator, timeout: float
 ) -> None:
     client = connect(ttl=2.0)
@@ -27,7 +27,7 @@ def test_an_acquire_into_a_frozen_server_leaves_no_orphan(
 
 
 @pytest.mark.parametrize("face", ["asyncio"], indirect=True)
-def test_a_cancelled_task_leaves_no_orphan_at_a_frozen_server(
+def test_a_cancelled_task_leaves_no_orphaned_lock_at_a_frozen_server(
     face: AsyncioFace, connect: Connect, redis_server: RedisServer, operator: Operator
 ) -> None:
     client = connect(ttl=2.0)
@@ -43,7 +43,7 @@ def test_a_cancelled_task_leaves_no_orphan_at_a_frozen_server(
     _nothing_is_taken(operator)
 
 
-def test_a_release_into_a_frozen_server_frees_the_lock_when_it_runs_again(
+def test_a_release_at_a_frozen_server_frees_the_lock_when_the_server_resumes(
     connect: Connect, redis_server: RedisServer, operator: Operator
 ) -> None:
     lease = connect(ttl=2.0).lock("n", ttl=6.0).acquire(timeout=5)
@@ -55,7 +55,7 @@ def test_a_release_into_a_frozen_server_frees_the_lock_when_it_runs_again(
     _nothing_is_taken(operator)
 
 
-def test_a_release_after_max_hold_into_a_frozen_server_frees_the_lock_when_it_runs_again(
+def test_a_release_after_max_hold_at_a_frozen_server_frees_the_lock_when_it_resumes(
     connect: Connect, redis_server: RedisServer, operator: Operator
 ) -> None:
     lease = connect(ttl=2.0).lock("n", ttl=12.0, max_hold=1.2).acquire(timeout=5)

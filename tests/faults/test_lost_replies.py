@@ -12,7 +12,7 @@ from tests.faults.conftest import Connect, Operator
 KEY = "multilock/n"
 
 
-def test_an_acquire_whose_reply_is_lost_is_held_once_and_given_back_for_good(
+def test_an_acquire_whose_reply_is_lost_is_held_once_and_released_for_good(
     connect: Connect, proxy: FaultProxy, operator: Operator
 ) -> None:
     client = connect(proxy.url)
@@ -64,7 +64,7 @@ def test_a_release_whose_reply_is_lost_never_frees_the_next_holders_lock(
     following.renew()
 
 
-def test_the_lost_reply_of_a_release_after_max_hold_never_frees_the_next_holders_lock(
+def test_a_late_release_after_max_hold_never_frees_the_next_holders_lock(
     connect: Connect, proxy: FaultProxy, operator: Operator
 ) -> None:
     losses: Recorder[object] = Recorder()

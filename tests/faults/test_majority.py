@@ -27,14 +27,14 @@ def much(report: Report) -> bool:
     return report.acquisitions >= 20 and len(report.faults) >= 15 and report.outliving > 0
 
 
-def test_some_seconds_of_chaos_among_five_servers_break_no_promise(show: Show) -> None:
+def test_some_seconds_of_random_faults_among_five_servers_break_no_promise(show: Show) -> None:
     report = chaos(show, 7.0)
     assert report.violations == []
     assert much(report)
 
 
 @pytest.mark.timeout(150)
-def test_the_same_chaos_sees_that_two_of_five_are_no_majority(show: Show) -> None:
+def test_the_same_random_faults_find_that_two_of_five_count_as_a_majority(show: Show) -> None:
     defect = "2 of 5 is enough"
     report = chaos(show, 60.0, defect)
     assert any(violation.startswith(DEFECTS[defect].oracles) for violation in report.violations)

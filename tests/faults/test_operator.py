@@ -24,7 +24,7 @@ NOTICE = 0.05  # seconds, which include a round trip of less than a millisecond
         pytest.param(lambda operator: operator.rename(KEY, "elsewhere"), id="renamed"),
     ],
 )
-def test_a_holder_hears_of_an_operators_act_within_a_round_trip_and_50_ms(
+def test_a_holder_is_notified_of_a_force_release_within_a_round_trip_and_50_ms(
     connect: Connect, operator: Operator, act: Callable[[Operator], object]
 ) -> None:
     client = connect()
@@ -45,7 +45,7 @@ def test_a_holder_hears_of_an_operators_act_within_a_round_trip_and_50_ms(
     assert statistics.median(notices) <= NOTICE
 
 
-def test_an_operators_release_lets_the_next_in_after_the_holder_was_told(connect: Connect) -> None:
+def test_a_force_release_notifies_the_holder_before_it_admits_the_next_one(connect: Connect) -> None:
     losses: Recorder[Loss] = Recorder()
     client, other = connect(), connect()
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)

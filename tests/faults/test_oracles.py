@@ -101,7 +101,7 @@ def test_an_oracle_counts_violations(ask: Ask, lines: list[str], number: int) ->
         ("multilock/red", 0, True),
     ],
 )
-def test_a_key_that_just_ends_is_not_left(key: str, left: int, too_long: bool) -> None:
+def test_a_key_that_expires_soon_is_not_reported_as_left_behind(key: str, left: int, too_long: bool) -> None:
     assert overstays(key, left) is too_long
 
 
@@ -116,14 +116,14 @@ def test_a_key_that_just_ends_is_not_left(key: str, left: int, too_long: bool) -
         ([Fault("process stopped", 2, 1.5, 2.4, stops=True)], ["2 stall 1.5 2.41"], 1),  # the harness did
     ],
 )
-def test_a_callback_may_be_late_where_the_machine_stood_still(
+def test_a_late_callback_is_excused_if_the_machine_stood_still(
     faults: list[Fault], stalls: list[str], number: int
 ) -> None:
     late = record("1 got 1 n a 1 1", "1 lost 2.45 a expired 2", *stalls)
     assert len(list(late.late_callbacks(faults=faults))) == number
 
 
-def test_a_report_that_only_the_machine_excuses_is_kept_for_the_reader() -> None:
+def test_a_report_that_the_machine_excuses_is_still_recorded() -> None:
     late = record(
         "1 got 1 n a 1 1", "1 lost 2.45 a expired 2", "2 stall 1.9 2.41", "2 got 4.5 n b 2 1", "3 stall 3 4.3"
     )
@@ -131,7 +131,7 @@ def test_a_report_that_only_the_machine_excuses_is_kept_for_the_reader() -> None
     assert [each[:2] for each in late.excused] == ["O4", "O5"]
 
 
-def test_a_slow_reply_of_the_ledger_is_noted_as_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reply_of_the_ledger_is_recorded_as_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[tuple[object, ...]] = []
     monkeypatch.setattr(contender, "note", lambda *words: noted.append(words))
     assert contender._of_ledger(lambda *_: 7, "n", 1) == 7
@@ -141,7 +141,7 @@ def test_a_slow_reply_of_the_ledger_is_noted_as_a_stall(monkeypatch: pytest.Monk
     assert [words[0] for words in noted] == ["stall"]
 
 
-def test_a_holder_that_could_not_hear_of_an_operator_is_not_blamed() -> None:
+def test_a_holder_that_could_not_be_notified_of_a_force_release_is_not_blamed() -> None:
     lines = ["1 session a s", "1 got 1 n a 1 1", "1 held 3 a", "2 got {} n b 2 1", "1 lost 3.5 a expired 3.5"]
     taken = Record({"s": 2.0})
     early = Record({"s": 2.0})
@@ -152,7 +152,7 @@ def test_a_holder_that_could_not_hear_of_an_operator_is_not_blamed() -> None:
     assert [said[:2] for said in early.overlaps()] == ["O1"]
 
 
-def test_a_grant_heard_after_an_operator_took_it_is_not_blamed() -> None:
+def test_a_grant_received_after_a_force_release_is_not_blamed() -> None:
     lines = ["2 got 2 n b 9 1", "2 held 3 b", "1 session a s", "1 got 2.5 n a 7 1"]
     taken, blamed = Record({"s": 1.9}), Record({})
     for line in lines:
@@ -180,14 +180,14 @@ def test_a_grant_heard_after_an_operator_took_it_is_not_blamed() -> None:
         ([], [], 3.8, 1),
     ],
 )
-def test_a_takeover_may_be_late_after_a_fault_or_where_its_process_did_not_run(
+def test_a_late_takeover_is_excused_after_a_fault_or_while_its_process_did_not_run(
     faults: list[Fault], stalls: list[str], until: float, number: int
 ) -> None:
     late = record("1 got 1 n a 1 1", "1 held 2 a", "2 got 5 n b 2 1", *stalls)
     assert len(list(late.slow_takeovers(faults, 1.0, TTL, until))) == number
 
 
-def test_a_network_stands_still_where_its_process_did_not_run() -> None:
+def test_a_network_is_considered_frozen_while_its_process_did_not_run() -> None:
     network = Standstills()
     network.close()
     start = now()
@@ -212,7 +212,7 @@ def test_the_ledger_refuses_an_old_token_and_notices_a_lost_update(tmp_path_fact
         ledger.close()
 
 
-def test_a_failed_run_tells_all_that_it_takes_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_prints_everything_needed_to_repeat_it(capsys: pytest.CaptureFixture[str]) -> None:
     one = record("1 got 1 n a 1 1", "1 held 3 a")
     faults = [Fault("partition", 1, 1.0, 2.5)]
     Report(30.0, one, faults, violations=[f"O5 {n}" for n in range(30)], told=["[key]"], again="seed 7, 30 s").show()

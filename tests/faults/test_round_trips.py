@@ -33,7 +33,7 @@ ROUND_TRIPS = [float(each) for each in os.environ.get("MULTILOCK_ROUND_TRIPS", "
     [RedisArena, EtcdArena, *(pytest.param(each, marks=pytest.mark.rare) for each in (ConsulArena, ZooKeeperArena))],
     ids=lambda arena: arena.scheme,
 )
-def test_a_thousand_locks_far_from_the_server_are_kept_and_their_losses_told_in_time(
+def test_a_thousand_locks_far_from_the_server_are_kept_and_losses_are_reported_in_time(
     arena: type[ServerArena], round_trip: float
 ) -> None:
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ TTL = 2.0
 SLACK = 0.15  # seconds by which a callback may start late; the callback has more time than that
 
 
-def test_a_frozen_server_costs_the_lease_before_anybody_else_can_have_it(
+def test_a_frozen_server_costs_the_lease_before_another_client_can_have_it(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     losses: Recorder[Loss] = Recorder()
@@ -36,9 +36,7 @@ def test_a_frozen_server_costs_the_lease_before_anybody_else_can_have_it(
     assert losses.stays_at(1)
 
 
-def test_a_server_that_is_frozen_for_less_than_the_lease_costs_nothing(
-    connect: Connect, redis_server: RedisServer
-) -> None:
+def test_a_server_frozen_for_less_than_the_lease_costs_nothing(connect: Connect, redis_server: RedisServer) -> None:
     losses: Recorder[Loss] = Recorder()
     lease = connect(ttl=6.0).lock("n", on_lost=losses).acquire(timeout=5)
     before = lease.remaining()
@@ -49,7 +47,7 @@ def test_a_server_that_is_frozen_for_less_than_the_lease_costs_nothing(
     assert lease.release()
 
 
-def test_a_server_that_is_gone_costs_the_lease_in_time(connect: Connect, redis_server: RedisServer) -> None:
+def test_an_absent_server_costs_the_lease_in_time(connect: Connect, redis_server: RedisServer) -> None:
     losses: Recorder[Loss] = Recorder()
     connect(ttl=TTL).lock("n", on_lost=losses).acquire(timeout=5)
     redis_server.kill()
@@ -59,7 +57,7 @@ def test_a_server_that_is_gone_costs_the_lease_in_time(connect: Connect, redis_s
     assert by_the_clock(loss)
 
 
-def test_a_server_restarted_without_its_data_is_told_as_a_loss_and_served_on(
+def test_a_server_restarted_without_data_is_reported_as_a_loss_and_then_used(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     losses: Recorder[Loss] = Recorder()
@@ -75,7 +73,7 @@ def test_a_server_restarted_without_its_data_is_told_as_a_loss_and_served_on(
     assert following.is_held()
 
 
-def test_forgotten_scripts_are_loaded_again_by_whatever_comes_next(connect: Connect, operator: Operator) -> None:
+def test_scripts_that_the_server_lost_are_loaded_again_by_any_request(connect: Connect, operator: Operator) -> None:
     losses: Recorder[Loss] = Recorder()
     client, other = connect(ttl=TTL), connect(ttl=10.0)
     operator.script_flush()
@@ -91,7 +89,7 @@ def test_forgotten_scripts_are_loaded_again_by_whatever_comes_next(connect: Conn
         pass
 
 
-def test_a_wait_outlasts_a_server_that_comes_back_in_time(connect: Connect, redis_server: RedisServer) -> None:
+def test_a_wait_continues_until_the_server_is_back_in_time(connect: Connect, redis_server: RedisServer) -> None:
     client = connect(ttl=TTL, outage_timeout=10.0)
     redis_server.kill()
     waiting = background(lambda: client.lock("n").acquire(timeout=20))
@@ -100,7 +98,7 @@ def test_a_wait_outlasts_a_server_that_comes_back_in_time(connect: Connect, redi
     assert waiting.result(5).is_held()
 
 
-def test_a_wait_ends_when_the_server_stays_away_for_too_long(connect: Connect, redis_server: RedisServer) -> None:
+def test_a_wait_ends_when_the_server_stays_absent_for_too_long(connect: Connect, redis_server: RedisServer) -> None:
     client = connect(ttl=TTL, outage_timeout=0.8)
     redis_server.kill()
     began = now()

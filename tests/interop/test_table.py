@@ -36,7 +36,7 @@ def place() -> Iterator[Start]:
         yield place
 
 
-def test_the_table_has_every_lock_of_theirs_and_of_ours() -> None:
+def test_the_table_has_every_lock_of_other_programs_and_of_ours() -> None:
     assert list(ROWS) == [(scheme, theirs) for scheme, (_, locks) in BACKENDS.items() for theirs in locks]
     assert printed(ROWS) == in_page()
 
@@ -45,7 +45,7 @@ def test_the_table_has_every_lock_of_theirs_and_of_ours() -> None:
     "column", [each if each == "`lock`" else pytest.param(each, marks=pytest.mark.rare) for each in COLUMNS]
 )
 @pytest.mark.parametrize(("scheme", "theirs"), ROWS)
-def test_each_cell_is_true(place: Start, scheme: str, theirs: str, column: str) -> None:
+def test_each_cell_states_the_measured_result(place: Start, scheme: str, theirs: str, column: str) -> None:
     server, client = place(scheme)
     expected = ROWS[scheme, theirs][column]
     make = BACKENDS[scheme][1][theirs]

@@ -19,22 +19,22 @@ AT_MOST = 250
 
 @pytest.mark.parametrize("invariant", INVARIANTS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_invariant_has_a_mutant_on_every_backend(backend: str, invariant: str) -> None:
+def test_every_invariant_has_a_seeded_defect_on_every_backend(backend: str, invariant: str) -> None:
     assert [each.name for each in MUTANTS if each.invariant == invariant and each.name.startswith(f"{backend}-")]
 
 
-def test_every_mutant_of_an_invariant_names_one_that_there_is() -> None:
+def test_every_seeded_defect_of_an_invariant_names_an_existing_one() -> None:
     assert [each.name for each in MUTANTS if each.invariant not in (None, *INVARIANTS)] == []
 
 
-def test_there_are_at_most_250_mutants() -> None:
+def test_there_are_at_most_250_seeded_defects() -> None:
     assert len(MUTANTS) <= AT_MOST
 
 
-def test_every_mutant_fits_the_product() -> None:
+def test_every_seeded_defect_fits_the_code() -> None:
     assert misfits(MUTANTS) == []
 
 
-def test_no_two_mutants_have_one_name() -> None:
+def test_no_two_seeded_defects_have_the_same_name() -> None:
     names = [each.name for each in MUTANTS]
     assert sorted(set(names)) == sorted(names)

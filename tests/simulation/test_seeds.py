@@ -49,7 +49,7 @@ def test_no_oracle_objects_to_these_seeds(backend: str, face: str) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
-def test_a_plan_that_failed_once_passes(path: Path) -> None:
+def test_a_plan_that_failed_once_passes_now(path: Path) -> None:
     code, said = simulation("replay", str(path))
     assert code == PASSED, said
 
@@ -82,7 +82,7 @@ def test_a_seeded_defect_is_found_shrunk_and_replayed(tmp_path: Path) -> None:
     assert "the same" in said
 
 
-def test_a_plan_survives_its_way_through_a_file() -> None:
+def test_a_plan_written_to_a_file_can_be_read_back() -> None:
     plan = make_plan(1, "redis", "asyncio")
     assert Plan.from_json(plan.to_json()) == plan
 

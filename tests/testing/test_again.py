@@ -31,7 +31,7 @@ class Alone:
         return self.runs.count(test) <= self.passes
 
 
-def test_a_test_that_passes_ten_times_alone_is_unsteady(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_test_that_passes_ten_times_alone_is_unsteady(capsys: pytest.CaptureFixture[str]) -> None:
     alone = Alone()
     assert again.judge([("tests/x.py::test_a", ""), ("tests/x.py::test_a", "")], alone) == 0
     assert alone.runs == ["tests/x.py::test_a"] * 10
@@ -39,7 +39,7 @@ def test_a_test_that_passes_ten_times_alone_is_unsteady(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("passes", [0, 9])
-def test_one_failure_of_ten_is_red(passes: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_test_that_fails_once_in_ten_runs_is_red(passes: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert again.judge([("tests/x.py::test_a", "")], Alone(passes)) == 1
     assert f"run {passes + 1} of 10 alone failed" in capsys.readouterr().out
 
@@ -51,14 +51,14 @@ def test_more_than_three_failures_are_red_at_once() -> None:
     assert len(alone.runs) == 30
 
 
-def test_one_final_failure_is_red_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_failure_of_the_final_run_is_red_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     alone = Alone()
     assert again.judge([("tests/x.py::test_a", ""), ("tests/x.py::test_b", "an oracle reports it")], alone) == 1
     assert alone.runs == []
     assert "red: tests/x.py::test_b: an oracle reports it" in capsys.readouterr().out
 
 
-def test_a_lone_run_that_finds_no_time_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repetition_without_time_left_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(again, "MINUTES", 0.0)
     assert again.judge([("tests/x.py::test_a", "")], Alone()) == 1
 
@@ -78,7 +78,7 @@ def test_a_lone_run_that_finds_no_time_is_red(monkeypatch: pytest.MonkeyPatch) -
         ("tests/x.py::test_the_options_of_a_callback_are_checked", ["/p/tests/x.py"], "call", False, False),
     ],
 )
-def test_what_an_oracle_reports_is_never_run_again(
+def test_a_test_that_reports_for_an_oracle_is_never_repeated(
     nodeid: str, files: list[str], phase: str, marked: bool, final: bool
 ) -> None:
     assert bool(again.must_not_run_again(nodeid, files, phase, marked)) == final
@@ -132,7 +132,7 @@ def test_always():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_run_with_an_unsteady_test_is_green_and_names_it(
+def test_a_run_with_an_unsteady_test_is_green_and_names_the_test(
     run: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     done = run(FLAKY)
@@ -151,7 +151,7 @@ def test_sometimes():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_run_in_which_an_oracle_complains_once_is_red(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_run_in_which_an_oracle_objects_once_is_red(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = run(ORACLE, "-W", "ignore::pytest.PytestUnknownMarkWarning")
     assert (done.returncode, "red: test_it.py::test_sometimes: an oracle's question" in done.stdout) == (1, True)
 

@@ -44,7 +44,9 @@ def judged(
         (("1 got 1 n a 1 0", B.format(2.5)), UNDECIDED, math.nan),
     ],
 )
-def test_two_beliefs_are_apart_only_if_that_was_seen(lines: Sequence[str], outcome: Outcome, overlap: float) -> None:
+def test_two_beliefs_do_not_overlap_only_if_that_was_seen(
+    lines: Sequence[str], outcome: Outcome, overlap: float
+) -> None:
     assert str(judged(lines)) == str((outcome, overlap))  # as text, because nan is not equal to nan
 
 
@@ -52,7 +54,7 @@ def test_a_killed_process_believes_nothing_afterwards() -> None:
     assert judged((*A[:2], B.format(2.5)), killed=2.1) == (KEPT, -0.4)
 
 
-def test_a_frozen_process_is_judged_by_its_first_answer_afterwards() -> None:
+def test_a_frozen_process_is_judged_by_its_first_reply_afterwards() -> None:
     knew = ("1 got 1 n a 1 1", "1 held 2 a", "1 over 5.01 a 5.02", B.format(4))
     believed_on = ("1 got 1 n a 1 1", "1 held 5.01 a", B.format(4))
     assert judged(knew)[0] is UNDECIDED
@@ -75,7 +77,7 @@ def with_a_pulse() -> None:
     input()
 
 
-def test_a_process_that_was_stopped_says_so() -> None:
+def test_a_process_reports_that_it_was_stopped() -> None:
     with Helper("tests.testing.test_beliefs:with_a_pulse") as helper:
         helper.wait_for("ready", within=20)
         helper.pause()

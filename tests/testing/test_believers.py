@@ -55,7 +55,7 @@ def client(url: str, believers: Believers) -> Iterator[multilock.Client]:
         yield client
 
 
-def test_threads_that_take_turns_are_apart(believers: Believers) -> None:
+def test_threads_that_hold_in_turn_do_not_overlap(believers: Believers) -> None:
     def work() -> None:
         with multilock.connect("memory://turns", ttl=10.0) as client:
             believers.watch(client)
@@ -72,7 +72,7 @@ def test_threads_that_take_turns_are_apart(believers: Believers) -> None:
     assert (verdict.broken, verdict.undecided, verdict.kept, verdict.beliefs) == ((), (), 79, 80)
 
 
-def test_a_holder_that_was_frozen_believed_nothing_meanwhile(
+def test_a_frozen_holder_believes_nothing_while_it_is_frozen(
     believers: Believers, client: multilock.Client, url: str
 ) -> None:
     with Helper(HOLD, url, believers.path) as helper:
@@ -88,7 +88,7 @@ def test_a_holder_that_was_frozen_believed_nothing_meanwhile(
     assert (verdict.broken, verdict.undecided, verdict.kept) == ((), (), 1)
 
 
-def test_the_dead_believe_nothing(believers: Believers, client: multilock.Client, url: str) -> None:
+def test_a_dead_process_believes_nothing(believers: Believers, client: multilock.Client, url: str) -> None:
     with Helper(HOLD, url, believers.path) as helper:
         helper.wait_for("held", WITHIN)
         kill(helper)
@@ -97,7 +97,7 @@ def test_the_dead_believe_nothing(believers: Believers, client: multilock.Client
     assert (verdict.broken, verdict.undecided, verdict.kept) == ((), (), 1)
 
 
-def test_a_hand_over_between_processes_is_seen_on_both_sides(
+def test_a_handover_between_processes_is_seen_on_both_sides(
     believers: Believers, client: multilock.Client, url: str
 ) -> None:
     with Helper(HOLD, url, believers.path) as helper:
@@ -109,7 +109,9 @@ def test_a_hand_over_between_processes_is_seen_on_both_sides(
     assert (verdict.broken, verdict.undecided, verdict.kept) == ((), (), 1)
 
 
-def test_two_who_believe_at_once_are_told(believers: Believers, client: multilock.Client, tmp_path: Path) -> None:
+def test_two_simultaneous_believers_are_reported(
+    believers: Believers, client: multilock.Client, tmp_path: Path
+) -> None:
     # Two files look like one name, since only scheme, prefix and name are compared. So both processes hold it.
     with Helper(HOLD, f"sqlite://{tmp_path}/other.db", believers.path) as helper:
         helper.wait_for("held", WITHIN)
@@ -121,7 +123,7 @@ def test_two_who_believe_at_once_are_told(believers: Believers, client: multiloc
     assert believers.judge().broken[0].startswith("O1 sqlite:multilock/n: two holders for ")
 
 
-def test_readers_together_do_not_overlap(believers: Believers) -> None:
+def test_simultaneous_readers_are_not_an_overlap(believers: Believers) -> None:
     with multilock.connect("memory://readers") as client:
         believers.watch(client)
         lock = client.read_write_lock("n")
@@ -133,7 +135,7 @@ def test_readers_together_do_not_overlap(believers: Believers) -> None:
     assert (verdict.broken, verdict.undecided, verdict.kept) == ((), (), 2)
 
 
-def test_the_same_name_elsewhere_is_another_one(believers: Believers) -> None:
+def test_the_same_name_at_another_server_is_a_different_lock(believers: Believers) -> None:
     with multilock.connect("memory://") as one, multilock.connect("memory://?prefix=other/") as other:
         believers.watch(one)
         believers.watch(other)
@@ -142,7 +144,7 @@ def test_the_same_name_elsewhere_is_another_one(believers: Believers) -> None:
     assert believers.judge().broken == ()
 
 
-def test_an_asyncio_client_is_watched_alike(believers: Believers) -> None:
+def test_an_asyncio_client_is_recorded_in_the_same_way(believers: Believers) -> None:
     async def use() -> None:
         async with multilock.connect_async("memory://loop") as client:
             believers.watch(client)
@@ -155,7 +157,7 @@ def test_an_asyncio_client_is_watched_alike(believers: Believers) -> None:
     assert believers.judge().kept == 2
 
 
-def test_a_forked_child_writes_for_itself_and_ends_nothing_of_its_parent(believers: Believers, url: str) -> None:
+def test_a_forked_child_writes_its_own_record_and_ends_no_belief_of_its_parent(believers: Believers, url: str) -> None:
     with multilock.connect(url) as client:
         believers.watch(client)
         if not (child := os.fork()):
@@ -170,7 +172,7 @@ def test_a_forked_child_writes_for_itself_and_ends_nothing_of_its_parent(believe
     assert (verdict.broken, verdict.undecided, verdict.beliefs) == ((), (), 2)
 
 
-def test_it_can_be_an_argument_of_another_process(believers: Believers) -> None:
+def test_the_recorder_can_be_an_argument_of_another_process(believers: Believers) -> None:
     other = pickle.loads(pickle.dumps(believers))  # here both copies are in one process and use one file
     with multilock.connect("memory://pickled") as client:
         other.watch(client)
@@ -180,7 +182,7 @@ def test_it_can_be_an_argument_of_another_process(believers: Believers) -> None:
     assert believers.judge().beliefs == 1
 
 
-def test_what_a_client_tells_its_own_subscribers_is_told_still(believers: Believers) -> None:
+def test_subscribers_of_a_recorded_client_still_receive_their_events(believers: Believers) -> None:
     told: list[multilock.Event] = []
     some = threading.Event()
 
@@ -201,7 +203,7 @@ def test_what_a_client_tells_its_own_subscribers_is_told_still(believers: Believ
     assert believers.judge().kept == 1
 
 
-def test_a_client_may_outlive_the_test_that_watched_it() -> None:
+def test_a_client_may_outlive_the_test_that_recorded_it() -> None:
     with multilock.connect("memory://later") as client:
         believers = Believers()
         believers.watch(client)

@@ -50,7 +50,7 @@ class TestProcess(conformance.ProcessConformance):
 ASKING = "gave_up or nothing_is_left or leaves_nothing or renew_answers or harmless_twice or exclude_each_other"
 
 
-def test_a_place_needs_no_more_than_a_url_and_delete(tmp_path: Path) -> None:
+def test_a_place_needs_only_a_url_and_delete(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(BACKEND)
     (tmp_path / "test_mine.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-q", "-k", ASKING]

@@ -59,7 +59,7 @@ def test_a_poke_brings_the_next_step_forward_and_never_delays_it(runtime: HandRu
     assert stepper.times == [100, 105]
 
 
-def test_a_ticker_that_raises_is_dead_and_tells_once(runtime: HandRuntime) -> None:
+def test_a_ticker_that_raises_is_dead_and_reports_it_once(runtime: HandRuntime) -> None:
     deaths: list[BaseException] = []
 
     def step() -> float:
@@ -79,7 +79,7 @@ def test_a_closed_ticker_steps_no_more(runtime: HandRuntime) -> None:
     assert stepper.times == []
 
 
-def test_a_spinning_ticker_is_an_error_and_no_hang(runtime: HandRuntime) -> None:
+def test_a_spinning_ticker_raises_an_error_instead_of_hanging(runtime: HandRuntime) -> None:
     runtime.ticker(runtime.now, lambda death: None, "spinning").start()
     with pytest.raises(RuntimeError, match="spins"):
         runtime.advance(1)
@@ -142,7 +142,7 @@ def test_the_same_seed_gives_the_same_jitter() -> None:
     assert [first.uniform(0, 1) for _ in range(5)] == [second.uniform(0, 1) for _ in range(5)]
 
 
-def test_a_real_thread_waits_for_the_hand() -> None:
+def test_a_real_thread_waits_for_virtual_time_to_move() -> None:
     runtime = HandRuntime(threads=True)
     waiting, woken = threading.Event(), threading.Event()
     answers: list[bool] = []

@@ -63,7 +63,7 @@ def test_one_reply_is_lost_whichever_host_the_request_goes_to(
     assert ask(first, b"lock 4") == b"lock 4"  # only one reply is lost
 
 
-def test_what_is_done_is_done_to_all_hosts(network: Network, clients: list[socket.socket]) -> None:
+def test_a_fault_applies_to_all_hosts(network: Network, clients: list[socket.socket]) -> None:
     network.black_hole()
     for client in clients:
         client.sendall(b"hello")
@@ -90,6 +90,6 @@ def test_what_is_done_is_done_to_all_hosts(network: Network, clients: list[socke
         ("redlock://h1,h2,h3/0", ""),
     ],
 )
-def test_it_is_said_where_no_proxy_can_stand(url: str, why: str) -> None:
+def test_a_url_that_no_proxy_can_serve_is_reported(url: str, why: str) -> None:
     assert why in why_no_network(url)
     assert bool(why) == bool(why_no_network(url))

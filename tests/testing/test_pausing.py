@@ -47,7 +47,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_it_stands_still_inside_the_block_and_goes_on_after_it(process: subprocess.Popen[str]) -> None:
+def test_a_process_is_frozen_inside_the_block_and_resumes_after_it(process: subprocess.Popen[str]) -> None:
     child_of(process)
     before = now()
     with pause(process) as paused:
@@ -62,14 +62,14 @@ def test_it_stands_still_inside_the_block_and_goes_on_after_it(process: subproce
     assert before <= start <= end <= now()
 
 
-def test_a_process_of_somebody_else_can_be_paused_too(process: subprocess.Popen[str]) -> None:
+def test_a_process_started_elsewhere_can_be_paused_too(process: subprocess.Popen[str]) -> None:
     child = child_of(process)
     with pause(child):
         assert state(child) == "T"
     assert state(child) != "T"
 
 
-def test_the_dead_are_dead_and_whoever_started_them_can_ask_how_they_ended(process: subprocess.Popen[str]) -> None:
+def test_dead_processes_stay_dead_and_their_parent_can_read_their_exit_codes(process: subprocess.Popen[str]) -> None:
     child = child_of(process)
     pause(process)
     with kill(process):
@@ -81,7 +81,7 @@ def test_the_dead_are_dead_and_whoever_started_them_can_ask_how_they_ended(proce
     pausing.end(child)  # the child was killed with its process group, so none is left
 
 
-def test_a_process_of_multiprocessing_is_one() -> None:
+def test_a_process_of_multiprocessing_can_be_paused() -> None:
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     with pytest.raises(ValueError, match="has no pid"):
         kill(process)
@@ -91,7 +91,7 @@ def test_a_process_of_multiprocessing_is_one() -> None:
     assert process.exitcode == -9
 
 
-def test_what_was_left_paused_goes_on_when_the_plugin_says_so(process: subprocess.Popen[str]) -> None:
+def test_the_plugin_resumes_processes_that_a_test_left_paused(process: subprocess.Popen[str]) -> None:
     child_of(process)
     pause(process)
     pausing.resume_all()
@@ -104,13 +104,13 @@ def test_what_was_left_paused_goes_on_when_the_plugin_says_so(process: subproces
 
 
 @pytest.mark.parametrize("act", [pause, kill])
-def test_groups_and_whoever_asks_are_refused(act: Callable[[int], object]) -> None:
+def test_process_groups_and_the_own_process_are_refused(act: Callable[[int], object]) -> None:
     for pid in (0, -1, 1, os.getpid()):
         with pytest.raises(ValueError, match="not a process that a test may freeze or kill"):
             act(pid)
 
 
-def test_what_is_not_a_process_is_refused() -> None:
+def test_an_object_that_is_not_a_process_is_refused() -> None:
     for nonsense in (True, "12", None):
         with pytest.raises((TypeError, ValueError)):
             kill(nonsense)  # type: ignore[arg-type]

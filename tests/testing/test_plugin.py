@@ -98,7 +98,7 @@ def run(folder: Path, *arguments: str, test: str = TEST) -> str:
     return done.stdout
 
 
-def test_without_a_url_the_fixtures_live_in_memory(tmp_path: Path) -> None:
+def test_without_a_url_the_fixtures_use_memory(tmp_path: Path) -> None:
     said = run(tmp_path)
     assert "used memory://" in said
     assert "3 passed" in said
@@ -124,7 +124,7 @@ def test_service_and_client_meet_and_nobody_else_does(multilock_client, multiloc
 """
 
 
-def test_the_locks_of_a_run_meet_nobody_elses(tmp_path: Path) -> None:
+def test_locks_of_different_runs_never_have_the_same_name(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/locks.db"
     one, other = (run(tmp_path, "--multilock-url", url, test=ISOLATED) for _ in range(2))
     used = [re.findall(r"^used (.*)", said, re.MULTILINE) for said in (one, other)]
@@ -137,7 +137,7 @@ def test_a_url_that_names_a_prefix_keeps_it(tmp_path: Path) -> None:
     assert f"used {url}\n" in run(tmp_path, "--multilock-url", url)
 
 
-def test_the_urls_of_the_ini_file_are_used_where_no_option_is_given(tmp_path: Path) -> None:
+def test_the_urls_of_the_ini_file_are_the_default(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmultilock_urls =\n    memory://one\n    memory://two\n")
     said = run(tmp_path)
     assert "used memory://one" in said
@@ -152,7 +152,7 @@ def test_a_password_never_shows_in_the_name_of_a_test(tmp_path: Path) -> None:
     assert "hush" not in said
 
 
-def test_a_fixture_asked_for_without_parameters_is_the_first_url(tmp_path: Path) -> None:
+def test_a_fixture_without_parameters_uses_the_first_url(tmp_path: Path) -> None:
     said = run(tmp_path, "--multilock-url", "memory://one", "--multilock-url", "memory://two", test=DYNAMIC)
     assert "used memory://one" in said
     assert "2 passed" in said
@@ -162,5 +162,5 @@ def test_a_test_may_choose_its_urls_itself(tmp_path: Path) -> None:
     assert "3 passed" in run(tmp_path, test=PARAMETRIZED)
 
 
-def test_a_client_is_closed_on_its_own_loop_where_that_is_idle(tmp_path: Path) -> None:
+def test_a_client_is_closed_on_its_own_loop_if_that_loop_is_idle(tmp_path: Path) -> None:
     assert "2 passed" in run(tmp_path, "-W", "error", test=IDLE_LOOP)

@@ -61,14 +61,14 @@ def test_a_fixture_may_ask_for_it(service, multilock_faults):
 """
 
 
-def test_faults_on_a_real_server(pytester: pytest.Pytester, redis_url: str) -> None:
+def test_the_faults_work_on_a_real_server(pytester: pytest.Pytester, redis_url: str) -> None:
     pytester.makepyfile(FAULTS)
     result = run(pytester, "--multilock-url", redis_url)
     result.assert_outcomes(passed=3, failed=2, errors=1)
     result.stdout.fnmatch_lines(["multilock_faults was set up after multilock_url: name it among the arguments *"])
 
 
-def test_where_there_is_no_network_a_test_of_faults_is_skipped(pytester: pytest.Pytester, tmp_path: Path) -> None:
+def test_tests_of_network_faults_are_skipped_without_a_network(pytester: pytest.Pytester, tmp_path: Path) -> None:
     pytester.makepyfile("def test(multilock_faults, multilock_client): raise RuntimeError")
     urls = ("--multilock-url", "memory://", "--multilock-url", f"sqlite://{tmp_path}/locks.db")
     result = run(pytester, *urls, "-rs")
@@ -89,7 +89,7 @@ def test_another_one(multilock_client):
 
 
 @pytest.mark.timeout(120)
-def test_the_end_of_a_test_is_bounded_where_its_server_is_dead(
+def test_the_end_of_a_test_is_bounded_even_if_its_server_is_dead(
     pytester: pytest.Pytester, redis_server: RedisServer
 ) -> None:
     pytester.makepyfile(DIES.format(pid=redis_server.pid))
@@ -149,7 +149,7 @@ def test_asked_for_late(multilock_client, request):
 """
 
 
-def test_overlapping_beliefs_fail_the_test_and_no_beliefs_prove_nothing(pytester: pytest.Pytester) -> None:
+def test_overlapping_beliefs_fail_the_test_and_missing_beliefs_prove_nothing(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_user=BELIEVERS)
     result = run(pytester, "-rA")
     result.assert_outcomes(passed=3, failed=3, errors=1)
@@ -195,9 +195,7 @@ def test_it(multilock_client, helper):
 
 
 @pytest.mark.timeout(120)
-def test_what_cannot_be_told_is_not_passed_and_what_was_left_paused_goes_on(
-    pytester: pytest.Pytester, tmp_path: Path
-) -> None:
+def test_an_unknown_result_is_not_a_pass_and_paused_processes_resume(pytester: pytest.Pytester, tmp_path: Path) -> None:
     pytester.makepyfile(test_user=UNDECIDED)
     result = run(pytester, "--multilock-url", f"sqlite://{tmp_path}/locks.db", "--multilock-compare")
     result.assert_outcomes(skipped=1)
@@ -236,7 +234,7 @@ def test_of_nobody(multilock_async_client, multilock_believers):
 """
 
 
-def test_asyncio_tests_of_a_plugin_and_of_none(pytester: pytest.Pytester) -> None:
+def test_asyncio_tests_run_with_and_without_a_plugin_for_them(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(ANYIO)
     run(pytester, "-W", "error").assert_outcomes(passed=3)
 
@@ -256,7 +254,7 @@ async def test_another_loop(multilock_async_client):
 """
 
 
-def test_asyncio_tests_of_pytest_asyncio(pytester: pytest.Pytester) -> None:
+def test_asyncio_tests_of_pytest_asyncio_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(PYTEST_ASYNCIO)
     scope = "asyncio_default_fixture_loop_scope=function"
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", scope, "-W", "error").assert_outcomes(passed=2)

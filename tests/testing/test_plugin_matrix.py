@@ -102,7 +102,7 @@ EXPECTED = {
 }
 
 
-def test_each_outcome_on_each_backend_and_where_they_differ(pytester: pytest.Pytester) -> None:
+def test_the_matrix_shows_each_outcome_on_each_backend_and_marks_differences(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_user=EVERY)
     result = run(pytester, *TWO, "--multilock-compare", "--multilock-report", "out/here")
     folder = pytester.path / "out" / "here"
@@ -132,7 +132,7 @@ def test_each_outcome_on_each_backend_and_where_they_differ(pytester: pytest.Pyt
     assert "passed on 0-memory; failed on 1-memory" in page
 
 
-def test_without_options_nothing_is_said(pytester: pytest.Pytester) -> None:
+def test_without_options_the_plugin_prints_nothing(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test(multilock_client): pass")
     result = run(pytester, "--strict-markers")
     result.stdout.no_fnmatch_line("*multilock:*")
@@ -154,21 +154,21 @@ def _seconds(result: pytest.RunResult, test: str) -> list[str]:
 
 
 @pytest.mark.parametrize("option", [("--collect-only",), ("-k", "nothing"), ("--markers",), ("--fixtures",)])
-def test_where_nothing_runs_nothing_is_told_or_written(pytester: pytest.Pytester, option: tuple[str, ...]) -> None:
+def test_a_run_without_tests_prints_and_writes_nothing(pytester: pytest.Pytester, option: tuple[str, ...]) -> None:
     pytester.makepyfile(test_user=EVERY)
     result = run(pytester, *TWO, "--multilock-compare", "--multilock-report", "out", *option)
     result.stdout.no_fnmatch_line("*tests x backends*")
     assert not (pytester.path / "out" / "matrix.json").exists()
 
 
-def test_it_needs_no_other_plugin(pytester: pytest.Pytester) -> None:
+def test_the_plugin_needs_no_other_plugin(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test(multilock_client): pass")
     without = [
         f"no:{name}" for name in ("xdist", "anyio", "skipping", "junitxml", "timeout", "logging", "hypothesispytest")
     ]
     result = run(pytester, "--multilock-compare", *(word for name in without for word in ("-p", name)))
     result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"test_it_needs_no_other_plugin.py::test\s+passed"])
+    result.stdout.re_match_lines([r"test_the_plugin_needs_no_other_plugin.py::test\s+passed"])
     run(pytester, "-p", "no:terminal", "--multilock-compare")
 
 
@@ -194,9 +194,7 @@ def test_in_a_narrow_terminal_a_long_name_has_a_line_of_its_own(
         ("", "write it as @pytest.mark.multilock(requires="),
     ],
 )
-def test_a_mark_that_is_misspelled_is_told_before_anything_runs(
-    pytester: pytest.Pytester, mark: str, says: str
-) -> None:
+def test_a_misspelled_mark_is_reported_before_anything_runs(pytester: pytest.Pytester, mark: str, says: str) -> None:
     pytester.makepyfile(
         f"import pytest\n@pytest.mark.multilock({mark})\ndef test(multilock_client): pass\ndef test_other(): pass"
     )
@@ -205,7 +203,7 @@ def test_a_mark_that_is_misspelled_is_told_before_anything_runs(
     assert f"test has a wrong mark multilock: {says}" in result.stdout.str()
 
 
-def test_marks_of_class_and_module_add_up(pytester: pytest.Pytester) -> None:
+def test_marks_of_class_and_module_are_combined(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -234,9 +232,7 @@ def test_marks_of_class_and_module_add_up(pytester: pytest.Pytester) -> None:
 # ---- servers that are away
 
 
-def test_a_server_that_is_away_fails_its_tests_at_once_and_says_what_to_do(
-    pytester: pytest.Pytester, nobody: str
-) -> None:
+def test_a_server_that_is_down_fails_its_tests_at_once_with_a_remedy(pytester: pytest.Pytester, nobody: str) -> None:
     pytester.makepyfile(test_user=EVERY)
     result = run(pytester, "--multilock-url", nobody, "--multilock-compare", "-k", "alike or parametrised")
     result.assert_outcomes(errors=3)
@@ -250,7 +246,7 @@ def test_a_server_that_is_away_fails_its_tests_at_once_and_says_what_to_do(
     assert "hush" not in result.stdout.str()
 
 
-def test_leaving_it_out_makes_no_difference(pytester: pytest.Pytester, nobody: str) -> None:
+def test_omitting_the_option_makes_no_difference(pytester: pytest.Pytester, nobody: str) -> None:
     pytester.makepyfile(test_user=EVERY)
     options = ("--multilock-url", "memory://", "--multilock-url", nobody, "--multilock-missing=skip")
     result = run(pytester, *options, "--multilock-compare", "--multilock-report", "out", "-k", "alike or lacks")
@@ -283,7 +279,7 @@ def test_a_malformed_url_is_a_usage_error(pytester: pytest.Pytester) -> None:
     assert "hush" not in result.stderr.str() + result.stdout.str()
 
 
-def test_a_backend_that_is_not_known_fails_its_tests_also_where_servers_may_be_missing(
+def test_an_unknown_backend_fails_its_tests_even_if_missing_servers_are_allowed(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile("def test(multilock_client): pass")
@@ -295,9 +291,7 @@ def test_a_backend_that_is_not_known_fails_its_tests_also_where_servers_may_be_m
 # ---- secrets
 
 
-def test_no_password_is_shown_anywhere_also_where_two_urls_differ_in_it_alone(
-    pytester: pytest.Pytester, redis_url: str
-) -> None:
+def test_no_password_is_shown_even_if_two_urls_differ_only_in_it(pytester: pytest.Pytester, redis_url: str) -> None:
     address = redis_url.partition("://")[2]
     one, other = (f"redis://:{word}@{address}" for word in ("hush-one", "hush-two"))
     pytester.makepyfile(
@@ -322,13 +316,13 @@ def test_no_password_is_shown_anywhere_also_where_two_urls_differ_in_it_alone(
     assert len({backend["url"] for backend in data["backends"]}) == 1
 
 
-def test_a_secret_in_the_reason_of_a_failure_is_not_told() -> None:
+def test_a_secret_in_the_reason_of_a_failure_is_not_shown() -> None:
     sites = Sites(["redis://user:hush%21pass@h?token=hush-token&ttl=5", "zk://h"], "run", "main")
     said = "as user:hush!pass at redis://user:hush%21pass@h with hush-token; http://somebody:else@h; ttl 5"
     assert sites.scrub(said) == "as user:*** at redis://***@h with ***; http://***@h; ttl 5"
 
 
-def test_what_a_test_says_is_text_in_the_page(pytester: pytest.Pytester) -> None:
+def test_text_from_a_test_is_escaped_on_the_page(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test(multilock_url): raise RuntimeError('<script>\\ud800</script>')")
     run(pytester, "--multilock-report", "out")
     assert "<script>" in (pytester.path / "out" / "matrix.json").read_text()
@@ -338,7 +332,7 @@ def test_what_a_test_says_is_text_in_the_page(pytester: pytest.Pytester) -> None
 # ---- how a run may end
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(pytester: pytest.Pytester) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_before_anything_runs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_user="print('imported')")
     (pytester.path / "file").write_text("")
     for folder in ("file", "file/below"):
@@ -348,7 +342,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(pytester: 
         result.stdout.no_fnmatch_line("*imported*")
 
 
-def test_what_stopped_early_is_marked_partial(pytester: pytest.Pytester) -> None:
+def test_a_run_that_stopped_early_is_marked_partial(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         def test_first(multilock_client): pass
@@ -387,7 +381,7 @@ def test_lacks(multilock_client):
 
 
 @pytest.mark.timeout(240)
-def test_the_workers_of_xdist_are_one_run_and_a_crash_is_told(pytester: pytest.Pytester, redis_url: str) -> None:
+def test_xdist_workers_form_one_run_and_a_crash_is_reported(pytester: pytest.Pytester, redis_url: str) -> None:
     pytester.makepyfile(test_user=XDIST)
     urls = ["memory://", f"{redis_url}?identity=crash"]
     command = [sys.executable, "-m", "pytest", *QUIET, "-n2", "--multilock-compare", "--multilock-report", "out"]
@@ -422,14 +416,14 @@ def test_leaves_what_nobody_gives_back(multilock_url):
 """
 
 
-def test_what_a_run_has_left_is_taken_away_at_its_end(pytester: pytest.Pytester, redis_url: str) -> None:
+def test_locks_left_by_a_run_are_removed_at_its_end(pytester: pytest.Pytester, redis_url: str) -> None:
     pytester.makepyfile(test_user=LEAVES)
     run(pytester, "--multilock-url", redis_url).assert_outcomes(passed=1)
     assert_nothing_left(redis_url)
 
 
 @pytest.mark.timeout(240)
-def test_an_interrupt_leaves_a_report_and_nothing_else(pytester: pytest.Pytester, redis_url: str) -> None:
+def test_an_interrupt_leaves_only_a_report(pytester: pytest.Pytester, redis_url: str) -> None:
     pytester.makepyfile(
         test_user="""
         import os, signal, time
@@ -460,7 +454,7 @@ def test_an_interrupt_leaves_a_report_and_nothing_else(pytester: pytest.Pytester
     assert_nothing_left(redis_url)
 
 
-def test_a_test_that_hangs_is_one_that_failed(pytester: pytest.Pytester) -> None:
+def test_a_test_that_hangs_has_failed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import time
@@ -495,7 +489,7 @@ def test_a_row_is_a_test_without_its_backend(nodeid: str, label: str, row: str) 
     assert row_of(nodeid, label) == row
 
 
-def test_backends_that_agree_are_named_together() -> None:
+def test_backends_with_equal_results_are_named_together() -> None:
     matrix = Matrix([MatrixColumn(label, "") for label in ("a", "b", "c", "d")])
     for column, outcome in enumerate(("passed", "failed", "passed", "away")):
         matrix.put("t", column, Cell(outcome, "x" if outcome == "failed" else ""))

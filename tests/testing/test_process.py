@@ -23,7 +23,7 @@ def failing() -> None:
     raise RuntimeError("no luck")
 
 
-def test_a_helper_gets_its_arguments_and_answers() -> None:
+def test_a_helper_receives_its_arguments_and_replies() -> None:
     with Helper(FUNCTION, "a", 1) as helper:
         assert helper.wait_for("ready", within=10) == ["ready", "a", "1"]
         helper.tell("hello", 2)
@@ -37,7 +37,7 @@ def test_each_line_is_waited_for_once() -> None:
             helper.wait_for("ready", within=0.01)
 
 
-def test_a_paused_helper_says_nothing_until_it_is_resumed() -> None:
+def test_a_paused_helper_prints_nothing_until_it_is_resumed() -> None:
     with Helper(FUNCTION) as helper:
         helper.wait_for("ready", within=10)
         with helper.paused():
@@ -47,7 +47,7 @@ def test_a_paused_helper_says_nothing_until_it_is_resumed() -> None:
         helper.wait_for("heard", within=10)
 
 
-def test_a_killed_helper_is_gone_even_when_it_was_paused() -> None:
+def test_a_killed_helper_is_gone_even_if_it_was_paused() -> None:
     with Helper(FUNCTION) as helper:
         helper.wait_for("ready", within=10)
         helper.pause()
@@ -60,12 +60,12 @@ def test_a_helper_that_fails_shows_its_traceback() -> None:
         helper.wait_for("ready", within=10)
 
 
-def test_a_function_needs_its_module() -> None:
+def test_a_function_is_given_with_its_module() -> None:
     with pytest.raises(ValueError, match=r"package\.module:function"):
         Helper("answering")
 
 
-def test_an_empty_line_is_heard_and_is_not_the_end() -> None:
+def test_an_empty_line_is_received_and_is_not_the_end() -> None:
     with Helper(FUNCTION) as helper:
         helper.tell("")
         assert helper.wait_for("heard", within=10) == ["heard"]
@@ -80,7 +80,7 @@ def test_a_helper_may_be_killed_while_it_is_paused() -> None:
         helper.resume()
 
 
-def test_a_helper_that_ended_cannot_be_paused_or_told_anything() -> None:
+def test_a_helper_that_ended_can_neither_be_paused_nor_receive_a_line() -> None:
     with Helper(f"{__name__}:failing") as helper:
         helper.wait(within=10)
         for act in (helper.pause, lambda: helper.tell("hello")):
@@ -90,7 +90,7 @@ def test_a_helper_that_ended_cannot_be_paused_or_told_anything() -> None:
         helper.tell("after the end")
 
 
-def test_a_helper_that_dies_while_it_is_told_something_raises_no_broken_pipe() -> None:
+def test_sending_to_a_dying_helper_raises_no_broken_pipe() -> None:
     with Helper(FUNCTION) as helper:
         helper.wait_for("ready", within=10)
 

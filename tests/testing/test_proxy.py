@@ -94,7 +94,7 @@ def says_nothing(client: socket.socket) -> bool:
         client.settimeout(5.0)
 
 
-def test_a_healthy_proxy_passes_bytes_both_ways_and_the_end_too(client: socket.socket, echo: Echo) -> None:
+def test_a_healthy_proxy_passes_bytes_and_the_end_both_ways(client: socket.socket, echo: Echo) -> None:
     assert ask(client, b"hello") == b"hello"
     client.close()
     echo.wait(lambda: echo.ended == 1)
@@ -109,7 +109,7 @@ def test_large_data_arrives_whole_and_in_order(client: socket.socket) -> None:
     assert bytes(got) == sent
 
 
-def test_a_cut_connection_is_reset_and_a_new_one_is_served(proxy: FaultProxy, client: socket.socket) -> None:
+def test_a_cut_connection_is_reset_and_a_new_one_works(proxy: FaultProxy, client: socket.socket) -> None:
     ask(client, b"1")
     proxy.cut()
     with pytest.raises(ConnectionError):
@@ -130,7 +130,7 @@ def test_one_connection_is_cut_and_the_other_lives(proxy: FaultProxy, client: so
 
 
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
-def test_a_black_hole_says_nothing_and_delivers_when_it_heals(
+def test_a_black_hole_is_silent_and_delivers_when_it_heals(
     proxy: FaultProxy, client: socket.socket, echo: Echo, direction: str
 ) -> None:
     ask(client, b"1")
@@ -144,7 +144,9 @@ def test_a_black_hole_says_nothing_and_delivers_when_it_heals(
     assert client.recv(10) == b"2"
 
 
-def test_a_black_hole_for_new_connections_spares_the_present_ones(proxy: FaultProxy, client: socket.socket) -> None:
+def test_a_black_hole_for_new_connections_leaves_the_present_ones_alone(
+    proxy: FaultProxy, client: socket.socket
+) -> None:
     ask(client, b"1")
     proxy.black_hole(which="new")
     assert ask(client, b"2") == b"2"
@@ -170,7 +172,7 @@ def test_a_refusing_proxy_refuses_until_it_accepts_again(proxy: FaultProxy, clie
         assert ask(again, b"2") == b"2"
 
 
-def test_a_dropped_reply_was_executed_and_the_client_is_cut_off(
+def test_a_dropped_reply_was_executed_and_the_connection_is_cut(
     proxy: FaultProxy, client: socket.socket, echo: Echo
 ) -> None:
     lost = proxy.drop_reply(b"take", nth=2)
@@ -192,7 +194,7 @@ def test_a_dropped_reply_can_leave_the_connection_open_and_silent(
     assert says_nothing(client)
 
 
-def test_a_held_request_is_executed_when_released_though_its_client_is_gone(
+def test_a_held_request_is_executed_when_released_although_its_client_is_gone(
     proxy: FaultProxy, client: socket.socket, echo: Echo
 ) -> None:
     held = proxy.hold_request(b"late")
@@ -206,12 +208,12 @@ def test_a_held_request_is_executed_when_released_though_its_client_is_gone(
     echo.wait(lambda: echo.seen == [b"first", b"late"])
 
 
-def test_a_fault_that_does_not_come_is_a_timeout(proxy: FaultProxy) -> None:
+def test_a_fault_that_does_not_occur_is_a_timeout(proxy: FaultProxy) -> None:
     with pytest.raises(TimeoutError, match="no fault within"):
         proxy.drop_reply(b"nothing").wait(0.01)
 
 
-def test_a_client_of_a_dead_server_never_hears_of_it(proxy: FaultProxy, client: socket.socket, echo: Echo) -> None:
+def test_a_client_of_a_dead_server_receives_nothing(proxy: FaultProxy, client: socket.socket, echo: Echo) -> None:
     ask(client, b"1")
     proxy.half_open("server")
     echo.wait(lambda: echo.ended == 1)
@@ -220,7 +222,7 @@ def test_a_client_of_a_dead_server_never_hears_of_it(proxy: FaultProxy, client: 
     assert echo.seen == [b"1"]
 
 
-def test_a_server_of_a_dead_client_never_hears_of_it(proxy: FaultProxy, client: socket.socket, echo: Echo) -> None:
+def test_a_server_of_a_dead_client_receives_nothing(proxy: FaultProxy, client: socket.socket, echo: Echo) -> None:
     ask(client, b"1")
     proxy.half_open("client")
     with pytest.raises(ConnectionError):
@@ -240,7 +242,7 @@ def test_the_url_leads_through_the_proxy_and_keeps_the_rest() -> None:
         assert proxy.port != 6379
 
 
-def test_a_closed_proxy_leaves_no_thread_and_refuses(echo: Echo) -> None:
+def test_a_closed_proxy_leaves_no_thread_and_refuses_connections(echo: Echo) -> None:
     proxy = FaultProxy(*echo.listener.getsockname())
     proxy.close()
     proxy.close()
@@ -265,7 +267,7 @@ def test_a_closed_proxy_leaves_no_thread_and_refuses(echo: Echo) -> None:
         ("zk", 2181),
     ],
 )
-def test_a_url_without_a_port_means_the_one_its_backend_uses(scheme: str, port: int) -> None:
+def test_a_url_without_a_port_means_the_default_port_of_its_backend(scheme: str, port: int) -> None:
     with FaultProxy.before(f"{scheme}://server") as proxy:
         assert repr(proxy) == f"<FaultProxy 127.0.0.1:{proxy.port} before server:{port}>"
         assert proxy.url == f"{scheme}://127.0.0.1:{proxy.port}"
@@ -281,7 +283,7 @@ def test_a_url_without_a_port_means_the_one_its_backend_uses(scheme: str, port: 
         ("etcd://me:hush@127.0.0.1:1,127.0.0.1:2", "make one proxy for each"),
     ],
 )
-def test_what_no_proxy_can_stand_before_is_an_error(url: str, message: str) -> None:
+def test_a_url_that_no_proxy_can_serve_raises_an_error(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         FaultProxy.before(url)
     assert "hush" not in str(caught.value)
@@ -309,14 +311,14 @@ def test_an_unknown_scheme_may_name_its_port() -> None:
         lambda proxy: proxy.hold_request(nth=0),
     ],
 )
-def test_wrong_arguments_are_said_also_where_there_is_no_connection(
+def test_wrong_arguments_are_reported_even_without_a_connection(
     proxy: FaultProxy, act: Callable[[FaultProxy], object]
 ) -> None:
     with pytest.raises(ValueError):
         act(proxy)
 
 
-def test_wrong_arguments_are_said_of_one_connection_too(proxy: FaultProxy, client: socket.socket) -> None:
+def test_wrong_arguments_are_reported_for_one_connection_too(proxy: FaultProxy, client: socket.socket) -> None:
     ask(client, b"1")
     (first,) = proxy.connections
     for act in (first.black_hole, first.half_open):
@@ -331,7 +333,7 @@ def test_a_request_is_recognised_by_bytes(proxy: FaultProxy, client: socket.sock
     assert ask(client, b"1") == b"1"
 
 
-def test_traffic_tells_what_came_and_what_went_on(proxy: FaultProxy, client: socket.socket) -> None:
+def test_the_traffic_record_shows_received_and_forwarded_bytes(proxy: FaultProxy, client: socket.socket) -> None:
     client.sendall(b"ab")
     assert client.recv(2) == b"ab"
     before = proxy.traffic

@@ -239,7 +239,7 @@ async def lead(leadership: multilock.AsyncLeadership) -> str:
     return leadership.identity
 
 
-def test_of_a_team(
+def test_type_checkers_know_the_fixtures_of_the_plugin(
     multilock_client: Client,
     multilock_async_client: AsyncClient,
     multilock_url: str,

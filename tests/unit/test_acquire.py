@@ -38,7 +38,7 @@ def test_a_free_lock_costs_one_request(client: Client, backend: Scripted) -> Non
 
 
 @pytest.mark.parametrize("timeout", [0.2, 1, 4, 7.5])
-def test_the_timeout_is_for_the_whole_wait(
+def test_the_timeout_limits_the_whole_wait(
     client: Client, backend: Scripted, runtime: HandRuntime, timeout: float
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -50,7 +50,7 @@ def test_the_timeout_is_for_the_whole_wait(
     assert isinstance(caught.value, TimeoutError)
 
 
-def test_hints_that_lead_to_nothing_do_not_make_the_wait_longer(
+def test_hints_that_lead_to_nothing_do_not_lengthen_the_wait(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -67,7 +67,7 @@ def test_hints_that_lead_to_nothing_do_not_make_the_wait_longer(
 
 
 @pytest.mark.oracle
-def test_timeout_zero_is_one_question_that_leaves_no_place_in_the_queue(client: Client, backend: Scripted) -> None:
+def test_timeout_zero_sends_one_request_and_leaves_no_place_in_the_queue(client: Client, backend: Scripted) -> None:
     backend.holders["n"] = "somebody"
     assert client.lock("n").try_acquire() is None
     with pytest.raises(LockTimeout):
@@ -97,7 +97,7 @@ def test_none_or_inf_means_forever(
 @pytest.mark.parametrize(
     ("timeout", "error"), [(-1, ValueError), (math.nan, ValueError), (True, TypeError), ("5", TypeError)]
 )
-def test_a_timeout_that_makes_no_sense_is_refused_before_any_request(
+def test_an_invalid_timeout_is_refused_before_any_request(
     client: Client, backend: Scripted, timeout: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -107,7 +107,9 @@ def test_a_timeout_that_makes_no_sense_is_refused_before_any_request(
     assert backend.calls == []
 
 
-def test_no_request_outlasts_the_callers_timeout(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_no_request_lasts_longer_than_the_callers_timeout(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
     backend.always("attempt", silence())
     with pytest.raises(BackendUnavailable):
         client.lock("n").acquire(7)
@@ -118,7 +120,7 @@ def test_no_request_outlasts_the_callers_timeout(client: Client, backend: Script
 # How a waiter waits
 
 
-def test_a_waiter_looks_again_after_the_heartbeat_with_jitter(
+def test_a_waiter_looks_again_after_the_heartbeat_interval_with_jitter(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -130,7 +132,7 @@ def test_a_waiter_looks_again_after_the_heartbeat_with_jitter(
     assert len(pauses) > 10
 
 
-def test_a_push_is_a_hint_and_only_an_answer_grants(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_push_is_a_hint_and_only_a_reply_grants(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     backend.holders["n"] = "somebody"
     backend.heartbeat = 100.0
     client._kernel.timers.at(1003.0, lambda: backend.notices.wake(None))
@@ -138,7 +140,7 @@ def test_a_push_is_a_hint_and_only_an_answer_grants(client: Client, backend: Scr
     assert [call.at for call in backend.called("attempt")] == [1000.0, 1003.0]
 
 
-def test_a_push_to_a_waiter_has_it_look_at_once(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_push_makes_the_waiter_look_at_once(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     backend.holders["n"] = "somebody"
     backend.heartbeat = 100.0
 
@@ -151,7 +153,7 @@ def test_a_push_to_a_waiter_has_it_look_at_once(client: Client, backend: Scripte
     assert runtime.now() == 1003.0
 
 
-def test_a_push_that_comes_before_the_answer_is_not_lost(
+def test_a_push_that_arrives_before_the_reply_is_not_lost(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -168,7 +170,7 @@ def test_a_push_that_comes_before_the_answer_is_not_lost(
     assert runtime.now() == 1000.0
 
 
-def test_a_push_for_others_or_for_nobody_harms_nothing(client: Client, backend: Scripted) -> None:
+def test_a_push_for_another_claim_affects_nothing(client: Client, backend: Scripted) -> None:
     backend.notices.wake("a claim of long ago")
     backend.notices.wake(None)
     lease = client.lock("n").acquire()
@@ -179,7 +181,9 @@ def test_a_push_for_others_or_for_nobody_harms_nothing(client: Client, backend: 
 # Silent servers
 
 
-def test_the_first_silence_ends_a_single_try(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_single_try_ends_at_the_first_request_without_a_reply(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
     backend.always("attempt", silence())
     with pytest.raises(BackendUnavailable) as caught:
         client.lock("n").try_acquire()
@@ -188,7 +192,7 @@ def test_the_first_silence_ends_a_single_try(client: Client, backend: Scripted, 
     assert isinstance(caught.value, ConnectionError)
 
 
-def test_a_wait_outlasts_an_outage_shorter_than_the_outage_timeout(
+def test_a_wait_continues_through_an_outage_shorter_than_the_outage_timeout(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.always("attempt", silence())
@@ -197,7 +201,7 @@ def test_a_wait_outlasts_an_outage_shorter_than_the_outage_timeout(
     assert 1025 <= runtime.now() <= 1031
 
 
-def test_a_wait_ends_with_an_outage_longer_than_the_outage_timeout(
+def test_a_wait_ends_in_an_outage_longer_than_the_outage_timeout(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.always("attempt", silence())
@@ -206,7 +210,7 @@ def test_a_wait_ends_with_an_outage_longer_than_the_outage_timeout(
     assert 1030 <= runtime.now() <= 1036
 
 
-def test_an_outage_is_counted_from_its_beginning_and_not_from_the_call(
+def test_an_outage_counts_from_its_beginning_and_not_from_the_call(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -216,7 +220,7 @@ def test_an_outage_is_counted_from_its_beginning_and_not_from_the_call(
     assert 1129 <= runtime.now() <= 1136
 
 
-def test_every_answer_ends_an_outage(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_every_reply_ends_an_outage(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     backend.holders["n"] = "somebody"
     for _ in range(20):
         backend.script("attempt", *[silence()] * 3, lambda backend, call: call.execute())
@@ -224,7 +228,7 @@ def test_every_answer_ends_an_outage(client: Client, backend: Scripted, runtime:
         client.lock("n").acquire(600)
 
 
-def test_without_an_outage_timeout_only_the_timeout_ends_the_silence(
+def test_without_an_outage_timeout_only_the_timeout_ends_a_silent_wait(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.always("attempt", silence())
@@ -233,7 +237,7 @@ def test_without_an_outage_timeout_only_the_timeout_ends_the_silence(
     assert runtime.now() == pytest.approx(1500, abs=0.01)
 
 
-def test_the_last_word_decides_between_taken_and_silent(
+def test_the_last_request_decides_between_taken_and_silent(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -245,7 +249,7 @@ def test_the_last_word_decides_between_taken_and_silent(
         client.lock("n").acquire(12)
 
 
-def test_a_request_cut_short_by_the_deadline_is_not_taken_for_silence(
+def test_a_request_shortened_by_the_deadline_does_not_count_as_silence(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -277,7 +281,7 @@ def test_tries_during_an_outage_slow_down_to_one_a_second(
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 50])
-def test_what_asking_again_cannot_help_is_raised_at_once(
+def test_an_error_that_a_retry_cannot_cure_is_raised_at_once(
     client: Client, backend: Scripted, runtime: HandRuntime, timeout: float | None
 ) -> None:
     backend.always("attempt", refused(BackendRejected("NOAUTH")))
@@ -297,7 +301,7 @@ def spent(backend: Scripted, call: Call) -> Busy:
 
 
 @pytest.mark.parametrize("timeout", [None, 0])
-def test_a_spent_id_is_cancelled_for_good_and_never_sent_again(
+def test_a_cancelled_id_is_cancelled_for_good_and_never_sent_again(
     client: Client, backend: Scripted, runtime: HandRuntime, timeout: float | None
 ) -> None:
     backend.script("attempt", spent)
@@ -313,7 +317,7 @@ def test_a_spent_id_is_cancelled_for_good_and_never_sent_again(
     assert client._kernel.monitor.waiting == {}
 
 
-def test_every_id_of_one_call_has_arrived_when_it_was_called(
+def test_every_id_of_one_call_has_the_arrival_time_of_the_call(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, outage_timeout=None)
@@ -328,7 +332,7 @@ def test_every_id_of_one_call_has_arrived_when_it_was_called(
     assert {claim.arrived for claim in claims} == {1005_000_000}
 
 
-def test_the_arrival_is_told_by_the_wall_clock() -> None:
+def test_the_arrival_time_is_read_from_the_wall_clock() -> None:
     before = time.time()
     assert before - 0.001 <= Threads().wall() / 1_000_000 <= time.time() + 0.001
 
@@ -336,7 +340,7 @@ def test_the_arrival_is_told_by_the_wall_clock() -> None:
 # Grants with part of their time used up
 
 
-def test_a_grant_that_has_lived_through_half_of_its_time_is_renewed_once(
+def test_a_grant_past_half_of_its_time_is_renewed_once(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, request_timeout=20.0)
@@ -354,7 +358,7 @@ def test_a_young_grant_is_not_renewed_first(
     assert [call.method for call in backend.calls] == ["attempt"]
 
 
-def test_a_lock_taken_late_in_its_sessions_period_is_renewed_first(
+def test_a_lock_acquired_late_in_its_sessions_period_is_renewed_first(
     make: Callable[..., Client], runtime: HandRuntime
 ) -> None:
     backend = Scripted(runtime, sessions=True)
@@ -367,7 +371,7 @@ def test_a_lock_taken_late_in_its_sessions_period_is_renewed_first(
     assert lease.remaining() == pytest.approx(26.698)
 
 
-def test_the_first_renewal_does_not_outlast_the_callers_timeout(
+def test_the_first_renewal_lasts_no_longer_than_the_callers_timeout(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, request_timeout=10.0)
@@ -378,7 +382,7 @@ def test_the_first_renewal_does_not_outlast_the_callers_timeout(
     assert lease.is_held()
 
 
-def test_a_grant_whose_first_renewal_is_not_answered_is_handed_out_with_what_is_left(
+def test_a_grant_is_returned_with_its_remaining_time_if_the_first_renewal_gets_no_reply(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, request_timeout=16.0)
@@ -391,7 +395,7 @@ def test_a_grant_whose_first_renewal_is_not_answered_is_handed_out_with_what_is_
     assert backend.called("release")[0].details["unsure"] is True
 
 
-def test_a_grant_whose_first_renewal_has_no_answer_that_counts_is_handed_out_with_what_is_left(
+def test_a_grant_is_returned_with_its_remaining_time_if_the_first_renewal_is_too_late(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, request_timeout=16.0)
@@ -420,7 +424,7 @@ def test_a_grant_that_is_gone_at_its_first_renewal_becomes_no_lease(
     assert lease.owner != backend.called("attempt")[0].claims[0].owner
 
 
-def test_an_id_whose_answer_came_too_late_is_given_back_and_never_used_again(
+def test_an_id_whose_reply_was_too_late_is_released_and_never_used_again(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, request_timeout=60.0)
@@ -436,7 +440,7 @@ def test_an_id_whose_answer_came_too_late_is_given_back_and_never_used_again(
 
 
 @pytest.mark.parametrize("timeout", [0, 100, None])
-def test_a_server_whose_answers_always_come_too_late_is_a_silent_one(
+def test_a_server_whose_replies_are_always_too_late_counts_as_silent(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime, timeout: float | None
 ) -> None:
     client = make(backend, request_timeout=60.0)
@@ -448,7 +452,9 @@ def test_a_server_whose_answers_always_come_too_late_is_a_silent_one(
     assert backend.holders == {}
 
 
-def test_grants_in_a_session_without_proof_do_not_spin(make: Callable[..., Client], runtime: HandRuntime) -> None:
+def test_grants_in_a_session_without_proof_cause_no_busy_loop(
+    make: Callable[..., Client], runtime: HandRuntime
+) -> None:
     backend = Scripted(runtime, sessions=True)
     client = make(backend)
     client.lock("first").acquire()
@@ -464,7 +470,7 @@ def test_grants_in_a_session_without_proof_do_not_spin(make: Callable[..., Clien
 # No exit leaves anything behind
 
 
-def test_a_lost_reply_is_not_a_grant_and_what_it_took_is_found_by_the_next_try(
+def test_after_a_lost_reply_the_next_try_finds_the_grant(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.script("attempt", executed_but_unanswered)
@@ -477,7 +483,7 @@ def test_a_lost_reply_is_not_a_grant_and_what_it_took_is_found_by_the_next_try(
 
 
 @pytest.mark.parametrize("timeout", [0, 3])
-def test_a_lost_reply_at_the_end_is_given_back_in_the_background(
+def test_after_a_lost_last_reply_the_lock_is_released_in_the_background(
     client: Client, backend: Scripted, runtime: HandRuntime, timeout: float
 ) -> None:
     backend.always("attempt", executed_but_unanswered)
@@ -490,7 +496,7 @@ def test_a_lost_reply_at_the_end_is_given_back_in_the_background(
 
 
 @pytest.mark.oracle
-def test_a_request_that_was_certainly_not_executed_leaves_nothing_to_undo(
+def test_a_request_that_was_certainly_not_executed_is_not_undone(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.always("attempt", silence(unknown=False))
@@ -500,14 +506,14 @@ def test_a_request_that_was_certainly_not_executed_leaves_nothing_to_undo(
     assert backend.called("release") == []
 
 
-def test_once_unsure_a_claim_stays_unsure(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_an_uncertain_claim_stays_uncertain(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     backend.script("attempt", silence(), silence(unknown=False), lambda backend, call: call.execute())
     lease = client.lock("n").acquire()
     lease.release()
     assert backend.called("release")[0].details["unsure"] is True
 
 
-def test_a_sure_claim_is_released_without_a_tombstone(client: Client, backend: Scripted) -> None:
+def test_a_certain_claim_is_released_without_a_tombstone(client: Client, backend: Scripted) -> None:
     client.lock("n").acquire().release()
     assert backend.called("release")[0].details["unsure"] is False
 
@@ -580,7 +586,7 @@ def test_an_acquire_interrupted_at_any_await_leaves_nothing_behind(
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt])
 @pytest.mark.parametrize("awaits", [0, 1])
-def test_a_release_interrupted_at_any_await_goes_on_in_the_background(
+def test_a_release_interrupted_at_any_await_continues_in_the_background(
     backend: Scripted, runtime: HandRuntime, awaits: int, error: type[BaseException]
 ) -> None:
     client = client_on(backend, runtime, StepFace)
@@ -638,7 +644,7 @@ def test_an_interrupt_between_grant_and_return_leaves_nothing_behind(
 
 
 @pytest.mark.oracle
-def test_an_unknown_exception_of_a_backend_is_passed_on_and_leaves_nothing_behind(
+def test_an_unknown_exception_of_a_backend_is_raised_and_leaves_nothing_behind(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     def bug(backend: Scripted, call: Call) -> Any:

@@ -64,7 +64,7 @@ async def until(ready: Callable[[], object], within: float = 5.0) -> None:
 # The same members, awaited
 
 
-def test_a_lock_is_taken_kept_and_given_back(backend: Scripted) -> None:
+def test_a_lock_is_acquired_kept_and_released(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend, ttl=2.0) as client:
             lock = client.lock("n")
@@ -101,7 +101,7 @@ def test_a_client_may_be_awaited_and_entered(backend: Scripted) -> None:
 
 
 @pytest.mark.parametrize("how", ["await", "task", "enter", "wait_for", "gather"])
-def test_acquire_gives_a_coroutine_that_may_also_be_entered(backend: Scripted, how: str) -> None:
+def test_acquire_returns_a_coroutine_that_is_also_an_async_context_manager(backend: Scripted, how: str) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             lock = client.lock("n")
@@ -125,7 +125,7 @@ def test_acquire_gives_a_coroutine_that_may_also_be_entered(backend: Scripted, h
 
 
 @pytest.mark.parametrize("how", ["task", "wait_for", "gather"])
-def test_a_try_and_a_release_are_of_the_task_that_called_them(backend: Scripted, how: str) -> None:
+def test_a_try_and_a_release_belong_to_the_task_that_called_them(backend: Scripted, how: str) -> None:
     async def elsewhere(awaitable: Coroutine[Any, Any, Any]) -> Any:
         if how == "task":
             return await asyncio.create_task(awaitable)
@@ -149,7 +149,7 @@ def test_a_try_and_a_release_are_of_the_task_that_called_them(backend: Scripted,
     run(main)
 
 
-def test_a_try_and_a_release_that_no_task_called_are_of_the_task_that_awaits_them(backend: Scripted) -> None:
+def test_a_try_and_a_release_created_outside_a_task_belong_to_the_awaiting_task(backend: Scripted) -> None:
     client = AsyncClient(backend)
     lock = client.lock("n")
     trying, releasing = lock.try_acquire(1), lock.release()
@@ -162,7 +162,7 @@ def test_a_try_and_a_release_that_no_task_called_are_of_the_task_that_awaits_the
     run(main)
 
 
-def test_an_acquire_may_be_called_where_no_loop_runs(backend: Scripted) -> None:
+def test_an_acquire_may_be_called_without_a_running_loop(backend: Scripted) -> None:
     client = AsyncClient(backend)
     lock = client.lock("n")
     lease = asyncio.run(lock.acquire(timeout=1))
@@ -183,7 +183,7 @@ def test_an_acquire_may_be_called_where_no_loop_runs(backend: Scripted) -> None:
     run(main)
 
 
-def test_an_acquire_that_no_task_called_is_of_the_task_that_awaits_it(backend: Scripted) -> None:
+def test_an_acquire_created_outside_a_task_belongs_to_the_awaiting_task(backend: Scripted) -> None:
     client = AsyncClient(backend)
     lock = client.lock("n")
     acquiring = lock.acquire(timeout=1)
@@ -197,7 +197,7 @@ def test_an_acquire_that_no_task_called_is_of_the_task_that_awaits_it(backend: S
     run(main)
 
 
-def test_a_lost_lease_that_was_released_by_hand_is_nobodys_current_lease(backend: Scripted) -> None:
+def test_a_lost_lease_released_by_hand_is_not_the_current_lease(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             lock = client.lock("inner")
@@ -213,7 +213,7 @@ def test_a_lost_lease_that_was_released_by_hand_is_nobodys_current_lease(backend
     run(main)
 
 
-def test_every_reentrant_lock_object_that_acquired_a_lease_holds_it_and_is_told_once_of_its_loss(
+def test_each_reentrant_lock_object_holds_its_lease_and_is_notified_of_a_loss_once(
     backend: Scripted,
 ) -> None:
     async def main() -> None:
@@ -236,7 +236,7 @@ def test_every_reentrant_lock_object_that_acquired_a_lease_holds_it_and_is_told_
     run(main)
 
 
-def test_the_lease_of_one_task_is_not_that_of_another(backend: Scripted) -> None:
+def test_the_leases_of_two_tasks_are_distinct(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             lock = client.lock("n", reentrant=True)
@@ -257,7 +257,7 @@ def test_the_lease_of_one_task_is_not_that_of_another(backend: Scripted) -> None
     run(main)
 
 
-def test_a_decorated_coroutine_function(backend: Scripted) -> None:
+def test_a_coroutine_function_can_be_decorated(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
 
@@ -325,7 +325,7 @@ def test_work_that_cannot_be_awaited_is_refused_and_the_node_resigns(backend: Sc
 
 @pytest.mark.parametrize("cancel_on_lost", [True, False])
 @pytest.mark.parametrize("body", ["normal end", "own error", "return"])
-def test_a_loss_inside_async_with(backend: Scripted, body: str, cancel_on_lost: bool) -> None:
+def test_a_loss_inside_async_with_cancels_the_body(backend: Scripted, body: str, cancel_on_lost: bool) -> None:
     async def lose_inside(client: AsyncClient) -> str:
         async with client.lock("n", cancel_on_lost=cancel_on_lost):
             take(backend)
@@ -366,7 +366,7 @@ def test_a_waiting_body_is_cancelled_at_the_moment_of_the_loss(backend: Scripted
     assert time.monotonic() - began < 5
 
 
-def test_without_cancel_on_lost_the_body_goes_on_to_its_end(backend: Scripted) -> None:
+def test_without_cancel_on_lost_the_body_continues_to_its_end(backend: Scripted) -> None:
     async def main() -> None:
         reached: list[bool] = []
         async with AsyncClient(backend) as client:
@@ -400,7 +400,7 @@ def test_an_async_with_may_end_in_another_task_than_it_began(backend: Scripted) 
 
 @pytest.mark.parametrize("cancel_on_lost", [True, False])
 @pytest.mark.parametrize("where", ["a task of its own", "the task that entered next"])
-def test_the_async_with_of_a_generator_ends_its_own_lease_in_whatever_task(
+def test_the_async_with_of_a_generator_ends_its_own_lease_in_any_task(
     backend: Scripted, cancel_on_lost: bool, where: str
 ) -> None:
     async def main() -> None:
@@ -454,7 +454,7 @@ def test_an_async_exit_by_hand_in_a_third_task_ends_the_lost_lease_and_not_the_h
 
 
 @pytest.mark.oracle
-def test_of_two_tasks_that_entered_one_lease_a_loss_leaves_no_cancellation_behind(backend: Scripted) -> None:
+def test_a_loss_leaves_no_cancellation_behind_in_two_tasks_with_one_lease(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             lease = await client.lock("n").acquire()
@@ -477,7 +477,7 @@ def test_of_two_tasks_that_entered_one_lease_a_loss_leaves_no_cancellation_behin
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_an_exit_stack_gives_back_a_lease_that_it_did_not_enter(backend: Scripted, lost: bool) -> None:
+def test_an_exit_stack_releases_a_lease_that_it_did_not_enter(backend: Scripted, lost: bool) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             lease = await client.lock("n").acquire()
@@ -493,7 +493,7 @@ def test_an_exit_stack_gives_back_a_lease_that_it_did_not_enter(backend: Scripte
     run(main)
 
 
-def test_an_acquire_that_was_not_entered_cannot_be_left(backend: Scripted) -> None:
+def test_an_acquire_that_was_not_entered_cannot_be_exited(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             acquiring = client.lock("n").acquire()
@@ -526,7 +526,7 @@ def test_a_loss_just_before_the_body_leaves_no_cancellation_behind(
     run(main)
 
 
-def test_a_cancellation_from_outside_stays_a_cancellation(backend: Scripted) -> None:
+def test_a_cancellation_from_outside_is_not_replaced_by_lock_lost(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             inside = asyncio.Event()
@@ -562,7 +562,7 @@ def test_a_timeout_around_the_body_stays_a_timeout(backend: Scripted) -> None:
     run(main)
 
 
-def test_a_body_that_swallows_the_cancellation_still_gets_lock_lost(backend: Scripted) -> None:
+def test_a_body_that_swallows_the_cancellation_still_raises_lock_lost(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
 
@@ -615,7 +615,7 @@ def test_callbacks_run_on_the_loop_and_may_be_coroutine_functions(backend: Scrip
     run(main)
 
 
-def test_whatever_awaitable_a_callback_returns_is_awaited(backend: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+def test_any_awaitable_that_a_callback_returns_is_awaited(backend: Scripted, caplog: pytest.LogCaptureFixture) -> None:
     class Awaitable:
         def __await__(self) -> Iterator[None]:
             yield
@@ -647,7 +647,7 @@ def test_a_callback_that_raises_is_logged(backend: Scripted, kind: str, caplog: 
     run(main)
 
 
-def test_a_blocked_loop_costs_no_lock(backend: Scripted) -> None:
+def test_a_blocked_loop_loses_no_lock(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend, ttl=1.5) as client:
             lease = await client.lock("n").acquire()
@@ -659,7 +659,7 @@ def test_a_blocked_loop_costs_no_lock(backend: Scripted) -> None:
     run(main)
 
 
-def test_a_loss_is_known_in_time_while_the_loop_is_blocked(backend: Scripted) -> None:
+def test_a_loss_is_noticed_in_time_while_the_loop_is_blocked(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend, ttl=1.0) as client:
             heard: list[float] = []
@@ -678,7 +678,7 @@ def test_a_loss_is_known_in_time_while_the_loop_is_blocked(backend: Scripted) ->
     run(main)
 
 
-def test_wait_lost(backend: Scripted) -> None:
+def test_wait_lost_returns_the_loss(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             lease = await client.lock("n").acquire()
@@ -698,7 +698,7 @@ def test_wait_lost(backend: Scripted) -> None:
     run(main)
 
 
-def test_a_loop_that_was_closed_with_a_wait_under_way_does_not_stop_the_watchdog(backend: Scripted) -> None:
+def test_a_loop_closed_during_a_wait_does_not_stop_the_watchdog(backend: Scripted) -> None:
     loop = asyncio.new_event_loop()
     client = AsyncClient(backend)
 
@@ -758,7 +758,7 @@ def test_a_cancelled_acquire_leaves_nothing_behind(backend: Scripted, world: str
     run(main)
 
 
-def test_a_cancelled_release_goes_on_in_the_background(backend: Scripted) -> None:
+def test_a_cancelled_release_continues_in_the_background(backend: Scripted) -> None:
     def slow(backend: Scripted, call: Call) -> Any:
         time.sleep(0.02)
         return call.execute()
@@ -779,7 +779,7 @@ def test_a_cancelled_release_goes_on_in_the_background(backend: Scripted) -> Non
     run(main)
 
 
-def test_a_release_that_is_not_complete_is_told_at_once_and_goes_on_in_the_background(backend: Scripted) -> None:
+def test_an_incomplete_release_returns_at_once_and_continues_in_the_background(backend: Scripted) -> None:
     def partly(backend: Scripted, call: Call) -> Any:
         return call.execute()._replace(again=True)
 
@@ -795,7 +795,7 @@ def test_a_release_that_is_not_complete_is_told_at_once_and_goes_on_in_the_backg
     run(main)
 
 
-def test_a_timeout_does_not_wait_for_workers_that_are_stuck(backend: Scripted) -> None:
+def test_a_timeout_does_not_wait_for_stuck_workers(backend: Scripted) -> None:
     stuck = threading.Event()
 
     def hang(backend: Scripted, call: Call) -> Any:
@@ -817,7 +817,7 @@ def test_a_timeout_does_not_wait_for_workers_that_are_stuck(backend: Scripted) -
     run(main)
 
 
-def test_an_error_of_the_backend_is_passed_on(backend: Scripted) -> None:
+def test_an_error_of_the_backend_is_raised(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             backend.script("attempt", refused(BackendRejected("NOAUTH")))
@@ -827,7 +827,7 @@ def test_an_error_of_the_backend_is_passed_on(backend: Scripted) -> None:
     run(main)
 
 
-def test_many_tasks_take_turns(backend: Scripted) -> None:
+def test_many_tasks_acquire_in_turn(backend: Scripted) -> None:
     async def main() -> None:
         inside = 0
         async with AsyncClient(backend) as client:
@@ -890,7 +890,7 @@ def leave_on_a_closed_loop(main: Callable[[], Coroutine[Any, Any, list[asyncio.T
 
 @pytest.mark.parametrize("then", ["go on", "close"])
 @pytest.mark.parametrize("fair", [False, True])
-def test_a_waiter_of_a_closed_loop_holds_nobody_up(backend: Scripted, then: str, fair: bool) -> None:
+def test_a_waiter_of_a_closed_loop_delays_no_other(backend: Scripted, then: str, fair: bool) -> None:
     client = AsyncClient(backend)
     backend.holders["n"] = "somebody"
     lock = client.lock("n", fair=fair)
@@ -917,7 +917,7 @@ def test_a_waiter_of_a_closed_loop_holds_nobody_up(backend: Scripted, then: str,
     assert not any(task.done() for task in tasks)
 
 
-def test_a_waiter_of_a_closed_loop_gives_its_place_back_though_nobody_uses_the_client(backend: Scripted) -> None:
+def test_a_waiter_of_a_closed_loop_gives_up_its_place_without_further_calls(backend: Scripted) -> None:
     client = AsyncClient(backend, ttl=1.5)
     backend.holders["n"] = "somebody"
 
@@ -934,7 +934,7 @@ def test_a_waiter_of_a_closed_loop_gives_its_place_back_though_nobody_uses_the_c
 
 
 @pytest.mark.parametrize("then", ["go on", "close"])
-def test_a_release_left_on_a_closed_loop_goes_on_in_the_background(backend: Scripted, then: str) -> None:
+def test_a_release_left_on_a_closed_loop_continues_in_the_background(backend: Scripted, then: str) -> None:
     client = AsyncClient(backend)
     answer = threading.Event()
 
@@ -966,7 +966,7 @@ def test_a_release_left_on_a_closed_loop_goes_on_in_the_background(backend: Scri
 
 
 @pytest.mark.parametrize("then", ["go on", "close"])
-def test_a_callback_that_a_closed_loop_never_ran_holds_up_no_close(backend: Scripted, then: str) -> None:
+def test_a_callback_that_a_closed_loop_never_ran_does_not_delay_close(backend: Scripted, then: str) -> None:
     client = AsyncClient(backend)
 
     async def never_ends(loss: Loss) -> None:
@@ -991,7 +991,7 @@ def test_a_callback_that_a_closed_loop_never_ran_holds_up_no_close(backend: Scri
     assert len(tasks) == 1
 
 
-def test_events_are_heard_on_a_second_loop_too(backend: Scripted) -> None:
+def test_events_are_reported_on_a_second_loop_too(backend: Scripted) -> None:
     client = AsyncClient(backend)
     heard: list[Event] = []
     client.events.subscribe(heard.append)
@@ -1009,7 +1009,7 @@ def test_events_are_heard_on_a_second_loop_too(backend: Scripted) -> None:
     asyncio.run(use())
 
 
-def test_close_loses_what_is_held_and_ends_every_wait(backend: Scripted) -> None:
+def test_close_reports_each_lease_as_lost_and_ends_every_wait(backend: Scripted) -> None:
     async def main() -> None:
         heard: list[LossReason] = []
         before = our_threads()
@@ -1031,7 +1031,7 @@ def test_close_loses_what_is_held_and_ends_every_wait(backend: Scripted) -> None
     run(main)
 
 
-def test_a_loop_that_ends_before_a_close_that_nobody_waits_for_leaves_no_traceback(
+def test_a_loop_that_ends_before_an_unawaited_close_leaves_no_traceback(
     backend: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised: list[object] = []
@@ -1086,7 +1086,7 @@ def test_inspect_all_is_an_async_iterator(backend: Scripted) -> None:
     run(main)
 
 
-def test_a_subscriber_may_be_whatever_gives_an_awaitable_and_outlives_a_cancelled_part_of_itself(
+def test_a_subscriber_may_return_any_awaitable_and_survives_a_cancelled_part_of_it(
     backend: Scripted,
 ) -> None:
     heard: list[str] = []
@@ -1149,7 +1149,7 @@ async def end(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 @pytest.mark.parametrize("what", ["release", "try"])
-def test_the_heartbeats_of_a_crowd_do_not_hold_up_a_release_or_a_first_attempt(backend: Scripted, what: str) -> None:
+def test_many_heartbeats_do_not_delay_a_release_or_a_first_attempt(backend: Scripted, what: str) -> None:
     permits = threading.Semaphore(0)
 
     def in_turn(backend: Scripted, call: Call) -> Any:
@@ -1177,7 +1177,7 @@ def test_the_heartbeats_of_a_crowd_do_not_hold_up_a_release_or_a_first_attempt(b
     run(main)
 
 
-def test_a_heartbeat_without_a_turn_is_not_taken_for_silence(backend: Scripted) -> None:
+def test_a_heartbeat_without_a_free_slot_is_not_taken_for_silence(backend: Scripted) -> None:
     def slow(backend: Scripted, call: Call) -> Any:
         time.sleep(0.1)
         return call.execute()
@@ -1195,7 +1195,7 @@ def test_a_heartbeat_without_a_turn_is_not_taken_for_silence(backend: Scripted) 
     run(main)
 
 
-def test_a_task_that_is_cancelled_as_its_turn_comes_passes_it_on(backend: Scripted) -> None:
+def test_a_task_cancelled_as_it_gets_a_slot_passes_the_slot_on(backend: Scripted) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         turns = Turns(1)
@@ -1213,7 +1213,7 @@ def test_a_task_that_is_cancelled_as_its_turn_comes_passes_it_on(backend: Script
     run(main)
 
 
-def test_of_four_turns_one_is_for_a_heartbeat() -> None:
+def test_one_of_four_slots_is_for_heartbeats() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         turns = Turns(0)
@@ -1232,7 +1232,7 @@ def test_of_four_turns_one_is_for_a_heartbeat() -> None:
 # A backend that answers at once is called on the loop
 
 
-def test_a_task_that_acquires_in_a_loop_lets_others_run() -> None:
+def test_a_task_that_acquires_in_a_loop_lets_other_tasks_run() -> None:
     async def main() -> None:
         async with multilock.connect_async("memory://busy-loop") as client:
             turns = 0
@@ -1269,7 +1269,7 @@ def test_memory_needs_no_thread_for_a_request() -> None:
     run(main)
 
 
-def test_memory_is_refused_on_another_loop() -> None:
+def test_memory_refuses_to_be_used_on_another_loop() -> None:
     client = multilock.connect_async("memory://another-loop")
 
     async def use() -> None:
@@ -1304,7 +1304,7 @@ def test_a_lease_that_two_tasks_entered_is_held_until_both_bodies_ended(backend:
     run(main)
 
 
-def test_a_release_by_hand_in_an_inner_async_with_costs_the_outer_nothing(backend: Scripted) -> None:
+def test_a_release_by_hand_in_an_inner_async_with_affects_no_outer_one(backend: Scripted) -> None:
     async def main() -> None:
         async with multilock.AsyncClient(backend) as client:
             lock = client.lock("n", reentrant=True)

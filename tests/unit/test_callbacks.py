@@ -53,7 +53,9 @@ def test_a_callback_runs_on_a_thread_of_its_own(ticking: Ticking) -> None:
     ("function", "after"),
     [("ThreadCallbacks._next", None), ("ThreadCallbacks._relieve", None), ("Thread.start", START_OF_A_THREAD)],
 )
-def test_one_whose_start_is_interrupted_is_called_once(ticking: Ticking, function: str, after: str | None) -> None:
+def test_a_callback_whose_start_is_interrupted_is_called_once(
+    ticking: Ticking, function: str, after: str | None
+) -> None:
     called: list[int] = []
     with ctrl_c(function, after):
         ticking.callbacks.start(called.append, 1)
@@ -63,7 +65,7 @@ def test_one_whose_start_is_interrupted_is_called_once(ticking: Ticking, functio
     assert ticking.callbacks.wait(0)
 
 
-def test_the_last_reference_to_what_a_callback_holds_is_dropped_on_its_own_thread() -> None:
+def test_the_last_reference_held_by_a_callback_is_dropped_on_the_callbacks_thread() -> None:
     ended: list[str] = []
 
     class Job:
@@ -84,7 +86,9 @@ def test_the_last_reference_to_what_a_callback_holds_is_dropped_on_its_own_threa
     assert ended == ["multilock-callback"]
 
 
-def test_one_that_raises_is_logged_and_harms_nothing(ticking: Ticking, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_raises_is_logged_and_affects_nothing_else(
+    ticking: Ticking, caplog: pytest.LogCaptureFixture
+) -> None:
     called: list[int] = []
 
     def fail() -> None:
@@ -98,9 +102,7 @@ def test_one_that_raises_is_logged_and_harms_nothing(ticking: Ticking, caplog: p
     assert "the user's bug" in caplog.text
 
 
-def test_one_that_wants_to_exit_is_logged_too_since_a_thread_cannot(
-    ticking: Ticking, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_callback_that_raises_system_exit_is_logged_too(ticking: Ticking, caplog: pytest.LogCaptureFixture) -> None:
     def leave() -> None:
         raise SystemExit(3)
 
@@ -110,7 +112,7 @@ def test_one_that_wants_to_exit_is_logged_too_since_a_thread_cannot(
     assert "SystemExit" in caplog.text
 
 
-def test_one_that_hangs_delays_no_other(ticking: Ticking) -> None:
+def test_a_callback_that_hangs_delays_no_other(ticking: Ticking) -> None:
     hang = threading.Event()
     called = threading.Event()
     for _ in range(10):
@@ -122,7 +124,7 @@ def test_one_that_hangs_delays_no_other(ticking: Ticking) -> None:
     assert ticking.callbacks.wait(5)
 
 
-def test_at_most_64_start_at_once_without_those_that_hang(ticking: Ticking) -> None:
+def test_at_most_64_start_at_once_not_counting_those_that_hang(ticking: Ticking) -> None:
     hang = threading.Event()
     started: list[float] = []
 
@@ -143,7 +145,7 @@ def test_at_most_64_start_at_once_without_those_that_hang(ticking: Ticking) -> N
     eventually(lambda: callback_threads() == 0)
 
 
-def test_a_thousand_quick_ones_need_no_thousand_threads(ticking: Ticking) -> None:
+def test_a_thousand_quick_callbacks_need_no_thousand_threads(ticking: Ticking) -> None:
     most = 0
     done: list[int] = []
 
@@ -221,7 +223,7 @@ def test_a_callback_may_close_the_client() -> None:
     assert backend.closed == 1
 
 
-def test_close_returns_when_a_loss_is_told_to_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_returns_after_every_loss_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     backend = Scripted()
     client = client_on(backend, Threads(), BlockingFace, ttl=60.0)
     called, go_on = threading.Event(), threading.Event()
@@ -255,7 +257,7 @@ def loss_valid_for(seconds: float, at: float) -> Loss:
 
 
 @pytest.mark.oracle
-def test_lost_callbacks_begin_before_their_validity_ends_however_many() -> None:
+def test_many_loss_callbacks_begin_before_their_validity_ends() -> None:
     runtime = HandRuntime(threads=True)
     timers = Timers(lambda at: None)
     callbacks = ThreadCallbacks(runtime, timers)
@@ -319,7 +321,7 @@ def test_a_callback_that_closes_the_client_does_not_wait_for_itself(caplog: pyte
     assert took[0] < 10
 
 
-def test_a_callback_that_returns_a_coroutine_is_complained_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_returns_a_coroutine_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async def stop() -> None: ...
 
     client = client_on(Scripted(), Threads(), ttl=30.0)

@@ -70,7 +70,7 @@ def test_a_prefix_may_be_empty() -> None:
     assert resolve("redis://h", options={"prefix": ""}).prefix == ""
 
 
-def test_the_scheme_is_found_whatever_its_case() -> None:
+def test_the_scheme_is_found_in_any_case() -> None:
     assert resolve("REDIS://h").scheme == "redis"
 
 
@@ -89,7 +89,7 @@ def test_a_keyword_wins_over_the_mapping_beside_it() -> None:
     assert resolve({"url": "memory://", "ttl": 15}, options={"ttl": 20}).ttl == 20
 
 
-def test_none_for_a_keyword_means_not_given() -> None:
+def test_none_as_a_keyword_means_not_given() -> None:
     settings = resolve("redis://h?ttl=15&password=x", options={"ttl": None, "identity": None, "password": None})
     assert (settings.ttl, settings.identity, settings.options) == (15.0, None, {"password": "x"})
 
@@ -113,11 +113,11 @@ def test_a_client_object_reaches_the_backend_as_an_option() -> None:
     assert "client" not in resolve("redis://").backend_options()
 
 
-def test_a_request_timeout_is_one_that_a_socket_takes() -> None:
+def test_a_request_timeout_must_be_valid_for_a_socket() -> None:
     assert resolve("redis://h?request_timeout=1e300").request_timeout == 1e9
 
 
-def test_the_backend_is_told_ttl_prefix_identity_and_request_timeout() -> None:
+def test_the_backend_receives_ttl_prefix_identity_and_request_timeout() -> None:
     options = resolve("redis://h?db=3", options={"request_timeout": 1}).backend_options()
     assert options == {
         "db": "3",
@@ -150,17 +150,17 @@ outage_timeout = "none"
 """
 
 
-def test_nothing_given_takes_the_default_profile(file: WriteFile) -> None:
+def test_without_arguments_the_default_profile_is_used(file: WriteFile) -> None:
     file(PROFILES)
     assert resolve() == Settings("redis", "redis://prod", ttl=20.0, prefix="top/", request_timeout=2.0)
 
 
-def test_the_profile_argument_picks_another(file: WriteFile) -> None:
+def test_the_profile_argument_selects_another_profile(file: WriteFile) -> None:
     file(PROFILES)
     assert resolve(profile="test") == Settings("memory", "memory://test", 5.0, "top/", outage_timeout=None)
 
 
-def test_the_environment_picks_another_profile(file: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_selects_another_profile(file: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file(PROFILES)
     monkeypatch.setenv("MULTILOCK_PROFILE", "test")
     assert resolve().url == "memory://test"
@@ -205,7 +205,7 @@ def test_a_url_beside_a_profile_wins_and_the_profile_gives_the_rest(file: WriteF
     assert resolve("memory://mine?ttl=3", profile="p") == Settings("memory", "memory://mine", 3.0, "p/")
 
 
-def test_a_url_alone_takes_no_profile(file: WriteFile) -> None:
+def test_a_url_alone_uses_no_profile(file: WriteFile) -> None:
     file('default = "p"\n[profiles.p]\nurl = "redis://p"\nttl = 2')
     assert resolve("memory://").ttl == 30.0
 
@@ -228,7 +228,7 @@ def test_the_file_is_the_argument_then_the_environment_then_the_working_director
     assert resolve(config=tmp_path / "arg").url == "memory://arg"
 
 
-def test_capabilities_are_required_by_argument_and_file_together(file: WriteFile) -> None:
+def test_required_capabilities_of_argument_and_file_are_combined(file: WriteFile) -> None:
     file('url = "memory://"\nrequires = ["fencing"]')
     assert resolve(requires=["fair"]).requires == {"fencing", "fair"}
 
@@ -242,31 +242,31 @@ def _refused(*args: object, **kwargs: object) -> str:
     return str(caught.value)
 
 
-def test_nothing_configured_says_how_to() -> None:
+def test_an_error_without_configuration_says_how_to_configure() -> None:
     message = _refused()
     for way in ("redis://localhost:6379/0", "$MULTILOCK_URL", "multilock.toml"):
         assert way in message
 
 
-def test_an_unknown_profile_lists_the_known(file: WriteFile) -> None:
+def test_an_unknown_profile_lists_the_known_profiles(file: WriteFile) -> None:
     file(PROFILES)
     message = _refused(profile="production")
     assert "'production'" in message
     assert "prod, test" in message
 
 
-def test_a_profile_without_any_file_says_where_one_is_looked_for() -> None:
+def test_a_profile_without_a_file_says_where_the_file_is_searched() -> None:
     assert "multilock.toml in the working directory" in _refused(profile="prod")
 
 
-def test_a_file_of_profiles_without_default_asks_for_one(file: WriteFile) -> None:
+def test_a_file_of_profiles_without_a_default_asks_for_one(file: WriteFile) -> None:
     file('[profiles.a]\nurl = "memory://"\n[profiles.b]\nurl = "memory://"')
     message = _refused()
     assert "(a, b)" in message
     assert "$MULTILOCK_PROFILE" in message
 
 
-def test_a_profile_without_url_says_so(file: WriteFile) -> None:
+def test_a_profile_without_a_url_is_reported(file: WriteFile) -> None:
     file("[profiles.a]\nttl = 3")
     assert "profile 'a' of multilock.toml has no url" in _refused(profile="a")
 
@@ -285,13 +285,13 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     assert repr(str(path)) in _refused(config=path)
 
 
-def test_a_file_asked_for_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_named_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'nowhere.toml' (config=)" in _refused(config="nowhere.toml")
     monkeypatch.setenv("MULTILOCK_CONFIG", "elsewhere.toml")
     assert "'elsewhere.toml' ($MULTILOCK_CONFIG)" in _refused()
 
 
-def test_a_directory_for_a_file_is_named(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_a_file_is_named(tmp_path: Path) -> None:
     assert repr(str(tmp_path)) in _refused(config=tmp_path)
 
 
@@ -353,7 +353,7 @@ def test_a_wrong_url_says_what_to_change(url: str, hint: str) -> None:
     assert hint in _refused(url)
 
 
-def test_a_wrong_url_of_the_environment_says_that_it_came_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_url_from_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTILOCK_URL", "memory://?ttl=x")
     assert _refused().startswith("$MULTILOCK_URL: ")
 
@@ -392,7 +392,7 @@ def test_an_argument_of_the_wrong_type_is_a_type_error(arguments: dict[str, obje
         resolve(**arguments)  # type: ignore[arg-type]
 
 
-def test_an_unknown_capability_lists_the_known() -> None:
+def test_an_unknown_capability_lists_the_known_ones() -> None:
     message = _refused("memory://", requires={"fenced"})
     assert "'fenced'" in message
     assert "cross_host, fair, fencing, hold_at_least, push_loss, push_wait" in message
@@ -405,7 +405,7 @@ def test_a_backend_that_lacks_a_required_capability_is_refused_by_name() -> None
     assert caught.value.backend == "memory"
 
 
-def test_a_backend_that_has_what_is_required_is_opened() -> None:
+def test_a_backend_with_the_required_capabilities_is_opened() -> None:
     backend: Backend = open_configured(resolve("memory://", requires={"fencing"}))
     assert backend.scheme == "memory"
 
@@ -422,13 +422,13 @@ def test_a_ttl_that_the_backend_cannot_grant_is_an_error_of_connect() -> None:
         open_configured(resolve("memory://", options={"ttl": 1e9}))
 
 
-def test_reject_unknown_accepts_what_is_known_or_common() -> None:
+def test_reject_unknown_accepts_known_and_common_options() -> None:
     reject_unknown(resolve("redis://h?db=1").backend_options(), ("db",), "redis")
     with pytest.raises(ConfigurationError, match=r"'db' for redis://: known are .*username"):
         reject_unknown({"db": 1}, ("username",), "redis")
 
 
-def test_a_client_made_from_a_backend_object_has_the_kernels_settings_only() -> None:
+def test_a_client_made_from_a_backend_object_has_only_the_kernels_settings() -> None:
     assert settings_for("mine", {"ttl": 3, "outage_timeout": None}).outage_timeout is None
     with pytest.raises(ConfigurationError, match=r"'prefix'.*known are identity, outage_timeout, request_timeout, ttl"):
         settings_for("mine", {"prefix": "x"})
@@ -438,12 +438,14 @@ def test_a_client_made_from_a_backend_object_has_the_kernels_settings_only() -> 
 
 @pytest.mark.parametrize("make", [Client, AsyncClient])
 @pytest.mark.parametrize("thing", ["redis://h", None, object(), {"url": "memory://"}])
-def test_a_client_made_from_no_backend_says_what_makes_one_of_a_url(make: Callable[..., object], thing: object) -> None:
+def test_an_object_that_is_not_a_backend_is_refused_with_the_call_for_a_url(
+    make: Callable[..., object], thing: object
+) -> None:
     with pytest.raises(TypeError, match=rf"backend object, not {type(thing).__name__}: use multilock\.connect"):
         make(thing)
 
 
-def test_a_file_that_is_there_and_cannot_be_read_is_an_error_also_where_nobody_asked_for_it(
+def test_an_unreadable_file_is_an_error_even_if_it_was_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -469,7 +471,7 @@ def test_a_file_that_is_there_and_cannot_be_read_is_an_error_also_where_nobody_a
         ('url = "memory://?colour=3"', None, "the url in multilock.toml: unknown option 'colour'"),
     ],
 )
-def test_an_option_that_the_backend_does_not_know_is_told_with_its_place(
+def test_an_unknown_option_is_reported_with_its_source(
     file: WriteFile, text: str, profile: str | None, where: str
 ) -> None:
     file(text)
@@ -479,7 +481,7 @@ def test_an_option_that_the_backend_does_not_know_is_told_with_its_place(
     assert caught.value.backend == "memory"
 
 
-def test_an_unknown_keyword_has_no_place() -> None:
+def test_an_unknown_keyword_is_reported_without_a_source() -> None:
     with pytest.raises(ConfigurationError, match=r"^unknown option 'colour' for memory://"):
         open_configured(resolve("memory://", options={"colour": 3}))
 
@@ -512,7 +514,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "start", ["redis://u:ab/{}@h:1/0", "redis://:ab?{}@h", "redis://u:ab/c?{}@h:1", "consul://u:a:b/{}@h/"]
 )
-def test_a_password_with_a_character_that_ends_it_is_told_how_to_be_written_and_not_shown(start: str) -> None:
+def test_a_password_with_a_reserved_character_is_reported_with_the_remedy_and_not_shown(start: str) -> None:
     with pytest.raises(ConfigurationError, match="%2F for a '/'") as caught:
         resolve(start.format(SECRET))
     assert SECRET not in str(caught.value)
@@ -532,12 +534,12 @@ def test_a_password_with_a_character_that_ends_it_is_told_how_to_be_written_and_
         "sqlite:///home/me:x@corp/x.db",
     ],
 )
-def test_an_at_sign_elsewhere_does_not_cut_a_password(url: str) -> None:
+def test_an_at_sign_after_the_host_does_not_cut_a_password(url: str) -> None:
     assert resolve(url).url == url.partition("?")[0]
 
 
 @pytest.mark.parametrize("url", ["REDISS://h:1/0", "Rediss://H:1/0?db=3", "ETCDS://h", "UNIX:///run/X.sock"])
-def test_a_scheme_in_capitals_is_the_same_scheme_for_the_backend_too(url: str) -> None:
+def test_the_backend_receives_a_scheme_in_lower_case(url: str) -> None:
     settings = resolve(url)
     scheme, _, rest = url.partition("?")[0].partition("://")
     assert (settings.scheme, settings.url) == (scheme.lower(), f"{scheme.lower()}://{rest}")
@@ -587,7 +589,7 @@ def test_a_url_needs_neither_tomllib_nor_entry_points() -> None:
 # ---- variables of the environment, pyproject.toml, requirements
 
 
-def test_the_file_names_variables_of_the_environment(file: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_may_refer_to_environment_variables(file: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCK_HOST", "h7")
     monkeypatch.setenv("LOCK_PASSWORD", "s3cr$t${x}")
     file('url = "redis://${LOCK_HOST}:6379/0"\npassword = "${LOCK_PASSWORD}"\nprefix = "a$$b$c${LOCK_HOST}/"\nttl = 5')

@@ -13,7 +13,7 @@ CALLS = 120
 PAIRS = 50
 
 
-def test_a_free_lock_is_taken_and_released_in_few_calls() -> None:
+def test_acquiring_and_releasing_a_free_lock_takes_few_function_calls() -> None:
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:

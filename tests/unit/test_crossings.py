@@ -25,7 +25,7 @@ from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually
 # A finalizer, or a signal handler, that runs inside our code
 
 
-def test_a_release_from_within_that_meets_a_loss_is_one_of_both() -> None:
+def test_a_loss_during_a_release_by_a_finalizer_ends_the_lease_once() -> None:
     backend = Scripted()
     client = client_on(backend, Threads())
     kernel = client._kernel
@@ -55,7 +55,7 @@ def test_a_release_from_within_that_meets_a_loss_is_one_of_both() -> None:
     assert (answers, len(losses.calls)) in [([True], 0), ([False], 1)]
 
 
-def test_a_finalizer_on_the_thread_that_keeps_time_sends_nothing_there() -> None:
+def test_a_finalizer_on_the_watchdog_thread_sends_nothing_there() -> None:
     backend = Scripted()
     client = client_on(backend, Threads())
     lease = client.lock("n").acquire()
@@ -72,7 +72,7 @@ def test_a_finalizer_on_the_thread_that_keeps_time_sends_nothing_there() -> None
     assert senders == ["multilock-cleanup"]
 
 
-def test_a_release_in_the_middle_of_another_client_keeps_its_time_from_nobody() -> None:
+def test_a_release_by_a_finalizer_does_not_delay_the_watchdog_of_another_client() -> None:
     backend = Scripted()
     client, other = client_on(backend, Threads()), client_on(Scripted(), Threads())
     lease = client.lock("n").acquire()
@@ -96,7 +96,7 @@ def test_a_release_in_the_middle_of_another_client_keeps_its_time_from_nobody() 
     other.close()
 
 
-def test_two_finalizers_each_in_the_middle_of_the_others_client_wait_for_each_other_no_longer_than_briefly() -> None:
+def test_finalizers_that_cross_two_clients_wait_for_each_other_only_briefly() -> None:
     backends = Scripted(), Scripted()
     first, second = (client_on(backend, Threads()) for backend in backends)
     leases = first.lock("n").acquire(), second.lock("n").acquire()
@@ -121,7 +121,7 @@ def test_two_finalizers_each_in_the_middle_of_the_others_client_wait_for_each_ot
 
 
 @pytest.mark.parametrize("end", ["release", "stop", "close"])
-def test_what_ends_in_the_middle_of_ours_waits_for_no_callback_there(end: str) -> None:
+def test_a_release_by_a_finalizer_waits_for_no_callback(end: str) -> None:
     backend = Scripted()
     client = client_on(backend, Threads(), ttl=20.0)
     told, go_on, over = threading.Event(), threading.Event(), threading.Event()
@@ -145,7 +145,7 @@ def test_what_ends_in_the_middle_of_ours_waits_for_no_callback_there(end: str) -
     client.close()
 
 
-def test_a_close_in_the_middle_of_ours_ends_in_the_background() -> None:
+def test_a_close_by_a_finalizer_ends_in_the_background() -> None:
     backend = Scripted()
     client = client_on(backend, Threads(), ttl=10.0)
     go_on = threading.Event()
@@ -161,7 +161,7 @@ def test_a_close_in_the_middle_of_ours_ends_in_the_background() -> None:
 # Interrupts, forks, refused threads
 
 
-def test_an_interrupt_as_a_request_begins_does_not_leave_its_thread_inside() -> None:
+def test_an_interrupt_as_a_request_begins_does_not_count_its_thread_as_inside() -> None:
     client = client_on(Scripted(), Threads())
     with ctrl_c("call_inside", after="add"):
         client.lock("n").acquire()
@@ -227,7 +227,7 @@ def test_a_lock_whose_acquire_was_interrupted_does_not_rest(
     assert backend.rests == [], "nothing was done for which it would"
 
 
-def test_a_child_that_is_forked_in_a_close_gives_back_nothing_of_its_parents() -> None:
+def test_a_child_forked_during_a_close_releases_no_lock_of_its_parent() -> None:
     backend = Scripted()
     client = client_on(backend, Threads(), ttl=2.0)
     client.lock("n").acquire()
@@ -247,7 +247,7 @@ def test_a_child_that_is_forked_in_a_close_gives_back_nothing_of_its_parents() -
     closing.join(10)
 
 
-def test_a_renewal_by_hand_that_finds_no_thread_is_our_exception() -> None:
+def test_a_renewal_by_hand_without_a_thread_raises_backend_unavailable() -> None:
     backend = Scripted()
     client = client_on(backend, Threads())
     lease = client.lock("n").acquire()
@@ -258,7 +258,7 @@ def test_a_renewal_by_hand_that_finds_no_thread_is_our_exception() -> None:
     client.close()
 
 
-def test_a_first_renewal_that_finds_no_thread_costs_no_acquire() -> None:
+def test_a_first_renewal_without_a_thread_costs_no_acquire() -> None:
     runtime = HandRuntime()
     backend = Scripted(runtime)
     client = client_on(backend, runtime, ttl=10)
@@ -267,7 +267,7 @@ def test_a_first_renewal_that_finds_no_thread_costs_no_acquire() -> None:
     assert client.lock("n").acquire().is_held()
 
 
-def test_a_node_stands_also_without_a_thread_that_reports_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_campaigns_even_if_the_thread_that_reports_leaders_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_on(Scripted(), Threads())
     told: list[object] = []
     election = client.election("n", on_leader_changed=told.append)
@@ -281,7 +281,7 @@ def test_a_node_stands_also_without_a_thread_that_reports_the_leader(monkeypatch
 # The server cuts the ttl while the grant is on its way
 
 
-def test_a_grant_that_a_cut_ttl_has_ended_is_nobodys_lease() -> None:
+def test_a_grant_that_ended_by_a_shortened_ttl_becomes_no_lease() -> None:
     runtime = HandRuntime()
     backend = Scripted(runtime, sessions=True)
     client = client_on(backend, runtime, ttl=30)
@@ -334,7 +334,7 @@ async def until(ready: Callable[[], object]) -> None:
 @pytest.mark.usefixtures("unwound")
 @pytest.mark.parametrize("used", [True, False], ids=["used-there", "new-there"])
 @pytest.mark.parametrize("end", ["resign", "stop", "release", "close"])
-def test_on_lost_runs_on_the_next_loop_before_the_lease_is_given_back(end: str, used: bool) -> None:
+def test_on_lost_runs_on_the_next_loop_before_the_lease_is_released(end: str, used: bool) -> None:
     backend = Scripted()
     told: list[tuple[LossReason, bool]] = []
     elected = threading.Event()
@@ -372,7 +372,7 @@ def test_on_lost_runs_on_the_next_loop_before_the_lease_is_given_back(end: str, 
 
 @pytest.mark.usefixtures("unwound")
 @pytest.mark.parametrize("led", [True, False], ids=["led", "waited"])
-def test_an_election_whose_loop_was_closed_stands_again_on_the_next(led: bool) -> None:
+def test_an_election_whose_loop_was_closed_campaigns_again_on_the_next(led: bool) -> None:
     backend = Scripted()
     backend.heartbeat = 0.1
     elected: list[Any] = []

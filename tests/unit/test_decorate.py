@@ -48,14 +48,18 @@ COROUTINE_FUNCTIONS = [
 
 
 @pytest.mark.parametrize("function", COROUTINE_FUNCTIONS, ids=["object", "method", "partial", "static"])
-def test_whatever_gives_a_coroutine_is_a_coroutine_function(client: Client, backend: Scripted, function: Any) -> None:
+def test_each_callable_that_returns_a_coroutine_counts_as_a_coroutine_function(
+    client: Client, backend: Scripted, function: Any
+) -> None:
     with pytest.raises(TypeError, match="is a coroutine function"):
         client.locked("n")(function)
     assert inspect.iscoroutinefunction(AsyncClient(backend).locked("n")(function))
 
 
 @pytest.mark.parametrize("function", [GeneratorCallable(), functools.partial(AsyncGeneratorCallable())])
-def test_whatever_gives_a_generator_is_a_generator(client: Client, backend: Scripted, function: Any) -> None:
+def test_each_callable_that_returns_a_generator_counts_as_a_generator_function(
+    client: Client, backend: Scripted, function: Any
+) -> None:
     for decorate in (client.locked("n"), AsyncClient(backend).locked("n")):
         with pytest.raises(TypeError, match="is a generator"):
             decorate(function)
@@ -69,23 +73,23 @@ def test_an_object_with_an_async_call_runs_while_the_lock_is_held() -> None:
     asyncio.run(main())
 
 
-def test_a_class_is_called_and_not_its_objects(client: Client) -> None:
+def test_a_decorated_class_is_called_and_its_objects_are_not(client: Client) -> None:
     assert isinstance(client.locked("n")(AsyncCallable)(), AsyncCallable)
 
 
 @pytest.mark.parametrize("name", ["z/{", "z/}", "z/{a", "{a[}", "{a:{}"])
-def test_a_name_that_is_not_a_template_is_refused_at_once(client: Client, name: str) -> None:
+def test_a_name_that_is_not_a_valid_template_is_refused_at_once(client: Client, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"write \{\{ for a brace"):
         client.locked(name)
 
 
 @pytest.mark.parametrize("name", ["z/{}", "z/{0}", "z/{a:{}}", "z/{.a}"])
-def test_a_field_names_a_parameter(client: Client, name: str) -> None:
+def test_a_field_of_the_name_refers_to_a_parameter(client: Client, name: str) -> None:
     with pytest.raises(ConfigurationError, match="is not the name of a parameter"):
         client.locked(name)
 
 
-def test_a_name_is_text(client: Client) -> None:
+def test_a_name_must_be_text(client: Client) -> None:
     number: Any = 5
     with pytest.raises(TypeError, match="must be a str"):
         client.locked(number)
@@ -93,7 +97,7 @@ def test_a_name_is_text(client: Client) -> None:
 
 @pytest.mark.parametrize("name", ["z/{nope}", "z/{a:>{nope}}", "z/{nope.name[0]}"])
 @pytest.mark.parametrize("function", [blocking, functools.partial(blocking)], ids=["function", "partial"])
-def test_a_field_that_is_not_a_parameter_is_refused_when_it_decorates(client: Client, function: Any, name: str) -> None:
+def test_a_field_that_is_not_a_parameter_is_refused_at_decoration(client: Client, function: Any, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"\{nope.*blocking.* has no such parameter: it has a, width"):
         client.locked(name)(function)
 
@@ -105,7 +109,7 @@ def test_a_field_may_be_formatted_by_another_parameter(client: Client) -> None:
     assert client.locked("z/{a:0{width}d}")(functools.partial(name, width=4))(7) == "z/0007"
 
 
-def test_a_keyword_that_a_call_lacks_is_a_missing_argument(client: Client) -> None:
+def test_a_field_whose_keyword_is_missing_raises_a_missing_argument(client: Client) -> None:
     @client.locked("z/{x}")
     def name(**options: int) -> str:
         return client.current_lease().name
@@ -138,6 +142,6 @@ def test_a_function_that_only_begins_its_work_under_the_lock_is_refused(
     assert backend.holders == {}
 
 
-def test_skip_without_a_timeout_is_one_try(client: Client, backend: Scripted) -> None:
+def test_skip_without_a_timeout_tries_once(client: Client, backend: Scripted) -> None:
     backend.holders["n"] = "another"
     assert client.locked("n", skip=True)(lambda: 1)() is None

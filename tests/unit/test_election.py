@@ -110,7 +110,7 @@ def test_a_campaign_is_one_leadership_with_its_callbacks(client: Client, server:
     assert election.resign() is False
 
 
-def test_a_leadership_is_the_current_lease_of_who_leads(client: Client, server: Scripted) -> None:
+def test_a_leadership_is_the_current_lease_of_the_leader(client: Client, server: Scripted) -> None:
     election = client.election("e")
     with election.campaign() as leadership, client.lock("inner") as inner:
         assert client.current_lease() is inner
@@ -134,7 +134,7 @@ def test_a_leadership_is_the_current_lease_of_who_leads(client: Client, server: 
 
 
 @pytest.mark.parametrize("how", ["stop", "resign", "close"])
-def test_the_body_of_a_campaign_ends_before_its_leadership_is_given_back(
+def test_the_body_of_a_campaign_ends_before_its_leadership_is_released(
     client: Client, server: Scripted, how: str
 ) -> None:
     election = client.election("e")
@@ -177,7 +177,7 @@ def test_bodies_may_end_in_another_order_than_they_began(client: Client, server:
     eventually(lambda: server.holders == {})
 
 
-def test_an_interrupt_as_a_body_begins_keeps_no_leadership(client: Client, server: Scripted) -> None:
+def test_an_interrupt_as_a_body_begins_leaves_no_leadership(client: Client, server: Scripted) -> None:
     election = client.election("e", grace=60)
     leadership = election.campaign()
     with ctrl_c("Term.work_begins"):
@@ -189,7 +189,7 @@ def test_an_interrupt_as_a_body_begins_keeps_no_leadership(client: Client, serve
     eventually(lambda: server.holders == {})
 
 
-def test_a_body_that_resigns_waits_for_nobody(client: Client, server: Scripted) -> None:
+def test_a_body_that_resigns_does_not_wait(client: Client, server: Scripted) -> None:
     election = client.election("e")
     with election.campaign() as leadership:
         assert election.resign()
@@ -198,7 +198,7 @@ def test_a_body_that_resigns_waits_for_nobody(client: Client, server: Scripted) 
     eventually(lambda: server.holders == {})
 
 
-def test_a_campaign_has_a_timeout(client: Client, server: Scripted) -> None:
+def test_a_campaign_may_have_a_timeout(client: Client, server: Scripted) -> None:
     server.holders["e"] = "another"
     with pytest.raises(LockTimeout, match="another node leads"):
         client.election("e").campaign(0.05)
@@ -206,7 +206,7 @@ def test_a_campaign_has_a_timeout(client: Client, server: Scripted) -> None:
         client.election("e").campaign(0)
 
 
-def test_a_campaign_outlasts_every_outage(server: Scripted) -> None:
+def test_a_campaign_continues_through_every_outage(server: Scripted) -> None:
     runtime = HandRuntime(start=1000.0)
     server.runtime = runtime
     client = client_on(server, runtime, outage_timeout=3.0)
@@ -216,7 +216,7 @@ def test_a_campaign_outlasts_every_outage(server: Scripted) -> None:
     assert runtime.now() > 1500
 
 
-def test_who_leads_is_told_from_the_clock(server: Scripted) -> None:
+def test_is_leader_follows_the_clock(server: Scripted) -> None:
     runtime = HandRuntime(start=1000.0)
     server.runtime = runtime
     diary = Diary()
@@ -249,7 +249,7 @@ def test_on_lost_is_never_called_before_on_elected(client: Client, server: Scrip
 
 
 @pytest.mark.oracle
-def test_on_lost_waits_for_on_elected_however_late_its_thread_comes(
+def test_on_lost_waits_for_on_elected_even_if_its_thread_starts_late(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diary = Diary()
@@ -283,7 +283,7 @@ def test_an_on_elected_that_still_runs_does_not_delay_on_lost(client: Client, se
 
 
 @pytest.mark.oracle
-def test_on_lost_has_ended_before_the_lease_is_given_back_and_it_is_renewed_meanwhile(server: Scripted) -> None:
+def test_the_lease_is_renewed_until_on_lost_has_ended(server: Scripted) -> None:
     client = client_on(server, Threads(), ttl=3.0)
     held_during: list[bool] = []
 
@@ -301,7 +301,7 @@ def test_on_lost_has_ended_before_the_lease_is_given_back_and_it_is_renewed_mean
 
 
 @pytest.mark.oracle
-def test_an_on_lost_that_hangs_keeps_the_lease_for_one_ttl_at_most(server: Scripted) -> None:
+def test_an_on_lost_that_hangs_delays_the_release_by_one_ttl_at_most(server: Scripted) -> None:
     client = client_on(server, Threads(), ttl=1.5)
     hang = threading.Event()
     election = client.election("e", on_lost=lambda loss: hang.wait(10))
@@ -315,7 +315,7 @@ def test_an_on_lost_that_hangs_keeps_the_lease_for_one_ttl_at_most(server: Scrip
 
 
 @pytest.mark.oracle
-def test_callbacks_of_the_leadership_itself_do_not_hear_of_a_resignation(client: Client, server: Scripted) -> None:
+def test_lost_callbacks_of_the_leadership_are_not_called_at_a_resignation(client: Client, server: Scripted) -> None:
     heard: list[Loss] = []
     election = client.election("e")
     leadership = election.campaign()
@@ -328,7 +328,7 @@ def test_callbacks_of_the_leadership_itself_do_not_hear_of_a_resignation(client:
     eventually(lambda: len(heard) == 1)
 
 
-def test_two_resignations_at_once_are_one(client: Client) -> None:
+def test_two_simultaneous_resignations_count_as_one(client: Client) -> None:
     diary = Diary()
     election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
     election.campaign()
@@ -345,7 +345,7 @@ def test_two_resignations_at_once_are_one(client: Client) -> None:
 # run() and start()
 
 
-def test_work_that_ends_resigns_and_its_result_is_passed_on(client: Client, server: Scripted) -> None:
+def test_run_resigns_when_work_ends_and_returns_its_result(client: Client, server: Scripted) -> None:
     diary = Diary()
     election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
     assert election.run(lambda leadership: leadership.fence() + 41) == 42
@@ -353,7 +353,7 @@ def test_work_that_ends_resigns_and_its_result_is_passed_on(client: Client, serv
     assert server.holders == {}
 
 
-def test_work_that_raises_resigns_and_its_exception_is_passed_on(client: Client, server: Scripted) -> None:
+def test_run_resigns_when_work_raises_and_raises_the_same_exception(client: Client, server: Scripted) -> None:
     diary = Diary()
     election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
 
@@ -368,9 +368,7 @@ def test_work_that_raises_resigns_and_its_exception_is_passed_on(client: Client,
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_work_that_is_interrupted_leaves_nothing_behind(
-    client: Client, server: Scripted, error: type[BaseException]
-) -> None:
+def test_interrupted_work_leaves_nothing_behind(client: Client, server: Scripted, error: type[BaseException]) -> None:
     diary = Diary()
     election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
 
@@ -385,7 +383,7 @@ def test_work_that_is_interrupted_leaves_nothing_behind(
 
 
 @pytest.mark.oracle
-def test_after_a_loss_the_node_stands_again_once_work_and_callbacks_have_ended(
+def test_after_a_loss_the_node_campaigns_again_once_work_and_callbacks_have_ended(
     client: Client, server: Scripted
 ) -> None:
     diary = Diary()
@@ -406,7 +404,7 @@ def test_after_a_loss_the_node_stands_again_once_work_and_callbacks_have_ended(
 
 
 @pytest.mark.oracle
-def test_a_node_stands_again_only_when_its_callbacks_have_ended(client: Client, server: Scripted) -> None:
+def test_a_node_campaigns_again_only_when_its_callbacks_have_ended(client: Client, server: Scripted) -> None:
     hang, calls = threading.Event(), []
 
     def lost(loss: Loss) -> None:
@@ -425,7 +423,7 @@ def test_a_node_stands_again_only_when_its_callbacks_have_ended(client: Client, 
     election.stop()
 
 
-def test_stop_ends_the_standing_and_the_leading(client: Client, server: Scripted) -> None:
+def test_stop_ends_candidacy_and_leadership(client: Client, server: Scripted) -> None:
     diary = Diary()
     election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
     with election:
@@ -442,7 +440,7 @@ def test_stop_ends_the_standing_and_the_leading(client: Client, server: Scripted
     assert diary.entries == ["elected 1", "lost 1 resigned"]
 
 
-def test_stop_ends_run_with_none(client: Client, server: Scripted) -> None:
+def test_stop_makes_run_return_none(client: Client, server: Scripted) -> None:
     server.holders["e"] = "another"
     election = client.election("e")
     results: list[object] = []
@@ -457,7 +455,7 @@ def test_stop_ends_run_with_none(client: Client, server: Scripted) -> None:
 
 
 @pytest.mark.oracle
-def test_a_stop_that_meets_the_grant_leaves_no_leader(client: Client, server: Scripted) -> None:
+def test_a_stop_during_the_grant_leaves_no_leader(client: Client, server: Scripted) -> None:
     election = client.election("e")
     asked, answer = threading.Event(), threading.Event()
 
@@ -497,7 +495,7 @@ def test_an_on_elected_that_raises_is_logged_and_resigns(
 
 
 @pytest.mark.parametrize("how", ["start", "run"])
-def test_an_on_elected_that_always_raises_is_not_called_without_a_pause(client: Client, how: str) -> None:
+def test_an_on_elected_that_always_raises_is_called_with_pauses(client: Client, how: str) -> None:
     called: list[float] = []
 
     def elected(leadership: Leadership) -> None:
@@ -514,7 +512,7 @@ def test_an_on_elected_that_always_raises_is_not_called_without_a_pause(client: 
     assert called[2] - called[0] >= 2.0
 
 
-def test_an_async_on_elected_that_always_raises_is_not_called_without_a_pause(server: Scripted) -> None:
+def test_an_async_on_elected_that_always_raises_is_called_with_pauses(server: Scripted) -> None:
     called: list[float] = []
 
     async def elected(leadership: AsyncLeadership) -> None:
@@ -529,7 +527,7 @@ def test_an_async_on_elected_that_always_raises_is_not_called_without_a_pause(se
     assert called[1] - called[0] >= 1.0
 
 
-def test_a_background_election_that_is_refused_tries_again(client: Client, server: Scripted) -> None:
+def test_a_refused_background_election_tries_again(client: Client, server: Scripted) -> None:
     server.script("attempt", refused(BackendRejected("NOAUTH")))
     election = client.election("e")
     with election:
@@ -540,7 +538,7 @@ def test_a_background_election_that_is_refused_tries_again(client: Client, serve
 
 
 @pytest.mark.parametrize("trouble", [silence(0.0), refused(BackendRejected("NOPERM"))])
-def test_a_node_that_resigned_where_no_queue_is_kept_stands_again_whatever_it_is_told_of_the_others(
+def test_a_node_that_resigned_campaigns_again_on_a_backend_without_a_queue(
     trouble: Answer,
 ) -> None:
     server = Scripted(fair=False)
@@ -569,7 +567,7 @@ def test_close_ends_an_election_callback_first(client: Client, server: Scripted)
 
 
 @pytest.mark.oracle
-def test_work_that_ends_the_program_gives_the_lease_back_only_after_on_lost(client: Client, server: Scripted) -> None:
+def test_work_that_exits_the_program_releases_the_lease_only_after_on_lost(client: Client, server: Scripted) -> None:
     kept = Kept(server)
     with pytest.raises(SystemExit):
         client.election("e", on_lost=kept.lost).run(lambda _: sys.exit(3))
@@ -578,7 +576,7 @@ def test_work_that_ends_the_program_gives_the_lease_back_only_after_on_lost(clie
 
 
 @pytest.mark.oracle
-def test_an_interrupted_resignation_gives_the_lease_back_after_one_ttl_whatever_on_lost_does(server: Scripted) -> None:
+def test_an_interrupted_resignation_releases_the_lease_after_one_ttl_at_most(server: Scripted) -> None:
     hangs = threading.Event()
     with client_on(server, Threads(), ttl=1.0) as client:
         with pytest.raises(SystemExit):
@@ -591,7 +589,7 @@ def test_an_interrupted_resignation_gives_the_lease_back_after_one_ttl_whatever_
 
 
 @pytest.mark.oracle
-def test_a_with_that_is_interrupted_at_its_end_gives_the_lease_back_only_after_on_lost(
+def test_a_with_interrupted_at_its_end_releases_the_lease_only_after_on_lost(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(server)
@@ -606,7 +604,7 @@ def test_a_with_that_is_interrupted_at_its_end_gives_the_lease_back_only_after_o
     assert kept.looks == [True] * 5
 
 
-def test_a_campaign_that_is_interrupted_after_the_grant_keeps_nothing(
+def test_a_campaign_interrupted_after_the_grant_keeps_nothing(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> None:
@@ -625,7 +623,7 @@ def test_a_campaign_that_is_interrupted_after_the_grant_keeps_nothing(
 @pytest.mark.parametrize(
     ("function", "after"), [("Holding._alive", None), ("Term._tell_lost", None), ("ThreadCallbacks.start", None)]
 )
-def test_a_resignation_that_is_interrupted_as_on_lost_is_being_started_is_one_all_the_same(
+def test_a_resignation_interrupted_at_the_start_of_on_lost_still_completes(
     client: Client, server: Scripted, function: str, after: str | None
 ) -> None:
     diary = Diary()
@@ -639,7 +637,7 @@ def test_a_resignation_that_is_interrupted_as_on_lost_is_being_started_is_one_al
 
 
 @pytest.mark.oracle
-def test_an_office_that_is_interrupted_as_on_elected_is_being_started_is_given_up_with_both_callbacks(
+def test_a_term_interrupted_at_the_start_of_on_elected_ends_with_both_callbacks(
     client: Client, server: Scripted
 ) -> None:
     diary = Diary()
@@ -654,7 +652,7 @@ def test_an_office_that_is_interrupted_as_on_elected_is_being_started_is_given_u
 
 
 @pytest.mark.parametrize("which", ["on_elected", "on_lost", "on_leader_changed"])
-def test_a_callback_that_ends_its_thread_ends_no_candidacy(which: str) -> None:
+def test_a_callback_that_exits_its_thread_ends_no_candidacy(which: str) -> None:
     terms: list[int | None] = []
     called: list[object] = []
 
@@ -673,7 +671,7 @@ def test_a_callback_that_ends_its_thread_ends_no_candidacy(which: str) -> None:
         eventually(lambda: len(called) >= (1 if which == "on_lost" else 2))
 
 
-def test_stop_in_the_work_does_not_wait_for_the_end_of_the_work(server: Scripted) -> None:
+def test_stop_called_in_the_work_does_not_wait_for_the_work(server: Scripted) -> None:
     with client_on(server, Threads(), ttl=25.0) as client:
         election = client.election("e")
         started = time.monotonic()
@@ -681,7 +679,7 @@ def test_stop_in_the_work_does_not_wait_for_the_end_of_the_work(server: Scripted
         assert time.monotonic() - started < 2, "it waited for one request timeout, 5 s"
 
 
-def test_an_election_that_could_not_be_stopped_does_not_start_again_unnoticed(server: Scripted) -> None:
+def test_an_election_that_failed_to_stop_cannot_start_again_unnoticed(server: Scripted) -> None:
     with client_on(server, Threads(), ttl=0.5) as client:
         election = client.election("e")
         begun, ends = threading.Event(), threading.Event()
@@ -705,7 +703,7 @@ def test_an_election_that_could_not_be_stopped_does_not_start_again_unnoticed(se
 # How others see the leader
 
 
-def test_observe_begins_with_the_present_leader_and_tells_each_change(client: Client, server: Scripted) -> None:
+def test_observe_yields_the_present_leader_and_then_each_change(client: Client, server: Scripted) -> None:
     server.holders["e"] = "first"
     seen: list[LeaderInfo | None] = []
 
@@ -737,7 +735,7 @@ def test_observe_begins_with_the_present_leader_and_tells_each_change(client: Cl
     assert len(seen) == 3
 
 
-def test_a_change_of_leader_is_told_once_each_and_as_an_event(client: Client, server: Scripted) -> None:
+def test_a_change_of_leader_is_reported_once_to_each_callback_and_as_an_event(client: Client, server: Scripted) -> None:
     told: list[str | None] = []
     events: list[Event] = []
     client.events.subscribe(events.append)
@@ -755,7 +753,7 @@ def test_a_change_of_leader_is_told_once_each_and_as_an_event(client: Client, se
     assert election.leader() is None
 
 
-def test_a_change_of_leader_is_an_event_also_where_no_callback_asks_for_it(client: Client, server: Scripted) -> None:
+def test_a_change_of_leader_is_an_event_even_without_a_callback(client: Client, server: Scripted) -> None:
     events: list[Event] = []
     client.events.subscribe(events.append)
     client.election("e", identity="me").campaign()
@@ -763,7 +761,7 @@ def test_a_change_of_leader_is_an_event_also_where_no_callback_asks_for_it(clien
     eventually(lambda: [event for event in events if isinstance(event, LeaderChanged)])
 
 
-def test_events_alone_are_observed_for_no_longer_than_a_campaign(client: Client, server: Scripted) -> None:
+def test_events_without_a_callback_are_observed_only_during_a_campaign(client: Client, server: Scripted) -> None:
     client.events.subscribe(lambda _: None)
     with client.election("e").campaign():
         assert client._kernel.followers._bells
@@ -774,7 +772,7 @@ def test_events_alone_are_observed_for_no_longer_than_a_campaign(client: Client,
     assert not client._kernel.followers._bells
 
 
-def test_an_observer_that_is_refused_is_told_so_and_may_ask_again(client: Client, server: Scripted) -> None:
+def test_a_refused_observer_raises_and_may_try_again(client: Client, server: Scripted) -> None:
     leaders = client.election("e").observe()
     server.script("inspect", refused(BackendRejected("no right")))
     with pytest.raises(BackendRejected):
@@ -782,7 +780,7 @@ def test_an_observer_that_is_refused_is_told_so_and_may_ask_again(client: Client
     assert next(leaders) is None
 
 
-def test_a_refused_look_at_the_leader_is_logged_and_the_callback_still_told(
+def test_a_refused_look_at_the_leader_is_logged_and_the_callback_still_called(
     client: Client, server: Scripted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock.kernel.observing.REFUSED_PAUSE", 0.02)
@@ -796,7 +794,7 @@ def test_a_refused_look_at_the_leader_is_logged_and_the_callback_still_told(
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "dropped"])
-def test_an_observer_that_is_not_used_any_more_leaves_nothing_behind(client: Client, closed: bool) -> None:
+def test_an_abandoned_observer_leaves_nothing_behind(client: Client, closed: bool) -> None:
     leaders: Any = client.election("e").observe()
     assert client._kernel.followers._bells
     if closed:
@@ -817,7 +815,7 @@ def test_an_observer_that_is_not_used_any_more_leaves_nothing_behind(client: Cli
         ({"ttl": 0}, ValueError),
     ],
 )
-def test_wrong_options_are_said_before_any_request(
+def test_invalid_options_are_reported_before_any_request(
     client: Client, server: Scripted, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -843,7 +841,7 @@ async def until(ready: Callable[[], object]) -> None:
         await asyncio.sleep(0.002)
 
 
-def test_async_work_is_cancelled_on_loss_and_the_node_stands_again(server: Scripted) -> None:
+def test_async_work_is_cancelled_on_loss_and_the_node_campaigns_again(server: Scripted) -> None:
     diary = Diary()
 
     async def main() -> None:
@@ -924,7 +922,7 @@ def test_a_cancelled_run_resigns(server: Scripted) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("way", ["resign()", "release()", "stop()", "in on_elected", "cancelled", "stop() cut short"])
-def test_a_resignation_that_is_cancelled_gives_the_lease_back_only_after_on_lost(server: Scripted, way: str) -> None:
+def test_a_cancelled_resignation_releases_the_lease_only_after_on_lost(server: Scripted, way: str) -> None:
     kept = Kept(server)
 
     async def main() -> None:
@@ -984,7 +982,7 @@ def test_async_stop_resigns_and_waits_for_on_lost(server: Scripted) -> None:
     run(main)
 
 
-def test_async_observe(server: Scripted) -> None:
+def test_an_async_observer_receives_each_leader(server: Scripted) -> None:
     async def main() -> None:
         seen: list[str | None] = []
         client = AsyncClient(server, ttl=5.0)
@@ -1004,7 +1002,7 @@ def test_async_observe(server: Scripted) -> None:
     run(main)
 
 
-def test_an_async_observer_misses_nothing_by_a_cancelled_wait(server: Scripted) -> None:
+def test_an_async_observer_misses_nothing_after_a_cancelled_wait(server: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=5.0) as client:
             leaders: Any = client.election("e").observe()
@@ -1023,7 +1021,7 @@ def test_an_async_observer_misses_nothing_by_a_cancelled_wait(server: Scripted) 
     run(main)
 
 
-def test_an_async_leadership_is_the_current_lease_of_who_leads(server: Scripted) -> None:
+def test_an_async_leadership_is_the_current_lease_of_the_leader(server: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=5.0) as client:
             election = client.election("e")
@@ -1042,7 +1040,7 @@ def test_an_async_leadership_is_the_current_lease_of_who_leads(server: Scripted)
 
 
 @pytest.mark.parametrize("how", ["stop", "resign", "close"])
-def test_the_body_of_an_async_campaign_is_cancelled_when_another_task_steps_down(server: Scripted, how: str) -> None:
+def test_the_body_of_an_async_campaign_is_cancelled_when_another_task_resigns(server: Scripted, how: str) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=20.0) as client:
             election = client.election("e")
@@ -1108,7 +1106,7 @@ def test_the_body_of_an_async_campaign_is_cancelled_once(server: Scripted) -> No
     asyncio.run(main())
 
 
-def test_the_body_of_an_async_campaign_that_steps_down_itself_goes_on(server: Scripted) -> None:
+def test_the_body_of_an_async_campaign_that_resigns_itself_continues(server: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=20.0) as client:
             election = client.election("e")
@@ -1145,7 +1143,7 @@ def test_a_resignation_from_one_async_body_cancels_the_other_bodies(server: Scri
     asyncio.run(main())
 
 
-def test_async_campaign_can_be_entered(server: Scripted) -> None:
+def test_an_async_campaign_can_be_entered(server: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=5.0) as client:
             election = client.election("e")

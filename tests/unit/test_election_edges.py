@@ -60,7 +60,7 @@ async def unbegun_besides(known: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_an_async_start_goes_on_when_a_program_cancels_all_tasks(server: Scripted, begun: bool) -> None:
+def test_an_async_start_continues_when_a_program_cancels_all_tasks(server: Scripted, begun: bool) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=25.0) as client:
             election = client.election("e")
@@ -77,7 +77,7 @@ def test_an_async_start_goes_on_when_a_program_cancels_all_tasks(server: Scripte
     run(main)
 
 
-def test_an_async_start_that_was_cancelled_is_stopped_before_it_goes_on(server: Scripted) -> None:
+def test_an_async_start_that_was_cancelled_can_be_stopped_before_it_continues(server: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=25.0) as client:
             election = client.election("e")
@@ -92,7 +92,7 @@ def test_an_async_start_that_was_cancelled_is_stopped_before_it_goes_on(server: 
     run(main)
 
 
-def test_leader_changes_are_told_after_a_program_cancelled_all_tasks(server: Scripted) -> None:
+def test_leader_changes_are_reported_after_a_program_cancelled_all_tasks(server: Scripted) -> None:
     told: list[str] = []
 
     async def main() -> None:
@@ -114,7 +114,7 @@ def cancelled_result(*_: object) -> None:
     future.result()
 
 
-def test_events_are_told_after_all_tasks_were_cancelled_or_a_callback_raised_it(server: Scripted) -> None:
+def test_events_are_reported_after_cancelled_tasks_and_callbacks_that_raise(server: Scripted) -> None:
     told: list[str] = []
 
     async def main() -> None:
@@ -163,7 +163,7 @@ def test_an_async_callback_that_closes_the_client_does_not_wait_for_itself(serve
 
 
 @pytest.mark.oracle
-def test_an_on_elected_that_is_cancelled_before_its_first_step_is_not_waited_for_nor_its_on_lost_called(
+def test_an_on_elected_cancelled_before_it_began_is_neither_awaited_nor_followed_by_on_lost(
     server: Scripted,
 ) -> None:
     diary = Diary()
@@ -190,7 +190,7 @@ def test_an_on_elected_that_is_cancelled_before_its_first_step_is_not_waited_for
 
 
 @pytest.mark.oracle
-def test_an_on_lost_that_is_cancelled_before_its_first_step_is_called_all_the_same(server: Scripted) -> None:
+def test_an_on_lost_cancelled_before_it_began_is_still_called(server: Scripted) -> None:
     diary = Diary()
 
     async def main() -> None:
@@ -219,9 +219,7 @@ def unwound() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("how", ["start", "campaign"])
-def test_a_leadership_that_was_lost_between_two_loops_is_told_on_the_next_which_stands_again(
-    server: Scripted, how: str
-) -> None:
+def test_a_leadership_lost_between_two_loops_is_reported_on_the_next_loop(server: Scripted, how: str) -> None:
     lost: list[LossReason] = []
     elected: list[AsyncLeadership] = []
 
@@ -250,7 +248,7 @@ def test_a_leadership_that_was_lost_between_two_loops_is_told_on_the_next_which_
 
 
 @pytest.mark.parametrize("led", [True, False], ids=["led", "waited"])
-def test_a_candidacy_of_a_closed_loop_that_unwinds_late_ends_nothing_of_the_next(server: Scripted, led: bool) -> None:
+def test_a_candidacy_of_a_closed_loop_that_ends_late_affects_no_later_one(server: Scripted, led: bool) -> None:
     elected: list[AsyncLeadership] = []
     standing: list[asyncio.Task[Any] | None] = []  # the garbage collector must not run before we drop the reference
     if not led:
@@ -286,9 +284,7 @@ def test_a_candidacy_of_a_closed_loop_that_unwinds_late_ends_nothing_of_the_next
 
 
 @pytest.mark.parametrize("how", ["stop", "resign", "release"])
-def test_a_finalizer_that_ends_a_leadership_in_the_middle_of_its_election_waits_for_nothing(
-    server: Scripted, how: str
-) -> None:
+def test_a_finalizer_that_resigns_inside_its_own_election_does_not_wait(server: Scripted, how: str) -> None:
     client = client_on(server, Threads(), ttl=25.0)
     go_on = threading.Event()
     election = client.election("e", on_lost=lambda _: go_on.wait(10), grace=math.inf)
@@ -308,7 +304,7 @@ def test_a_finalizer_that_ends_a_leadership_in_the_middle_of_its_election_waits_
 # Several threads
 
 
-def test_of_two_starts_at_once_one_stands_and_the_other_does_nothing(
+def test_of_two_simultaneous_starts_one_campaigns_and_the_other_does_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     election = client.election("e")
@@ -340,7 +336,7 @@ def test_of_two_starts_at_once_one_stands_and_the_other_does_nothing(
     election.stop()
 
 
-def test_elections_may_be_made_while_another_thread_asks_for_the_candidacies(client: Client) -> None:
+def test_elections_may_be_created_while_another_thread_lists_the_candidacies(client: Client) -> None:
     ended = threading.Event()
     errors: list[Exception] = []
 
@@ -364,7 +360,7 @@ def test_elections_may_be_made_while_another_thread_asks_for_the_candidacies(cli
 # The process cannot start more threads
 
 
-def test_an_election_whose_thread_is_refused_stands_when_there_is_one(
+def test_an_election_whose_thread_is_refused_campaigns_once_a_thread_can_start(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_threads(monkeypatch)["multilock-election"] = 3
@@ -375,7 +371,7 @@ def test_an_election_whose_thread_is_refused_stands_when_there_is_one(
     assert server.holders == {}
 
 
-def test_an_async_close_without_a_thread_goes_on_when_there_is_one(
+def test_an_async_close_whose_thread_is_refused_continues_once_a_thread_can_start(
     server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = refuse_threads(monkeypatch)
@@ -393,7 +389,7 @@ def test_an_async_close_without_a_thread_goes_on_when_there_is_one(
     run(main)
 
 
-def test_a_close_in_the_middle_of_ours_without_a_thread_goes_on_when_there_is_one(
+def test_a_close_by_a_finalizer_continues_once_a_thread_can_start(
     server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_on(server, Threads(), ttl=25.0)
@@ -409,7 +405,7 @@ def test_a_close_in_the_middle_of_ours_without_a_thread_goes_on_when_there_is_on
 # Unused elections
 
 
-def test_an_observer_that_was_dropped_keeps_no_dropped_client(client: Client) -> None:
+def test_an_abandoned_observer_keeps_no_client_alive(client: Client) -> None:
     leaders: Any = client.election("e").observe()
     assert client._kernel.followers.wanted()
     del leaders
@@ -438,7 +434,7 @@ def campaign_and_release(client: Client, **callbacks: Any) -> None:
         (campaign_and_release, "Election.campaign"),
     ],
 )
-def test_an_interrupt_anywhere_leaves_nobody_leading(use: Callable[..., None], function: str) -> None:
+def test_an_interrupt_anywhere_leaves_no_leader(use: Callable[..., None], function: str) -> None:
     led, unpaired = [], []
     step = 0
     while True:
@@ -469,7 +465,7 @@ def test_an_interrupt_anywhere_leaves_nobody_leading(use: Callable[..., None], f
     assert unpaired == []
 
 
-def test_a_start_that_is_interrupted_when_its_thread_has_won_resigns(
+def test_a_start_interrupted_after_its_thread_won_resigns(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -564,7 +560,7 @@ def test_close_ends_a_campaign_that_waits_for_callbacks(client: Client, server: 
     assert raised == [ClientClosed]
 
 
-def test_a_child_that_returns_from_the_work_stands_no_more() -> None:
+def test_a_forked_child_that_returns_from_the_work_does_not_campaign_again() -> None:
     with connect("memory://work-forks") as client:
         election = client.election("n")
 
@@ -606,7 +602,7 @@ def test_the_end_of_a_waiting_run_ends_no_body_of_a_campaign(client: Client, ser
 
 
 @pytest.mark.parametrize("how", ["begins", "ends"])
-def test_a_second_body_of_a_leadership_ends_no_other(client: Client, server: Scripted, how: str) -> None:
+def test_a_second_body_of_a_leadership_does_not_end_the_first(client: Client, server: Scripted, how: str) -> None:
     election = client.election("n", grace=60)
     with election.campaign() as leadership:
         if how == "ends":
@@ -626,7 +622,7 @@ def test_a_second_body_of_a_leadership_ends_no_other(client: Client, server: Scr
     assert server.holders == {}
 
 
-def test_two_bodies_that_end_at_once_give_the_leadership_back(
+def test_two_bodies_that_end_at_once_release_the_leadership(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leadership = client.election("n", grace=60).campaign()
@@ -646,7 +642,7 @@ def test_two_bodies_that_end_at_once_give_the_leadership_back(
     eventually(lambda: server.holders == {})
 
 
-def test_a_second_body_that_resigns_waits_for_nobody(client: Client, server: Scripted) -> None:
+def test_a_second_body_that_resigns_does_not_wait(client: Client, server: Scripted) -> None:
     def second() -> None:
         with leadership:
             assert leadership.release()
@@ -659,7 +655,7 @@ def test_a_second_body_that_resigns_waits_for_nobody(client: Client, server: Scr
     eventually(lambda: server.holders == {})
 
 
-def test_a_cancelled_async_run_waits_for_no_campaign_beside_it(server: Scripted) -> None:
+def test_a_cancelled_async_run_does_not_wait_for_a_simultaneous_campaign(server: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(server) as client:
             election = client.election("n")
@@ -678,7 +674,7 @@ def test_a_cancelled_async_run_waits_for_no_campaign_beside_it(server: Scripted)
     run(main)
 
 
-def test_two_campaigns_at_once_lead_one_after_the_other(client: Client, server: Scripted) -> None:
+def test_two_simultaneous_campaigns_lead_one_after_the_other(client: Client, server: Scripted) -> None:
     told: list[str] = []
     terms: list[Leadership] = []
     go_on = threading.Event()

@@ -20,7 +20,7 @@ def names(events: list[Event]) -> list[str]:
     return [type(event).__name__ for event in events]
 
 
-def test_the_life_of_a_lease_is_told_in_order(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_events_report_the_life_of_a_lease_in_order(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     heard: list[Event] = []
     client.events.subscribe(heard.append)
     backend.holders["n"] = "somebody"
@@ -42,7 +42,7 @@ def test_the_life_of_a_lease_is_told_in_order(client: Client, backend: Scripted,
     assert released.held_for == pytest.approx(12)
 
 
-def test_a_lease_in_trouble_is_told_in_order(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_events_report_a_lease_at_risk_in_order(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     heard: list[Event] = []
     client.lock("n").acquire()
     client.events.subscribe(heard.append)
@@ -57,7 +57,7 @@ def test_a_lease_in_trouble_is_told_in_order(client: Client, backend: Scripted, 
     assert any(isinstance(event, RenewFailed) and "silent" in event.message for event in heard)
 
 
-def test_a_subscriber_that_leaves_hears_nothing_further(client: Client) -> None:
+def test_a_subscriber_that_unsubscribes_receives_nothing_further(client: Client) -> None:
     heard: list[Event] = []
     unsubscribe = client.events.subscribe(heard.append)
     client.lock("n").acquire().release()
@@ -68,7 +68,9 @@ def test_a_subscriber_that_leaves_hears_nothing_further(client: Client) -> None:
     assert client.events.tell is None
 
 
-def test_one_that_raises_is_logged_and_hears_the_next(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_subscriber_that_raises_is_logged_and_receives_the_next_event(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     heard: list[Event] = []
 
     def fail(event: Event) -> None:
@@ -82,7 +84,7 @@ def test_one_that_raises_is_logged_and_hears_the_next(client: Client, caplog: py
     assert "the subscriber's bug" in caplog.text
 
 
-def test_one_that_hangs_delays_only_its_own_events_and_keeps_so_many_of_them() -> None:
+def test_a_subscriber_that_hangs_delays_only_its_own_events_up_to_a_limit() -> None:
     client = client_on(Scripted(), Threads())
     hang = threading.Event()
     slow: list[Event] = []
@@ -112,7 +114,7 @@ def test_a_subscriber_must_be_callable(client: Client, wrong: Any) -> None:
         client.events.subscribe(wrong)
 
 
-def test_a_format_may_name_the_lock_in_every_record(
+def test_a_log_format_may_name_the_lock_in_every_record(
     client: Client, backend: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.script("attempt", silence(0.1))
@@ -165,7 +167,7 @@ def test_a_busy_program_starts_no_thread_for_each_of_its_events(monkeypatch: pyt
     assert started.count("multilock-callback") < len(heard) / 2
 
 
-def test_an_event_of_the_last_moment_is_told_after_the_client_was_closed() -> None:
+def test_an_event_just_before_close_is_still_reported() -> None:
     heard: list[Event] = []
     client = client_on(Scripted(), Threads())
     client.events.subscribe(heard.append)

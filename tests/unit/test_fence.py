@@ -40,12 +40,12 @@ def test_the_process_lives_as_long_as_its_lease_is_proved(client: Client, runtim
     assert runtime.kills_at == NEVER
 
 
-def test_a_lease_without_it_ends_no_process(client: Client, runtime: HandRuntime) -> None:
+def test_a_lease_without_a_hard_fence_kills_no_process(client: Client, runtime: HandRuntime) -> None:
     client.lock("n").acquire()
     assert runtime.kills_at == NEVER
 
 
-def test_the_first_of_several_counts(client: Client, runtime: HandRuntime) -> None:
+def test_of_several_fenced_leases_the_first_deadline_counts(client: Client, runtime: HandRuntime) -> None:
     short = client.lock("short", ttl=5, renew=False, hard_fence=True).acquire()
     long = client.lock("long", ttl=50, renew=False, hard_fence=True).acquire()
     assert runtime.kills_at == valid_until(short)
@@ -66,7 +66,9 @@ def test_a_reentrant_lease_is_fenced_until_the_last_release(client: Client, runt
         assert runtime.kills_at == valid_until(lease)
 
 
-def test_a_release_ends_it_before_the_server_answers(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_release_lifts_the_fence_before_the_server_replies(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
     lease = client.lock("n", hard_fence=True).acquire()
     backend.script("release", silence())
     lease.release()
@@ -74,7 +76,7 @@ def test_a_release_ends_it_before_the_server_answers(client: Client, backend: Sc
 
 
 @pytest.mark.parametrize("how", ["release", "release of the lock", "with", "close"])
-def test_what_was_lost_is_fenced_until_its_holder_says_that_its_work_has_ended(
+def test_a_lost_lease_stays_fenced_until_its_holder_reports_the_end_of_its_work(
     client: Client, backend: Scripted, runtime: HandRuntime, how: str
 ) -> None:
     lock = client.lock("n", hard_fence=True)
@@ -99,7 +101,7 @@ def test_what_was_lost_is_fenced_until_its_holder_says_that_its_work_has_ended(
 
 
 @pytest.mark.oracle
-def test_an_acquire_that_was_refused_or_interrupted_leaves_no_fence(
+def test_a_refused_or_interrupted_acquire_leaves_no_fence(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lock = client.lock("n", hard_fence=True)
@@ -148,13 +150,13 @@ def test_a_leadership_of_campaign_is_fenced_until_its_holder_releases_it(
     assert runtime.kills_at == NEVER
 
 
-def test_each_part_of_several_locks_is_fenced(client: Client, runtime: HandRuntime) -> None:
+def test_each_lock_of_a_set_is_fenced(client: Client, runtime: HandRuntime) -> None:
     with client.lock_all(["a", "b"], ttl=9, hard_fence=True) as both:
         assert runtime.kills_at == min(map(valid_until, both.leases))
     assert runtime.kills_at == NEVER
 
 
-def test_a_lost_part_with_a_longer_ttl_is_fenced_until_its_time_is_over(
+def test_a_lost_lock_of_a_set_with_a_longer_ttl_is_fenced_until_its_end(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     outer = client.lock("a", ttl=60, reentrant=True).acquire()
@@ -164,9 +166,7 @@ def test_a_lost_part_with_a_longer_ttl_is_fenced_until_its_time_is_over(
     assert runtime.kills_at == valid_until(outer)
 
 
-def test_a_set_that_ends_first_leaves_the_fence_of_a_lock_on_one_of_its_names(
-    client: Client, runtime: HandRuntime
-) -> None:
+def test_a_set_that_ends_first_leaves_the_fence_of_a_separate_lock(client: Client, runtime: HandRuntime) -> None:
     several = client.lock_all(["a", "b"], reentrant=True, hard_fence=True).acquire()
     single = client.lock("a", reentrant=True, hard_fence=True).acquire()
     several.release()
@@ -176,7 +176,7 @@ def test_a_set_that_ends_first_leaves_the_fence_of_a_lock_on_one_of_its_names(
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_fence_that_an_inner_acquire_asked_for_lasts_until_the_last_release(
+def test_a_fence_of_an_inner_acquire_lasts_until_the_last_release(
     client: Client, runtime: HandRuntime, several: bool
 ) -> None:
     def lock(*, hard_fence: bool = False) -> Any:
@@ -193,7 +193,7 @@ def test_a_fence_that_an_inner_acquire_asked_for_lasts_until_the_last_release(
     assert runtime.kills_at == NEVER
 
 
-def test_a_fenced_set_that_ends_after_a_lock_on_one_of_its_names_stays_fenced(
+def test_a_fenced_set_stays_fenced_after_a_separate_lock_on_one_of_its_names_ends(
     client: Client, runtime: HandRuntime
 ) -> None:
     single = client.lock("a", reentrant=True).acquire()
@@ -205,7 +205,7 @@ def test_a_fenced_set_that_ends_after_a_lock_on_one_of_its_names_stays_fenced(
 
 
 @pytest.mark.parametrize("how", ["release", "with"])
-def test_several_locks_of_which_one_was_lost_are_fenced_until_their_holder_ends(
+def test_a_set_with_one_lost_lock_is_fenced_until_its_holder_ends(
     client: Client, backend: Scripted, runtime: HandRuntime, how: str
 ) -> None:
     lock = client.lock_all(["a", "b"], hard_fence=True)
@@ -220,7 +220,7 @@ def test_several_locks_of_which_one_was_lost_are_fenced_until_their_holder_ends(
     assert runtime.kills_at == NEVER
 
 
-def test_several_locks_are_all_unfenced_when_their_release_begins(
+def test_the_fences_of_a_set_are_all_lifted_when_its_release_begins(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = client.lock_all(["a", "b"], hard_fence=True, renew=False).acquire()
@@ -237,7 +237,7 @@ def test_several_locks_are_all_unfenced_when_their_release_begins(
     assert {*seen, runtime.kills_at} == {NEVER}
 
 
-def test_several_locks_that_nobody_got_end_no_process(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_set_that_was_not_acquired_kills_no_process(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     """The first lock is held. It is lost in the outage in which the request for the second one gives up."""
 
     def outage(backend: Scripted, call: Call) -> Any:
@@ -252,7 +252,7 @@ def test_several_locks_that_nobody_got_end_no_process(client: Client, backend: S
     assert runtime.kills_at == NEVER
 
 
-def test_a_lost_reentrant_lease_is_fenced_until_each_has_released_it(
+def test_a_lost_reentrant_lease_is_fenced_until_each_acquire_is_released(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lock = client.lock("n", reentrant=True, hard_fence=True)
@@ -265,7 +265,7 @@ def test_a_lost_reentrant_lease_is_fenced_until_each_has_released_it(
     assert runtime.kills_at == NEVER
 
 
-def test_a_set_is_fenced_once_it_is_handed_out_and_no_sooner(
+def test_a_set_is_fenced_once_it_is_returned_and_no_sooner(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     seen: list[float] = []
@@ -281,7 +281,7 @@ def test_a_set_is_fenced_once_it_is_handed_out_and_no_sooner(
     assert runtime.kills_at == NEVER
 
 
-def test_a_set_that_waits_through_an_outage_ends_no_process(
+def test_a_set_that_waits_through_an_outage_kills_no_process(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["b"] = "another"
@@ -302,7 +302,7 @@ def test_a_set_that_waits_through_an_outage_ends_no_process(
 
 
 @pytest.mark.parametrize("lock", ["lock", "lock_all", "lock and lock_all"])
-def test_a_lost_lease_is_unfenced_when_the_last_with_has_ended(
+def test_the_fence_of_a_lost_lease_is_lifted_when_the_last_with_ends(
     client: Client, backend: Scripted, runtime: HandRuntime, lock: str
 ) -> None:
     several: Any = client.lock_all(["a", "b"], reentrant=True, hard_fence=True)
@@ -381,7 +381,7 @@ class Recorded:
     def close(self) -> None: ...
 
 
-def test_a_proof_that_comes_after_the_client_ended_sets_no_fence(client: Client, runtime: HandRuntime) -> None:
+def test_a_proof_after_the_end_of_the_client_sets_no_fence(client: Client, runtime: HandRuntime) -> None:
     lease = inner(client.lock("n", hard_fence=True).acquire())
     client._kernel.lift_fences()
     client._kernel.closed = True
@@ -390,7 +390,7 @@ def test_a_proof_that_comes_after_the_client_ended_sets_no_fence(client: Client,
     assert client._kernel.fence is None
 
 
-def test_a_client_that_is_closed_in_an_outage_is_not_killed_for_what_its_requests_take(
+def test_a_client_closed_in_an_outage_is_not_killed_while_its_requests_run(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = client.lock("n", hard_fence=True).acquire()
@@ -406,7 +406,7 @@ def test_a_client_that_is_closed_in_an_outage_is_not_killed_for_what_its_request
 
 
 @pytest.mark.oracle
-def test_a_release_that_is_interrupted_anywhere_leaves_no_fence(client: Client, runtime: HandRuntime) -> None:
+def test_a_release_interrupted_anywhere_leaves_no_fence(client: Client, runtime: HandRuntime) -> None:
     for step in range(1000):
         lease = client.lock("n", hard_fence=True).acquire()
         with contextlib.suppress(KeyboardInterrupt), interrupted_at(step, "Releases.release") as where:
@@ -420,7 +420,7 @@ def test_a_release_that_is_interrupted_anywhere_leaves_no_fence(client: Client, 
 
 
 @pytest.mark.oracle
-def test_an_acquire_that_is_interrupted_anywhere_leaves_no_fence(client: Client, runtime: HandRuntime) -> None:
+def test_an_acquire_interrupted_anywhere_leaves_no_fence(client: Client, runtime: HandRuntime) -> None:
     lock = client.lock("n", hard_fence=True)
     for step in range(1000):
         lease = None
@@ -437,12 +437,12 @@ def test_an_acquire_that_is_interrupted_anywhere_leaves_no_fence(client: Client,
 
 
 @pytest.mark.parametrize("value", [1, None, "yes"])
-def test_it_is_true_or_false(client: Client, value: Any) -> None:
+def test_hard_fence_must_be_true_or_false(client: Client, value: Any) -> None:
     with pytest.raises(TypeError, match="hard_fence must be True or False"):
         client.lock("n", hard_fence=value)
 
 
-def test_a_release_in_the_middle_of_another_is_not_forgotten() -> None:
+def test_a_release_by_a_finalizer_inside_another_release_is_not_forgotten() -> None:
     """The second release comes from a signal handler or a finalizer."""
 
     class Interrupted:
@@ -463,7 +463,7 @@ def test_a_release_in_the_middle_of_another_is_not_forgotten() -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("at", range(6))
-def test_an_interrupt_while_it_is_set_leaves_no_time_when_it_is_lifted(at: int) -> None:
+def test_an_interrupt_while_a_fence_is_set_leaves_no_timer_after_its_release(at: int) -> None:
     """The interrupt comes before the operating system has the new time, after it, and while the time is taken back."""
 
     class Interrupted(Recorded):
@@ -486,7 +486,7 @@ def test_an_interrupt_while_it_is_set_leaves_no_time_when_it_is_lifted(at: int) 
     assert killer.set_to == NEVER
 
 
-def test_the_first_of_thousands_counts_whatever_was_renewed_or_lifted() -> None:
+def test_the_first_of_thousands_of_deadlines_counts_after_renewals_and_releases() -> None:
     fence = Fence(killer := Recorded())
     random = Random(1)
     until: dict[str, float] = {}
@@ -516,7 +516,7 @@ def test_ten_thousand_fenced_locks_are_renewed_in_less_than_a_second() -> None:
     assert killer.times == 1 + 10_000
 
 
-def test_where_it_could_not_kill_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hard_fence_is_refused_on_systems_where_it_cannot_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     with multilock.connect("memory://test-fence") as client:
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: 1)
@@ -567,7 +567,7 @@ def test_a_process_that_cannot_prove_its_lease_is_killed(why: str) -> None:
         assert multilock.now() >= granted_until
 
 
-def test_a_process_that_renews_or_has_released_lives_on() -> None:
+def test_a_process_that_renews_or_releases_its_lease_lives_on() -> None:
     body = "time.sleep(1.5 * ttl); assert lease.release(); time.sleep(1.5 * ttl); print('ended')"
     with holder(body, ttl=3.0) as process:
         assert process.communicate(timeout=WITHIN)[0].splitlines()[1:] == ["ended"]
@@ -589,7 +589,7 @@ def test_a_forked_child_outlives_the_lease_of_its_parent() -> None:
         assert re.sub(r"^\S+\n", "", process.stdout.read()) == "child\n"
 
 
-def test_a_timer_that_was_taken_back_kills_nobody() -> None:
+def test_a_cancelled_timer_kills_no_process() -> None:
     timer = KillingTimer(time.CLOCK_BOOTTIME)
     timer.at(multilock.now() + 1.5)
     timer.at(NEVER)

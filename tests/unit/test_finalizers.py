@@ -57,7 +57,7 @@ class Asks:
 
 
 @pytest.mark.parametrize("what", ["acquire", "is_locked"])
-def test_a_finalizer_that_asks_a_backend_inside_another_call_is_refused(
+def test_a_finalizer_that_sends_a_request_inside_another_call_is_refused(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised: list[str] = []
@@ -79,7 +79,7 @@ def test_a_finalizer_that_asks_a_backend_inside_another_call_is_refused(
 
 
 @pytest.mark.parametrize("backend", ["memory", "sqlite"])
-def test_a_lease_released_by_the_garbage_collector_holds_up_nobody(backend: str, tmp_path: Path) -> None:
+def test_a_lease_released_by_the_garbage_collector_delays_no_other_call(backend: str, tmp_path: Path) -> None:
     url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'locks.db'}"}[backend]
     done = subprocess.run(
         [sys.executable, "-c", CYCLES, url],
@@ -92,7 +92,7 @@ def test_a_lease_released_by_the_garbage_collector_holds_up_nobody(backend: str,
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_release_from_within_a_request_ends_the_lease_and_is_done_in_the_background(
+def test_a_release_by_a_finalizer_during_a_request_continues_in_the_background(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = Scripted()
@@ -124,7 +124,7 @@ def test_a_release_from_within_a_request_ends_the_lease_and_is_done_in_the_backg
     assert losses.calls == []
 
 
-def test_of_a_reentrant_lease_a_release_from_within_counts_down() -> None:
+def test_a_release_by_a_finalizer_counts_a_reentrant_lease_down() -> None:
     client = client_on(Scripted(), Threads())
     lock = client.lock("n", reentrant=True)
     lease = lock.acquire()
@@ -168,7 +168,7 @@ def descriptors(of: str) -> list[str]:
 @pytest.mark.parametrize("use", [use, use_async])
 @pytest.mark.parametrize("backend", ["memory", "sqlite", "redis"])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_dropped_client_leaves_neither_threads_nor_descriptors(
+def test_an_abandoned_client_leaves_neither_threads_nor_descriptors(
     backend: str, use: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'locks.db'}"}
@@ -193,7 +193,7 @@ def warned_of_ours(caught: list[warnings.WarningMessage]) -> list[warnings.Warni
     return [each for each in caught if "a client of ours was dropped" in str(each.message)]
 
 
-def test_a_dropped_client_is_warned_of() -> None:
+def test_an_abandoned_client_causes_a_warning() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         backend = Ours()
@@ -206,7 +206,7 @@ def test_a_dropped_client_is_warned_of() -> None:
     assert warned.category is ResourceWarning
 
 
-def test_a_lease_keeps_the_client_that_was_dropped_until_it_ends() -> None:
+def test_a_lease_keeps_its_abandoned_client_alive_until_it_ends() -> None:
     backend = Scripted()
     lease = client_on(backend, Threads(), ttl=2.0).lock("n").acquire()
     with warnings.catch_warnings():
@@ -221,7 +221,7 @@ def test_a_lease_keeps_the_client_that_was_dropped_until_it_ends() -> None:
         log_thread.flush(5)
 
 
-def test_a_closed_client_may_be_dropped() -> None:
+def test_a_closed_client_may_be_abandoned() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         client_on(Ours(), Threads()).close()
@@ -230,7 +230,7 @@ def test_a_closed_client_may_be_dropped() -> None:
     assert warned_of_ours(caught) == []
 
 
-def test_the_clients_of_a_process_can_be_looked_through_while_others_are_made() -> None:
+def test_the_clients_of_a_process_can_be_listed_while_others_are_created() -> None:
     ended = threading.Event()
     errors: list[BaseException] = []
 

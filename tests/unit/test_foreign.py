@@ -40,30 +40,34 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "value", "ours"), ARGUMENTS)
-def test_its_arguments_of_a_lock_name_ours(client: Any, name: str, value: object, ours: str) -> None:
+def test_an_argument_of_another_librarys_lock_is_answered_with_ours(
+    client: Any, name: str, value: object, ours: str
+) -> None:
     with pytest.raises(TypeError, match=rf"lock\(\) takes no {name}= .*{ours}"):
         client.lock("n", **{name: value})
 
 
 @pytest.mark.parametrize("function", ["acquire", "try_acquire"])
 @pytest.mark.parametrize(("name", "value", "ours"), ARGUMENTS[1:4])
-def test_its_arguments_of_acquire_name_ours(client: Any, function: str, name: str, value: object, ours: str) -> None:
+def test_an_argument_of_another_librarys_acquire_is_answered_with_ours(
+    client: Any, function: str, name: str, value: object, ours: str
+) -> None:
     with pytest.raises(TypeError, match=rf"{function}\(\) takes no {name}= .*{ours}"):
         getattr(client.lock("n"), function)(**{name: value})
 
 
-def test_its_arguments_of_a_decorator_name_ours(client: Any) -> None:
+def test_an_argument_of_another_librarys_decorator_is_answered_with_ours(client: Any) -> None:
     with pytest.raises(TypeError, match="takes no blocking_timeout="):
         client.locked("n", blocking_timeout=5)
 
 
-def test_any_other_argument_is_unknown(client: Any) -> None:
+def test_any_other_argument_is_reported_as_unknown(client: Any) -> None:
     with pytest.raises(TypeError, match=r"lock\(\) got an unexpected keyword argument 'colour'"):
         client.lock("n", colour="red")
 
 
 @pytest.mark.parametrize(("name", "ours"), MEMBERS)
-def test_its_members_name_ours(client: Any, name: str, ours: str) -> None:
+def test_a_member_of_another_librarys_lock_is_answered_with_ours(client: Any, name: str, ours: str) -> None:
     lock = client.lock("n")
     with pytest.raises(AttributeError, match=rf"no attribute '{name}' \(redis-py's\): .*{ours}"):
         getattr(lock, name)
@@ -73,7 +77,7 @@ def test_its_members_name_ours(client: Any, name: str, ours: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "ours"), MEMBERS)
-def test_its_members_of_a_lease_name_ours(name: str, ours: str) -> None:
+def test_a_member_of_another_librarys_lease_is_answered_with_ours(name: str, ours: str) -> None:
     def look(lease: object) -> None:
         with pytest.raises(AttributeError, match=rf"no attribute '{name}' \(redis-py's\): .*{ours}"):
             getattr(lease, name)
@@ -87,7 +91,7 @@ def test_its_members_of_a_lease_name_ours(name: str, ours: str) -> None:
     asyncio.run(on_a_loop())
 
 
-def test_the_with_of_the_other_face_names_the_client_that_has_it(client: Any) -> None:
+def test_the_wrong_kind_of_with_names_the_client_that_has_it(client: Any) -> None:
     asynchronous = isinstance(client, multilock.AsyncClient)
     wanted = r"multilock\.connect\(\)" if asynchronous else r"multilock\.connect_async\(\)"
 
@@ -118,7 +122,7 @@ def test_the_with_of_the_other_face_names_the_client_that_has_it(client: Any) ->
     asyncio.run(enter_each())
 
 
-def test_a_lock_does_not_pass_for_one_of_the_other_face(client: Any) -> None:
+def test_a_blocking_lock_is_not_an_instance_of_the_asyncio_lock(client: Any) -> None:
     asynchronous = isinstance(client, multilock.AsyncClient)
     lock = client.lock("n")
     assert isinstance(lock, AbstractAsyncContextManager) is asynchronous
@@ -128,7 +132,7 @@ def test_a_lock_does_not_pass_for_one_of_the_other_face(client: Any) -> None:
 
 
 @pytest.mark.parametrize("function", ["acquire", "try_acquire"])
-def test_what_was_not_awaited_is_neither_true_nor_false(function: str) -> None:
+def test_an_acquire_that_was_not_awaited_has_no_truth_value(function: str) -> None:
     async def main() -> None:
         async with multilock.connect_async("memory://foreign") as client:
             call = getattr(client.lock("n"), function)
@@ -146,7 +150,7 @@ def test_what_was_not_awaited_is_neither_true_nor_false(function: str) -> None:
 @pytest.mark.parametrize(
     ("module", "library"), [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")]
 )
-def test_a_module_without_its_library_names_the_extra(module: str, library: str) -> None:
+def test_a_module_with_a_missing_library_names_the_extra(module: str, library: str) -> None:
     code = f"import sys; sys.modules[{library!r}] = None; import multilock.contrib.{module}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert f"ModuleNotFoundError: multilock.contrib.{module} needs" in ended.stderr

@@ -56,7 +56,7 @@ def claims(backend: Scripted) -> set[str]:
     return {call.claims[0].id for call in backend.called("attempt")}
 
 
-def test_of_many_unfair_waiters_one_talks_to_the_server(crowd: Crowd, backend: Scripted) -> None:
+def test_of_many_unfair_waiters_one_sends_requests(crowd: Crowd, backend: Scripted) -> None:
     backend.holders["n"] = "somebody"
     for _ in range(20):
         crowd.acquire()
@@ -64,7 +64,7 @@ def test_of_many_unfair_waiters_one_talks_to_the_server(crowd: Crowd, backend: S
     assert len(claims(backend)) == 1
 
 
-def test_each_release_lets_the_next_one_in(crowd: Crowd, backend: Scripted, runtime: HandRuntime) -> None:
+def test_each_release_admits_the_next_waiter(crowd: Crowd, backend: Scripted, runtime: HandRuntime) -> None:
     waiters = [crowd.acquire() for _ in range(20)]
     for number, holder in enumerate(waiters):
         assert [step.done() for step in waiters] == [True] * (number + 1) + [False] * (19 - number)
@@ -81,7 +81,7 @@ def test_waiters_for_different_names_do_not_wait_for_each_other(crowd: Crowd, ba
     assert crowd.acquire("free").done()
 
 
-def test_timeout_zero_asks_the_server_itself(crowd: Crowd, backend: Scripted) -> None:
+def test_a_single_try_sends_its_own_request(crowd: Crowd, backend: Scripted) -> None:
     backend.holders["n"] = "somebody"
     for _ in range(5):
         crowd.acquire()
@@ -99,7 +99,7 @@ def test_fair_waiters_each_take_their_own_place_at_the_server(crowd: Crowd, back
     assert len(backend.queues["n"]) == 5
 
 
-def test_a_waiter_at_the_gate_gives_up_at_its_own_deadline(
+def test_a_waiter_inside_the_client_gives_up_at_its_own_deadline(
     crowd: Crowd, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -113,7 +113,7 @@ def test_a_waiter_at_the_gate_gives_up_at_its_own_deadline(
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_cancelled_waiter_holds_nobody_up(crowd: Crowd, backend: Scripted, which: int) -> None:
+def test_a_cancelled_waiter_delays_no_other(crowd: Crowd, backend: Scripted, which: int) -> None:
     backend.holders["n"] = "somebody"
     waiters = [crowd.acquire() for _ in range(3)]
     waiters[which].cancel(asyncio.CancelledError())
@@ -130,7 +130,7 @@ def test_a_cancelled_waiter_holds_nobody_up(crowd: Crowd, backend: Scripted, whi
     assert crowd.kernel.gate._lines == {}
 
 
-def test_a_waiter_interrupted_on_its_way_in_holds_nobody_up(
+def test_a_waiter_interrupted_as_it_joins_delays_no_other(
     crowd: Crowd, backend: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter = crowd.kernel.gate.enter
@@ -145,7 +145,7 @@ def test_a_waiter_interrupted_on_its_way_in_holds_nobody_up(
     assert crowd.acquire().done()
 
 
-def test_an_outage_ends_the_waits_at_the_gate_too(backend: Scripted, runtime: HandRuntime) -> None:
+def test_an_outage_ends_the_waits_inside_the_client_too(backend: Scripted, runtime: HandRuntime) -> None:
     crowd = Crowd(backend, runtime, outage_timeout=10.0, request_timeout=0.5)
     backend.holders["n"] = "somebody"
     waiters = [crowd.acquire() for _ in range(3)]
@@ -168,7 +168,9 @@ def test_an_outage_ends_the_waits_at_the_gate_too(backend: Scripted, runtime: Ha
     assert silent_since + 15 <= runtime.now() <= silent_since + 20
 
 
-def test_silence_is_the_last_word_for_a_waiter_at_the_gate(backend: Scripted, runtime: HandRuntime) -> None:
+def test_silence_at_the_end_raises_backend_unavailable_inside_the_client_too(
+    backend: Scripted, runtime: HandRuntime
+) -> None:
     crowd = Crowd(backend, runtime, request_timeout=0.5)
     backend.holders["n"] = "somebody"
     crowd.acquire()
@@ -194,7 +196,7 @@ def test_a_timeout_behind_an_unanswered_request_does_not_mean_taken(crowd: Crowd
     assert not waiter.error.unknown, "nothing was asked for it"
 
 
-def test_an_answer_from_before_it_came_is_none_for_a_waiter_behind_a_request_without_one(
+def test_a_waiter_behind_an_unanswered_request_ignores_replies_from_before_it_came(
     crowd: Crowd, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -209,7 +211,7 @@ def test_an_answer_from_before_it_came_is_none_for_a_waiter_behind_a_request_wit
 
 
 @pytest.mark.parametrize("asks_again", [False, True])
-def test_between_two_looks_of_the_first_a_short_wait_behind_it_ends_as_taken(
+def test_a_short_wait_between_two_requests_of_the_first_waiter_ends_as_taken(
     crowd: Crowd, backend: Scripted, runtime: HandRuntime, asks_again: bool
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -227,7 +229,7 @@ def test_between_two_looks_of_the_first_a_short_wait_behind_it_ends_as_taken(
     assert waiter.result is None
 
 
-def test_a_waiter_that_is_first_as_its_time_ends_takes_the_last_word(
+def test_a_waiter_that_becomes_first_at_its_deadline_sends_the_last_request(
     crowd: Crowd, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -247,7 +249,7 @@ def test_a_waiter_that_is_first_as_its_time_ends_takes_the_last_word(
     assert waiter.result is None
 
 
-def test_a_waiter_that_is_first_without_time_left_has_not_heard_taken(
+def test_a_waiter_that_becomes_first_without_time_left_does_not_report_taken(
     crowd: Crowd, backend: Scripted, runtime: HandRuntime
 ) -> None:
     first = begin(crowd)
@@ -300,7 +302,7 @@ def test_a_waiter_interrupted_while_it_leaves_still_wakes_the_next() -> None:
     assert gate._lines == {}
 
 
-def test_a_waiter_that_leaves_from_behind_wakes_nobody() -> None:
+def test_a_waiter_that_leaves_from_behind_wakes_no_other() -> None:
     gate, first, second = Gate(), Rung(), Rung()
     gate.enter("n", first)
     gate.enter("n", second)

@@ -20,7 +20,7 @@ TTL = 30.0
 LOST_AFTER = TTL - 0.302 - 3.0  # after the request was sent: less the drift, and the tenth kept for the callback
 
 
-def test_validity_counts_from_the_sending_of_the_request_and_not_from_its_answer(
+def test_validity_counts_from_the_sending_of_the_request_and_not_from_its_reply(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.script("attempt", late(4.0))
@@ -37,7 +37,7 @@ def test_a_renewal_counts_from_its_sending_too(client: Client, backend: Scripted
     assert lease.remaining() == pytest.approx(LOST_AFTER - 3.0)
 
 
-def test_is_held_turns_false_with_the_clock_alone(client: Client, runtime: HandRuntime) -> None:
+def test_is_held_turns_false_by_the_clock_alone(client: Client, runtime: HandRuntime) -> None:
     lease = client.lock("n", renew=False).acquire()
     runtime.jump(LOST_AFTER - 0.01)  # no thread of this process runs
     assert lease.is_held()
@@ -91,7 +91,7 @@ def test_a_deadline_noticed_in_time_is_not_a_pause(client: Client, runtime: Hand
     assert loss.reason is LossReason.EXPIRED
 
 
-def test_a_pause_is_noticed_by_the_watchdog_itself(client: Client, runtime: HandRuntime) -> None:
+def test_the_watchdog_itself_notices_a_pause(client: Client, runtime: HandRuntime) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
     runtime.advance(1)
@@ -102,9 +102,7 @@ def test_a_pause_is_noticed_by_the_watchdog_itself(client: Client, runtime: Hand
     assert losses.reasons == [LossReason.PAUSED]
 
 
-def test_a_pause_that_did_not_outlive_the_lease_is_nothing(
-    client: Client, backend: Scripted, runtime: HandRuntime
-) -> None:
+def test_a_pause_shorter_than_the_lease_is_ignored(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     lease = client.lock("n").acquire()
     runtime.jump(LOST_AFTER - 0.5)
     assert lease.is_held()
@@ -113,7 +111,7 @@ def test_a_pause_that_did_not_outlive_the_lease_is_nothing(
     assert lease.release()
 
 
-def test_a_late_renewal_shows_as_at_risk_and_an_acknowledged_one_ends_that(
+def test_a_late_renewal_puts_the_lease_at_risk_and_an_acknowledged_one_ends_that(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = client.lock("n").acquire()
@@ -126,7 +124,7 @@ def test_a_late_renewal_shows_as_at_risk_and_an_acknowledged_one_ends_that(
     assert state_of(lease) is LeaseState.HELD
 
 
-def test_a_renewal_that_is_not_even_tried_shows_as_at_risk_after_two_periods(
+def test_a_renewal_that_is_not_even_tried_puts_the_lease_at_risk_after_two_periods(
     client: Client, runtime: HandRuntime
 ) -> None:
     lease = client.lock("n").acquire()
@@ -148,9 +146,7 @@ def test_a_lease_that_is_not_renewed_is_never_at_risk(client: Client, backend: S
     assert backend.holders == {}, "given back although nobody renews or releases it"
 
 
-def test_after_release_a_lease_is_not_held_and_never_lost(
-    client: Client, backend: Scripted, runtime: HandRuntime
-) -> None:
+def test_a_released_lease_is_not_held_and_never_lost(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
     assert lease.release() is True
@@ -197,12 +193,12 @@ def test_a_callback_that_cannot_be_called_is_refused(client: Client, wrong: Any)
         lease.on_lost(wrong)
 
 
-def test_fence_gives_the_token_while_it_is_held(client: Client) -> None:
+def test_fence_returns_the_token_while_the_lease_is_held(client: Client) -> None:
     lease = client.lock("n").acquire()
     assert lease.fence() == lease.token == 1
 
 
-def test_fence_without_tokens_is_a_missing_capability_and_not_a_fake(
+def test_fence_without_tokens_raises_missing_capability(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     def without_token(backend: Scripted, call: Any) -> Any:
@@ -216,7 +212,7 @@ def test_fence_without_tokens_is_a_missing_capability_and_not_a_fake(
         lease.fence()
 
 
-def test_a_loss_tells_what_is_known(client: Client, runtime: HandRuntime) -> None:
+def test_a_loss_contains_the_known_details(client: Client, runtime: HandRuntime) -> None:
     lease = client.lock("n", renew=False).acquire()
     runtime.advance(100)
     loss = lease.wait_lost()
@@ -233,7 +229,7 @@ def test_a_loss_tells_what_is_known(client: Client, runtime: HandRuntime) -> Non
     assert caught.value.backend == "scripted"
 
 
-def test_a_lost_lock_can_be_told_to_another_process(client: Client, runtime: HandRuntime) -> None:
+def test_lock_lost_can_be_sent_to_another_process(client: Client, runtime: HandRuntime) -> None:
     lease = client.lock("n", renew=False).acquire()
     runtime.advance(100)
     with pytest.raises(LockLost, match=r"expired|paused") as caught:
@@ -244,7 +240,7 @@ def test_a_lost_lock_can_be_told_to_another_process(client: Client, runtime: Han
     assert caught.value.loss is lease.wait_lost()
 
 
-def test_a_lease_is_never_copied_so_that_what_refers_to_it_can_be(client: Client, runtime: HandRuntime) -> None:
+def test_copying_an_object_that_refers_to_a_lease_keeps_the_same_lease(client: Client, runtime: HandRuntime) -> None:
     lease = client.lock("n", renew=False).acquire()
     assert copy.copy(lease) is lease
     assert copy.deepcopy([lease]) == [lease]
@@ -257,12 +253,12 @@ def test_a_lease_is_never_copied_so_that_what_refers_to_it_can_be(client: Client
     assert dataclasses.asdict(lost)["loss"]["reason"] is loss.reason
 
 
-def test_a_lease_can_be_referred_to_weakly(client: Client) -> None:
+def test_weak_references_to_a_lease_are_possible(client: Client) -> None:
     lease = client.lock("n").acquire()
     assert weakref.ref(lease)() is lease
 
 
-def test_wait_lost_ends_at_the_loss_and_at_its_timeout_and_at_a_release(
+def test_wait_lost_ends_at_the_loss_at_its_timeout_and_at_a_release(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = client.lock("n").acquire()

@@ -99,7 +99,7 @@ def enter_a_set_over_a_part(client: Client) -> None:
         (enter_a_set_over_a_part, "HeldSet._let_go"),
     ],
 )
-def test_wherever_a_with_is_interrupted_the_lock_is_given_back(
+def test_an_interrupt_anywhere_in_a_with_still_releases_the_lock(
     client: Client, backend: Scripted, runtime: HandRuntime, use: Callable[[Client], None], function: str
 ) -> None:
     held = []

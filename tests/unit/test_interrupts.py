@@ -29,7 +29,7 @@ class Books:
         return answer
 
 
-def test_without_an_interrupt_it_is_one_call_and_its_answer() -> None:
+def test_without_an_interrupt_the_step_is_called_once_and_its_result_returned() -> None:
     calls: list[tuple[int, str]] = []
 
     def step(number: int, text: str) -> str:
@@ -40,7 +40,7 @@ def test_without_an_interrupt_it_is_one_call_and_its_answer() -> None:
     assert calls == [(2, "ab")]
 
 
-def test_wherever_it_is_interrupted_all_of_it_is_done_and_the_interrupt_goes_on() -> None:
+def test_after_an_interrupt_anywhere_the_step_is_completed_and_the_interrupt_raised() -> None:
     step = 0
     while True:
         books = Books()
@@ -54,7 +54,7 @@ def test_wherever_it_is_interrupted_all_of_it_is_done_and_the_interrupt_goes_on(
     assert step > 6
 
 
-def test_an_interrupt_before_its_first_line_finds_nothing_begun() -> None:
+def test_an_interrupt_before_the_first_line_leaves_nothing_begun() -> None:
     books = Books()
     with interrupted_at(0, "surely") as where, pytest.raises(KeyboardInterrupt):
         surely(books.step, 7)
@@ -62,7 +62,7 @@ def test_an_interrupt_before_its_first_line_finds_nothing_begun() -> None:
     assert books.entries == []
 
 
-def test_an_error_of_the_step_itself_comes_out_after_the_second_try() -> None:
+def test_an_error_of_the_step_itself_is_raised_after_the_second_try() -> None:
     calls: list[int] = []
 
     def fails() -> None:
@@ -75,7 +75,7 @@ def test_an_error_of_the_step_itself_comes_out_after_the_second_try() -> None:
 
 
 @pytest.mark.oracle
-def test_a_callback_that_two_start_is_called_once() -> None:
+def test_a_callback_started_by_two_threads_is_called_once() -> None:
     calls: list[str] = []
     once = Once(calls.append, lambda: calls.append("begins"))
     assert repr(once) == repr(calls.append)
@@ -84,7 +84,7 @@ def test_a_callback_that_two_start_is_called_once() -> None:
     assert calls == ["begins", "first"]
 
 
-def test_a_callback_that_returned_something_keeps_its_name() -> None:
+def test_a_callback_with_a_return_value_is_still_named() -> None:
     once = Once(str, lambda: None)
     assert once("text") == "text"
     assert repr(once) == repr(str)

@@ -174,7 +174,7 @@ def test_in_a_forked_child_a_lost_lease_reads_released_too(
 
 
 @FORKS
-def test_a_child_that_closes_a_client_gives_back_nothing_of_its_parent(
+def test_a_child_that_closes_a_client_releases_no_lock_of_its_parent(
     real: Scripted, client_in_threads: Client, fork: Callable[[], int]
 ) -> None:
     lease = client_in_threads.lock("n").acquire()
@@ -193,7 +193,7 @@ def test_a_child_that_closes_a_client_gives_back_nothing_of_its_parent(
 @pytest.mark.parametrize("what", ["lock", "lease", "condition"])
 @pytest.mark.parametrize("by", ["generator", "stack"])
 @pytest.mark.parametrize("lost", [False, True])
-def test_what_was_entered_in_the_parent_ends_silently_in_the_child(
+def test_a_context_entered_in_the_parent_ends_silently_in_the_child(
     real: Scripted, client_in_threads: Client, what: str, by: str, lost: bool, fork: Callable[[], int]
 ) -> None:
     lock = client_in_threads.lock("n")
@@ -226,7 +226,7 @@ def test_what_was_entered_in_the_parent_ends_silently_in_the_child(
 
 
 @FORKS
-def test_in_a_forked_child_a_client_opens_afresh_under_a_new_name(
+def test_in_a_forked_child_a_client_opens_new_connections_under_a_new_identity(
     real: Scripted, client_in_threads: Client, fork: Callable[[], int]
 ) -> None:
     client = client_in_threads
@@ -309,7 +309,7 @@ def test_a_fork_of_a_closed_client_whose_lock_was_taken_does_not_hang_the_child(
         assert in_child(lambda: [lease.release(), lease.is_held()]) == [False, False]
 
 
-def test_events_are_heard_in_the_child_too(real: Scripted, client_in_threads: Client) -> None:
+def test_events_are_reported_in_the_child_too(real: Scripted, client_in_threads: Client) -> None:
     heard: list[str] = []
     client_in_threads.events.subscribe(lambda event: heard.append(type(event).__name__))
     client_in_threads.lock("n").acquire().release()
@@ -368,7 +368,7 @@ def run(script: str, *arguments: str) -> tuple[list[str], float, int]:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "del lease, client"])
-def test_at_exit_held_locks_are_given_back_in_the_exiting_thread_without_callbacks(ending: str) -> None:
+def test_at_exit_held_locks_are_released_without_callbacks(ending: str) -> None:
     lines, _, code = run(
         "lease = client.lock('n', on_lost=lambda loss: print('lost')).acquire()\nclient.lock('m').acquire()\n" + ending
     )
@@ -377,7 +377,7 @@ def test_at_exit_held_locks_are_given_back_in_the_exiting_thread_without_callbac
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_at_exit_a_release_under_way_is_finished_by_the_exiting_thread(interrupted: bool) -> None:
+def test_at_exit_a_pending_release_is_finished_by_the_exiting_thread(interrupted: bool) -> None:
     lines, _, code = run(
         "lease = client.lock('n').acquire()\n"
         "backend.script('release', lambda backend, call: time.sleep(60))\n"
@@ -389,13 +389,13 @@ def test_at_exit_a_release_under_way_is_finished_by_the_exiting_thread(interrupt
     assert code == int(interrupted)
 
 
-def test_an_exception_that_ends_the_program_gives_back_what_is_held() -> None:
+def test_an_exception_that_ends_the_program_releases_its_locks() -> None:
     lines, _, code = run("lease = client.lock('n').acquire()\nraise ValueError")
     assert lines == ["release n True"]
     assert code == 1
 
 
-def test_exit_takes_two_seconds_at_most_however_silent_the_backend() -> None:
+def test_exit_takes_two_seconds_at_most_even_if_the_backend_is_silent() -> None:
     lines, seconds, code = run(
         "from multilock.kernel.exit import _exit\n"
         "for n in range(5): client.lock(f'n{n}').acquire()\nbackend.always('release', silence())\n"
@@ -408,7 +408,7 @@ def test_exit_takes_two_seconds_at_most_however_silent_the_backend() -> None:
     assert code == 0
 
 
-def test_an_immediate_exit_leaves_what_is_held_to_the_ttl() -> None:
+def test_an_immediate_exit_leaves_held_locks_to_their_ttl() -> None:
     lines, _, code = run("lease = client.lock('n').acquire()\nos._exit(7)")
     assert (lines, code) == ([], 7)
 
@@ -437,7 +437,7 @@ def test_after_exit_a_client_is_closed() -> None:
 
 
 @pytest.mark.oracle
-def test_close_loses_what_is_held_callback_first_and_gives_it_back(
+def test_close_reports_each_loss_before_it_releases_the_lock(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     order: list[str] = []
@@ -480,7 +480,9 @@ def test_a_second_close_waits_for_the_first(real: Scripted, client_in_threads: C
     first.join(10)
 
 
-def test_a_part_that_cannot_be_closed_keeps_no_other_one(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_be_closed_does_not_block_the_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken() -> None:
         raise ValueError("a defect")
 
@@ -490,7 +492,7 @@ def test_a_part_that_cannot_be_closed_keeps_no_other_one(client: Client, monkeyp
     assert client._kernel.end._ended
 
 
-def test_after_close_every_call_says_so(client: Client) -> None:
+def test_after_close_every_call_raises_client_closed(client: Client) -> None:
     lock = client.lock("n")
     client.close()
     calls: list[Callable[[], object]] = [
@@ -512,7 +514,7 @@ def test_after_close_every_call_says_so(client: Client) -> None:
     assert not lock.is_held()
 
 
-def test_close_lets_callbacks_hang_for_one_request_timeout(real: Scripted) -> None:
+def test_close_waits_one_request_timeout_for_callbacks_that_hang(real: Scripted) -> None:
     client = client_on(real, Threads(), request_timeout=0.3)
     hang = threading.Event()
     client.lock("n", on_lost=lambda loss: hang.wait(10)).acquire()
@@ -523,7 +525,7 @@ def test_close_lets_callbacks_hang_for_one_request_timeout(real: Scripted) -> No
     hang.set()
 
 
-def test_close_waits_for_a_silent_backend_one_request_timeout(real: Scripted) -> None:
+def test_close_waits_one_request_timeout_for_a_silent_backend(real: Scripted) -> None:
     client = client_on(real, Threads(), request_timeout=0.3)
     client.lock("n").acquire()
     real.always("release", silence(5.0))
@@ -559,7 +561,7 @@ def test_close_ends_every_wait(real: Scripted, client_in_threads: Client, waiter
 
 
 @pytest.mark.oracle
-def test_an_acquire_under_way_at_close_leaves_nothing_behind(real: Scripted, client_in_threads: Client) -> None:
+def test_an_acquire_that_runs_during_close_leaves_nothing_behind(real: Scripted, client_in_threads: Client) -> None:
     client = client_in_threads
     asked, answer = threading.Event(), threading.Event()
     ends: list[BaseException] = []
@@ -591,7 +593,7 @@ def test_an_acquire_under_way_at_close_leaves_nothing_behind(real: Scripted, cli
     assert real.holders == {}
 
 
-def test_close_waits_for_a_release_under_way_also_when_another_thread_tried_it_too(
+def test_close_waits_for_a_pending_release_even_if_another_thread_retries_it(
     real: Scripted, client_in_threads: Client
 ) -> None:
     client = client_in_threads
@@ -629,7 +631,7 @@ def test_close_ends_the_threads(real: Scripted) -> None:
     eventually(lambda: our_threads() <= before)
 
 
-def test_a_with_over_a_client_closes_it(real: Scripted) -> None:
+def test_the_end_of_a_with_closes_its_client(real: Scripted) -> None:
     with client_on(real, Threads()) as client:
         lease = client.lock("n").acquire()
     loss = lease.wait_lost(0)
@@ -638,7 +640,7 @@ def test_a_with_over_a_client_closes_it(real: Scripted) -> None:
     assert "closed" in repr(client)
 
 
-def test_a_lock_that_is_held_is_not_given_back_while_the_waiters_are() -> None:
+def test_close_releases_held_locks_after_the_waiters_have_left() -> None:
     backend = Scripted()
     client = client_on(backend, Threads())
     lease = client.lock("n").acquire()
@@ -652,7 +654,7 @@ def test_a_lock_that_is_held_is_not_given_back_while_the_waiters_are() -> None:
     assert not kernel.end.withdraw(now() + 5)
 
 
-def test_a_close_that_was_interrupted_gives_back_what_was_held() -> None:
+def test_an_interrupted_close_releases_the_held_locks() -> None:
     backend = Scripted()
     client = client_on(backend, Threads())
     client.lock("n").acquire()
@@ -663,7 +665,7 @@ def test_a_close_that_was_interrupted_gives_back_what_was_held() -> None:
     client._kernel.end.exit(now() + 5)
 
 
-def test_a_close_that_is_interrupted_anywhere_ends_the_client_in_the_background() -> None:
+def test_a_close_interrupted_anywhere_ends_the_client_in_the_background() -> None:
     step = 0
     while True:
         runtime = HandRuntime()
@@ -688,7 +690,7 @@ def test_a_close_that_is_interrupted_anywhere_ends_the_client_in_the_background(
     assert step > 50
 
 
-def test_a_client_whose_server_is_silent_at_the_exit_leaves_time_for_the_others() -> None:
+def test_a_client_of_a_silent_server_leaves_exit_time_for_the_others() -> None:
     began = now()
     shares = _shares(2, began + 2)
     assert next(shares) == pytest.approx(began + 1, abs=0.5)

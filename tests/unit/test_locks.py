@@ -85,7 +85,9 @@ def test_with_releases_when_the_body_raises(client: Client, backend: Scripted) -
 
 
 @pytest.mark.parametrize("what", ["lock", "acquire", "try_acquire"])
-def test_a_body_that_ends_normally_after_a_loss_gets_lock_lost(client: Client, backend: Scripted, what: str) -> None:
+def test_after_a_loss_the_normal_end_of_a_with_body_raises_lock_lost(
+    client: Client, backend: Scripted, what: str
+) -> None:
     lock = client.lock("n")
     manager: Any = {"lock": lock, "acquire": lock.acquire, "try_acquire": lock.try_acquire}[what]
     with pytest.raises(LockLost, match="operator") as caught, manager if what == "lock" else manager():
@@ -94,7 +96,7 @@ def test_a_body_that_ends_normally_after_a_loss_gets_lock_lost(client: Client, b
     assert caught.value.loss.reason is LossReason.TAKEN
 
 
-def test_a_body_that_returns_after_a_loss_gets_lock_lost(client: Client, backend: Scripted) -> None:
+def test_after_a_loss_a_return_inside_with_raises_lock_lost(client: Client, backend: Scripted) -> None:
     def body() -> str:
         with client.lock("n"):
             take(backend)
@@ -104,7 +106,7 @@ def test_a_body_that_returns_after_a_loss_gets_lock_lost(client: Client, backend
         body()
 
 
-def test_a_body_that_raises_after_a_loss_keeps_its_exception_with_a_note(client: Client, backend: Scripted) -> None:
+def test_after_a_loss_an_exception_of_the_body_is_raised_with_a_note(client: Client, backend: Scripted) -> None:
     def body() -> None:
         with client.lock("n"):
             take(backend)
@@ -116,7 +118,7 @@ def test_a_body_that_raises_after_a_loss_keeps_its_exception_with_a_note(client:
     assert "lock 'n' was lost" in note
 
 
-def test_a_loss_told_by_check_is_passed_on_without_a_note(client: Client, backend: Scripted) -> None:
+def test_a_loss_raised_by_check_gets_no_note(client: Client, backend: Scripted) -> None:
     def body() -> None:
         with client.lock("n") as lease:
             take(backend)
@@ -127,7 +129,7 @@ def test_a_loss_told_by_check_is_passed_on_without_a_note(client: Client, backen
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_a_loss_discovered_by_the_release_of_with_is_raised(client: Client, backend: Scripted) -> None:
+def test_a_loss_found_by_the_release_of_with_is_raised(client: Client, backend: Scripted) -> None:
     with pytest.raises(LockLost), client.lock("n"):
         backend.holders["n"] = "an operator"
 
@@ -178,7 +180,7 @@ def test_one_lock_object_serves_many_threads_at_once(threads: Client) -> None:
 # lock.release() and the scopes
 
 
-def test_lock_release_gives_back_the_newest_lease_of_this_thread(client: Client, backend: Scripted) -> None:
+def test_lock_release_ends_the_newest_lease_of_this_thread(client: Client, backend: Scripted) -> None:
     lock = client.lock("n")
     with pytest.raises(NotHeld):
         lock.release()
@@ -191,7 +193,7 @@ def test_lock_release_gives_back_the_newest_lease_of_this_thread(client: Client,
     assert backend.holders == {}
 
 
-def test_lock_release_after_a_loss_is_false_once(client: Client, backend: Scripted) -> None:
+def test_lock_release_after_a_loss_returns_false_once(client: Client, backend: Scripted) -> None:
     lock = client.lock("n")
     lock.acquire()
     take(backend)
@@ -200,7 +202,7 @@ def test_lock_release_after_a_loss_is_false_once(client: Client, backend: Script
         lock.release()
 
 
-def test_a_lost_lease_that_was_released_by_hand_is_nobodys_current_lease(client: Client, backend: Scripted) -> None:
+def test_a_lost_lease_released_by_hand_is_not_the_current_lease(client: Client, backend: Scripted) -> None:
     lock = client.lock("inner")
     with client.lock("outer") as outer:
         lease = lock.acquire()
@@ -214,7 +216,7 @@ def test_a_lost_lease_that_was_released_by_hand_is_nobodys_current_lease(client:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("found", ["by the clock", "by its release"])
-def test_a_loss_that_a_release_by_hand_finds_leaves_no_current_lease(
+def test_a_loss_found_by_a_release_by_hand_leaves_no_current_lease(
     client: Client, backend: Scripted, runtime: HandRuntime, found: str
 ) -> None:
     lease = client.lock("n").acquire()
@@ -248,7 +250,7 @@ def test_the_current_lease_is_the_innermost_of_this_thread(client: Client) -> No
         assert client.current_lease() is outer
 
 
-def test_a_scope_forgets_the_lost_leases_that_nobody_releases(client: Client, backend: Scripted) -> None:
+def test_lost_leases_that_are_never_released_are_forgotten(client: Client, backend: Scripted) -> None:
     kept = client.lock("kept").acquire()
     for number in range(500):
         client.lock(f"n{number}").acquire()
@@ -261,7 +263,9 @@ def test_a_scope_forgets_the_lost_leases_that_nobody_releases(client: Client, ba
 # Reentrancy
 
 
-def test_a_reentrant_lock_gives_the_same_lease_and_every_release_counts_down(client: Client, backend: Scripted) -> None:
+def test_a_reentrant_lock_returns_the_same_lease_and_every_release_counts_down(
+    client: Client, backend: Scripted
+) -> None:
     lock = client.lock("n", reentrant=True)
     lease = lock.acquire()
     assert lock.acquire() is lease
@@ -276,7 +280,7 @@ def test_a_reentrant_lock_gives_the_same_lease_and_every_release_counts_down(cli
     assert backend.holders == {}
 
 
-def test_nested_with_of_a_reentrant_lock(client: Client, backend: Scripted) -> None:
+def test_with_blocks_of_a_reentrant_lock_can_be_nested(client: Client, backend: Scripted) -> None:
     lock = client.lock("n", reentrant=True)
     with lock as outer, lock as inner:
         assert inner is outer
@@ -307,7 +311,7 @@ def enter_one_lease_twice(client: Client) -> tuple[Any, Any]:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("bodies", [lock_twice, acquire_twice, lock_as_rlock])
-def test_a_release_by_hand_in_an_inner_with_costs_the_outer_nothing(
+def test_a_release_by_hand_in_an_inner_with_affects_no_outer_one(
     client: Client, backend: Scripted, bodies: Callable[[Client], tuple[Any, Any]]
 ) -> None:
     outer, inner = bodies(client)
@@ -320,7 +324,7 @@ def test_a_release_by_hand_in_an_inner_with_costs_the_outer_nothing(
 
 
 @pytest.mark.parametrize("bodies", [enter_one_lease_twice, acquire_twice])
-def test_a_lease_of_two_bodies_is_released_at_the_end_of_the_last(
+def test_a_lease_entered_by_two_bodies_is_released_at_the_end_of_the_last(
     client: Client, backend: Scripted, bodies: Callable[[Client], tuple[Any, Any]]
 ) -> None:
     first, second = bodies(client)
@@ -332,7 +336,7 @@ def test_a_lease_of_two_bodies_is_released_at_the_end_of_the_last(
     assert backend.holders == {}
 
 
-def test_an_acquire_by_hand_is_released_by_hand_whatever_bodies_end(client: Client, backend: Scripted) -> None:
+def test_an_acquire_by_hand_is_not_released_by_the_end_of_a_body(client: Client, backend: Scripted) -> None:
     lock = client.lock("n", reentrant=True)
     with lock:
         by_hand = lock.acquire()
@@ -356,7 +360,7 @@ def test_a_body_that_enters_a_lost_lease_of_another_body_keeps_its_fence(client:
     assert not fence._until
 
 
-def test_every_reentrant_lock_object_that_acquired_a_lease_holds_it(client: Client) -> None:
+def test_each_reentrant_lock_object_that_acquired_a_lease_holds_it(client: Client) -> None:
     one, other = client.lock("n", reentrant=True), client.lock("n", reentrant=True)
     with one as lease:
         assert not other.is_held()
@@ -368,7 +372,7 @@ def test_every_reentrant_lock_object_that_acquired_a_lease_holds_it(client: Clie
     assert not other.is_held()
 
 
-def test_every_reentrant_lock_object_that_acquired_a_lease_is_told_once_of_its_loss(
+def test_each_reentrant_lock_object_that_acquired_a_lease_is_notified_once_of_its_loss(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     one, other, never = Losses(runtime), Losses(runtime), Losses(runtime)
@@ -446,7 +450,7 @@ def lose_newest(backend: Scripted) -> None:
 
 @pytest.mark.parametrize("where", [0, 1, 2])
 @pytest.mark.parametrize("threading_lock", [False, True])
-def test_the_with_of_a_generator_ends_its_own_lease_in_whatever_thread(
+def test_the_with_of_a_generator_ends_its_own_lease_in_any_thread(
     threads: Client, pools: list[ThreadPoolExecutor], threading_lock: bool, where: int
 ) -> None:
     backend: Any = threads._kernel.backend
@@ -486,7 +490,7 @@ def test_a_stack_closed_in_a_third_thread_ends_the_lost_lease_and_not_the_held_o
     assert backend.holders == {}
 
 
-def test_a_stack_closed_in_the_thread_that_entered_ends_what_was_entered_there(
+def test_a_stack_closed_in_its_own_thread_ends_the_leases_entered_there(
     threads: Client, pools: list[ThreadPoolExecutor]
 ) -> None:
     backend: Any = threads._kernel.backend
@@ -501,7 +505,7 @@ def test_a_stack_closed_in_the_thread_that_entered_ends_what_was_entered_there(
         lock.__exit__(None, None, None)
 
 
-def test_a_stack_closed_elsewhere_prefers_a_lease_that_was_released_by_hand_to_one_that_is_held(
+def test_a_stack_closed_elsewhere_prefers_a_lease_released_by_hand_to_a_held_one(
     threads: Client, pools: list[ThreadPoolExecutor]
 ) -> None:
     lock = threads.lock("n")
@@ -542,7 +546,7 @@ def test_every_level_of_a_reentrant_lock_may_be_left_in_another_thread(
     assert not lease.is_held()
 
 
-def test_a_lost_reentrant_lease_is_not_entered_again(client: Client, backend: Scripted) -> None:
+def test_a_lost_reentrant_lease_cannot_be_acquired_again(client: Client, backend: Scripted) -> None:
     lock = client.lock("n", reentrant=True)
     first = lock.acquire()
     lock.acquire()
@@ -556,7 +560,7 @@ def test_a_lost_reentrant_lease_is_not_entered_again(client: Client, backend: Sc
     assert not second.is_held()
 
 
-def test_a_paused_reentrant_lease_is_not_entered_again(client: Client, runtime: HandRuntime) -> None:
+def test_a_reentrant_lease_lost_by_a_pause_cannot_be_acquired_again(client: Client, runtime: HandRuntime) -> None:
     lock = client.lock("n", reentrant=True)
     first = lock.acquire()
     runtime.jump(200)
@@ -586,7 +590,7 @@ def test_a_paused_reentrant_lease_is_not_entered_again(client: Client, runtime: 
         ({"unknown": 1}, TypeError),
     ],
 )
-def test_wrong_options_are_said_before_any_request(
+def test_invalid_options_are_reported_before_any_request(
     client: Client, backend: Scripted, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -603,14 +607,16 @@ def test_a_ttl_is_rounded_up_to_what_the_backend_grants(make: Callable[..., Clie
             assert lease.ttl == granted
 
 
-def test_a_ttl_on_a_step_is_not_rounded_up_by_floats(make: Callable[..., Client], runtime: HandRuntime) -> None:
+def test_a_ttl_on_a_whole_step_is_not_rounded_up_by_float_errors(
+    make: Callable[..., Client], runtime: HandRuntime
+) -> None:
     client = make(Scripted(runtime, ttl_step=0.001))
     for asked in (0.1, 0.3, 0.7, 1.1, 29.999):
         with client.lock("n", ttl=asked) as lease:
             assert lease.ttl == asked
 
 
-def test_fair_where_the_backend_keeps_no_order_is_a_missing_capability(
+def test_fair_on_a_backend_without_order_raises_missing_capability(
     make: Callable[..., Client], runtime: HandRuntime
 ) -> None:
     with pytest.raises(CapabilityMissing):
@@ -627,7 +633,7 @@ def closed_meanwhile(client: Client) -> Answer:
 
 
 @pytest.mark.parametrize("refused_for", ["closed meanwhile", "too late"])
-def test_a_grant_that_is_refused_is_a_lease_that_nobody_ever_had(
+def test_a_refused_grant_becomes_no_lease(
     client: Client, backend: Scripted, runtime: HandRuntime, refused_for: str
 ) -> None:
     losses = Losses(runtime)
@@ -641,7 +647,7 @@ def test_a_grant_that_is_refused_is_a_lease_that_nobody_ever_had(
     assert losses.calls == []
 
 
-def test_a_grant_that_comes_too_late_hides_no_newer_lease(client: Client, backend: Scripted) -> None:
+def test_a_grant_that_is_too_late_hides_no_newer_lease(client: Client, backend: Scripted) -> None:
     lock = client.lock("n", renew=False)
     newer: list[Lease] = []
 
@@ -659,7 +665,9 @@ def test_a_grant_that_comes_too_late_hides_no_newer_lease(client: Client, backen
     assert lock.is_held()
 
 
-def test_is_locked_asks_and_is_held_does_not(client: Client, make: Callable[..., Client], backend: Scripted) -> None:
+def test_is_locked_sends_a_request_and_is_held_does_not(
+    client: Client, make: Callable[..., Client], backend: Scripted
+) -> None:
     lock, other = client.lock("n"), make(backend).lock("n")
     assert not lock.is_locked()
     lease = lock.acquire()
@@ -673,7 +681,7 @@ def test_is_locked_asks_and_is_held_does_not(client: Client, make: Callable[...,
     assert not lock.is_held()
 
 
-def test_a_lock_is_a_distributed_lock(client: Client) -> None:
+def test_a_lock_implements_the_protocol_distributed_lock(client: Client) -> None:
     assert isinstance(client.lock("n"), DistributedLock)
 
 
@@ -702,7 +710,7 @@ def test_a_decorated_function_that_lost_its_lock_raises(client: Client, backend:
         work()
 
 
-def test_a_taken_lock_is_a_timeout_or_skipped(client: Client, backend: Scripted) -> None:
+def test_a_taken_lock_raises_lock_timeout_or_skips_the_function(client: Client, backend: Scripted) -> None:
     backend.holders["n"] = "somebody"
     ran: list[int] = []
     with pytest.raises(LockTimeout):
@@ -718,7 +726,7 @@ def test_braces_can_be_part_of_a_name(client: Client) -> None:
     assert client.locked("a{{b}}")(lambda: client.current_lease().name)() == "a{b}"
 
 
-def test_mistakes_in_a_decorator_are_said_when_it_decorates(client: Client) -> None:
+def test_mistakes_in_a_decorator_are_reported_at_decoration(client: Client) -> None:
     async def coroutine() -> None: ...
 
     def generator() -> Iterator[int]:
@@ -741,7 +749,7 @@ def test_mistakes_in_a_decorator_are_said_when_it_decorates(client: Client) -> N
 # as_threading_lock()
 
 
-def test_it_is_a_threading_lock(threads: Client) -> None:
+def test_the_adapter_behaves_as_a_threading_lock(threads: Client) -> None:
     lock = threads.lock("n").as_threading_lock()
     assert not lock.locked()
     assert lock.acquire() is True
@@ -758,7 +766,7 @@ def test_it_is_a_threading_lock(threads: Client) -> None:
     assert not lock.locked()
 
 
-def test_it_refuses_what_a_threading_lock_refuses(threads: Client) -> None:
+def test_the_adapter_refuses_the_calls_that_a_threading_lock_refuses(threads: Client) -> None:
     lock = threads.lock("n").as_threading_lock()
     with pytest.raises(ValueError):
         lock.acquire(False, 1)
@@ -768,14 +776,14 @@ def test_it_refuses_what_a_threading_lock_refuses(threads: Client) -> None:
         lock.acquire(timeout=None)  # type: ignore[arg-type]
 
 
-def test_it_shows_what_it_is(threads: Client) -> None:
+def test_the_adapter_shows_its_name_in_its_repr(threads: Client) -> None:
     lock = threads.lock("n").as_threading_lock()
     assert repr(lock) == "<ThreadingLock 'n' in scripted>"
     with lock:
         assert repr(lock) == "<ThreadingLock 'n' in scripted held>"
 
 
-def test_reentrant_it_is_an_rlock(threads: Client) -> None:
+def test_the_adapter_of_a_reentrant_lock_behaves_as_an_rlock(threads: Client) -> None:
     lock = threads.lock("n", reentrant=True).as_threading_lock()
     assert lock.acquire()
     assert lock.acquire()
@@ -788,7 +796,7 @@ def test_reentrant_it_is_an_rlock(threads: Client) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_condition_can_be_made_over_it(threads: Client, reentrant: bool) -> None:
+def test_a_condition_can_use_the_adapter(threads: Client, reentrant: bool) -> None:
     condition = threading.Condition(threads.lock("n", reentrant=reentrant).as_threading_lock())  # type: ignore[arg-type]
     items: list[int] = []
     got: list[int] = []
@@ -813,7 +821,7 @@ def test_a_condition_can_be_made_over_it(threads: Client, reentrant: bool) -> No
     assert sorted(got) == [0, 1, 2]
 
 
-def test_a_condition_over_an_rlock_gives_back_every_level_while_it_waits(threads: Client) -> None:
+def test_a_condition_over_an_rlock_releases_every_level_while_it_waits(threads: Client) -> None:
     lock = threads.lock("n", reentrant=True).as_threading_lock()
     condition = threading.Condition(lock)  # type: ignore[arg-type]
     waiting = threading.Event()
@@ -837,7 +845,7 @@ def test_a_condition_over_an_rlock_gives_back_every_level_while_it_waits(threads
     assert not lock.locked()
 
 
-def test_a_loss_before_a_condition_waits_swallows_no_notification(client: Client, backend: Scripted) -> None:
+def test_a_loss_before_the_wait_of_a_condition_loses_no_notification(client: Client, backend: Scripted) -> None:
     condition = threading.Condition(client.lock("n").as_threading_lock())  # type: ignore[arg-type]
 
     def wait_with_a_lost_lock() -> None:
@@ -850,7 +858,7 @@ def test_a_loss_before_a_condition_waits_swallows_no_notification(client: Client
     assert not condition._waiters  # type: ignore[attr-defined]
 
 
-def test_a_stranger_releases_no_entry_of_a_with(client: Client, backend: Scripted) -> None:
+def test_a_release_in_another_thread_ends_no_with(client: Client, backend: Scripted) -> None:
     lock = client.lock("n").as_threading_lock()
 
     def lose_it_inside() -> None:
@@ -865,7 +873,7 @@ def test_a_stranger_releases_no_entry_of_a_with(client: Client, backend: Scripte
         lose_it_inside()
 
 
-def test_a_lost_lock_is_not_passed_off_as_held(client: Client, backend: Scripted) -> None:
+def test_a_lost_lock_does_not_seem_held(client: Client, backend: Scripted) -> None:
     lock = client.lock("n").as_threading_lock()
     lock.acquire()
     take(backend)
@@ -881,7 +889,7 @@ def test_a_lost_lock_is_not_passed_off_as_held(client: Client, backend: Scripted
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("by", ["with", "release"])
-def test_a_thread_that_lost_a_shared_lock_hears_of_it_and_leaves_the_next_one_alone(
+def test_a_thread_that_lost_a_shared_lock_gets_the_loss_and_leaves_the_next_holder_alone(
     threads: Client, by: str, reentrant: bool
 ) -> None:
     backend: Any = threads._kernel.backend
@@ -914,7 +922,7 @@ def test_a_thread_that_lost_a_shared_lock_hears_of_it_and_leaves_the_next_one_al
     assert not lock.locked()
 
 
-def test_every_level_of_a_lost_rlock_is_told(client: Client, backend: Scripted) -> None:
+def test_a_loss_is_raised_at_every_level_of_an_rlock(client: Client, backend: Scripted) -> None:
     lock = client.lock("n", reentrant=True).as_threading_lock()
     lock.acquire()
     lock.acquire()
@@ -926,7 +934,7 @@ def test_every_level_of_a_lost_rlock_is_told(client: Client, backend: Scripted) 
         lock.release()
 
 
-def test_a_thread_is_not_taken_for_an_ended_one_whose_number_it_has(threads: Client) -> None:
+def test_a_thread_with_the_number_of_an_ended_thread_is_not_taken_for_it(threads: Client) -> None:
     backend: Any = threads._kernel.backend
     lock = threads.lock("n").as_threading_lock()
     ended: set[int] = set()
@@ -975,7 +983,7 @@ def test_a_wait_on_a_condition_whose_lock_was_lost_raises_lock_lost(
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_wait_on_a_condition_that_does_not_get_its_lock_back_leaves_the_next_holder_alone(
+def test_a_condition_that_cannot_reacquire_its_lock_leaves_the_next_holder_alone(
     threads: Client, reentrant: bool
 ) -> None:
     backend: Any = threads._kernel.backend
@@ -1054,7 +1062,7 @@ def test_a_timeout_longer_than_threads_can_wait_means_forever(timeout: float) ->
     threads.close()
 
 
-def test_releasing_and_losing_at_the_same_time_is_one_of_both(threads: Client) -> None:
+def test_a_simultaneous_release_and_loss_count_as_one_of_them(threads: Client) -> None:
     backend: Any = threads._kernel.backend
     for _ in range(100):
         losses = Losses()
@@ -1085,7 +1093,7 @@ def test_releasing_and_losing_at_the_same_time_is_one_of_both(threads: Client) -
         assert len(losses.calls) == 1 - answers.count(True)
 
 
-def test_what_is_being_released_when_the_client_closes_is_released_and_never_lost(
+def test_a_lease_whose_release_has_begun_at_close_is_released_and_never_lost(
     threads: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend: Any = threads._kernel.backend

@@ -74,7 +74,7 @@ def blocked() -> Iterator[tuple[Handler, threading.Event]]:
             go_on.set()
 
 
-def test_a_record_is_that_of_the_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_record_has_the_source_line_of_the_call(caplog: pytest.LogCaptureFixture) -> None:
     before = time.time()
     frame = sys._getframe()
     logger.error("the lock %r of %s", "n", "us", extra={"lock_name": "n"})
@@ -90,7 +90,7 @@ def test_a_record_is_that_of_the_call(caplog: pytest.LogCaptureFixture) -> None:
     assert (record.lock_name, record.lock_owner, record.lock_token) == ("n", None, None)  # type: ignore[attr-defined]
 
 
-def test_a_record_of_an_asyncio_task_names_the_task(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_record_of_an_asyncio_task_names_the_task(caplog: pytest.LogCaptureFixture) -> None:
     import asyncio
 
     async def main() -> None:
@@ -103,7 +103,7 @@ def test_a_record_of_an_asyncio_task_names_the_task(caplog: pytest.LogCaptureFix
     assert [record.threadName for record in caplog.records] == [threading.current_thread().name]
 
 
-def test_an_exception_is_told_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise ValueError("a bug")
 
@@ -117,7 +117,7 @@ def test_an_exception_is_told_with_its_traceback(caplog: pytest.LogCaptureFixtur
     assert caplog.text.count("ValueError: a bug") == 2
 
 
-def test_a_filter_sees_the_context_of_the_call() -> None:
+def test_a_log_filter_sees_the_context_of_the_call() -> None:
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
     seen: list[str] = []
     with heard_by(Handler(lambda record: seen.append(request.get()))):
@@ -128,7 +128,7 @@ def test_a_filter_sees_the_context_of_the_call() -> None:
     assert seen == ["request 17", "none"]
 
 
-def test_records_are_told_in_the_order_in_which_they_were_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_are_handled_in_the_order_of_the_calls(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(2000):
         logger.warning("%d", number)
     said = [
@@ -138,7 +138,7 @@ def test_records_are_told_in_the_order_in_which_they_were_said(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(("level", "told"), [(logging.INFO, ["info"]), (logging.DEBUG, ["debug", "info"])])
-def test_a_level_holds_as_it_was_when_it_was_said(level: int, told: list[str]) -> None:
+def test_the_level_at_the_time_of_the_call_counts(level: int, told: list[str]) -> None:
     with heard_by(Handler()) as handler:
         logging.getLogger("multilock").setLevel(level)
         try:
@@ -151,7 +151,7 @@ def test_a_level_holds_as_it_was_when_it_was_said(level: int, told: list[str]) -
 
 
 @pytest.mark.parametrize("said", ["debug", "warning"])
-def test_a_line_waits_for_no_configuration_that_hangs(said: str) -> None:
+def test_a_log_call_does_not_wait_for_a_configuration_that_hangs(said: str) -> None:
     """``dictConfig`` holds the lock of the logging module, even while it makes a handler that connects somewhere."""
     log = logging.getLogger("multilock")
     module_lock: Any = logging._lock  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ def test_a_line_waits_for_no_configuration_that_hangs(said: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["disable", "disabled", "level", "root"])
-def test_a_level_that_is_switched_off_is_not_told(how: str) -> None:
+def test_a_disabled_level_is_not_logged(how: str) -> None:
     log, root = logging.getLogger("multilock"), logging.getLogger()
     before = root.level
     with heard_by(Handler()) as handler:
@@ -190,7 +190,7 @@ def test_a_level_that_is_switched_off_is_not_told(how: str) -> None:
     assert handler.messages == ["on"]
 
 
-def test_no_argument_is_looked_into_where_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_arguments_are_not_formatted_in_the_calling_thread(caplog: pytest.LogCaptureFixture) -> None:
     looked: list[str] = []
 
     class Mine(dict[str, str]):
@@ -206,7 +206,7 @@ def test_no_argument_is_looked_into_where_it_is_said(caplog: pytest.LogCaptureFi
     assert set(looked) == {log_thread.THREAD}
 
 
-def test_a_handler_that_blocks_holds_up_nobody_and_what_is_too_much_is_counted(
+def test_a_handler_that_blocks_delays_no_caller_and_excess_records_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_thread, "BACKLOG", 5)
@@ -230,7 +230,7 @@ def test_a_handler_that_blocks_holds_up_nobody_and_what_is_too_much_is_counted(
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), SystemExit(3), KeyboardInterrupt()])
-def test_a_handler_that_raises_is_complained_of_and_hears_the_next(
+def test_a_handler_that_raises_is_reported_and_gets_the_next_record(
     error: BaseException, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(record: logging.LogRecord) -> None:
@@ -244,7 +244,7 @@ def test_a_handler_that_raises_is_complained_of_and_hears_the_next(
     assert type(error).__name__ in capsys.readouterr().err
 
 
-def test_a_handler_may_use_locks_and_does_not_hear_what_it_says_itself() -> None:
+def test_a_handler_may_use_locks_and_does_not_get_its_own_log_records() -> None:
     backend = Scripted()
     client = client_on(backend, Threads())
 
@@ -270,7 +270,7 @@ def test_a_handler_may_close_the_client() -> None:
 NO_THREAD = "no thread for multilock-log yet: can't start new thread"
 
 
-def test_lines_for_which_no_thread_can_start_wait_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_without_a_thread_wait_for_the_next_record(monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[str]:
         with heard_by(Handler()) as handler:
             start = threading.Thread.start
@@ -289,7 +289,7 @@ def test_lines_for_which_no_thread_can_start_wait_for_the_next(monkeypatch: pyte
     assert in_child(told) == ["False", "first", NO_THREAD, "second"]  # where no thread emits lines yet
 
 
-def test_a_child_tells_what_it_says_and_nothing_of_its_parent() -> None:
+def test_a_forked_child_logs_its_own_records_and_none_of_its_parent() -> None:
     with blocked() as (handler, go_on):
         logger.warning("said by the parent")
 
@@ -305,7 +305,7 @@ def test_a_child_tells_what_it_says_and_nothing_of_its_parent() -> None:
         assert handler.messages == ["first", "said by the parent"]
 
 
-def test_the_death_of_the_watchdog_is_a_loss_before_it_is_told() -> None:
+def test_the_end_of_the_watchdog_counts_as_a_loss_before_it_is_logged() -> None:
     backend = Scripted()
     client = client_on(backend, Threads(), ttl=30.0)
     losses = Losses()
@@ -322,7 +322,7 @@ def test_the_death_of_the_watchdog_is_a_loss_before_it_is_told() -> None:
     client.close()
 
 
-def test_close_waits_for_the_handlers_but_not_forever() -> None:
+def test_close_waits_for_log_handlers_but_not_forever() -> None:
     client = client_on(Scripted(), Threads())
     with blocked():
         began = time.monotonic()
@@ -336,7 +336,7 @@ def test_close_waits_for_the_handlers_but_not_forever() -> None:
 
 
 @pytest.mark.parametrize("threads", [True, False], ids=["a thread tells", "no thread can start"])
-def test_the_last_words_of_a_program_are_told(threads: bool) -> None:
+def test_the_last_records_of_a_program_are_handled(threads: bool) -> None:
     script = f"""
 import logging, threading
 logging.basicConfig(format="%(levelname)s %(threadName)s %(message)s")

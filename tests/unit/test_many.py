@@ -70,26 +70,24 @@ def client(backend: Scripted) -> Iterator[Client]:
         yield client
 
 
-def test_names_are_put_in_the_order_of_their_keys_once_each() -> None:
+def test_names_are_sorted_by_their_keys_without_duplicates() -> None:
     assert in_order(["b", "a/1", "B", "a", "b", "ä", "a.", "a-"]) == ["ä", "B", "a", "a/1", "a-", "a.", "b"]
 
 
-def test_a_thousand_names_are_held_together_and_given_back(client: Client, backend: Scripted) -> None:
+def test_a_thousand_names_are_held_together_and_released(client: Client, backend: Scripted) -> None:
     with client.lock_all([f"n/{number}" for number in range(1000)]) as lease:
         assert lease.is_held()
         assert len(lease.leases) == len(backend.holders) == 1000
     eventually(lambda: backend.holders == {}, within=20)
 
 
-def test_parts_are_asked_for_one_after_the_other_and_given_back_the_other_way_round(
-    client: Client, backend: Scripted
-) -> None:
+def test_the_locks_of_a_set_are_acquired_in_order_and_released_in_reverse(client: Client, backend: Scripted) -> None:
     with client.lock_all(["c", "a", "b"]):
         assert [call.claims[0].name for call in backend.called("attempt")] == ["a", "b", "c"]
     assert [call.claims[0].name for call in backend.called("release")] == ["c", "b", "a"]
 
 
-def test_a_try_asks_once_for_each_and_stops_at_the_first_that_is_taken(client: Client, backend: Scripted) -> None:
+def test_a_try_asks_for_each_lock_once_and_stops_at_the_first_taken_one(client: Client, backend: Scripted) -> None:
     backend.holders["b"] = "somebody"
     assert client.lock_all(["a", "b", "c"]).try_acquire() is None
     assert [(call.claims[0].name, call.details["join"]) for call in backend.called("attempt")] == [
@@ -99,14 +97,14 @@ def test_a_try_asks_once_for_each_and_stops_at_the_first_that_is_taken(client: C
     assert backend.holders == {"b": "somebody"}
 
 
-def test_silence_gives_back_what_was_held_and_raises(client: Client, backend: Scripted) -> None:
+def test_silence_releases_the_acquired_locks_and_raises(client: Client, backend: Scripted) -> None:
     backend.script("attempt", lambda backend, call: call.execute(), silence(0.01))
     with pytest.raises(multilock.BackendUnavailable, match="'b'"):
         client.lock_all(["a", "b"]).try_acquire()
     eventually(lambda: backend.holders == {})
 
 
-def test_a_release_waits_for_one_request_however_many_do_not_answer(client: Client, backend: Scripted) -> None:
+def test_a_release_waits_for_one_request_even_if_several_get_no_reply(client: Client, backend: Scripted) -> None:
     lease = client.lock_all([f"n{number}" for number in range(20)]).acquire()
     backend.always("release", silence())
     started = time.monotonic()
@@ -118,7 +116,7 @@ def test_a_release_waits_for_one_request_however_many_do_not_answer(client: Clie
 
 
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
-def test_a_renewal_asks_for_each_part_also_after_one_that_was_not_answered(
+def test_a_renewal_covers_each_lock_even_after_one_without_a_reply(
     client: Client, backend: Scripted, face: str
 ) -> None:
     def renew() -> None:
@@ -139,7 +137,7 @@ def test_a_renewal_asks_for_each_part_also_after_one_that_was_not_answered(
     assert [call.claims[0].name for call in backend.called("renew")] == ["a", "b", "c"]
 
 
-def test_a_part_that_is_found_lost_loses_the_set_whatever_was_not_answered(client: Client, backend: Scripted) -> None:
+def test_one_lost_lock_loses_the_set_even_if_others_get_no_reply(client: Client, backend: Scripted) -> None:
     lease = client.lock_all(["a", "b"]).acquire()
     backend.script("renew", silence(0.01))
     del backend.holders["b"]
@@ -147,7 +145,7 @@ def test_a_part_that_is_found_lost_loses_the_set_whatever_was_not_answered(clien
         lease.renew()
 
 
-def test_a_part_that_is_released_by_hand_is_not_a_loss(client: Client, backend: Scripted) -> None:
+def test_releasing_one_lock_of_a_set_by_hand_is_not_a_loss(client: Client, backend: Scripted) -> None:
     losses = Losses()
     lease = client.lock_all(["a", "b"], on_lost=losses).acquire()
     lease.leases[0].release()
@@ -157,7 +155,7 @@ def test_a_part_that_is_released_by_hand_is_not_a_loss(client: Client, backend: 
     assert losses.calls == []
 
 
-def test_a_loss_that_the_release_finds_is_told(client: Client, backend: Scripted) -> None:
+def test_a_loss_found_by_the_release_is_reported(client: Client, backend: Scripted) -> None:
     losses = Losses()
     lease = client.lock_all(["a", "b"], on_lost=losses).acquire()
     del backend.holders["a"]
@@ -168,7 +166,7 @@ def test_a_loss_that_the_release_finds_is_told(client: Client, backend: Scripted
     assert len(losses.calls) == 1
 
 
-def test_without_renewal_it_lasts_as_long_as_its_first_part(client: Client) -> None:
+def test_without_renewal_a_set_lasts_as_long_as_its_first_lock(client: Client) -> None:
     losses = Losses()
     with Pulse() as pulse:
         lease = client.lock_all(["a", "b"], ttl=1.0, renew=False, on_lost=losses).acquire()
@@ -179,7 +177,7 @@ def test_without_renewal_it_lasts_as_long_as_its_first_part(client: Client) -> N
     assert losses.times[0] <= loss.valid_until + stopped
 
 
-def test_a_lost_set_that_nobody_releases_is_given_back_after_one_ttl(
+def test_a_lost_set_that_is_never_released_is_released_after_one_ttl(
     hand: Client, scripted: Resting, runtime: HandRuntime
 ) -> None:
     lease = hand.lock_all(["a", "b"], ttl=30).acquire()
@@ -193,7 +191,7 @@ def test_a_lost_set_that_nobody_releases_is_given_back_after_one_ttl(
 
 
 @pytest.mark.parametrize("how", ["release", "release of the lock", "with"])
-def test_the_other_parts_are_kept_until_the_work_has_ended(
+def test_the_other_locks_of_a_lost_set_are_kept_until_the_work_has_ended(
     hand: Client, scripted: Resting, runtime: HandRuntime, how: str
 ) -> None:
     lock = hand.lock_all(["a", "b"], ttl=30)
@@ -213,7 +211,7 @@ def test_the_other_parts_are_kept_until_the_work_has_ended(
     assert scripted.holders == {}
 
 
-def test_a_reentrant_lost_set_is_given_back_with_its_last_release(
+def test_a_reentrant_lost_set_is_released_with_its_last_release(
     hand: Client, scripted: Resting, runtime: HandRuntime
 ) -> None:
     lock = hand.lock_all(["a", "b"], reentrant=True)
@@ -230,7 +228,7 @@ def test_a_reentrant_lost_set_is_given_back_with_its_last_release(
         lock.release()
 
 
-def test_a_part_that_another_lock_holds_too_outlives_the_set(hand: Client, scripted: Resting) -> None:
+def test_a_lock_that_is_also_held_separately_outlives_the_set(hand: Client, scripted: Resting) -> None:
     single = hand.lock("a", reentrant=True).acquire()
     for _ in range(3):
         with hand.lock_all(["a", "b"], reentrant=True):
@@ -248,7 +246,7 @@ def test_the_innermost_lease_within_a_set_is_the_set(hand: Client) -> None:
         assert hand.current_lease("b") is lease.leases[1]
 
 
-def test_wait_lost_ends_when_a_part_is_released_by_hand(client: Client) -> None:
+def test_wait_lost_ends_when_one_lock_of_the_set_is_released_by_hand(client: Client) -> None:
     lease = client.lock_all(["a", "b"]).acquire()
     waiting = background(lambda: lease.wait_lost(30))
     eventually(lambda: len(inner(lease)._hooks or ()) == 1)
@@ -258,7 +256,7 @@ def test_wait_lost_ends_when_a_part_is_released_by_hand(client: Client) -> None:
     assert lease.state is LeaseState.RELEASED
 
 
-def test_a_part_released_by_hand_leaves_the_rest_to_the_release_of_the_lock(
+def test_after_one_lock_is_released_by_hand_the_set_releases_the_others(
     hand: Client, scripted: Resting, runtime: HandRuntime
 ) -> None:
     lock = hand.lock_all(["a", "b"])
@@ -271,7 +269,7 @@ def test_a_part_released_by_hand_leaves_the_rest_to_the_release_of_the_lock(
         lock.release()
 
 
-def test_a_lost_set_is_kept_by_nothing_once_it_is_released(client: Client, backend: Scripted) -> None:
+def test_a_lost_set_is_not_kept_alive_after_its_release(client: Client, backend: Scripted) -> None:
     lock = client.lock_all(["a", "b"], ttl=1000)
     with contextlib.suppress(LockLost), lock as lease:
         lose(backend)
@@ -284,7 +282,9 @@ def test_a_lost_set_is_kept_by_nothing_once_it_is_released(client: Client, backe
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("why", ["silence", "cancelled", "closed"])
-def test_a_set_that_nobody_got_leaves_no_rest(scripted: Resting, hand: Client, runtime: HandRuntime, why: str) -> None:
+def test_a_set_that_was_not_acquired_leaves_no_rest(
+    scripted: Resting, hand: Client, runtime: HandRuntime, why: str
+) -> None:
     lock = hand.lock_all(["a", "b"], hold_at_least=3600)
     scripted.script("attempt", lambda backend, call: call.execute(), ending(why, hand))
     with pytest.raises((multilock.BackendUnavailable, KeyboardInterrupt, multilock.ClientClosed)):
@@ -303,14 +303,14 @@ def ending(why: str, client: Client) -> Any:
     return end
 
 
-def test_each_part_rests_once_the_set_was_handed_out(hand: Client, scripted: Resting) -> None:
+def test_each_lock_of_an_acquired_set_rests(hand: Client, scripted: Resting) -> None:
     with hand.lock_all(["a", "b"], hold_at_least=3600):
         pass
     assert [name for name, _ in scripted.rests] == ["b", "a"]
 
 
 @pytest.mark.oracle
-def test_a_set_that_was_lost_leaves_no_rest(hand: Client, scripted: Resting, runtime: HandRuntime) -> None:
+def test_a_lost_set_leaves_no_rest(hand: Client, scripted: Resting, runtime: HandRuntime) -> None:
     lease = hand.lock_all(["a", "b"], hold_at_least=3600).acquire()
     lose(scripted)
     assert not lease.release()
@@ -319,7 +319,7 @@ def test_a_set_that_was_lost_leaves_no_rest(hand: Client, scripted: Resting, run
     assert scripted.rests == []
 
 
-def test_each_part_rests_for_as_long_as_the_set_promises(hand: Client, scripted: Resting, runtime: HandRuntime) -> None:
+def test_each_lock_rests_for_as_long_as_the_set_requires(hand: Client, scripted: Resting, runtime: HandRuntime) -> None:
     first = hand.lock("a", reentrant=True).acquire()
     runtime.advance(20)
     with hand.lock_all(["a", "b"], reentrant=True, hold_at_least=60):
@@ -328,7 +328,7 @@ def test_each_part_rests_for_as_long_as_the_set_promises(hand: Client, scripted:
     assert [(name, round(seconds)) for name, seconds in scripted.rests] == [("b", 60), ("a", 60)]
 
 
-def test_a_part_that_ends_as_the_last_is_taken_does_not_end_the_wait(
+def test_a_lock_that_ends_as_the_last_one_is_acquired_does_not_end_the_wait(
     hand: Client, scripted: Resting, runtime: HandRuntime
 ) -> None:
     def outlast_the_first(backend: Scripted, call: Call) -> Any:
@@ -342,13 +342,13 @@ def test_a_part_that_ends_as_the_last_is_taken_does_not_end_the_wait(
     assert [call.claims[0].name for call in scripted.called("attempt")] == ["a", "b", "a", "b"]
 
 
-def test_an_inner_lock_of_a_reentrant_lease_lets_it_rest(hand: Client, scripted: Resting) -> None:
+def test_an_inner_lock_of_a_reentrant_lease_lets_the_name_rest(hand: Client, scripted: Resting) -> None:
     with hand.lock("a", reentrant=True), hand.lock("a", reentrant=True, hold_at_least=60):
         pass
     assert [name for name, _ in scripted.rests] == ["a"]
 
 
-def test_a_release_has_the_time_of_one_request_however_slow_each_answer_is(hand: Client, scripted: Resting) -> None:
+def test_a_release_has_the_time_of_one_request_however_slow_each_reply_is(hand: Client, scripted: Resting) -> None:
     lease = hand.lock_all(["a", "b", "c"], ttl=25).acquire()
     scripted.script("release", late(3), silence())
     assert lease.release() is True
@@ -357,7 +357,7 @@ def test_a_release_has_the_time_of_one_request_however_slow_each_answer_is(hand:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_forked_child_holds_none_of_a_set_and_lost_none(client: Client, backend: Scripted, lost: bool) -> None:
+def test_a_forked_child_holds_no_lock_of_a_set_and_lost_none(client: Client, backend: Scripted, lost: bool) -> None:
     lease = client.lock_all(["a", "b"]).acquire()
     if lost:
         lose(backend)
@@ -412,7 +412,7 @@ async def holding(client: multilock.AsyncClient, name: str) -> None:
                 return
 
 
-def test_a_task_that_is_cancelled_between_two_parts_gives_the_first_back() -> None:
+def test_a_task_cancelled_between_two_locks_releases_the_first() -> None:
     async def main() -> None:
         async with multilock.connect_async("memory://many-cancel") as client, client.lock("b"):
             waiting = asyncio.create_task(client.lock_all(["a", "b"]).try_acquire(30))
@@ -426,7 +426,7 @@ def test_a_task_that_is_cancelled_between_two_parts_gives_the_first_back() -> No
     asyncio.run(main())
 
 
-def test_the_body_is_cancelled_at_the_loss_of_one_part() -> None:
+def test_the_body_is_cancelled_at_the_loss_of_one_lock() -> None:
     async def main() -> None:
         async with multilock.connect_async("memory://many-body") as client:
             told: asyncio.Queue[Loss] = asyncio.Queue()
@@ -447,7 +447,7 @@ def test_the_body_is_cancelled_at_the_loss_of_one_part() -> None:
     asyncio.run(main())
 
 
-def test_it_serves_as_a_threading_lock(client: Client, backend: Scripted) -> None:
+def test_a_set_works_as_a_threading_lock(client: Client, backend: Scripted) -> None:
     lock = client.lock_all(["a", "b"]).as_threading_lock()
     with lock:
         assert lock.locked()
@@ -455,7 +455,7 @@ def test_it_serves_as_a_threading_lock(client: Client, backend: Scripted) -> Non
     assert backend.holders == {}
 
 
-def test_a_set_that_is_released_twice_gives_back_each_part_once(client: Client, backend: Scripted) -> None:
+def test_a_set_that_is_released_twice_releases_each_lock_once(client: Client, backend: Scripted) -> None:
     lock, both = client.lock("a", reentrant=True), client.lock_all(["a", "b"], reentrant=True)
     with lock as outer:
         with both as lease:
@@ -470,7 +470,7 @@ def test_a_set_that_is_released_twice_gives_back_each_part_once(client: Client, 
     assert backend.holders == {}
 
 
-def test_a_lost_set_whose_time_is_over_counts_no_part_down_again(hand: Client, scripted: Resting) -> None:
+def test_releasing_an_expired_lost_set_counts_no_lock_down_again(hand: Client, scripted: Resting) -> None:
     lock = hand.lock("b", reentrant=True)
     outer = lock.acquire()
     lease = hand.lock_all(["a", "b"], reentrant=True).acquire()
@@ -485,7 +485,7 @@ def test_a_lost_set_whose_time_is_over_counts_no_part_down_again(hand: Client, s
     assert not outer.is_held()
 
 
-def test_a_part_released_by_hand_in_an_inner_with_stays_in_its_set(backend: Scripted) -> None:
+def test_a_lock_released_by_hand_in_an_inner_with_stays_in_its_set(backend: Scripted) -> None:
     with Client(backend) as client:
         lock, both = client.lock("a", reentrant=True), client.lock_all(["a", "b"], reentrant=True)
         with both as lease:

@@ -21,7 +21,7 @@ def ends_at(lease: Lease) -> float:
     return inner(lease).hold_until
 
 
-def test_a_lease_is_renewed_until_its_max_hold_and_lost_then(
+def test_a_lease_is_renewed_until_its_max_hold_and_then_lost(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -41,7 +41,7 @@ def test_a_lease_is_renewed_until_its_max_hold_and_lost_then(
     assert len(backend.called("renew")) == renewals
 
 
-def test_the_name_is_kept_for_a_holder_that_still_works(
+def test_after_max_hold_the_name_is_kept_while_its_holder_still_works(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = client.lock("n", max_hold=5.0).acquire()
@@ -53,7 +53,7 @@ def test_the_name_is_kept_for_a_holder_that_still_works(
     assert "n" not in backend.holders
 
 
-def test_the_name_is_free_when_its_holder_gives_it_back(
+def test_after_max_hold_the_name_is_free_once_its_holder_releases_it(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     def hold() -> None:
@@ -71,7 +71,7 @@ def test_the_name_is_free_when_its_holder_gives_it_back(
     assert len(backend.called("release")) == 1
 
 
-def test_a_holder_gives_it_back_no_earlier_than_its_callback_begins(
+def test_a_holder_cannot_release_before_its_callback_begins(
     client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Callable[[], object]] = []
@@ -88,7 +88,7 @@ def test_a_holder_gives_it_back_no_earlier_than_its_callback_begins(
     assert "n" not in backend.holders
 
 
-def test_a_reply_after_its_end_prolongs_nothing(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_reply_after_max_hold_extends_nothing(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     renewed: list[Renewed] = []
     client.events.subscribe(lambda event: renewed.append(event) if isinstance(event, Renewed) else None)
     losses = Losses(runtime)
@@ -110,7 +110,7 @@ def test_without_renewals_the_earlier_of_both_ends_counts(
     assert [one.value for one in losses.reasons] == [reason]
 
 
-def test_a_report_that_another_may_hold_leaves_no_time_to_the_callback(
+def test_a_loss_to_another_holder_leaves_no_time_for_the_callback(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -122,7 +122,7 @@ def test_a_report_that_another_may_hold_leaves_no_time_to_the_callback(
     assert (loss.reason, loss.confirmed, loss.time_left) == (LossReason.TAKEN, True, 0.0)
 
 
-def test_a_reentrant_lease_counts_from_its_first_grant(client: Client, runtime: HandRuntime) -> None:
+def test_max_hold_of_a_reentrant_lease_counts_from_its_first_grant(client: Client, runtime: HandRuntime) -> None:
     lock = client.lock("n", reentrant=True, max_hold=50.0)
     lease = lock.acquire()
     end = ends_at(lease)
@@ -134,7 +134,7 @@ def test_a_reentrant_lease_counts_from_its_first_grant(client: Client, runtime: 
     assert not lease.is_held()
 
 
-def test_a_set_counts_from_its_last_grant_and_ends_as_a_whole(
+def test_max_hold_of_a_set_counts_from_its_last_grant_and_ends_the_whole_set(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -151,7 +151,7 @@ def test_a_set_counts_from_its_last_grant_and_ends_as_a_whole(
     assert not backend.holders
 
 
-def test_a_set_leaves_an_outer_lease_of_a_part_as_it_was(client: Client, runtime: HandRuntime) -> None:
+def test_a_set_leaves_a_separate_outer_lease_unchanged(client: Client, runtime: HandRuntime) -> None:
     outer = client.lock("a", reentrant=True).acquire()
     several = client.lock_all(["a", "b"], reentrant=True, max_hold=20.0).acquire()
     runtime.advance(20)
@@ -161,7 +161,7 @@ def test_a_set_leaves_an_outer_lease_of_a_part_as_it_was(client: Client, runtime
     assert outer.is_held()
 
 
-def test_a_hard_fence_goes_on_until_the_work_has_ended(client: Client, runtime: HandRuntime) -> None:
+def test_a_hard_fence_stays_until_the_work_has_ended(client: Client, runtime: HandRuntime) -> None:
     lease = client.lock("n", max_hold=20.0, hard_fence=True).acquire()
     runtime.advance(20)
     assert runtime.kills_at == inner(lease).valid_until
@@ -169,7 +169,7 @@ def test_a_hard_fence_goes_on_until_the_work_has_ended(client: Client, runtime: 
     assert runtime.kills_at == NEVER
 
 
-def test_every_kind_of_lock_takes_it(make: Callable[..., Client], runtime: HandRuntime) -> None:
+def test_every_kind_of_lock_accepts_max_hold(make: Callable[..., Client], runtime: HandRuntime) -> None:
     client = make(Scripted(runtime, read_write=True, semaphore=True))
     rw = client.read_write_lock("rw", max_hold=7.0)
     locks = [rw.reader(), rw.writer(), client.semaphore("s", 3, max_hold=7.0)]
@@ -187,7 +187,7 @@ def test_every_kind_of_lock_takes_it(make: Callable[..., Client], runtime: HandR
         work()
 
 
-def test_a_leader_that_led_for_too_long_is_lost_and_stands_again(client: Client, runtime: HandRuntime) -> None:
+def test_a_leader_that_led_for_too_long_loses_and_campaigns_again(client: Client, runtime: HandRuntime) -> None:
     losses: list[Loss[Leadership]] = []
     led: list[float] = []
 
@@ -204,7 +204,7 @@ def test_a_leader_that_led_for_too_long_is_lost_and_stands_again(client: Client,
     assert led[2] - led[0] < 2 * 50 + 3, "the name was free as soon as work and callbacks had ended"
 
 
-def test_a_lost_leadership_that_is_entered_stays_taken_until_its_work_ends(
+def test_a_lost_leadership_stays_taken_until_its_with_ends(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     led: list[bool] = []
@@ -234,7 +234,7 @@ def test_a_wrong_max_hold_is_refused_before_any_request(client: Client, backend:
     assert backend.calls == []
 
 
-def test_a_max_hold_is_a_number_of_seconds(client: Client) -> None:
+def test_max_hold_must_be_a_number_of_seconds(client: Client) -> None:
     for wrong in (True, "5"):
         with pytest.raises(TypeError, match="max_hold must be a number of seconds"):
             client.lock("n", max_hold=wrong)  # type: ignore[arg-type]

@@ -19,7 +19,9 @@ def claim_of(backend: Scripted, number: int = 0) -> str:
     return backend.called("attempt")[number].claims[0].id
 
 
-def test_a_notice_that_it_is_gone_is_a_loss_at_once(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_notice_that_the_lock_is_gone_is_a_loss_at_once(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
     runtime.advance(3)
@@ -33,7 +35,7 @@ def test_a_notice_that_it_is_gone_is_a_loss_at_once(client: Client, backend: Scr
 
 
 @pytest.mark.parametrize("report", ["claim", "session"])
-def test_a_report_after_the_deadline_is_no_news_to_a_paused_process(
+def test_a_report_after_the_deadline_does_not_change_the_reason_paused(
     client: Client, backend: Scripted, runtime: HandRuntime, report: str
 ) -> None:
     losses = Losses(runtime)
@@ -63,7 +65,9 @@ def test_the_callback_starts_before_any_clean_up(client: Client, backend: Script
     assert order == ["callback", "release"]
 
 
-def test_a_lease_is_lost_once_however_many_say_so(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_lease_is_lost_once_even_if_several_reports_arrive(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
     for _ in range(3):
@@ -77,7 +81,7 @@ def test_a_lease_is_lost_once_however_many_say_so(client: Client, backend: Scrip
     assert losses.reasons == [LossReason.TAKEN]
 
 
-def test_notices_about_others_are_nothing(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_notices_about_other_claims_are_ignored(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     lease = client.lock("n").acquire()
     backend.notices.gone("an id of long ago", LossReason.TAKEN, "taken")
     backend.notices.group_gone("another server", "gone")
@@ -112,7 +116,7 @@ def test_a_loss_that_release_discovers_is_a_loss(client: Client, backend: Script
     assert backend.holders == {"n": "somebody else"}
 
 
-def test_a_release_without_an_answer_goes_on_in_the_background(
+def test_a_release_without_a_reply_continues_in_the_background(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -141,7 +145,7 @@ def test_release_never_raises(client: Client, backend: Scripted, runtime: HandRu
     assert backend.holders == {}
 
 
-def test_what_was_ours_until_we_began_to_release_was_released(
+def test_a_lease_that_was_held_when_its_release_began_counts_as_released(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -152,7 +156,7 @@ def test_what_was_ours_until_we_began_to_release_was_released(
     assert losses.calls == []
 
 
-def test_a_notice_wakes_every_waiter_after_a_reconnect(client: Client, backend: Scripted) -> None:
+def test_after_a_reconnect_a_notice_wakes_every_waiter(client: Client, backend: Scripted) -> None:
     rung: list[str] = []
 
     class Bell:
@@ -197,7 +201,7 @@ def name_is_taken_back(backend: Scripted, granted: Granted, claim_id: str) -> No
 
 
 @pytest.mark.parametrize("tell", [session_ends, name_is_taken_back])
-def test_a_grant_contradicted_on_its_way_makes_no_lease(
+def test_a_grant_revoked_on_its_way_makes_no_lease(
     make: Callable[..., Client], runtime: HandRuntime, tell: Callable[[Scripted, Granted, str], None]
 ) -> None:
     backend = Scripted(runtime, sessions=True)
@@ -213,7 +217,7 @@ def test_a_grant_contradicted_on_its_way_makes_no_lease(
 
 
 @pytest.mark.parametrize("tell", [session_ends, name_is_taken_back])
-def test_a_single_try_whose_grant_is_contradicted_reports_no_answer(
+def test_a_single_try_whose_grant_was_revoked_raises_backend_unavailable(
     make: Callable[..., Client], runtime: HandRuntime, tell: Callable[[Scripted, Granted, str], None]
 ) -> None:
     backend = Scripted(runtime, sessions=True)
@@ -224,7 +228,7 @@ def test_a_single_try_whose_grant_is_contradicted_reports_no_answer(
     assert client.lock("n").try_acquire() is not None
 
 
-def test_the_end_of_one_session_refuses_no_grant_of_another(make: Callable[..., Client], runtime: HandRuntime) -> None:
+def test_the_end_of_one_session_revokes_no_grant_of_another(make: Callable[..., Client], runtime: HandRuntime) -> None:
     backend = Scripted(runtime, sessions=True)
     client = make(backend)
     client.lock("first", ttl=5.0).acquire()
@@ -234,7 +238,7 @@ def test_the_end_of_one_session_refuses_no_grant_of_another(make: Callable[..., 
     assert client.lock("n").try_acquire() is not None
 
 
-def test_every_claim_of_a_client_begins_with_its_name(client: Client, backend: Scripted) -> None:
+def test_every_claim_of_a_client_begins_with_its_identity(client: Client, backend: Scripted) -> None:
     client.lock("n").acquire()
     assert claim_of(backend).startswith(backend.notices.client + ".")
     assert len(backend.notices.client) == 16

@@ -21,28 +21,28 @@ def test_every_name_without_control_characters_is_allowed(name: str) -> None:
 
 
 @given(names)
-def test_a_key_gives_its_name_back(name: str) -> None:
+def test_the_name_can_be_read_from_its_key(name: str) -> None:
     assert unescape(escape(name)) == name
 
 
 @given(names)
-def test_what_is_not_the_key_of_a_name_gives_none(text: str) -> None:
+def test_a_key_that_belongs_to_no_name_gives_none(text: str) -> None:
     name = unescape(text)
     assert name is None or escape(name) == text
 
 
 @pytest.mark.parametrize("key", ["teamA/job", "a b", "%2f", "%41", "%FF", "%", ".", "ä"])
-def test_a_key_below_a_longer_prefix_or_of_another_program_gives_no_name(key: str) -> None:
+def test_a_key_of_a_longer_prefix_or_of_another_program_gives_no_name(key: str) -> None:
     assert unescape(key) is None
 
 
 @given(names, names)
-def test_distinct_names_never_collide(one: str, other: str) -> None:
+def test_different_names_do_not_exclude_each_other(one: str, other: str) -> None:
     assert (escape(one) == escape(other)) == (one == other)
 
 
 @given(names)
-def test_a_key_has_no_separator_and_nothing_that_needs_quoting(name: str) -> None:
+def test_a_key_has_no_separator_and_needs_no_quoting(name: str) -> None:
     key = escape(name)
     assert key.isascii()
     assert key.isprintable()
@@ -69,7 +69,7 @@ def test_a_simple_name_is_its_own_key(name: str) -> None:
         (5, TypeError, "int"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused_with_the_reason(name: Any, error: type[Exception], words: str) -> None:
+def test_an_invalid_name_is_refused_with_the_reason(name: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         check_name(name)
 
@@ -78,7 +78,7 @@ def test_the_longest_name_is_a_thousand_characters() -> None:
     assert len(check_name("ä" * 1000)) == 1000
 
 
-def test_an_identity_is_shorter_and_a_prefix_may_be_empty() -> None:
+def test_the_limit_for_an_identity_is_lower_and_a_prefix_may_be_empty() -> None:
     assert check_identity("i" * 255)
     assert check_identity("/" * 85)
     with pytest.raises(ValueError):

@@ -35,7 +35,7 @@ def client(backend: Scripted, threads: dict[str, int]) -> Iterator[Client]:
     client.close()
 
 
-def test_a_lock_whose_renewal_finds_no_thread_is_renewed_when_there_is_one(
+def test_a_renewal_that_cannot_start_a_thread_is_repeated_later(
     client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:
     losses = Losses()
@@ -46,7 +46,7 @@ def test_a_lock_whose_renewal_finds_no_thread_is_renewed_when_there_is_one(
     assert threads["multilock-renew"] == 0
 
 
-def test_a_lock_is_renewed_although_no_further_thread_can_be_started(
+def test_a_lock_is_renewed_although_no_further_thread_can_start(
     client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:
     losses = Losses()
@@ -59,7 +59,7 @@ def test_a_lock_is_renewed_although_no_further_thread_can_be_started(
     eventually(lambda: len(backend.called("renew")) >= 6, within=10)
 
 
-def test_an_acquire_without_a_watchdog_asks_nobody_and_says_so(
+def test_an_acquire_without_a_watchdog_sends_nothing_and_raises(
     client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:
     threads["multilock-watchdog"] = 1
@@ -70,14 +70,14 @@ def test_an_acquire_without_a_watchdog_asks_nobody_and_says_so(
     assert client.lock("n").acquire(timeout=0).is_held()
 
 
-def test_an_acquire_waits_until_there_is_a_thread(client: Client, threads: dict[str, int]) -> None:
+def test_an_acquire_waits_until_a_thread_can_start(client: Client, threads: dict[str, int]) -> None:
     threads["multilock-watchdog"] = 3
     assert client.lock("n").acquire(timeout=10).is_held()
     assert threads["multilock-watchdog"] == 0
 
 
 @pytest.mark.oracle
-def test_a_backend_that_is_refused_a_thread_after_its_request_leaves_nothing_behind(
+def test_a_backend_without_a_thread_after_its_request_leaves_nothing_behind(
     client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:
     def executed(backend: Scripted, call: Call) -> Any:
@@ -94,7 +94,7 @@ def test_a_backend_that_is_refused_a_thread_after_its_request_leaves_nothing_beh
     assert cancel.details["unsure"]
 
 
-def test_what_a_backend_raises_otherwise_is_not_taken_for_it(client: Client, backend: Scripted) -> None:
+def test_another_exception_of_a_backend_is_not_taken_for_a_missing_thread(client: Client, backend: Scripted) -> None:
     def wrong(backend: Scripted, call: Call) -> Any:
         raise RuntimeError("a bug")
 
@@ -118,7 +118,7 @@ def test_asyncio_waits_for_a_thread_too(backend: Scripted, threads: dict[str, in
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_asyncio_close_ends_although_the_watchdog_was_refused_too(backend: Scripted, threads: dict[str, int]) -> None:
+def test_asyncio_close_ends_although_the_watchdog_could_not_start(backend: Scripted, threads: dict[str, int]) -> None:
     async def main() -> None:
         client = AsyncClient(backend)
         threads.update({"multilock-close": 3, "multilock-watchdog": 3})
@@ -128,14 +128,14 @@ def test_asyncio_close_ends_although_the_watchdog_was_refused_too(backend: Scrip
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_an_election_stands_although_the_watchdog_was_refused_too(client: Client, threads: dict[str, int]) -> None:
+def test_an_election_campaigns_although_the_watchdog_could_not_start(client: Client, threads: dict[str, int]) -> None:
     threads.update({"multilock-election": 3, "multilock-watchdog": 3})
     with client.election("n") as election:
         eventually(election.is_leader, within=10)
     assert threads["multilock-election"] == 0
 
 
-def test_a_watchdog_that_dies_where_no_other_can_start_loses_all_it_had(
+def test_if_a_dead_watchdog_cannot_be_replaced_all_leases_are_lost(
     client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:
     losses = Losses()

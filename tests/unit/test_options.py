@@ -12,24 +12,24 @@ from multilock.options import host_list, number, tls_context, tls_only, user_inf
 
 
 @pytest.mark.parametrize(("value", "said"), [(3, 3), ("3", 3), ("-1", -1), ("3.5", None), (3.5, None), (True, None)])
-def test_a_whole_number_is_read_from_text_and_from_a_number(value: object, said: int | None) -> None:
+def test_a_whole_number_may_be_text_or_a_number(value: object, said: int | None) -> None:
     assert number(int, value) == said
 
 
 @pytest.mark.parametrize(
     ("value", "said"), [(3, 3.0), ("0.5", 0.5), (0.5, 0.5), ("x", None), (None, None), (10**400, None)]
 )
-def test_a_number_is_read_from_text_and_from_a_number(value: object, said: float | None) -> None:
+def test_a_number_may_be_text_or_a_number(value: object, said: float | None) -> None:
     assert number(float, value) == said
 
 
 @pytest.mark.parametrize(("value", "said"), [("Yes", True), ("0", False), (True, True), (False, False)])
-def test_yes_and_no_are_read_from_text_and_from_a_boolean(value: object, said: bool) -> None:
+def test_a_truth_value_may_be_text_or_a_boolean(value: object, said: bool) -> None:
     assert yes_or_no("tls", value) is said
 
 
 @pytest.mark.parametrize("value", ["perhaps", 1, None])
-def test_what_is_neither_yes_nor_no_is_refused(value: object) -> None:
+def test_any_other_truth_value_is_refused(value: object) -> None:
     with pytest.raises(ConfigurationError, match="tls must be true or false"):
         yes_or_no("tls", value)
 
@@ -39,7 +39,7 @@ def test_each_host_of_a_list_has_a_port() -> None:
 
 
 @pytest.mark.parametrize("hosts", ["", "h1,,h2", "h:0", "h:65536", "::1", "h:x"])
-def test_a_malformed_host_is_refused_with_how_to_write_one(hosts: str) -> None:
+def test_a_malformed_host_is_refused_with_the_right_form(hosts: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is not a host of a URL: write host:port, or \[::1\]:7 for IPv6"):
         host_list(hosts, 7, "host of a URL")
 
@@ -59,17 +59,17 @@ def test_a_password_without_a_host_is_not_shown(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_user_and_password_of_a_url_are_decoded() -> None:
+def test_user_and_password_of_a_url_are_percent_decoded() -> None:
     assert user_info("u%40:p%3A:q") == {"username": "u@", "password": "p::q"}
     assert user_info("") == {}
 
 
-def test_files_for_tls_are_refused_without_it() -> None:
+def test_certificate_files_without_tls_are_refused() -> None:
     assert tls_only({"ca": "x"}, "rediss", "rediss") == {"ca": "x"}
     with pytest.raises(ConfigurationError, match="ca: only rediss:// has these"):
         tls_only({"ca": "x"}, "redis", "rediss")
 
 
-def test_a_file_that_is_not_there_is_told_before_the_first_connection(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_before_the_first_connection(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="PEM files"):
         tls_context({"ca": str(tmp_path / "none.pem")})

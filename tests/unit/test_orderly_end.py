@@ -95,7 +95,7 @@ def with_job(client: Client, part: str, job: Any, **options: Any) -> tuple[Elect
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_the_lease_is_kept_for_as_long_as_the_part_runs(
+def test_the_lease_is_kept_while_the_work_or_a_callback_runs(
     client: Client, server: Scripted, job: Job, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     election, running = with_job(client, part, job, grace=math.inf)
@@ -115,7 +115,7 @@ def test_the_lease_is_kept_for_as_long_as_the_part_runs(
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("grace", [None, 100.0])
-def test_the_lease_is_renewed_until_the_grace_is_over_and_what_still_runs_is_named(
+def test_the_lease_is_renewed_until_the_grace_is_over_and_remaining_parts_are_named(
     job: Job, part: str, grace: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = HandRuntime(start=1000.0, threads=True)
@@ -144,7 +144,7 @@ def test_the_lease_is_renewed_until_the_grace_is_over_and_what_still_runs_is_nam
         assert running.join() is None
 
 
-def test_all_that_still_runs_is_named(client: Client, job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_part_that_still_runs_is_named(client: Client, job: Job, caplog: pytest.LogCaptureFixture) -> None:
     election = client.election("e", on_elected=lambda _: job.go.wait(20), on_lost=lambda _: job.go.wait(20))
     running = leads(election, job)
     election.stop(grace=0.05)
@@ -153,7 +153,7 @@ def test_all_that_still_runs_is_named(client: Client, job: Job, caplog: pytest.L
     running.join()
 
 
-def test_a_work_that_waits_for_a_loss_hears_of_a_resignation(client: Client) -> None:
+def test_work_that_waits_for_a_loss_is_notified_of_a_resignation(client: Client) -> None:
     election = client.election("e", grace=math.inf)
     terms: list[Leadership] = []
 
@@ -168,7 +168,9 @@ def test_a_work_that_waits_for_a_loss_hears_of_a_resignation(client: Client) -> 
     assert terms[0].wait_lost() is None
 
 
-def test_without_grace_it_is_given_back_at_once_but_told_first(client: Client, server: Scripted, job: Job) -> None:
+def test_without_grace_the_lease_is_released_at_once_after_the_notification(
+    client: Client, server: Scripted, job: Job
+) -> None:
     told: list[LossReason] = []
     election = client.election("e", on_lost=lambda loss: told.append(loss.reason), grace=0)
     running = leads(election, job)
@@ -213,7 +215,7 @@ def test_a_second_stop_waits_as_the_first_does(client: Client, server: Scripted,
 
 
 @pytest.mark.parametrize("grace", [True, "5", math.nan, -1])
-def test_a_grace_that_is_none_is_refused_before_anything_happens(client: Client, server: Scripted, grace: Any) -> None:
+def test_a_negative_grace_is_refused_before_anything_happens(client: Client, server: Scripted, grace: Any) -> None:
     error = ValueError if isinstance(grace, (int, float)) and not isinstance(grace, bool) else TypeError
     with pytest.raises(error, match="grace"):
         client.election("e", grace=grace)
@@ -227,7 +229,7 @@ def test_a_grace_that_is_none_is_refused_before_anything_happens(client: Client,
 
 
 @pytest.mark.oracle
-def test_run_ends_when_on_lost_has_ended_and_the_lease_is_back_also_where_the_work_stopped_itself(
+def test_run_ends_after_on_lost_and_the_release_even_if_the_work_stopped_itself(
     client: Client, server: Scripted
 ) -> None:
     order: list[str] = []
@@ -242,7 +244,7 @@ def test_run_ends_when_on_lost_has_ended_and_the_lease_is_back_also_where_the_wo
     assert server.holders == {}
 
 
-def test_a_resignation_before_the_work_begins_keeps_it_from_beginning(
+def test_a_resignation_before_the_work_begins_prevents_the_work(
     client: Client, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     election = client.election("e", on_lost=job)
@@ -269,9 +271,7 @@ def test_a_resignation_before_the_work_begins_keeps_it_from_beginning(
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("how", ["stop", "resign", "release", "close"])
-def test_work_that_is_waited_for_does_not_wait_for_itself(
-    client: Client, server: Scripted, part: str, how: str
-) -> None:
+def test_awaited_work_does_not_wait_for_itself(client: Client, server: Scripted, part: str, how: str) -> None:
     took: list[float] = []
     kept: list[bool] = []
     election: Election
@@ -307,7 +307,9 @@ def test_work_that_is_waited_for_does_not_wait_for_itself(
     election.stop()
 
 
-def test_on_lost_of_a_loss_stops_without_waiting_for_the_work(client: Client, server: Scripted, job: Job) -> None:
+def test_on_lost_called_for_a_loss_stops_without_waiting_for_the_work(
+    client: Client, server: Scripted, job: Job
+) -> None:
     took: list[float] = []
 
     def lost(loss: Loss) -> None:
@@ -327,7 +329,7 @@ def test_on_lost_of_a_loss_stops_without_waiting_for_the_work(client: Client, se
 # Events that come in between
 
 
-def test_a_loss_in_the_grace_is_told_once_and_ends_it_with_a_warning(
+def test_a_loss_during_the_grace_is_reported_once_and_ends_the_grace_with_a_warning(
     client: Client, server: Scripted, job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[LossReason] = []
@@ -360,7 +362,7 @@ def test_the_end_of_the_watchdog_ends_the_grace(client: Client, job: Job) -> Non
     assert told == [LossReason.RESIGNED]
 
 
-def test_close_ends_a_resignation_in_the_grace_of_the_election(job: Job) -> None:
+def test_close_ends_a_resignation_after_the_grace_of_the_election(job: Job) -> None:
     server = Scripted()
     client = client_on(server, Threads(), ttl=25.0)
     election = client.election("e", grace=0.3)
@@ -394,9 +396,7 @@ def test_close_waits_for_the_work_and_keeps_its_lease_renewed(client: Client, se
     assert running.join() is None
 
 
-def test_a_leadership_that_was_stopped_from_within_is_closed_in_order(
-    client: Client, server: Scripted, job: Job
-) -> None:
+def test_a_leadership_stopped_from_within_is_closed_in_order(client: Client, server: Scripted, job: Job) -> None:
     def elected(leadership: Leadership) -> None:
         eventually(lambda: election._office.condition._bells)  # on which start() depends
         election.stop()
@@ -414,9 +414,7 @@ def test_a_leadership_that_was_stopped_from_within_is_closed_in_order(
     assert server.holders == {}
 
 
-def test_a_grant_that_meets_stop_is_waited_for_until_its_on_elected_has_ended(
-    client: Client, server: Scripted, job: Job
-) -> None:
+def test_stop_during_a_grant_waits_until_on_elected_has_ended(client: Client, server: Scripted, job: Job) -> None:
     election = client.election("e", on_elected=job)
     asked, answer = threading.Event(), threading.Event()
 
@@ -454,7 +452,7 @@ def test_a_grant_that_meets_stop_is_waited_for_until_its_on_elected_has_ended(
         ("Office.inside", None),
     ],
 )
-def test_a_stop_that_is_interrupted_gives_the_lease_back_when_the_work_has_ended(
+def test_an_interrupted_stop_releases_the_lease_when_the_work_has_ended(
     client: Client, server: Scripted, job: Job, function: str, after: str | None
 ) -> None:
     told: list[LossReason] = []
@@ -476,7 +474,7 @@ def test_a_stop_that_is_interrupted_gives_the_lease_back_when_the_work_has_ended
     ("function", "after"),
     [("Term.part_ended", None), ("ThreadTerm.do_work", None), ("inside", None), ("Term.work_begins", None)],
 )
-def test_a_work_that_is_interrupted_as_it_begins_or_ends_counts_as_ended(
+def test_work_interrupted_at_its_beginning_or_end_counts_as_ended(
     client: Client, server: Scripted, function: str, after: str | None
 ) -> None:
     election = client.election("e", grace=math.inf)
@@ -486,7 +484,7 @@ def test_a_work_that_is_interrupted_as_it_begins_or_ends_counts_as_ended(
     assert election.run(lambda leadership: leadership.is_held()) is True
 
 
-def test_in_child_forked_in_the_grace_nothing_is_waited_for(client: Client, server: Scripted, job: Job) -> None:
+def test_a_child_forked_during_the_grace_waits_for_nothing(client: Client, server: Scripted, job: Job) -> None:
     election = client.election("e", on_lost=job, grace=math.inf)
 
     def in_the_child(leadership: Leadership) -> list[bool]:
@@ -549,7 +547,7 @@ def test_an_async_clean_up_is_not_cut_off_by_the_end_of_its_loop(server: Scripte
     eventually(lambda: server.holders == {})
 
 
-def test_a_cancelled_async_run_leads_no_more_at_once_and_ends_when_all_has_ended(server: Scripted) -> None:
+def test_a_cancelled_async_run_stops_leading_at_once_and_ends_when_all_parts_have(server: Scripted) -> None:
     ends: list[str] = []
 
     async def lost(loss: Loss) -> None:
@@ -574,7 +572,7 @@ def test_a_cancelled_async_run_leads_no_more_at_once_and_ends_when_all_has_ended
     run(main)
 
 
-def test_an_async_run_that_is_cancelled_again_and_again_gives_the_lease_back_when_its_work_has_ended(
+def test_an_async_run_cancelled_repeatedly_releases_the_lease_after_its_work(
     server: Scripted,
 ) -> None:
     ends: list[str] = []
@@ -628,7 +626,7 @@ def test_async_work_that_stops_its_own_election_does_not_wait_for_itself(server:
 
 
 @pytest.mark.parametrize("how", ["stop", "close"])
-def test_an_async_on_lost_that_ends_the_rest_does_not_wait_for_itself(server: Scripted, how: str) -> None:
+def test_an_async_on_lost_that_ends_the_other_parts_does_not_wait_for_itself(server: Scripted, how: str) -> None:
     kept: list[bool] = []
 
     async def main() -> None:

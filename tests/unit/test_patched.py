@@ -21,7 +21,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, module: str, **members: Any) -> Non
     ("module", "asked"), [("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")]
 )
 @pytest.mark.parametrize("connect", [multilock.connect, multilock.connect_async])
-def test_an_interpreter_that_was_patched_too_late_is_refused(
+def test_an_interpreter_that_gevent_patched_too_late_is_refused(
     monkeypatch: pytest.MonkeyPatch, module: str, asked: str, connect: Any
 ) -> None:
     library = module.partition(".")[0]
@@ -30,7 +30,7 @@ def test_an_interpreter_that_was_patched_too_late_is_refused(
         connect("memory://late")
 
 
-def test_an_interpreter_that_was_patched_in_time_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_gevent_patched_in_time_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "gevent.monkey", is_module_patched=lambda name: True)
     monkeypatch.setattr(system, "_PATCHED_BY", "gevent")
     with multilock.connect("memory://in-time") as client:
@@ -42,7 +42,7 @@ def test_a_library_that_has_patched_no_threads_is_allowed(monkeypatch: pytest.Mo
     multilock.connect("memory://unpatched").close()
 
 
-def test_without_select_poll_descriptors_are_waited_for_by_a_selector() -> None:
+def test_without_select_poll_a_selector_waits_for_descriptors() -> None:
     reading, writing = os.pipe()
     try:
         poll = system.Poll()

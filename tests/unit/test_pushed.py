@@ -55,7 +55,7 @@ def lock(client: Client, backend: Scripted) -> Any:
     return client.lock("n")
 
 
-def test_a_push_is_a_grant_from_the_sending_of_its_request(
+def test_the_validity_of_a_pushed_grant_counts_from_its_request(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.script("attempt", then_handed_over(client, 0.5))
@@ -67,7 +67,7 @@ def test_a_push_is_a_grant_from_the_sending_of_its_request(
     assert lease.ttl == 30.0
 
 
-def test_it_is_renewed_a_moment_later_and_then_has_its_whole_ttl(
+def test_a_pushed_grant_is_renewed_a_moment_later_and_then_has_its_whole_ttl(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.script("attempt", then_handed_over(client, 0.5))
@@ -81,7 +81,7 @@ def test_it_is_renewed_a_moment_later_and_then_has_its_whole_ttl(
     assert lease.state is LeaseState.HELD
 
 
-def test_it_is_over_at_its_own_end_where_no_renewal_is_answered(
+def test_a_pushed_grant_expires_if_no_renewal_gets_a_reply(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -98,7 +98,7 @@ def test_it_is_over_at_its_own_end_where_no_renewal_is_answered(
 
 
 @pytest.mark.parametrize("age", [3.1, 600.0, -0.1], ids=["half over", "minutes late", "from the future"])
-def test_one_that_is_half_over_is_a_hint(
+def test_a_pushed_grant_past_half_of_its_time_is_only_a_hint(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime, age: float
 ) -> None:
     backend.script("attempt", then_handed_over(client, 0.5, sent_at=1000.5 - age))
@@ -109,7 +109,7 @@ def test_one_that_is_half_over_is_a_hint(
 
 
 @pytest.mark.parametrize("granted", [40.0, 39.0])
-def test_one_that_promises_more_than_anybody_was_granted_is_a_hint(
+def test_a_pushed_grant_that_exceeds_every_ttl_is_only_a_hint(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime, granted: float
 ) -> None:
     """A server may grant its sessions more time than was asked for, and a pushed message may claim anything."""
@@ -127,14 +127,16 @@ def test_one_that_promises_more_than_anybody_was_granted_is_a_hint(
     assert len(backend.called("attempt")) == (1 if believed else 2)
 
 
-def test_what_is_not_renewed_asks_for_its_ttl(client: Client, lock: DistributedLock, backend: Scripted) -> None:
+def test_after_a_pushed_grant_a_lease_without_renewal_requests_its_ttl(
+    client: Client, lock: DistributedLock, backend: Scripted
+) -> None:
     backend.script("attempt", then_handed_over(client, 0.5))
     lease = client.lock("n", renew=False).acquire()
     assert len(backend.called("attempt")) == 2
     assert lease.remaining() > 26
 
 
-def test_it_waits_for_the_answer_that_is_under_way(
+def test_a_pushed_grant_waits_for_the_pending_reply(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
 ) -> None:
     def handed_over_meanwhile(backend: Scripted, call: Call) -> Any:
@@ -148,7 +150,9 @@ def test_it_waits_for_the_answer_that_is_under_way(
     assert inner(lease).granted.sent_at > 1000.0
 
 
-def test_it_counts_after_an_answer_that_was_older(client: Client, lock: DistributedLock, backend: Scripted) -> None:
+def test_a_pushed_grant_counts_after_a_reply_that_was_older(
+    client: Client, lock: DistributedLock, backend: Scripted
+) -> None:
     def refused_and_then_handed_over(backend: Scripted, call: Call) -> Any:
         answer = call.execute()
         hand_over(backend, call.claims[0], call.at)  # the reply and the push are both on their way to us
@@ -159,7 +163,7 @@ def test_it_counts_after_an_answer_that_was_older(client: Client, lock: Distribu
     assert len(backend.called("attempt")) == 1
 
 
-def test_a_push_is_void_once_a_later_request_was_refused(
+def test_a_pushed_grant_is_void_once_a_later_request_was_refused(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
 ) -> None:
     """Somebody deleted the name after the hand-over, and another client has it. The refusal overtook the push."""
@@ -181,7 +185,7 @@ def test_a_push_is_void_once_a_later_request_was_refused(
 
 
 @pytest.mark.parametrize("everybody", [False, True], ids=["to it", "to everybody, after a reconnect"])
-def test_one_that_a_hint_has_followed_is_not_believed_without_asking(
+def test_a_pushed_grant_that_a_hint_follows_is_checked_by_a_request(
     client: Client, lock: DistributedLock, backend: Scripted, everybody: bool
 ) -> None:
     """The name may have been taken away since the push, and another client may hold it by now."""
@@ -200,7 +204,7 @@ def test_one_that_a_hint_has_followed_is_not_believed_without_asking(
 
 
 @pytest.mark.parametrize("unanswered", [executed_but_unanswered, silence()], ids=["executed", "on its way"])
-def test_after_a_request_without_an_answer_its_release_is_final(
+def test_after_a_request_without_a_reply_the_release_is_final(
     make: Callable[..., Client], backend: Scripted, unanswered: Answer
 ) -> None:
     """An unanswered request may still be executed after the release, and would then make an orphan."""
@@ -218,7 +222,7 @@ def test_after_a_request_without_an_answer_its_release_is_final(
     assert [call.details["unsure"] for call in backend.called("release")] == [True]
 
 
-def test_a_push_for_a_claim_that_was_given_up_is_nobody_s(
+def test_a_push_for_a_cancelled_claim_is_ignored(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
 ) -> None:
     with pytest.raises(LockTimeout):
@@ -236,7 +240,7 @@ def test_a_push_for_a_claim_that_was_given_up_is_nobody_s(
         lock.acquire(2.5)
 
 
-def test_a_waiter_that_is_granted_after_close_does_not_hold_the_lock(
+def test_a_waiter_that_is_granted_the_lock_after_close_does_not_hold_it(
     client: Client, lock: DistributedLock, backend: Scripted
 ) -> None:
     def closed_and_handed_over(backend: Scripted, call: Call) -> Any:

@@ -28,7 +28,7 @@ def client(backend: Scripted, runtime: HandRuntime) -> Iterator[Client]:
         yield client
 
 
-def test_a_connection_that_is_soon_back_is_not_mentioned(
+def test_a_brief_loss_of_connection_is_not_logged(
     client: Client, backend: Scripted, runtime: HandRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.notices.pushes("subscription to s", "end of file")
@@ -40,7 +40,7 @@ def test_a_connection_that_is_soon_back_is_not_mentioned(
     assert caplog.messages == []
 
 
-def test_a_connection_that_stays_down_is_warned_of_once_until_it_is_back(
+def test_a_connection_that_stays_down_is_logged_once_until_it_is_back(
     client: Client, backend: Scripted, runtime: HandRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Event] = []
@@ -64,7 +64,7 @@ def test_a_connection_that_stays_down_is_warned_of_once_until_it_is_back(
     assert (down.connection, down.trouble, up.connection) == ("subscription to s", "end of file", "subscription to s")
 
 
-def test_a_refusal_is_warned_of_at_once_also_while_it_is_down(
+def test_a_refusal_is_logged_at_once_even_while_the_connection_is_down(
     client: Client, backend: Scripted, runtime: HandRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.notices.pushes("subscription to s", "end of file")

@@ -43,19 +43,19 @@ def _installed(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: EntryPoints(points).select(group=group))
 
 
-def test_a_registered_scheme_opens_with_url_and_options() -> None:
+def test_a_registered_scheme_opens_a_backend_with_url_and_options() -> None:
     register_backend("mine", opener)
     backend = open_backend("mine", "mine://x", {"ttl": 3.0})
     assert isinstance(backend, Opened)
     assert (backend.url, backend.options) == ("mine://x", {"ttl": 3.0})
 
 
-def test_the_last_registration_wins_over_ours_too() -> None:
+def test_the_last_registration_also_replaces_a_built_in_scheme() -> None:
     register_backend("memory", opener)
     assert isinstance(open_backend("memory", "memory://", {}), Opened)
 
 
-def test_a_scheme_of_ours_opens_its_module() -> None:
+def test_a_built_in_scheme_opens_its_module() -> None:
     options = {"ttl": 3.0, "prefix": "", "identity": "me", "request_timeout": None}
     assert open_backend("memory", "memory://", options).scheme == "memory"
 
@@ -70,14 +70,14 @@ def test_an_installed_package_adds_a_scheme_without_a_call(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("value", ["no_such_module:open_backend", "json:no_such_function"])
-def test_an_installed_package_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_installed_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     _installed(monkeypatch, EntryPoint("theirs", value, registry.GROUP))
     with pytest.raises(ConfigurationError, match=f"theirs:// \\({value}\\) cannot be loaded"):
         open_backend("theirs", "theirs://", {})
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("reddis", "redis"), ("sqlite3", "sqlite"), ("memroy", "memory")])
-def test_an_unknown_scheme_is_told_the_nearest_and_all_known(typed: str, meant: str) -> None:
+def test_an_unknown_scheme_lists_the_nearest_and_all_known_schemes(typed: str, meant: str) -> None:
     register_backend("mine", opener)
     with pytest.raises(ConfigurationError, match=f"{typed!r}: did you mean {meant}://") as caught:
         open_backend(typed, f"{typed}://", {})
@@ -85,7 +85,7 @@ def test_an_unknown_scheme_is_told_the_nearest_and_all_known(typed: str, meant: 
         assert known in str(caught.value)
 
 
-def test_an_unknown_scheme_like_none_gets_no_guess() -> None:
+def test_an_unknown_scheme_without_a_similar_one_gets_no_suggestion() -> None:
     with pytest.raises(ConfigurationError) as caught:
         open_backend("qqqqqq", "qqqqqq://", {})
     assert "did you mean" not in str(caught.value)
@@ -99,7 +99,9 @@ def _fails_to_import(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", [scheme for scheme, ours in OURS.items() if ours.library])
-def test_a_missing_client_library_gets_the_install_line(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+def test_a_missing_client_library_is_reported_with_the_pip_command(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
     _fails_to_import(monkeypatch, str(OURS[scheme].library))
     with pytest.raises(ConfigurationError) as caught:
         open_backend(scheme, f"{scheme}://", {})
@@ -108,7 +110,9 @@ def test_a_missing_client_library_gets_the_install_line(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("missing", ["redis.something_of_theirs", "multilock_redis.recipe", "multilock_redis"])
-def test_a_missing_module_of_ours_never_reads_pip_install(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_an_import_error_of_multilock_itself_never_suggests_pip_install(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     _fails_to_import(monkeypatch, missing)
     with pytest.raises(ModuleNotFoundError) as caught:
         open_backend("redis", "redis://", {})
@@ -116,12 +120,12 @@ def test_a_missing_module_of_ours_never_reads_pip_install(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("scheme", ["", "Redis", "a b", "1a", "a://", "ü"])
-def test_text_that_no_url_can_begin_with_is_not_registered(scheme: str) -> None:
+def test_text_that_cannot_begin_a_url_is_not_registered(scheme: str) -> None:
     with pytest.raises(ConfigurationError, match="scheme"):
         register_backend(scheme, opener)
 
 
-def test_registering_what_cannot_be_called_is_a_type_error() -> None:
+def test_registering_an_object_that_cannot_be_called_raises_type_error() -> None:
     with pytest.raises(TypeError):
         register_backend("mine", "mine:open")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -129,12 +133,12 @@ def test_registering_what_cannot_be_called_is_a_type_error() -> None:
 
 
 @pytest.mark.parametrize("ours", list(dict.fromkeys(OURS.values())), ids=lambda ours: ours.module)
-def test_every_module_of_the_table_opens_backends(ours: registry.Ours) -> None:
+def test_every_module_of_the_table_opens_a_backend(ours: registry.Ours) -> None:
     assert callable(importlib.import_module(ours.module).open_backend)
 
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite", "redis", "rediss", "unix", "etcd", "consul", "zookeeper"])
-def test_a_backend_of_ours_is_called_as_its_url_is(scheme: str) -> None:
+def test_each_backend_gets_its_url_and_its_options(scheme: str) -> None:
     place = "/tmp/x" if scheme in ("sqlite", "unix") else "h"
     settings = resolve(f"{scheme}://{place}")
     backend = open_backend(scheme, settings.url, settings.backend_options())
@@ -156,7 +160,7 @@ class Undeclared:
     ],
 )
 @pytest.mark.parametrize("installed", [False, True])
-def test_a_backend_of_another_version_of_the_interface_is_not_opened(
+def test_a_backend_with_another_version_of_the_interface_is_not_opened(
     monkeypatch: pytest.MonkeyPatch, version: object, remedy: str, installed: bool
 ) -> None:
     def open_theirs(url: str, options: Mapping[str, object]) -> Any:
@@ -178,7 +182,7 @@ def test_a_backend_of_another_version_of_the_interface_is_not_opened(
     assert caught.value.backend == "theirs"
 
 
-def test_a_frozen_program_is_not_told_to_install_but_how_to_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_program_is_advised_to_rebuild_and_not_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setitem(sys.modules, "multilock_redis", None)
     with pytest.raises(ConfigurationError, match="--hidden-import multilock_redis --hidden-import redis ") as caught:

@@ -35,7 +35,7 @@ def lose_a_reply(client: Client, backend: Scripted, **options: Any) -> None:
         client.lock("n", **options).acquire(0)
 
 
-def test_a_cancel_is_repeated_with_growing_pauses_until_it_is_answered(
+def test_a_cancel_is_repeated_with_growing_pauses_until_it_gets_a_reply(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.script("release", *[silence(0.0)] * 6)
@@ -52,7 +52,7 @@ def test_a_cancel_is_repeated_with_growing_pauses_until_it_is_answered(
 
 
 @pytest.mark.parametrize(("ttl", "patience"), [(10.0, 60.0), (100.0, 200.0)])
-def test_it_gives_up_after_a_minute_or_two_ttls_and_names_the_lock(
+def test_a_cancel_stops_after_a_minute_or_two_ttls_and_names_the_lock(
     make: Callable[..., Client],
     backend: Scripted,
     runtime: HandRuntime,
@@ -73,7 +73,7 @@ def test_it_gives_up_after_a_minute_or_two_ttls_and_names_the_lock(
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_while_its_session_is_renewed_it_never_gives_up(
+def test_a_cancel_never_stops_while_its_session_is_renewed(
     make: Callable[..., Client], runtime: HandRuntime, caplog: pytest.LogCaptureFixture, granted: bool
 ) -> None:
     backend = Scripted(runtime, sessions=True)
@@ -94,7 +94,7 @@ def test_while_its_session_is_renewed_it_never_gives_up(
 
 
 @pytest.mark.parametrize("ttl", [0.6, 2.0, 10.0])
-def test_it_is_repeated_as_often_as_its_session_is_renewed(
+def test_a_cancel_is_repeated_as_often_as_its_session_is_renewed(
     make: Callable[..., Client], runtime: HandRuntime, ttl: float
 ) -> None:
     backend = Scripted(runtime, sessions=True)
@@ -107,7 +107,7 @@ def test_it_is_repeated_as_often_as_its_session_is_renewed(
     assert longest <= ttl / 3, "after an outage nobody has the name for that long, and its session does not end"
 
 
-def test_once_its_session_has_ended_it_gives_up(make: Callable[..., Client], runtime: HandRuntime) -> None:
+def test_a_cancel_stops_once_its_session_has_ended(make: Callable[..., Client], runtime: HandRuntime) -> None:
     backend = Scripted(runtime, sessions=True)
     client = make(backend, request_timeout=1.0)
     backend.always("release", silence(0.0))
@@ -119,7 +119,7 @@ def test_once_its_session_has_ended_it_gives_up(make: Callable[..., Client], run
     assert client._kernel.cancels.wait(0)
 
 
-def test_a_refused_cancel_that_goes_on_for_long_is_logged_twice(
+def test_a_cancel_that_stays_refused_is_logged_twice(
     make: Callable[..., Client], runtime: HandRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = Scripted(runtime, sessions=True)
@@ -132,14 +132,16 @@ def test_a_refused_cancel_that_goes_on_for_long_is_logged_twice(
     assert caplog.text.count("the lock 'n' is still not given back (no space)") == 1
 
 
-def test_unsure_is_never_forgotten_on_the_way(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_an_uncertain_claim_stays_uncertain_in_the_background(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
     backend.script("release", silence(unknown=False), silence())
     lose_a_reply(client, backend)
     runtime.advance(30)
     assert [call.details["unsure"] for call in backend.called("release")] == [True] * 3
 
 
-def test_a_cancel_without_an_answer_makes_the_next_one_unsure(
+def test_a_cancel_without_a_reply_makes_the_next_one_uncertain(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -159,7 +161,7 @@ def test_a_refused_cancel_is_repeated_too(
     assert backend.holders == {}
 
 
-def test_a_request_executed_after_its_cancel_takes_nothing(
+def test_a_request_executed_after_its_cancel_acquires_nothing(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     stuck: list[Call] = []
@@ -176,9 +178,7 @@ def test_a_request_executed_after_its_cancel_takes_nothing(
     assert backend.holders == {}, "the cancel was final"
 
 
-def test_close_waits_for_the_answer_one_request_timeout(
-    client: Client, backend: Scripted, runtime: HandRuntime
-) -> None:
+def test_close_waits_one_request_timeout_for_the_reply(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     backend.always("release", silence(0.0))
     lose_a_reply(client, backend)
     began = runtime.now()
@@ -187,7 +187,7 @@ def test_close_waits_for_the_answer_one_request_timeout(
     assert backend.closed == 1
 
 
-def test_many_cancels_go_on_side_by_side(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_many_cancels_run_side_by_side(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     backend.always("attempt", executed_but_unanswered)
     for number in range(50):
         with pytest.raises(BackendUnavailable):
@@ -201,7 +201,7 @@ def answered_after(client: Client, runtime: HandRuntime, seconds: float) -> None
     client._kernel.timers.at(runtime.now() + seconds, runtime.release_jobs)
 
 
-def test_a_claim_that_is_being_withdrawn_costs_no_later_try_of_this_client(
+def test_a_pending_cancel_costs_no_later_try_of_this_client(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, request_timeout=1.0)
@@ -215,7 +215,7 @@ def test_a_claim_that_is_being_withdrawn_costs_no_later_try_of_this_client(
     assert backend.called("attempt")[-1].within == pytest.approx(0.75), "one request's time in all"
 
 
-def test_a_try_waits_for_a_withdrawal_no_longer_than_half_a_request(
+def test_a_try_waits_for_a_pending_cancel_at_most_half_a_request(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, request_timeout=1.0)
@@ -226,7 +226,7 @@ def test_a_try_waits_for_a_withdrawal_no_longer_than_half_a_request(
     assert runtime.now() == pytest.approx(began + 0.5)
 
 
-def test_a_try_waits_for_no_withdrawal_of_another_name_nor_for_one_that_pauses(
+def test_a_try_waits_only_for_a_cancel_of_the_same_name_that_is_being_sent(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.script("release", *[silence(0.0)] * 3)
@@ -241,7 +241,7 @@ def test_a_try_waits_for_no_withdrawal_of_another_name_nor_for_one_that_pauses(
     assert runtime.now() == began
 
 
-def test_a_withdrawal_without_an_answer_lets_the_try_go_on_at_once(
+def test_a_cancel_without_a_reply_lets_the_try_continue_at_once(
     make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
 ) -> None:
     client = make(backend, request_timeout=1.0)
@@ -264,7 +264,7 @@ def partly(*, ours: bool = True) -> Callable[[Scripted, Call], Returned]:
     return answer
 
 
-def test_a_release_that_is_not_complete_is_told_at_once_and_goes_on_until_it_is(
+def test_an_incomplete_release_returns_at_once_and_continues_until_it_is_complete(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = client.lock("n").acquire()
@@ -282,7 +282,7 @@ def test_a_release_that_is_not_complete_is_told_at_once_and_goes_on_until_it_is(
     assert pauses[0] < pauses[-1], "a server that is down is not asked all the time"
 
 
-def test_a_release_of_what_was_lost_goes_on_too_where_it_is_not_complete(
+def test_an_incomplete_release_of_a_lost_lease_continues_too(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -295,7 +295,7 @@ def test_a_release_of_what_was_lost_goes_on_too_where_it_is_not_complete(
     assert client._kernel.cancels.wait(0)
 
 
-def test_a_background_cancel_goes_on_until_it_is_complete(
+def test_a_background_cancel_continues_until_it_is_complete(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.holders["n"] = "somebody"
@@ -334,12 +334,12 @@ def interrupted_everywhere(function: str, end: Callable[[Client, Lease], object]
         step += 1
 
 
-def test_a_released_lock_is_never_told_to_be_at_risk_wherever_its_release_was_interrupted() -> None:
+def test_a_release_interrupted_anywhere_never_reports_the_lock_at_risk() -> None:
     for backend in interrupted_everywhere("Releases._decide", lambda client, lease: lease.release()):
         assert not backend.holders
 
 
-def test_what_is_given_back_in_the_background_is_given_back_wherever_that_was_interrupted() -> None:
+def test_a_background_release_is_completed_wherever_it_was_interrupted() -> None:
     for backend in interrupted_everywhere(
         "Releases.later", lambda client, lease: client._kernel.releases.later(inner(lease))
     ):

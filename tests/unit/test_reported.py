@@ -73,7 +73,7 @@ def free_for_everybody(client: multilock.Client, url: str) -> bool:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("after", [False, True])
-def test_an_interrupt_as_an_acquire_leaves_the_gate_leaves_nothing_behind(
+def test_an_interrupt_as_an_acquire_leaves_the_queue_of_its_client_leaves_nothing_behind(
     client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     interrupt(monkeypatch, client._kernel.gate, "leave", after=after)
@@ -101,7 +101,7 @@ def test_an_interrupt_after_the_grant_leaves_nothing_behind(
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("after", [False, True])
-def test_an_interrupt_before_the_lease_is_handed_out_leaves_nothing_behind(
+def test_an_interrupt_before_the_lease_is_returned_leaves_nothing_behind(
     client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     interrupt(monkeypatch, client._scope(), "push", after=after)
@@ -110,7 +110,7 @@ def test_an_interrupt_before_the_lease_is_handed_out_leaves_nothing_behind(
     assert free_for_everybody(client, url)
 
 
-def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
+def test_an_interrupt_before_the_release_of_a_with_still_releases_the_lock(
     client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt), client.lock("a"):
@@ -128,7 +128,7 @@ def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
         ("Releases._part_released", "pop"),
     ],
 )
-def test_an_interrupt_after_the_answer_to_a_release_leaves_nobody_waiting_for_its_end(
+def test_an_interrupt_after_the_reply_to_a_release_leaves_no_thread_waiting(
     client: multilock.Client, function: str, after: str | None
 ) -> None:
     lease = client.lock("a").acquire()
@@ -147,7 +147,7 @@ def test_an_interrupt_after_the_answer_to_a_release_leaves_nobody_waiting_for_it
     ("function", "after"),
     [("Monitor._tell", None), ("ThreadCallbacks.start", None), ("ThreadCallbacks._relieve", None)],
 )
-def test_an_interrupt_as_a_loss_is_being_told_keeps_it_from_nobody(
+def test_an_interrupt_while_a_loss_is_reported_loses_no_report(
     client: multilock.Client, function: str, after: str | None
 ) -> None:
     told: list[multilock.Loss] = []
@@ -168,7 +168,7 @@ def test_an_interrupt_as_a_loss_is_being_told_keeps_it_from_nobody(
 
 
 @pytest.mark.parametrize("after", [None, START_OF_A_THREAD])
-def test_a_client_whose_first_acquire_was_interrupted_as_its_thread_started_keeps_no_other(
+def test_a_client_whose_first_acquire_was_interrupted_leaves_nothing_to_the_next_client(
     url: str, after: str | None
 ) -> None:
     before = our_threads()
@@ -180,7 +180,7 @@ def test_a_client_whose_first_acquire_was_interrupted_as_its_thread_started_keep
     eventually(lambda: our_threads() <= before)
 
 
-def test_what_is_planned_when_a_client_has_ended_starts_no_thread(url: str) -> None:
+def test_a_task_planned_after_the_end_of_a_client_starts_no_thread(url: str) -> None:
     client = multilock.connect(url)
     client.close()
     client._kernel.timers.at(now(), lambda: None)
@@ -190,7 +190,7 @@ def test_what_is_planned_when_a_client_has_ended_starts_no_thread(url: str) -> N
 @pytest.mark.oracle
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("after", [False, True])
-def test_an_interrupt_as_a_threading_lock_is_acquired_leaves_nothing_behind(
+def test_an_interrupt_as_the_threading_adapter_acquires_leaves_nothing_behind(
     client: multilock.Client, url: str, after: bool, reentrant: bool
 ) -> None:
     class Taken(dict[Any, Any]):
@@ -205,7 +205,7 @@ def test_an_interrupt_as_a_threading_lock_is_acquired_leaves_nothing_behind(
     assert free_for_everybody(client, url)
 
 
-def test_an_asynchronous_work_is_refused_by_a_blocking_election(client: multilock.Client) -> None:
+def test_a_blocking_election_refuses_asynchronous_work(client: multilock.Client) -> None:
     async def work(leadership: multilock.Leadership) -> None:
         raise AssertionError("never awaited")
 
@@ -213,7 +213,7 @@ def test_an_asynchronous_work_is_refused_by_a_blocking_election(client: multiloc
         client.election("a").run(work)
 
 
-def test_a_client_of_a_url_says_what_makes_one() -> None:
+def test_a_client_created_from_a_url_is_refused_with_the_right_call() -> None:
     for kind in (multilock.Client, multilock.AsyncClient):
         with pytest.raises(TypeError, match="connect"):
             kind("memory://")  # type: ignore[arg-type]
@@ -227,7 +227,7 @@ def test_a_client_library_that_cannot_be_imported_is_named_with_its_extra(monkey
         multilock.connect("redis://localhost")
 
 
-def test_an_entry_point_that_names_a_module_is_refused_with_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_that_names_a_module_is_refused_with_the_right_form(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("third", "json", registry.GROUP)
     monkeypatch.setattr(registry, "_entry_points", lambda: {"third": point})
     with pytest.raises(multilock.ConfigurationError, match="json:open"):
@@ -242,7 +242,7 @@ async def unheard_function(_: object) -> None: ...
 
 
 @pytest.mark.parametrize("unheard", [unheard_function, Unheard()], ids=["function", "object"])
-def test_a_blocking_client_refuses_callbacks_that_nobody_would_await(unheard: Any) -> None:
+def test_a_blocking_client_refuses_asynchronous_callbacks(unheard: Any) -> None:
     with multilock.connect("memory://") as client:
         with pytest.raises(TypeError, match="coroutine function"):
             client.lock("n", on_lost=unheard)
@@ -256,7 +256,7 @@ def test_a_blocking_client_refuses_callbacks_that_nobody_would_await(unheard: An
             client.events.subscribe(unheard)
 
 
-def test_a_threading_lock_held_by_another_is_locked() -> None:
+def test_the_threading_adapter_reports_locked_while_another_client_holds_the_lock() -> None:
     with multilock.connect("memory://") as one, multilock.connect("memory://") as other:
         lock = one.lock("shared").as_threading_lock()
         with other.lock("shared"):

@@ -26,7 +26,7 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_ring_before_the_wait_is_not_lost_and_several_are_one() -> None:
+def test_a_signal_before_the_wait_is_not_lost_and_several_count_as_one() -> None:
     bell = Threads().bell()
     bell.ring()
     bell.ring()
@@ -42,7 +42,7 @@ def test_a_wait_that_is_over_returns(seconds: float) -> None:
     Threads().bell().wait(seconds)
 
 
-def test_a_ring_wakes_a_thread_that_waits_forever() -> None:
+def test_a_signal_wakes_a_thread_that_waits_forever() -> None:
     bell = Threads().bell()
     waiting = threading.Thread(target=bell.wait, args=(math.inf,), daemon=True)
     waiting.start()
@@ -53,7 +53,7 @@ def test_a_ring_wakes_a_thread_that_waits_forever() -> None:
     assert not waiting.is_alive()
 
 
-def test_a_signal_handler_may_ring_while_its_thread_waits(alarm: None) -> None:
+def test_a_signal_handler_may_wake_the_thread_that_it_interrupts(alarm: None) -> None:
     """A `threading.Event` would hang if the signal met the thread while it held that event's own lock."""
     bell = Threads().bell()
     signal.signal(signal.SIGALRM, lambda *_: bell.ring())
@@ -67,7 +67,7 @@ def test_a_signal_handler_may_ring_while_its_thread_waits(alarm: None) -> None:
 # The ticker
 
 
-def test_an_interrupted_poke_leaves_no_deaf_ticker() -> None:
+def test_an_interrupted_poke_leaves_a_ticker_that_still_reacts() -> None:
     steps: list[float] = []
 
     def step() -> float:
@@ -98,7 +98,7 @@ class Sleeper(Threads):
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_a_machine_that_slept_over_a_deadline_is_told_when_it_wakes_up(
+def test_a_ticker_notices_a_missed_deadline_after_the_machine_slept(
     monkeypatch: pytest.MonkeyPatch, renew: bool
 ) -> None:
     machine = Sleeper(monkeypatch)
@@ -111,7 +111,7 @@ def test_a_machine_that_slept_over_a_deadline_is_told_when_it_wakes_up(
     client.close()
 
 
-def test_a_ticker_with_nothing_to_do_does_not_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticker_without_tasks_does_not_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     wait = system.LockBell.wait
 

@@ -31,7 +31,7 @@ def together() -> Iterator[Client]:
         yield client
 
 
-def test_their_claims_are_fair_where_the_backend_is_and_tell_the_number(client: Client, backend: Scripted) -> None:
+def test_shared_claims_are_fair_if_the_backend_is_and_contain_the_number(client: Client, backend: Scripted) -> None:
     both = client.read_write_lock("n")
     for lock in (client.lock("m"), both.reader(), both.writer(), client.semaphore("s", 7)):
         lock.acquire().release()
@@ -49,7 +49,7 @@ def test_their_claims_are_fair_where_the_backend_is_and_tell_the_number(client: 
     [({}, True, True, True), ({"fair": True}, True, True, True), ({"fair": False}, True, False, True)],
     ids=["as the backend can", "fair", "unfair"],
 )
-def test_of_them_only_an_unfair_writer_waits_at_the_gate(
+def test_of_shared_modes_only_an_unfair_writer_queues_inside_the_client(
     client: Client, options: dict[str, bool], reader: bool, writer: bool, permit: bool
 ) -> None:
     both = client.read_write_lock("n", **options)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_of_them_only_an_unfair_writer_waits_at_the_gate(
     assert all(want.fair for want in wants)
 
 
-def test_a_backend_without_order_serves_them_and_refuses_fair() -> None:
+def test_a_backend_without_order_serves_shared_modes_and_refuses_fair() -> None:
     with Client(Scripted(read_write=True, semaphore=True, fair=False)) as client:
         both = client.read_write_lock("n")
         assert [(lock._want.fair, lock._want.queues) for lock in (both._reader, both._writer)] == [
@@ -70,7 +70,7 @@ def test_a_backend_without_order_serves_them_and_refuses_fair() -> None:
                 make()
 
 
-def test_a_backend_that_declares_nothing_lacks_them_and_is_not_asked() -> None:
+def test_a_backend_without_shared_modes_receives_no_shared_request() -> None:
     backend = Scripted()
     with Client(backend) as client:
         with pytest.raises(CapabilityMissing, match="has no readers and writers") as caught:
@@ -95,7 +95,7 @@ def test_an_upgrade_is_refused_before_any_request(client: Client, backend: Scrip
     both.writer().acquire().release()
 
 
-def test_an_upgrade_is_told_from_the_valid_leases_of_several(together: Client) -> None:
+def test_an_upgrade_is_recognised_among_several_leases(together: Client) -> None:
     both = together.read_write_lock("n")
     first, second = both.reader().acquire(), both.reader().acquire()
     second.release()
@@ -105,7 +105,7 @@ def test_an_upgrade_is_told_from_the_valid_leases_of_several(together: Client) -
     both.writer().acquire().release()
 
 
-def test_tasks_are_told_apart() -> None:
+def test_an_upgrade_is_recognised_for_each_task_separately() -> None:
     async def try_to_write(both: multilock.AsyncReadWriteLock) -> multilock.AsyncLease | None:
         return await both.writer().try_acquire()
 
@@ -120,7 +120,7 @@ def test_tasks_are_told_apart() -> None:
     asyncio.run(main())
 
 
-def test_a_thread_waits_for_itself_when_it_has_all_the_permits_and_not_before(together: Client) -> None:
+def test_a_thread_deadlocks_with_itself_only_if_it_has_all_permits(together: Client) -> None:
     semaphore = together.semaphore("s", 2)
     scope = together._scope()
     want = semaphore._want  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def test_a_thread_waits_for_itself_when_it_has_all_the_permits_and_not_before(to
     assert not scope.keeps_out(together.lock("s")._want)  # type: ignore[attr-defined]
 
 
-def test_a_campaign_that_readers_keep_out_is_not_told_of_another_leader(together: Client) -> None:
+def test_a_campaign_blocked_by_readers_does_not_report_another_leader(together: Client) -> None:
     election = together.election("n")
     with together.read_write_lock("n").reader():
         assert election.leader() is None
@@ -141,7 +141,7 @@ def test_a_campaign_that_readers_keep_out_is_not_told_of_another_leader(together
             election.campaign(timeout=0)
 
 
-def test_readers_and_permits_lead_nobody() -> None:
+def test_readers_and_permits_are_not_leaders() -> None:
     assert [leader_info(LockInfo("n", kind)) is not None for kind in ("leader", "lock", "write", "read", "permit")] == [
         True,
         True,
@@ -151,9 +151,7 @@ def test_readers_and_permits_lead_nobody() -> None:
     ]
 
 
-def test_a_function_is_decorated_as_a_reader_or_with_a_permit_and_not_as_both(
-    client: Client, backend: Scripted
-) -> None:
+def test_a_function_cannot_be_decorated_as_reader_and_with_a_permit_at_once(client: Client, backend: Scripted) -> None:
     client.locked("n/{who}", shared=True)(lambda who: who)(3)
     client.locked("s", permits=4)(lambda: None)()
     assert [call.claims[0].mode for call in backend.called("attempt")] == ["r", "p4"]
@@ -166,6 +164,6 @@ def test_a_function_is_decorated_as_a_reader_or_with_a_permit_and_not_as_both(
 
 
 @pytest.mark.parametrize("option", ["timeout", "hold_at_least"])
-def test_an_option_that_it_has_not_is_refused(client: Client, option: str) -> None:
+def test_an_option_that_does_not_apply_is_refused(client: Client, option: str) -> None:
     with pytest.raises(TypeError, match=f"read_write_lock.*{option}"):
         client.read_write_lock("n", **{option: 3})  # type: ignore[arg-type]

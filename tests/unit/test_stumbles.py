@@ -17,7 +17,7 @@ from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, client_on, eventually, refused
 
 
-def test_waiting_for_a_lock_that_one_holds_is_reported_at_once(
+def test_waiting_for_a_lock_that_the_same_thread_holds_is_reported_at_once(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = client.lock("n").acquire()
@@ -28,7 +28,7 @@ def test_waiting_for_a_lock_that_one_holds_is_reported_at_once(
     lease.release()
 
 
-def test_waiting_for_another_holder_or_only_trying_reports_nothing(
+def test_waiting_for_another_holder_or_a_single_try_reports_nothing(
     client: Client, backend: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     with client.lock("n"):
@@ -44,14 +44,14 @@ def test_waiting_for_another_holder_or_only_trying_reports_nothing(
     assert "which it holds" not in caplog.text
 
 
-def test_a_single_try_is_not_told_to_wait_longer(client: Client, backend: Scripted) -> None:
+def test_a_failed_single_try_does_not_advise_to_wait_longer(client: Client, backend: Scripted) -> None:
     backend.holders["n"] = "somebody"
     with pytest.raises(LockTimeout, match=r"lock 'n' is taken: inspect\(\) shows who holds it") as caught:
         client.lock("n").acquire(timeout=0)
     assert "longer" not in str(caught.value)
 
 
-def test_a_blocking_acquire_that_stops_an_event_loop_is_told_so_once(
+def test_a_blocking_acquire_on_an_event_loop_is_reported_once(
     client: Client, backend: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -66,7 +66,7 @@ def test_a_blocking_acquire_that_stops_an_event_loop_is_told_so_once(
 
 
 @pytest.mark.parametrize("timeout", [0, 3.0, None])
-def test_the_librarys_exception_is_the_cause_of_silence_at_the_end_of_a_wait(
+def test_the_librarys_exception_is_the_cause_of_the_error_after_silence(
     backend: Scripted, runtime: HandRuntime, timeout: float | None
 ) -> None:
     theirs = OSError("the library's own")
@@ -80,7 +80,7 @@ def test_the_librarys_exception_is_the_cause_of_silence_at_the_end_of_a_wait(
     client.close()
 
 
-def test_a_ttl_that_is_granted_differently_is_told_once_with_both_numbers(
+def test_a_changed_ttl_is_reported_once_with_both_numbers(
     runtime: HandRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = client_on(Scripted(runtime, ttl_min=10.0), runtime)
@@ -91,13 +91,13 @@ def test_a_ttl_that_is_granted_differently_is_told_once_with_both_numbers(
     client.close()
 
 
-def test_a_ttl_that_is_granted_as_asked_is_told_nobody(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_ttl_granted_as_requested_is_not_reported(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     client.lock("n", ttl=7.3).acquire()
     assert "instead of the requested" not in caplog.text
 
 
 @pytest.mark.parametrize("seconds", [threading.TIMEOUT_MAX + 1, float("inf")])
-def test_a_timeout_beyond_threadings_is_refused_as_threading_does(client: Client, seconds: float) -> None:
+def test_a_timeout_that_threading_refuses_is_refused_in_the_same_way(client: Client, seconds: float) -> None:
     with pytest.raises(OverflowError):
         threading.Lock().acquire(timeout=seconds)
     adapter = client.lock("n").as_threading_lock()
@@ -119,7 +119,7 @@ def test_a_timeout_beyond_threadings_is_refused_as_threading_does(client: Client
         lambda client: multilock.connect_async("memory://pickle").election("n"),
     ],
 )
-def test_what_belongs_to_this_process_says_so_when_it_is_pickled(
+def test_objects_bound_to_this_process_explain_why_they_cannot_be_pickled(
     client: Client, made: Callable[[Client], object]
 ) -> None:
     thing = made(client)
@@ -128,7 +128,7 @@ def test_what_belongs_to_this_process_says_so_when_it_is_pickled(
             pickle.dumps(thing, protocol)
 
 
-def test_a_lease_can_still_be_copied_with_what_refers_to_it(client: Client) -> None:
+def test_copying_an_object_that_refers_to_a_lease_keeps_the_same_lease(client: Client) -> None:
     lease = client.lock("n").acquire()
     assert copy.copy(lease) is lease
     assert copy.deepcopy([lease]) == [lease]

@@ -7,7 +7,7 @@ import math
 from multilock.kernel.timers import Timers
 
 
-def test_what_is_due_is_called_in_order_and_once() -> None:
+def test_due_tasks_are_called_in_order_and_once() -> None:
     pokes: list[float] = []
     called: list[str] = []
     timers = Timers(pokes.append)
@@ -24,7 +24,7 @@ def test_what_is_due_is_called_in_order_and_once() -> None:
     assert timers.step(9.0) == math.inf
 
 
-def test_a_call_may_plan_another_that_is_due_at_once() -> None:
+def test_a_task_may_plan_another_that_is_due_at_once() -> None:
     called: list[int] = []
     timers = Timers(lambda at: None)
     timers.at(1.0, lambda: timers.at(1.0, lambda: called.append(2)))
@@ -32,7 +32,7 @@ def test_a_call_may_plan_another_that_is_due_at_once() -> None:
     assert called == [2]
 
 
-def test_a_call_may_plan_one_for_later() -> None:
+def test_a_task_may_plan_one_for_later() -> None:
     timers = Timers(lambda at: None)
     timers.at(1.0, lambda: timers.at(4.0, lambda: None))
     assert timers.step(1.0) == 4.0

@@ -68,9 +68,7 @@ def go(lease: HeldLease, transition: str) -> bool | None:
 
 @pytest.mark.parametrize("transition", TABLE)
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_each_transition_leads_from_the_states_it_names_and_is_refused_in_all_others(
-    client: Client, transition: str, state: int
-) -> None:
+def test_each_transition_is_refused_outside_the_states_it_names(client: Client, transition: str, state: int) -> None:
     lease = make(client, state)
     before = [getattr(lease, name) for name in ("loss", "_callbacks", "_hooks", "count")]
     answer = go(lease, transition)
@@ -83,7 +81,7 @@ def test_each_transition_leads_from_the_states_it_names_and_is_refused_in_all_ot
         assert before == [getattr(lease, name) for name in ("loss", "_callbacks", "_hooks", "count")]
 
 
-def test_the_table_has_every_transition() -> None:
+def test_the_table_lists_every_transition() -> None:
     """A transition is a method of a lease that changes the state, by itself or through a method that does."""
     change = {"_lost_from"}
     members = {**vars(AnyHeld), **vars(Holding), **vars(HeldSet)}
@@ -103,7 +101,7 @@ def test_only_a_lost_lease_has_a_loss(client: Client, state: int) -> None:
     assert make(client, LOST).loss is not None
 
 
-def test_a_reentrant_lease_is_counted_down_as_long_as_it_is_held_and_more_than_once(client: Client) -> None:
+def test_a_held_reentrant_lease_is_counted_down_while_it_has_more_than_one_acquire(client: Client) -> None:
     lease = make(client, HELD)
     lease.count = 3
     assert [lease._count_down() for _ in range(3)] == [True, True, False]
@@ -114,14 +112,14 @@ def test_a_reentrant_lease_is_counted_down_as_long_as_it_is_held_and_more_than_o
 
 
 @pytest.mark.oracle
-def test_no_callback_is_left_to_be_called_after_a_release_or_in_a_child(client: Client) -> None:
+def test_no_callback_is_left_after_a_release_or_in_a_child(client: Client) -> None:
     assert make(client, RELEASED)._callbacks is None
     child = make(client, LOST)
     child._reset_in_child()
     assert (child.loss, child._callbacks, child._hooks) == (None, None, None)
 
 
-def test_a_lease_that_nobody_adopted_is_not_held_and_has_ended_for_nobody(client: Client) -> None:
+def test_a_grant_that_becomes_no_lease_is_neither_held_nor_ended(client: Client) -> None:
     lease = make(client, NEW)
     assert not lease.is_held()
     assert not lease._over()

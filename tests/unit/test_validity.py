@@ -19,11 +19,11 @@ def test_validity_counts_from_the_sending_and_leaves_room_for_drift() -> None:
     assert validity.valid_until(100.0, 30.0, 30.0) == pytest.approx(100 + 30 - 0.3 - 0.002)
 
 
-def test_a_share_of_the_ttl_counts_where_the_backend_says_so() -> None:
+def test_a_backend_may_shorten_the_validity_to_a_share_of_the_ttl() -> None:
     assert validity.valid_until(100.0, 20.0, 30.0) == pytest.approx(100 + 20 - 0.3 - 0.002)
 
 
-def test_the_last_tenth_belongs_to_the_callback() -> None:
+def test_the_last_tenth_of_the_validity_belongs_to_the_callback() -> None:
     assert validity.lost_at(129.0, 30.0) == pytest.approx(126.0)
 
 
@@ -44,7 +44,7 @@ def test_a_renewal_is_planned_near_its_period_and_well_before_the_end(
     assert at < validity.late_at(sent_at, ttl / 3)
 
 
-def test_renewals_of_one_client_fall_on_a_grid_so_that_thousands_come_due_together() -> None:
+def test_renewals_of_one_client_are_aligned_so_that_thousands_are_due_together() -> None:
     planned = {round(validity.renew_at(1000 + i / 1000, 10.0, 30.0, 1.0, 0.25), 9) for i in range(1000)}
     assert len(planned) <= 2
 
@@ -64,11 +64,11 @@ def test_tries_to_renew_slow_down_but_stay_frequent() -> None:
 @pytest.mark.parametrize(
     ("left", "expected"), [(5.0, 0), (1.0, 0), (0.99, 1), (0.51, 1), (0.5, 2), (0.25, 3), (0.0, 10), (-3.0, 10)]
 )
-def test_urgency_grows_with_each_halving_of_what_is_left(left: float, expected: int) -> None:
+def test_retries_become_more_frequent_with_each_halving_of_the_remaining_time(left: float, expected: int) -> None:
     assert validity.urgency(left, 1.0) == expected
 
 
-def test_a_request_gets_a_fifth_of_the_ttl_five_seconds_at_most_or_what_the_user_says() -> None:
+def test_a_request_may_take_a_fifth_of_the_ttl_and_at_most_five_seconds() -> None:
     assert validity.request_timeout(None, 10.0) == 2.0
     assert validity.request_timeout(None, 300.0) == 5.0
     assert validity.request_timeout(0.7, 300.0) == 0.7
@@ -85,6 +85,6 @@ def test_a_deadline_noticed_late_means_that_the_process_did_not_run() -> None:
     assert validity.loss_reason(103.01, 100.0, 30.0) is LossReason.PAUSED
 
 
-def test_nothing_here_reads_a_clock() -> None:
+def test_the_module_for_validity_reads_no_clock() -> None:
     assert not {"time", "now", "runtime"} & set(vars(validity)), "`now` is an argument"
     assert math.isclose(validity.arm_at(5.0), 5.25)

@@ -17,7 +17,7 @@ def claim(identity: str = "node-1", host: str = "host") -> Claim:
 
 
 @pytest.mark.parametrize("identity", ["node-1", "a b:c@d%e", '"\\', "é", "\U0001f600" * 64])
-def test_a_value_shows_who_wrote_it_under_the_same_owner(identity: str) -> None:
+def test_a_value_shows_its_writer_as_the_same_owner(identity: str) -> None:
     mine = claim(identity, "h" * 64)
     value = encode_value(mine)
     info = decode_value(value)
@@ -29,7 +29,7 @@ def test_a_value_shows_who_wrote_it_under_the_same_owner(identity: str) -> None:
     assert info.since.tzinfo is not None
 
 
-def test_a_value_of_a_name_that_rests_shows_who_released_it_and_until_when() -> None:
+def test_a_value_of_a_resting_name_shows_the_last_holder_and_the_end() -> None:
     mine = claim("\U0001f600" * 64, "h" * 64)
     before = time.time()
     value = encode_resting(mine, 2**63 - 1, 86400.0)
@@ -41,7 +41,7 @@ def test_a_value_of_a_name_that_rests_shows_who_released_it_and_until_when() -> 
     assert decode_value(encode_value(mine)).resting_until is None
 
 
-def test_the_value_of_a_permit_says_how_many_there_are() -> None:
+def test_the_value_of_a_permit_contains_the_number_of_permits() -> None:
     mine = claim("\U0001f600" * 64, "h" * 64)._replace(kind="permit", permits=1_000_000)
     value = encode_value(mine)
     assert len(value) <= VALUE_BYTES
@@ -54,9 +54,9 @@ FOREIGN = [b"10.0.0.7:80", b"[1]", b"1", b'{"v":1}', b'{"v":2,"id":"x"}', b"\xff
 
 
 @pytest.mark.parametrize("value", FOREIGN, ids=lambda value: value[:20])
-def test_a_value_of_another_program_is_shown_as_it_is(value: bytes) -> None:
+def test_a_value_of_another_program_is_shown_unchanged(value: bytes) -> None:
     assert decode_value(value) == LockInfo("", identity=value.decode(errors="replace"))
 
 
-def test_an_empty_value_says_nothing() -> None:
+def test_an_empty_value_is_not_shown() -> None:
     assert decode_value(b"") == LockInfo("")

@@ -70,14 +70,14 @@ def test_a_held_lease_lives_as_long_as_it_is_renewed(client: Client, runtime: Ha
     assert lease.release()
 
 
-def test_nobody_need_refer_to_a_held_lease(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_held_lease_needs_no_reference(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     client.lock("n").acquire()
     runtime.advance(500)
     assert "n" in backend.holders
     assert len(backend.called("renew")) > 40
 
 
-def test_a_released_lease_is_renewed_no_more(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_released_lease_is_no_longer_renewed(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     client.lock("n").acquire().release()
     runtime.advance(500)
     assert backend.called("renew") == []
@@ -131,7 +131,7 @@ def unanswered_for(name: str) -> Callable[[Scripted, Call], Any]:
     return answer
 
 
-def test_one_lease_without_an_answer_is_at_risk_and_tried_again_soon_and_the_others_are_renewed(
+def test_a_lease_without_a_reply_is_retried_soon_while_the_others_are_renewed(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     heard: list[Event] = []
@@ -152,7 +152,7 @@ def test_one_lease_without_an_answer_is_at_risk_and_tried_again_soon_and_the_oth
     assert state_of(doubtful) is LeaseState.HELD
 
 
-def test_one_lease_of_a_session_without_an_answer_does_not_hurry_the_session(
+def test_one_lease_without_a_reply_does_not_hurry_the_session(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -166,7 +166,7 @@ def test_one_lease_of_a_session_without_an_answer_does_not_hurry_the_session(
     assert len(session_backend.called("renew")) <= 4
 
 
-def test_a_renewal_by_hand_without_an_answer_raises_and_proves_nothing(
+def test_a_renewal_by_hand_without_a_reply_raises_and_proves_nothing(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = client.lock("n").acquire()
@@ -179,7 +179,7 @@ def test_a_renewal_by_hand_without_an_answer_raises_and_proves_nothing(
     assert lease.remaining() == pytest.approx(LOST_AFTER - 1)
 
 
-def test_an_answer_just_in_time_saves_the_lease(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_reply_just_in_time_saves_the_lease(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     lease = client.lock("n").acquire()
     backend.always("renew", silence(0.5))
     runtime.advance(LOST_AFTER - 2)
@@ -189,7 +189,9 @@ def test_an_answer_just_in_time_saves_the_lease(client: Client, backend: Scripte
     assert state_of(lease) is LeaseState.HELD
 
 
-def test_a_late_acknowledgement_revives_nothing(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_late_acknowledgement_does_not_revive_the_lease(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
     backend.always("renew", silence(0.2))
@@ -205,9 +207,7 @@ def test_a_late_acknowledgement_revives_nothing(client: Client, backend: Scripte
     assert len(losses.calls) == 1
 
 
-def test_a_renewal_by_hand_that_is_answered_too_late_is_a_loss(
-    client: Client, backend: Scripted, runtime: HandRuntime
-) -> None:
+def test_a_renewal_by_hand_with_a_late_reply_is_a_loss(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
     backend.always("renew", silence(0.0))
@@ -236,7 +236,7 @@ def test_a_renewal_by_hand_of_a_lock_that_was_taken_raises_lock_lost(client: Cli
     assert caught.value.loss.confirmed
 
 
-def test_a_renewal_by_hand_without_an_answer_leaves_the_lease_as_it_is(
+def test_a_renewal_by_hand_without_a_reply_leaves_the_lease_unchanged(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = client.lock("n").acquire()
@@ -262,7 +262,7 @@ def test_the_lost_callback_starts_at_the_deadline_while_the_renewal_hangs(
     assert losses.times == pytest.approx([1000 + LOST_AFTER])
 
 
-def test_a_server_that_says_no_loses_the_lease_at_once(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_denied_renewal_loses_the_lease_at_once(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     losses = Losses(runtime)
     client.lock("n", on_lost=losses).acquire()
     del backend.holders["n"]
@@ -273,7 +273,7 @@ def test_a_server_that_says_no_loses_the_lease_at_once(client: Client, backend: 
     assert losses.times[0] == backend.called("renew")[0].at
 
 
-def test_a_lost_lock_is_never_acquired_again_behind_the_back_of_its_user(
+def test_a_lost_lock_is_never_acquired_again_without_the_user(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = client.lock("n").acquire()
@@ -285,7 +285,7 @@ def test_a_lost_lock_is_never_acquired_again_behind_the_back_of_its_user(
 
 
 @pytest.mark.parametrize("error", [BackendRejected("NOPERM"), ValueError("a bug of the backend")])
-def test_a_renewal_that_is_refused_is_tried_again_until_the_deadline(
+def test_a_refused_renewal_is_repeated_until_the_deadline(
     client: Client, backend: Scripted, runtime: HandRuntime, error: Exception
 ) -> None:
     losses = Losses(runtime)
@@ -297,7 +297,7 @@ def test_a_renewal_that_is_refused_is_tried_again_until_the_deadline(
     assert len(backend.called("renew")) > 5
 
 
-def test_after_a_silent_loss_the_name_is_given_back_when_its_validity_is_over_and_not_before(
+def test_after_a_silent_loss_the_name_is_released_when_its_validity_is_over(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -310,7 +310,7 @@ def test_after_a_silent_loss_the_name_is_given_back_when_its_validity_is_over_an
     assert release.details["unsure"] is True, "renewals without an answer may still be executed"
 
 
-def test_two_locks_of_different_ttl_end_at_their_own_times(
+def test_two_locks_with_different_ttls_end_at_their_own_times(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     short, long = Losses(runtime), Losses(runtime)
@@ -322,7 +322,7 @@ def test_two_locks_of_different_ttl_end_at_their_own_times(
     assert long.times == pytest.approx([1000 + LOST_AFTER])
 
 
-def test_a_lease_about_to_end_does_not_cut_the_time_of_the_others(
+def test_a_lease_about_to_end_does_not_shorten_the_time_of_the_others(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     client.lock("old", ttl=30).acquire()
@@ -337,7 +337,7 @@ def test_a_lease_about_to_end_does_not_cut_the_time_of_the_others(
     assert renewal.within == 5.0
 
 
-def test_a_lease_held_for_a_quarter_second_is_watched_once(make: Callable[..., Client], runtime: HandRuntime) -> None:
+def test_a_lease_held_for_a_quarter_second_is_watched(make: Callable[..., Client], runtime: HandRuntime) -> None:
     backend = Scripted(runtime, push_loss=True)
     client = make(backend)
     lease = client.lock("n").acquire()
@@ -359,7 +359,7 @@ def test_a_watch_that_could_not_be_set_is_tried_again(make: Callable[..., Client
     assert len(backend.called("watch")) == 3
 
 
-def test_a_short_lease_does_not_cut_the_watch_of_the_others_short(
+def test_a_short_lease_does_not_shorten_the_watch_of_the_others(
     make: Callable[..., Client], runtime: HandRuntime
 ) -> None:
     backend = Scripted(runtime, push_loss=True)
@@ -380,9 +380,7 @@ def test_a_backend_without_notices_is_not_asked_to_watch(
     assert backend.called("watch") == []
 
 
-def test_the_heap_of_deadlines_does_not_grow_with_the_locks_that_came_and_went(
-    client: Client, runtime: HandRuntime
-) -> None:
+def test_the_heap_of_deadlines_does_not_grow_with_ended_locks(client: Client, runtime: HandRuntime) -> None:
     lock = client.lock("n")
     kept = client.lock("kept").acquire()
     for _ in range(5000):
@@ -391,7 +389,7 @@ def test_the_heap_of_deadlines_does_not_grow_with_the_locks_that_came_and_went(
     assert kept.is_held()
 
 
-def test_locks_that_came_and_went_do_not_wake_the_watchdog_one_by_one(
+def test_ended_locks_do_not_wake_the_watchdog_one_by_one(
     client: Client, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watchdog = client._kernel.watchdog
@@ -447,7 +445,7 @@ def test_the_heap_does_not_grow_with_renewals_by_hand(client: Client, runtime: H
     assert lease.is_held()
 
 
-def test_an_idle_client_has_nothing_planned(client: Client, runtime: HandRuntime) -> None:
+def test_an_idle_client_has_no_planned_task(client: Client, runtime: HandRuntime) -> None:
     with client.lock("n").acquire():
         runtime.advance(100)
     runtime.advance(100)
@@ -455,7 +453,7 @@ def test_an_idle_client_has_nothing_planned(client: Client, runtime: HandRuntime
     assert client._kernel.timers._heap == []
 
 
-def test_a_watchdog_that_dies_is_a_loss_that_everybody_sees(
+def test_a_watchdog_that_dies_is_a_loss_for_every_lease(
     client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = Losses(runtime)
@@ -507,7 +505,7 @@ def session_client(make: Callable[..., Client], session_backend: Scripted) -> Cl
     return make(session_backend)
 
 
-def test_a_session_is_renewed_as_one_however_many_locks_it_has(
+def test_a_session_is_renewed_by_one_request_however_many_locks_it_has(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     leases = [session_client.lock(f"n{number}").acquire() for number in range(300)]
@@ -518,7 +516,7 @@ def test_a_session_is_renewed_as_one_however_many_locks_it_has(
     assert all(lease.is_held() for lease in leases)
 
 
-def test_a_session_is_renewed_while_it_holds_nothing(
+def test_a_session_without_locks_is_renewed_too(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     session_client.lock("n").acquire().release()
@@ -528,7 +526,7 @@ def test_a_session_is_renewed_while_it_holds_nothing(
     assert all(call.claims == () for call in renewals)
 
 
-def test_a_lock_in_an_old_session_is_valid_as_long_as_the_session_and_no_longer(
+def test_a_lock_in_an_old_session_is_valid_only_as_long_as_the_session(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     session_client.lock("first").acquire()
@@ -538,7 +536,7 @@ def test_a_lock_in_an_old_session_is_valid_as_long_as_the_session_and_no_longer(
 
 
 @pytest.mark.parametrize("adopted", ["while it is under way", "after its answer"])
-def test_the_renewal_of_a_session_counts_for_a_lock_that_was_granted_before_its_answer(
+def test_the_renewal_of_a_session_counts_for_a_lock_granted_before_its_reply(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime, adopted: str
 ) -> None:
     first = session_client.lock("first").acquire()
@@ -581,7 +579,7 @@ def test_the_end_of_a_session_loses_each_of_its_locks_once(
     assert groups == {("session", 20.0)}, "a session that ended is renewed no more"
 
 
-def test_a_session_whose_renewals_are_not_answered_is_tried_again_and_its_locks_end_at_their_deadline(
+def test_an_unanswered_session_renewal_is_repeated_and_its_locks_end_at_their_deadline(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     losses = Losses(runtime)
@@ -596,7 +594,7 @@ def test_a_session_whose_renewals_are_not_answered_is_tried_again_and_its_locks_
     assert all(call.at + call.within <= 1000 + LOST_AFTER + 1e-6 for call in tries)
 
 
-def test_a_broken_connection_has_its_session_renewed_at_once(
+def test_a_broken_connection_renews_its_session_at_once(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     session_client.lock("n").acquire()
@@ -609,9 +607,7 @@ def test_a_broken_connection_has_its_session_renewed_at_once(
     assert len(session_backend.called("renew")) == 1, "and its period starts again"
 
 
-def test_a_broken_connection_has_its_leases_renewed_at_once(
-    client: Client, backend: Scripted, runtime: HandRuntime
-) -> None:
+def test_a_broken_connection_renews_its_leases_at_once(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     lease = client.lock("n").acquire()
     client.lock("given", renew=False).acquire()
     runtime.advance(2)
@@ -623,7 +619,7 @@ def test_a_broken_connection_has_its_leases_renewed_at_once(
     assert lease.is_held()
 
 
-def test_a_lease_that_is_not_renewed_and_about_to_end_does_not_cut_its_sessions_request_short(
+def test_a_lease_about_to_end_does_not_shorten_the_request_of_its_session(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     """No reply can move the end of such a lease. The request is for the other leases, and may take as long as they
@@ -653,7 +649,7 @@ def test_a_lease_that_is_not_renewed_and_about_to_end_does_not_cut_its_sessions_
     assert not any(lease.is_held() for lease in ends)
 
 
-def test_a_session_with_leases_of_different_proofs_is_renewed_within_the_time_of_the_newest(
+def test_a_session_with_several_leases_is_renewed_in_the_time_of_the_newest(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     old, new = session_client.lock("old").acquire(), session_client.lock("new").acquire()
@@ -673,7 +669,7 @@ def test_a_session_with_leases_of_different_proofs_is_renewed_within_the_time_of
     assert new.is_held()
 
 
-def test_a_session_whose_ttl_the_server_cuts_shortens_what_is_held(
+def test_a_session_whose_ttl_is_shortened_by_the_server_shortens_its_leases(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     losses = Losses(runtime)
@@ -701,7 +697,7 @@ def test_a_proof_that_is_over_by_the_new_ttl_is_lost_at_once(
     assert losses.times == pytest.approx([1009])
 
 
-def test_a_renewal_under_the_former_ttl_that_is_answered_after_the_cut_is_worth_the_new_one(
+def test_a_session_renewal_pending_at_a_shortening_counts_with_the_new_ttl(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     """The race: the backend computed its reply with the former ttl, and the reply reaches the watchdog after
@@ -720,7 +716,7 @@ def test_a_renewal_under_the_former_ttl_that_is_answered_after_the_cut_is_worth_
     assert lease.remaining() <= 6.0
 
 
-def test_a_grant_under_the_former_ttl_that_is_answered_after_the_cut_is_worth_the_new_one(
+def test_a_grant_pending_at_a_shortening_counts_with_the_new_ttl(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     session_client.lock("first").acquire()
@@ -736,7 +732,7 @@ def test_a_grant_under_the_former_ttl_that_is_answered_after_the_cut_is_worth_th
     assert lease.remaining() <= 6.0
 
 
-def test_a_session_whose_ttl_was_cut_is_renewed_in_time(
+def test_a_session_whose_ttl_was_shortened_is_renewed_in_time(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     lease = session_client.lock("n").acquire()
@@ -792,7 +788,7 @@ def test_a_server_that_hangs_starves_no_other_group() -> None:
 
 
 @pytest.mark.oracle
-def test_the_callback_starts_before_the_deadline_while_every_renewal_and_another_callback_hang() -> None:
+def test_the_callback_starts_in_time_while_every_renewal_and_another_callback_hang() -> None:
     hang = threading.Event()
     backend = Scripted()
     backend.always("renew", slow_until(hang))

@@ -46,7 +46,7 @@ def test_a_refused_thread_starts_as_soon_as_one_can(client: Client, refusals: di
     assert of_threads(client) == []
 
 
-def test_a_thread_that_dies_begins_again_and_is_logged_once(
+def test_a_thread_that_dies_is_restarted_and_is_logged_once(
     client: Client, refusals: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     runs = 0
@@ -66,7 +66,7 @@ def test_a_thread_that_dies_begins_again_and_is_logged_once(
     eventually(client.is_healthy)
 
 
-def test_a_thread_that_two_watchdogs_start_at_once_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_started_by_two_watchdogs_at_once_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two clients starts the thread that keeps time. One start is refused; the other succeeds before the
     first client has recorded that."""
     ran = threading.Event()
@@ -87,7 +87,7 @@ def test_a_thread_that_two_watchdogs_start_at_once_is_not_missing(monkeypatch: p
     assert not worker.is_any_missing()
 
 
-def test_a_job_that_is_run_once_does_not_begin_again(refusals: dict[str, int]) -> None:
+def test_a_job_that_runs_once_is_not_restarted(refusals: dict[str, int]) -> None:
     runs: list[int] = []
 
     def fail() -> None:
@@ -98,7 +98,7 @@ def test_a_job_that_is_run_once_does_not_begin_again(refusals: dict[str, int]) -
     assert runs == [1]
 
 
-def test_a_job_that_somebody_waits_for_runs_here_if_nobody_keeps_time(
+def test_a_job_with_a_waiting_caller_runs_in_the_caller_if_the_watchdog_is_missing(
     refusals: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "helpers", {})
@@ -109,7 +109,7 @@ def test_a_job_that_somebody_waits_for_runs_here_if_nobody_keeps_time(
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it began", "after it began"])
-def test_a_start_that_is_interrupted_runs_exactly_once(
+def test_a_job_whose_start_is_interrupted_runs_exactly_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     interrupts = [1]
@@ -134,7 +134,7 @@ def test_a_start_that_is_interrupted_runs_exactly_once(
     assert ran == [1]
 
 
-def test_a_deep_recursion_is_not_taken_for_a_refusal(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deep_recursion_is_not_taken_for_a_refused_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     class TooDeep(threading.Thread):
         def start(self) -> None:
             monkeypatch.undo()
@@ -145,7 +145,7 @@ def test_a_deep_recursion_is_not_taken_for_a_refusal(client: Client, monkeypatch
         start_worker(lambda: None, "multilock-x")
 
 
-def test_a_forked_child_misses_none_of_its_parents_threads(refusals: dict[str, int]) -> None:
+def test_a_forked_child_misses_no_thread_of_its_parent(refusals: dict[str, int]) -> None:
     refusals["multilock-x"] = 1000
     start_worker(lambda: None, "multilock-x")
     assert worker.is_any_missing()

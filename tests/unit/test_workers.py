@@ -74,7 +74,7 @@ def test_threads_end_when_idle_and_start_again(spawner: Spawner, monkeypatch: py
     assert workers._idle == 0
 
 
-def test_after_close_jobs_submitted_before_are_done_and_none_is_taken(spawner: Spawner) -> None:
+def test_after_close_earlier_jobs_are_done_and_no_new_one_is_accepted(spawner: Spawner) -> None:
     workers = ThreadWorkers(spawner, "w", 1)
     hold = threading.Event()
     done: list[str] = []
@@ -91,7 +91,7 @@ def test_after_close_jobs_submitted_before_are_done_and_none_is_taken(spawner: S
     assert done == ["before"]
 
 
-def test_many_submit_at_once_and_every_job_is_done(spawner: Spawner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_submitted_at_once_by_many_threads_are_all_done(spawner: Spawner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE", 0.001)
     workers = ThreadWorkers(spawner, "w", 4)
     done: list[int] = []

@@ -34,7 +34,7 @@ def bill(lease: Lease, orders: list[str]) -> list[str]:
 # ---- its tests; the pytest plugin of multilock closes the clients
 
 
-def test_one_bills_at_a_time(multilock_client: Client, multilock_url: str) -> None:
+def test_one_worker_bills_at_a_time(multilock_client: Client, multilock_url: str) -> None:
     with multilock_client.lock("billing") as lease, multilock.connect(multilock_url) as another:
         assert another.lock("billing").try_acquire() is None
         assert bill(lease, ["a", "b"]) == ["a", "b"]
@@ -48,20 +48,20 @@ def test_an_asyncio_service_needs_no_plugin(multilock_async_client: AsyncClient)
     asyncio.run(use())
 
 
-def test_it_stops_when_the_lock_is_lost(multilock_client: Client) -> None:
+def test_the_work_stops_when_the_lock_is_lost(multilock_client: Client) -> None:
     lease = multilock_client.lock("billing").acquire()
     assert multilock_client.force_release("billing")  # an operator
     assert lease.wait_lost(20.0)
     assert bill(lease, ["a", "b"]) == []
 
 
-def test_it_stops_when_the_server_falls_silent(multilock_client: Client, multilock_faults: Network) -> None:
+def test_the_work_stops_when_the_server_sends_no_replies(multilock_client: Client, multilock_faults: Network) -> None:
     lease = multilock_client.lock("billing", ttl=2.0).acquire()
     multilock_faults.black_hole()
     assert bill(lease, ["slow", "b"]) == ["slow"]
 
 
-def test_a_reply_that_gets_lost_costs_nothing(multilock_client: Client, multilock_faults: Network) -> None:
+def test_a_lost_reply_costs_nothing(multilock_client: Client, multilock_faults: Network) -> None:
     multilock_client.ping()  # open the connection first
     lost = multilock_faults.drop_reply_after(0, b"billing")
     with multilock_client.lock("billing").acquire(timeout=20.0) as lease:

@@ -40,7 +40,7 @@ __all__ = ["ClientConformance", "CloseConformance"]
 class ClientConformance(Conformance):
     """Tests of a client while nothing fails."""
 
-    def test_inspect_tells_who_holds_a_name(self, make: Callable[..., Client]) -> None:
+    def test_inspect_shows_the_holder_of_a_name(self, make: Callable[..., Client]) -> None:
         client, other = make(identity="node-7"), make()
         assert client.inspect(NAME) is None
         with client.lock(NAME, ttl=20) as lease:
@@ -56,7 +56,7 @@ class ClientConformance(Conformance):
             assert again.since == info.since
         assert other.inspect(NAME) is None
 
-    def test_inspect_all_gives_the_names_held_without_the_prefix(self, client: Client, other: Client) -> None:
+    def test_inspect_all_returns_the_held_names_without_the_prefix(self, client: Client, other: Client) -> None:
         names = {"app/a", "app/b", "app%2Fc", "apple", "other"}
         leases = [client.lock(name).acquire() for name in names]
         assert {info.name for info in other.inspect_all()} == names
@@ -78,7 +78,7 @@ class ClientConformance(Conformance):
         client.force_release(NAME)
         assert waiting.result(SOON).is_held()
 
-    def test_capabilities_are_frozen_and_known_without_io(self, client: Client, place: Place) -> None:
+    def test_capabilities_are_immutable_and_known_without_a_request(self, client: Client, place: Place) -> None:
         with place.down():
             facts = client.capabilities
         assert isinstance(facts, Capabilities)
@@ -87,14 +87,14 @@ class ClientConformance(Conformance):
         assert 0 < facts.ttl_min < facts.ttl_max
         assert facts.takeover_bound > 0
 
-    def test_diagnose_gives_findings_with_remedies(self, client: Client) -> None:
+    def test_diagnose_returns_findings_with_remedies(self, client: Client) -> None:
         for finding in client.diagnose():
             assert isinstance(finding, Finding)
             assert finding.level in ("info", "warning", "error")
             assert finding.message
             assert finding.remedy
 
-    def test_ping_is_the_time_of_a_round_trip(self, client: Client) -> None:
+    def test_ping_returns_the_time_of_one_round_trip(self, client: Client) -> None:
         assert 0 <= client.ping() < SOON
 
     def test_a_client_with_an_idle_watchdog_is_healthy(self, client: Client, place: Place) -> None:
@@ -102,7 +102,7 @@ class ClientConformance(Conformance):
         with client.lock(NAME, ttl=place.quick_ttl):
             eventually(client.is_healthy)
 
-    def test_events_tell_the_life_of_a_lock_in_order(self, client: Client, other: Client, place: Place) -> None:
+    def test_events_report_the_life_of_a_lock_in_order(self, client: Client, other: Client, place: Place) -> None:
         seen = Recorder[Event]()
         # On a busy machine a reply to a renewal may come late.
         unsubscribe = client.events.subscribe(
@@ -127,7 +127,7 @@ class ClientConformance(Conformance):
         client.lock("unheard").acquire().release()
         assert seen.stays_at(count, 0.1)
 
-    def test_a_subscriber_that_raises_harms_nothing(self, client: Client) -> None:
+    def test_a_subscriber_that_raises_affects_nothing_else(self, client: Client) -> None:
         bad, good = Recorder[Event](raises=True), Recorder[Event]()
         client.events.subscribe(bad)
         client.events.subscribe(good)
@@ -140,7 +140,9 @@ class ClientConformance(Conformance):
 class CloseConformance(Conformance):
     """Tests of the end of a client."""
 
-    def test_a_held_lease_is_lost_first_and_then_given_back(self, client: Client, other: Client, face: Face) -> None:
+    def test_close_reports_each_held_lease_as_lost_before_it_releases_it(
+        self, client: Client, other: Client, face: Face
+    ) -> None:
         still_taken: list[bool] = []
         told = threading.Event()
 
@@ -159,7 +161,9 @@ class CloseConformance(Conformance):
         assert not lease.is_held()
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_waiters_get_client_closed_and_leave_nothing(self, client: Client, other: Client, place: Place) -> None:
+    def test_close_makes_each_waiter_raise_client_closed_and_leaves_nothing(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
         held = other.lock(NAME).acquire()
         waiting = [background(lambda: client.lock(NAME).acquire()) for _ in range(3)]
         eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
@@ -188,7 +192,7 @@ class CloseConformance(Conformance):
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
         assert lost.calls == []
 
-    def test_every_later_call_gets_client_closed(self, client: Client) -> None:
+    def test_a_call_after_close_raises_client_closed(self, client: Client) -> None:
         lock = client.lock(NAME)
         election = client.election(NAME)
         client.close()
@@ -223,7 +227,7 @@ class CloseConformance(Conformance):
             client.lock(NAME)
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_a_hanging_callback_and_a_silent_backend_never_keep_close_from_ending(
+    def test_close_ends_despite_a_callback_that_hangs_and_a_backend_without_replies(
         self, make: Callable[..., Client], place: Place, face: Face
     ) -> None:
         client = make(request_timeout=0.2)
@@ -235,7 +239,7 @@ class CloseConformance(Conformance):
         assert now() - begun < 2.0
         end.set()
 
-    def test_observe_ends(self, client: Client) -> None:
+    def test_close_ends_observe(self, client: Client) -> None:
         seen = Recorder[LeaderInfo | None]()
 
         def observe() -> None:
@@ -249,7 +253,7 @@ class CloseConformance(Conformance):
         observing.result(SOON)
         assert seen.calls == [None]
 
-    def test_a_closed_client_leaves_no_thread(self, place: Place, face: Face) -> None:
+    def test_a_closed_client_leaves_no_thread_behind(self, place: Place, face: Face) -> None:
         before = set(threading.enumerate())
         client = place.connect(face)
         with client.lock(NAME), pytest.raises(LockTimeout):

@@ -86,7 +86,7 @@ class ElectionConformance(Conformance):
         """A record of callbacks."""
         return Diary(face)
 
-    def test_campaign_makes_the_one_leader(self, client: Client, other: Client) -> None:
+    def test_campaign_elects_one_leader(self, client: Client, other: Client) -> None:
         first = client.election(NAME, identity="node-1")
         assert first.is_leader() is False
         leadership = first.campaign()
@@ -99,7 +99,7 @@ class ElectionConformance(Conformance):
         assert not second.is_leader()
         leadership.release()
 
-    def test_terms_always_grow(self, client: Client, other: Client) -> None:
+    def test_each_later_term_is_greater(self, client: Client, other: Client) -> None:
         terms: list[int] = []
         for each in (client, other, client):
             leadership = each.election(NAME).campaign(timeout=SOON)
@@ -108,7 +108,7 @@ class ElectionConformance(Conformance):
         if client.capabilities.fencing:
             assert terms == sorted(set(terms))
 
-    def test_everybody_sees_the_leader(self, client: Client, other: Client) -> None:
+    def test_every_client_sees_the_leader(self, client: Client, other: Client) -> None:
         longest = "https://node-1:8443" + 76 * "/"  # 255 bytes in percent-encoding
         seen = other.election(NAME)
         assert seen.leader() is None
@@ -149,7 +149,7 @@ class ElectionConformance(Conformance):
         assert leadership.release()
         assert lock.acquire(timeout=SOON).release()
 
-    def test_callbacks_of_a_campaign_come_in_a_pair(self, client: Client, diary: Diary) -> None:
+    def test_each_on_elected_of_a_campaign_is_followed_by_one_on_lost(self, client: Client, diary: Diary) -> None:
         election = client.election(NAME, **diary.callbacks())
         leadership = election.campaign()
         assert diary.entries.wait(1) == ("elected", leadership.term)
@@ -159,7 +159,7 @@ class ElectionConformance(Conformance):
         assert diary.entries.stays_at(2, 0.1)
         assert election.resign() is False
 
-    def test_release_of_a_leadership_is_a_resignation(self, client: Client, diary: Diary) -> None:
+    def test_releasing_a_leadership_resigns_it(self, client: Client, diary: Diary) -> None:
         election = client.election(NAME, **diary.callbacks())
         leadership = election.campaign()
         own = Recorder[Loss]()
@@ -168,7 +168,7 @@ class ElectionConformance(Conformance):
         assert diary.entries.wait(2) == ("lost", LossReason.RESIGNED)
         assert own.stays_at(0, 0.1)
 
-    def test_on_lost_comes_before_the_lease_is_given_back(
+    def test_on_lost_is_called_before_the_lease_is_released(
         self, client: Client, other: Client, face: Face, place: Place
     ) -> None:
         taken: list[bool] = []
@@ -185,7 +185,7 @@ class ElectionConformance(Conformance):
         assert taken == [True]
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_a_hanging_on_lost_keeps_the_lease_for_one_ttl_at_most(
+    def test_an_on_lost_that_hangs_delays_the_release_by_one_ttl_at_most(
         self, client: Client, other: Client, face: Face, place: Place
     ) -> None:
         end = threading.Event()
@@ -198,7 +198,7 @@ class ElectionConformance(Conformance):
         assert ttl * 0.9 <= now() - begun < 2 * ttl + 1.0
         end.set()
 
-    def test_a_resignation_lets_another_candidate_in_without_waiting_for_a_ttl(
+    def test_after_a_resignation_the_next_candidate_leads_without_waiting_for_a_ttl(
         self, client: Client, other: Client
     ) -> None:
         election = client.election(NAME, ttl=30)
@@ -210,7 +210,7 @@ class ElectionConformance(Conformance):
         assert waiting.result(SOON).is_held()
         assert now() - begun < 2.0
 
-    def test_a_lost_leadership_is_reported_before_anybody_else_leads(
+    def test_a_lost_leadership_is_reported_before_another_candidate_leads(
         self, client: Client, other: Client, place: Place, diary: Diary, pulse: Pulse
     ) -> None:
         election = client.election(NAME, ttl=place.calm_ttl, **diary.callbacks())
@@ -224,7 +224,7 @@ class ElectionConformance(Conformance):
         # A node that did not run may find another leader instead of the end of its own term.
         assert diary.entries.calls[1] == ("lost", LossReason.EXPIRED) or pulse.stopped()
 
-    def test_start_leads_in_the_background_and_stop_steps_down(
+    def test_start_campaigns_in_the_background_and_stop_resigns(
         self, client: Client, other: Client, diary: Diary
     ) -> None:
         election = client.election(NAME, **diary.callbacks())
@@ -238,9 +238,7 @@ class ElectionConformance(Conformance):
         assert other.inspect(NAME) is None
         assert diary.entries.stays_at(2, 0.2)
 
-    def test_stop_never_leaves_a_leader_behind_also_when_the_grant_is_on_its_way(
-        self, client: Client, other: Client
-    ) -> None:
+    def test_stop_leaves_no_leader_behind_even_if_it_meets_the_grant(self, client: Client, other: Client) -> None:
         for _ in range(5):
             election = client.election(NAME)
             election.start()
@@ -255,7 +253,7 @@ class ElectionConformance(Conformance):
             assert election.is_leader()
         assert diary.words == ["elected", "lost"]
 
-    def test_a_started_node_stands_again_after_a_loss_and_a_gap_shows_as_a_pair(
+    def test_after_a_loss_a_started_node_campaigns_again_and_its_callbacks_stay_paired(
         self, client: Client, place: Place, diary: Diary
     ) -> None:
         with client.election(NAME, ttl=2, **diary.callbacks()) as election:
@@ -268,7 +266,7 @@ class ElectionConformance(Conformance):
         terms = [value for word, value in diary.entries.calls if word == "elected"]
         assert terms[0] != terms[1] or not client.capabilities.fencing
 
-    def test_a_node_that_resigned_stands_again_behind_those_waiting(
+    def test_a_node_that_resigned_queues_behind_the_other_candidates(
         self, client: Client, other: Client, diary: Diary
     ) -> None:
         elected, waiting = Recorder[str](), Recorder[Waiting]()
@@ -323,7 +321,7 @@ class ElectionConformance(Conformance):
             eventually(election.is_leader)
         election.stop()
 
-    def test_an_on_elected_that_raises_resigns(self, client: Client, face: Face) -> None:
+    def test_an_on_elected_that_raises_ends_the_leadership(self, client: Client, face: Face) -> None:
         lost = Recorder[Loss]()
 
         def on_elected(leadership: Any) -> None:
@@ -334,7 +332,7 @@ class ElectionConformance(Conformance):
         assert lost.wait().reason is LossReason.RESIGNED
         eventually(lambda: not leadership.is_held() and client.inspect(NAME) is None)
 
-    def test_run_passes_on_the_result_of_work_that_ends_by_itself(
+    def test_run_returns_the_result_of_work_that_ends_by_itself(
         self, client: Client, other: Client, face: Face, diary: Diary
     ) -> None:
         election = client.election(NAME, **diary.callbacks())
@@ -342,7 +340,7 @@ class ElectionConformance(Conformance):
         assert diary.words == ["elected", "lost"]
         assert other.inspect(NAME) is None
 
-    def test_run_passes_on_the_exception_of_work(self, client: Client, other: Client, face: Face) -> None:
+    def test_run_raises_the_exception_of_its_work(self, client: Client, other: Client, face: Face) -> None:
         def work(leadership: Any) -> None:
             raise KeyError("broken")
 
@@ -350,7 +348,7 @@ class ElectionConformance(Conformance):
             client.election(NAME).run(face.function(work))
         assert other.inspect(NAME) is None
 
-    def test_run_stands_again_after_a_loss(self, client: Client, place: Place, face: Face) -> None:
+    def test_run_campaigns_again_after_a_loss(self, client: Client, place: Place, face: Face) -> None:
         rounds = Recorder[int]()
 
         def work(leadership: Any) -> str | None:
@@ -368,7 +366,7 @@ class ElectionConformance(Conformance):
         place.delete(NAME)
         assert running.result(SOON) == "second"
 
-    def test_an_async_work_is_cancelled_on_loss(self, client: Client, place: Place, face: Face) -> None:
+    def test_asynchronous_work_is_cancelled_on_loss(self, client: Client, place: Place, face: Face) -> None:
         if not isinstance(face, AsyncioFace):
             return  # blocking work must check is_held(): tested above
         rounds = Recorder[str]()
@@ -392,7 +390,7 @@ class ElectionConformance(Conformance):
         assert running.result(SOON) == "second"
         assert rounds.calls == ["begun", "cancelled", "begun"]
 
-    def test_stop_ends_run_with_none(self, client: Client, face: Face, diary: Diary) -> None:
+    def test_stop_makes_run_return_none(self, client: Client, face: Face, diary: Diary) -> None:
         election = client.election(NAME, **diary.callbacks())
 
         def work(leadership: Any) -> None:
@@ -405,7 +403,7 @@ class ElectionConformance(Conformance):
         assert running.result(SOON) is None
         assert diary.words == ["elected", "lost"]
 
-    def test_stop_ends_the_run_of_a_node_that_never_led(self, client: Client, other: Client, face: Face) -> None:
+    def test_stop_ends_run_even_if_the_node_never_led(self, client: Client, other: Client, face: Face) -> None:
         other.lock(NAME).acquire()
         election = client.election(NAME)
         running = background(lambda: election.run(face.function(lambda leadership: "led")))
@@ -413,9 +411,7 @@ class ElectionConformance(Conformance):
         election.stop()
         assert running.result(SOON) is None
 
-    def test_closing_the_client_stops_elections_with_a_resignation(
-        self, client: Client, other: Client, diary: Diary
-    ) -> None:
+    def test_closing_the_client_resigns_its_leaderships(self, client: Client, other: Client, diary: Diary) -> None:
         election = client.election(NAME, **diary.callbacks())
         election.start()
         diary.entries.wait(1)
@@ -444,7 +440,7 @@ class ElectionConformance(Conformance):
         return second
 
     @pytest.mark.parametrize("how", ["stop", "resign", "release", "close"])
-    def test_the_next_leaders_work_begins_after_the_last_line_of_the_old_ones(
+    def test_new_work_begins_after_the_work_of_the_former_leader_has_ended(
         self, client: Client, other: Client, face: Face, lines: Recorder[str], first: Shift, second: Shift, how: str
     ) -> None:
         leaderships = Recorder[Any]()
@@ -470,7 +466,7 @@ class ElectionConformance(Conformance):
         assert led.result(SOON) is None
 
     @pytest.mark.parametrize("how", ["stop", "resign", "close", "with"])
-    def test_what_the_next_on_elected_does_begins_after_the_last_line_of_the_old_one(
+    def test_a_new_on_elected_begins_after_that_of_the_former_leader_has_ended(
         self, client: Client, other: Client, face: Face, lines: Recorder[str], first: Shift, second: Shift, how: str
     ) -> None:
         election = client.election(NAME, on_elected=first.work)
@@ -495,7 +491,7 @@ class ElectionConformance(Conformance):
         rival.stop()
         assert lines.calls[:3] == IN_ORDER
 
-    def test_an_on_elected_that_raises_gives_the_lease_back_after_the_work(
+    def test_if_on_elected_raises_the_lease_is_released_after_the_work_has_ended(
         self, client: Client, other: Client, face: Face, lines: Recorder[str], first: Shift, second: Shift
     ) -> None:
         def fails(leadership: Any) -> None:
@@ -516,7 +512,7 @@ class ElectionConformance(Conformance):
         assert running.result(SOON) is None
         rival.stop()
 
-    def test_a_cancelled_run_ends_after_its_work_and_on_lost_and_gives_the_lease_back_then(
+    def test_a_cancelled_run_releases_the_lease_after_its_work_and_on_lost(
         self, client: Client, other: Client, face: Face, lines: Recorder[str], first: Shift, second: Shift
     ) -> None:
         if not isinstance(face, AsyncioFace):
@@ -551,7 +547,7 @@ class ElectionConformance(Conformance):
         assert sorted(lines.calls[3:5]) == ["run ends", "second begins"]
         rival.stop()
 
-    def test_a_work_that_does_not_end_keeps_the_lease_for_the_grace_and_is_named(
+    def test_work_that_does_not_end_keeps_the_lease_for_the_grace_and_is_named(
         self, client: Client, other: Client, face: Face, caplog: pytest.LogCaptureFixture
     ) -> None:
         begun, end = threading.Event(), threading.Event()
@@ -577,7 +573,7 @@ class ElectionConformance(Conformance):
         end.set()
         assert running.result(SOON) is None
 
-    def test_a_work_that_stops_its_own_election_is_not_waited_for_and_keeps_the_lease(
+    def test_work_that_stops_its_own_election_is_not_waited_for_and_keeps_the_lease(
         self, client: Client, other: Client, face: Face
     ) -> None:
         looks = Recorder[tuple[float, bool]]()
@@ -617,7 +613,7 @@ class ElectionConformance(Conformance):
         diary.entries.wait(1, 3 * SOON)
         election.stop()
 
-    def test_observe_starts_with_the_present_leader_and_tells_each_change(self, client: Client, other: Client) -> None:
+    def test_observe_yields_the_present_leader_and_then_each_change(self, client: Client, other: Client) -> None:
         seen = Recorder[LeaderInfo | None]()
 
         def observe() -> None:
@@ -635,7 +631,7 @@ class ElectionConformance(Conformance):
         leadership.release()
         assert seen.wait(3) is None
 
-    def test_observe_tells_of_this_clients_own_leadership(self, client: Client) -> None:
+    def test_observe_yields_the_leadership_of_its_own_client(self, client: Client) -> None:
         seen = Recorder[LeaderInfo | None]()
 
         def observe() -> None:
@@ -651,7 +647,7 @@ class ElectionConformance(Conformance):
         leadership.release()
         assert seen.wait(3) is None
 
-    def test_observe_yields_nothing_for_an_outage(
+    def test_observe_yields_nothing_during_an_outage(
         self, client: Client, make: Callable[..., Client], place: Place
     ) -> None:
         watcher = make(request_timeout=0.1)
@@ -670,14 +666,14 @@ class ElectionConformance(Conformance):
         leadership.release()
         assert seen.wait(2, 15.0) is None
 
-    def test_on_leader_changed_tells_who_leads(self, client: Client, other: Client) -> None:
+    def test_on_leader_changed_receives_the_new_leader(self, client: Client, other: Client) -> None:
         seen = Recorder[LeaderInfo | None]()
         with client.election(NAME, identity="node-1", on_leader_changed=seen):
             leader = seen.wait(1)
             assert leader is not None
             assert leader.identity == "node-1"
 
-    def test_is_leader_is_false_as_soon_as_the_clock_says_so(self, client: Client, place: Place) -> None:
+    def test_is_leader_is_false_as_soon_as_the_deadline_has_passed(self, client: Client, place: Place) -> None:
         election = client.election(NAME, ttl=place.quick_ttl)
         leadership = election.campaign()
         with place.silence():

@@ -53,7 +53,7 @@ NAMES = [
 class LockConformance(Conformance):
     """Tests of acquire, try_acquire, release, and their surroundings."""
 
-    def test_second_caller_is_refused_while_the_first_holds(self, client: Client, other: Client) -> None:
+    def test_a_second_caller_is_refused_while_the_first_holds_the_lock(self, client: Client, other: Client) -> None:
         with client.lock(NAME):
             assert other.lock(NAME).try_acquire() is None
             with pytest.raises(LockTimeout):
@@ -83,7 +83,7 @@ class LockConformance(Conformance):
             done.result(40)
         assert overlaps == 0
 
-    def test_distinct_names_never_collide(self, client: Client, other: Client) -> None:
+    def test_different_names_do_not_exclude_each_other(self, client: Client, other: Client) -> None:
         locks = [client.lock(name) for name in NAMES]
         leases = [lock.acquire(timeout=0) for lock in locks]
         assert all(lease.is_held() for lease in leases)
@@ -100,7 +100,7 @@ class LockConformance(Conformance):
         lease.release()
         assert waiting.result(SOON).is_held()
 
-    def test_acquire_without_a_timeout_waits_as_long_as_it_takes(self, client: Client, other: Client) -> None:
+    def test_acquire_without_a_timeout_waits_until_the_lock_is_free(self, client: Client, other: Client) -> None:
         lease = client.lock(NAME).acquire(timeout=math.inf)
         waiting = background(lambda: other.lock(NAME).acquire())
         time.sleep(0.1)
@@ -108,7 +108,7 @@ class LockConformance(Conformance):
         lease.release()
         assert waiting.result(SOON).is_held()
 
-    def test_timeout_is_the_whole_wait_and_raises_lock_timeout(self, client: Client, other: Client) -> None:
+    def test_timeout_limits_the_whole_wait_and_raises_lock_timeout(self, client: Client, other: Client) -> None:
         client.lock(NAME).acquire()
         lock = other.lock(NAME)
         begun = now()
@@ -118,7 +118,7 @@ class LockConformance(Conformance):
         assert isinstance(caught.value, TimeoutError)
         assert (caught.value.name, caught.value.backend) == (lock.name, client_scheme(client))
 
-    def test_try_acquire_waits_that_long_and_gives_none(self, client: Client, other: Client) -> None:
+    def test_try_acquire_waits_for_its_timeout_and_returns_none(self, client: Client, other: Client) -> None:
         lease = client.lock(NAME).acquire()
         begun = now()
         assert other.lock(NAME).try_acquire(timeout=1.0) is None
@@ -139,7 +139,7 @@ class LockConformance(Conformance):
         with client.lock(NAME).acquire(timeout=0):
             pass
 
-    def test_a_withdrawn_claim_never_blocks_a_later_try_of_its_client(
+    def test_a_claim_whose_cancel_is_pending_never_blocks_a_later_try_of_its_client(
         self, client: Client, other: Client, place: Place
     ) -> None:
         lease = other.lock(NAME).acquire()
@@ -156,7 +156,7 @@ class LockConformance(Conformance):
             other.lock(NAME).try_acquire()
         assert make().lock(NAME).try_acquire() is not None
 
-    def test_nothing_is_left_after_the_last_release(self, client: Client, place: Place) -> None:
+    def test_nothing_is_left_at_the_server_after_the_last_release(self, client: Client, place: Place) -> None:
         for _ in range(3):
             with client.lock(NAME):
                 pass
@@ -170,21 +170,21 @@ class LockConformance(Conformance):
         with pytest.raises(NotHeld):
             lock.release()
 
-    def test_release_after_a_release_by_hand_is_not_held(self, client: Client) -> None:
+    def test_release_after_the_lease_was_released_by_hand_raises_not_held(self, client: Client) -> None:
         lock = client.lock(NAME)
         lease = lock.acquire()
         assert lease.release() is True
         with pytest.raises(NotHeld):
             lock.release()
 
-    def test_release_never_gives_back_another_threads_lease(self, client: Client) -> None:
+    def test_release_never_ends_the_lease_of_another_thread(self, client: Client) -> None:
         lock = client.lock(NAME)
         lease = lock.acquire()
         with pytest.raises(NotHeld):
             background(lock.release).result(SOON)
         assert lease.is_held()
 
-    def test_a_lease_is_released_from_any_thread(self, client: Client) -> None:
+    def test_a_lease_can_be_released_from_any_thread(self, client: Client) -> None:
         lease = client.lock(NAME).acquire()
         assert background(lease.release).result(SOON) is True
         assert client.lock(NAME).try_acquire() is not None
@@ -197,7 +197,7 @@ class LockConformance(Conformance):
         assert second.is_held()
         assert client.lock(NAME).try_acquire() is None
 
-    def test_is_locked_asks_the_backend_who_ever_holds_it(self, client: Client, other: Client) -> None:
+    def test_is_locked_asks_the_backend_and_counts_every_holder(self, client: Client, other: Client) -> None:
         lock = client.lock(NAME)
         assert lock.is_locked() is False
         lease = other.lock(NAME).acquire()
@@ -205,7 +205,7 @@ class LockConformance(Conformance):
         lease.release()
         assert lock.is_locked() is False
 
-    def test_is_held_is_local_and_sees_every_thread(self, client: Client, other: Client) -> None:
+    def test_is_held_sends_no_request_and_counts_the_leases_of_all_threads(self, client: Client, other: Client) -> None:
         lock = client.lock(NAME)
         assert lock.is_held() is False
         lease = background(lock.acquire).result(SOON)
@@ -215,7 +215,7 @@ class LockConformance(Conformance):
         lease.release()
         assert lock.is_held() is False
 
-    def test_a_lock_is_a_context_manager_and_a_lease_too(self, client: Client) -> None:
+    def test_a_lock_and_its_lease_are_both_context_managers(self, client: Client) -> None:
         with client.lock(NAME) as lease:
             assert lease.is_held()
         assert lease.state is LeaseState.RELEASED
@@ -223,12 +223,14 @@ class LockConformance(Conformance):
             assert again.is_held()
         assert client.inspect(NAME) is None
 
-    def test_the_body_of_with_may_raise_and_the_lock_is_given_back(self, client: Client) -> None:
+    def test_the_lock_is_released_if_the_body_of_with_raises(self, client: Client) -> None:
         with pytest.raises(KeyError, match="mine"), client.lock(NAME):
             raise KeyError("mine")
         assert client.inspect(NAME) is None
 
-    def test_a_reentrant_lock_gives_the_same_lease_and_counts(self, client: Client, other: Client) -> None:
+    def test_a_reentrant_lock_returns_the_same_lease_and_counts_the_acquires(
+        self, client: Client, other: Client
+    ) -> None:
         lock = client.lock(NAME, reentrant=True)
         first = lock.acquire()
         second = client.lock(NAME, reentrant=True).acquire(timeout=0)
@@ -250,7 +252,7 @@ class LockConformance(Conformance):
         with lock, pytest.raises(LockTimeout):
             lock.acquire(timeout=1.0)
 
-    def test_fair_waiters_get_it_in_order_of_arrival(self, client: Client, make: Callable[..., Client]) -> None:
+    def test_fair_waiters_get_the_lock_in_order_of_arrival(self, client: Client, make: Callable[..., Client]) -> None:
         if not client.capabilities.fair:
             with pytest.raises(CapabilityMissing):
                 client.lock(NAME, fair=True)
@@ -272,7 +274,7 @@ class LockConformance(Conformance):
             each.result(20)
         assert order == [0, 1, 2, 3]
 
-    def test_unfair_waiters_of_one_client_all_get_their_turn(self, client: Client) -> None:
+    def test_every_unfair_waiter_of_one_client_gets_its_turn(self, client: Client) -> None:
         lease = client.lock(NAME).acquire()
 
         def turn() -> bool:
@@ -283,7 +285,7 @@ class LockConformance(Conformance):
         lease.release()
         assert [each.result(20) for each in waiting] == [True] * 5
 
-    def test_one_waiter_of_a_client_at_a_time_queues_at_the_backend(self, client: Client, other: Client) -> None:
+    def test_one_unfair_waiter_of_each_client_queues_at_the_backend(self, client: Client, other: Client) -> None:
         lease = other.lock(NAME).acquire()
         waiting = [background(lambda: client.lock(NAME).try_acquire(timeout=2)) for _ in range(5)]
         eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
@@ -303,7 +305,7 @@ class LockConformance(Conformance):
         assert function.__name__ == "body" if face.name == "blocking" else True
         assert list(client.inspect_all()) == []
 
-    def test_a_decorated_function_is_skipped_or_times_out_where_it_is_taken(
+    def test_a_decorated_function_is_skipped_or_times_out_if_the_lock_is_taken(
         self, client: Client, other: Client, face: Face
     ) -> None:
         def body() -> str:
@@ -315,7 +317,9 @@ class LockConformance(Conformance):
                 client.locked(NAME, timeout=1.0)(face.function(body))()
         assert client.locked(NAME, timeout=0, skip=True)(face.function(body))() == "ran"
 
-    def test_the_decorator_refuses_the_other_kind_of_function(self, client: Client, face: Face) -> None:
+    def test_the_decorator_refuses_coroutine_functions_on_a_blocking_lock_and_the_reverse(
+        self, client: Client, face: Face
+    ) -> None:
         def blocking() -> None: ...
 
         async def coroutine() -> None: ...
@@ -347,12 +351,12 @@ class ThreadingConformance(Conformance):
         """Only the blocking face."""
         return FACES[request.param]()
 
-    def test_a_lock_is_a_distributed_lock(self, client: Client) -> None:
+    def test_a_lock_implements_the_protocol_distributed_lock(self, client: Client) -> None:
         assert isinstance(client.lock(NAME), DistributedLock)
         with client.lock(NAME) as lease:
             assert isinstance(lease, Lease)
 
-    def test_a_lock_stands_in_for_a_threading_lock(self, client: Client) -> None:
+    def test_a_lock_can_replace_a_threading_lock(self, client: Client) -> None:
         lock = client.lock(NAME).as_threading_lock()
         assert lock.acquire() is True
         assert lock.locked()
@@ -379,7 +383,7 @@ class ThreadingConformance(Conformance):
             assert condition.wait_for(lambda: bool(ready), SOON)
         done.result(SOON)
 
-    def test_a_reentrant_lock_stands_in_for_an_rlock(self, client: Client) -> None:
+    def test_a_reentrant_lock_can_replace_an_rlock(self, client: Client) -> None:
         lock = client.lock(NAME, reentrant=True).as_threading_lock()
         with lock, lock:
             assert background(lambda: lock.acquire(blocking=False)).result(SOON) is False
@@ -398,7 +402,7 @@ class LeaseConformance(Conformance):
             assert lease.is_held()
             assert [each.owner for each in lease.leases] == [lease.owner]
 
-    def test_each_acquisition_has_a_fresh_owner(self, client: Client) -> None:
+    def test_each_acquisition_has_an_owner_of_its_own(self, client: Client) -> None:
         owners = set()
         for _ in range(3):
             with client.lock(NAME) as lease:
@@ -408,7 +412,7 @@ class LeaseConformance(Conformance):
                 owners.add(lease.owner)
         assert len(owners) == 3
 
-    def test_tokens_always_grow(self, client: Client, other: Client) -> None:
+    def test_each_later_token_is_greater(self, client: Client, other: Client) -> None:
         tokens = []
         for each in (client, other, client, client, other):
             with each.lock(NAME) as lease:
@@ -434,13 +438,13 @@ class LeaseConformance(Conformance):
                 with pytest.raises(NotHeld):
                     use()
 
-    def test_remaining_counts_down_between_two_renewals(self, client: Client) -> None:
+    def test_remaining_decreases_between_two_renewals(self, client: Client) -> None:
         with client.lock(NAME, ttl=10) as lease:
             before = lease.remaining()
             time.sleep(0.05)
             assert 0.04 < before - lease.remaining() < 1.0
 
-    def test_check_and_fence_are_quiet_while_it_is_held(self, client: Client) -> None:
+    def test_check_and_fence_do_not_raise_while_the_lease_is_held(self, client: Client) -> None:
         with client.lock(NAME) as lease:
             lease.check()
             if client.capabilities.fencing:
@@ -452,7 +456,9 @@ class LeaseConformance(Conformance):
             assert lease.is_held()
             assert other.lock(NAME).try_acquire() is None
 
-    def test_a_lease_is_renewed_even_if_nobody_refers_to_it(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_lease_is_renewed_even_if_no_reference_to_it_is_left(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
         lease = client.lock(NAME, ttl=place.steady_ttl).acquire()
         ttl, owner = lease.ttl, lease.owner
         del lease
@@ -462,7 +468,7 @@ class LeaseConformance(Conformance):
         assert info is not None
         assert info.owner == owner
 
-    def test_without_renewal_it_ends_at_its_ttl(
+    def test_a_lease_that_is_not_renewed_ends_at_its_ttl(
         self, client: Client, other: Client, place: Place, pulse: Pulse
     ) -> None:
         begun = now()
@@ -478,7 +484,7 @@ class LeaseConformance(Conformance):
         assert other.lock(NAME).try_acquire(timeout=bound) is not None
         assert now() - begun >= lease.ttl * 0.98
 
-    def test_without_renewal_its_time_counts_from_its_grant_however_long_it_waited(
+    def test_a_lease_that_is_not_renewed_counts_from_its_grant_however_long_the_wait_was(
         self, client: Client, other: Client, place: Place, pulse: Pulse
     ) -> None:
         holder = other.lock(NAME).acquire()
@@ -504,7 +510,7 @@ class LeaseConformance(Conformance):
             lease.renew()
             assert lease.remaining() > before
 
-    def test_wait_lost_gives_none_at_the_timeout_and_at_a_release(self, client: Client) -> None:
+    def test_wait_lost_returns_none_at_its_timeout_and_at_a_release(self, client: Client) -> None:
         lease = client.lock(NAME).acquire()
         begun = now()
         assert lease.wait_lost(0.1) is None
@@ -515,7 +521,9 @@ class LeaseConformance(Conformance):
         assert waiting.result(SOON) is None
         assert lease.wait_lost() is None
 
-    def test_two_ttls_on_one_client_each_keep_their_own(self, client: Client, other: Client, place: Place) -> None:
+    def test_two_locks_of_one_client_with_different_ttls_each_keep_their_own(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
         short = client.lock("short", ttl=place.quick_ttl, renew=False).acquire()
         long = client.lock("long", ttl=30, renew=False).acquire()
         assert short.wait_lost(2 * short.ttl) is not None
@@ -523,7 +531,7 @@ class LeaseConformance(Conformance):
         assert other.lock("short").try_acquire(timeout=2 * short.ttl + SOON) is not None
         assert other.lock("long").try_acquire() is None
 
-    def test_the_granted_ttl_is_never_less_than_asked(self, client: Client) -> None:
+    def test_the_granted_ttl_is_at_least_the_requested_one(self, client: Client) -> None:
         can = client.capabilities
         for asked in (can.ttl_min, can.ttl_min + 0.0004, 1.5, 3.3, 7):
             lease = client.lock(NAME, ttl=asked).acquire()
@@ -574,7 +582,7 @@ class OptionConformance(Conformance):
         with pytest.raises(error, match="ttl"):
             client.lock(NAME, ttl=ttl)
 
-    def test_a_ttl_beyond_the_limit_raises_and_tells_the_limit(self, client: Client) -> None:
+    def test_a_ttl_beyond_the_limit_raises_an_error_that_names_the_limit(self, client: Client) -> None:
         limit = client.capabilities.ttl_max
         if math.isfinite(limit):
             with pytest.raises(ValueError, match=re.escape(f"{limit:.10g}")):
@@ -590,7 +598,7 @@ class OptionConformance(Conformance):
                 use(timeout)
 
     @pytest.mark.parametrize("option", ["renew", "reentrant", "fair"])
-    def test_a_switch_takes_only_true_and_false(self, client: Client, option: str) -> None:
+    def test_an_option_that_is_true_or_false_takes_nothing_else(self, client: Client, option: str) -> None:
         options: dict[str, Any] = {option: 1}
         with pytest.raises(TypeError, match=option):
             client.lock(NAME, **options)

@@ -22,7 +22,7 @@ __all__ = ["CancelConformance", "LossConformance", "WithConformance"]
 class LossConformance(Conformance):
     """Tests of lost leases, of late and missing replies, and of callbacks."""
 
-    def test_a_lease_that_is_held_too_long_is_lost_and_free_with_its_release(
+    def test_a_lease_held_beyond_max_hold_is_lost_and_its_release_frees_the_name(
         self, client: Client, other: Client, place: Place, pulse: Pulse
     ) -> None:
         lost = Recorder[Loss]()
@@ -62,7 +62,7 @@ class LossConformance(Conformance):
         assert not lease.is_held()
         assert lost.stays_at(1)
 
-    def test_a_lease_ends_before_anybody_else_gets_in_when_the_backend_is_silent(
+    def test_during_a_silence_the_lease_ends_before_another_client_gets_the_lock(
         self, client: Client, other: Client, place: Place, pulse: Pulse
     ) -> None:
         lost = Recorder[Loss]()
@@ -80,7 +80,7 @@ class LossConformance(Conformance):
         assert loss.time_left <= 0.1 * lease.ttl + 1e-6
         assert loss.time_left > 0 or pulse.stopped()
 
-    def test_the_next_holder_gets_in_within_the_published_bound(
+    def test_the_next_client_gets_the_lock_within_the_published_bound(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client = make(ttl=place.quick_ttl)
@@ -106,7 +106,7 @@ class LossConformance(Conformance):
             assert caught.value.loss is not None
             assert caught.value.name == lock.name
 
-    def test_a_short_silence_is_a_risk_but_not_a_loss(self, client: Client, place: Place) -> None:
+    def test_a_short_silence_puts_a_lease_at_risk_but_does_not_lose_it(self, client: Client, place: Place) -> None:
         lost = Recorder[Loss]()
         lease = client.lock(NAME, ttl=5, on_lost=lost).acquire()
         with place.silence():
@@ -116,7 +116,9 @@ class LossConformance(Conformance):
         assert lost.calls == []
         lease.release()
 
-    def test_the_callback_comes_exactly_once_however_many_look(self, client: Client, place: Place) -> None:
+    def test_the_callback_is_called_once_however_many_threads_notice_the_loss(
+        self, client: Client, place: Place
+    ) -> None:
         lost = Recorder[Loss]()
         lease = client.lock(NAME, ttl=place.quick_ttl, on_lost=lost).acquire()
         with place.silence():
@@ -144,7 +146,7 @@ class LossConformance(Conformance):
             lease.on_lost(lost)
             assert lost.stays_at(0, 1.2 * place.quick_ttl)
 
-    def test_a_callback_that_raises_harms_nothing_else(self, client: Client, place: Place) -> None:
+    def test_a_callback_that_raises_affects_nothing_else(self, client: Client, place: Place) -> None:
         bad, good = Recorder[Loss](raises=True), Recorder[Loss]()
         lease = client.lock(NAME, ttl=3, on_lost=bad).acquire()
         lease.on_lost(good)
@@ -195,7 +197,9 @@ class LossConformance(Conformance):
         assert lost.times[0] <= loss.valid_until + pulse.stopped()
         held.release()
 
-    def test_an_acknowledgement_that_comes_too_late_revives_nothing(self, client: Client, place: Place) -> None:
+    def test_an_acknowledgement_that_arrives_too_late_does_not_revive_the_lease(
+        self, client: Client, place: Place
+    ) -> None:
         lost = Recorder[Loss]()
         lease = client.lock(NAME, ttl=place.quick_ttl, on_lost=lost).acquire()
         held = place.hold_request("renew")
@@ -215,16 +219,14 @@ class LossConformance(Conformance):
             lease.renew()
         assert caught.value.loss == lost.wait()
 
-    def test_renew_raises_backend_unavailable_when_nobody_answers(
-        self, make: Callable[..., Client], place: Place
-    ) -> None:
+    def test_renew_raises_backend_unavailable_without_a_reply(self, make: Callable[..., Client], place: Place) -> None:
         lease = make(request_timeout=0.2).lock(NAME, ttl=30).acquire()
         with place.silence():
             with pytest.raises(BackendUnavailable):
                 lease.renew()
             assert lease.is_held()
 
-    def test_a_release_that_finds_it_gone_is_a_loss(self, client: Client, place: Place) -> None:
+    def test_a_release_that_finds_the_key_gone_reports_a_loss(self, client: Client, place: Place) -> None:
         lost = Recorder[Loss]()
         lease = client.lock(NAME, ttl=30, on_lost=lost).acquire()
         place.delete(NAME)
@@ -240,7 +242,7 @@ class LossConformance(Conformance):
         with pytest.raises(NotHeld):
             lock.release()
 
-    def test_an_operators_release_is_a_taken_lock(self, client: Client, other: Client) -> None:
+    def test_a_force_release_is_reported_as_a_lock_that_was_taken(self, client: Client, other: Client) -> None:
         lost = Recorder[Loss]()
         lease = client.lock(NAME, ttl=3, on_lost=lost).acquire()
         time.sleep(0.3)
@@ -249,7 +251,7 @@ class LossConformance(Conformance):
         assert not lease.is_held()
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_wait_lost_gives_the_loss_to_everybody_who_waits(self, client: Client, place: Place) -> None:
+    def test_wait_lost_returns_the_loss_to_every_waiting_thread(self, client: Client, place: Place) -> None:
         lease = client.lock(NAME, ttl=place.quick_ttl, renew=False).acquire()
         waiting = [background(lambda: lease.wait_lost(SOON)) for _ in range(3)]
         losses = [each.result(SOON) for each in waiting]
@@ -258,7 +260,7 @@ class LossConformance(Conformance):
         assert losses == [losses[0]] * 3
         assert lease.wait_lost() == losses[0]
 
-    def test_a_lost_reply_to_an_acquire_is_asked_again(self, client: Client, other: Client, place: Place) -> None:
+    def test_an_acquire_whose_reply_is_lost_is_repeated(self, client: Client, other: Client, place: Place) -> None:
         mishap = place.drop_reply("attempt")
         lease = client.lock(NAME, ttl=5).acquire(timeout=SOON)
         mishap.wait(SOON)
@@ -277,7 +279,7 @@ class LossConformance(Conformance):
         mishap.wait(SOON)
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_a_lost_reply_to_a_renewal_loses_nothing(self, client: Client, place: Place) -> None:
+    def test_a_renewal_whose_reply_is_lost_costs_nothing(self, client: Client, place: Place) -> None:
         lost = Recorder[Loss]()
         lease = client.lock(NAME, ttl=3, on_lost=lost).acquire()
         place.drop_reply("renew").wait(SOON)
@@ -285,7 +287,7 @@ class LossConformance(Conformance):
         assert lease.is_held()
         assert lease.release() is True
 
-    def test_a_lost_reply_to_a_release_frees_the_lock(
+    def test_a_release_whose_reply_is_lost_frees_the_lock(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client = make(request_timeout=2.0)
@@ -298,7 +300,7 @@ class LossConformance(Conformance):
         assert lost.stays_at(0, 0.05)
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_a_request_executed_after_its_cancel_takes_nothing(
+    def test_a_request_executed_after_its_cancel_acquires_nothing(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client = make(request_timeout=1.0)
@@ -314,7 +316,7 @@ class LossConformance(Conformance):
         assert other.inspect(NAME) is None
         assert other.lock(NAME).try_acquire() is not None
 
-    def test_a_release_into_silence_returns_and_goes_on_in_the_background(
+    def test_a_release_without_a_reply_returns_and_continues_in_the_background(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client = make(request_timeout=0.2)
@@ -336,7 +338,7 @@ class WithConformance(Conformance):
         # Only asyncio cancels the body. That has tests of its own below.
         return {"cancel_on_lost": False} if face.name == "asyncio" else {}
 
-    def test_a_body_that_ends_normally_gets_lock_lost(
+    def test_after_a_loss_the_normal_end_of_a_with_body_raises_lock_lost(
         self, client: Client, place: Place, options: dict[str, Any]
     ) -> None:
         with pytest.raises(LockLost) as caught, client.lock(NAME, ttl=30, **options):
@@ -344,7 +346,9 @@ class WithConformance(Conformance):
         assert caught.value.loss is not None
         assert caught.value.loss.reason is LossReason.TAKEN
 
-    def test_a_body_that_returns_gets_lock_lost(self, client: Client, place: Place, options: dict[str, Any]) -> None:
+    def test_after_a_loss_a_return_inside_with_raises_lock_lost(
+        self, client: Client, place: Place, options: dict[str, Any]
+    ) -> None:
         def body() -> int:
             with client.lock(NAME, ttl=place.quick_ttl, renew=False, **options) as lease:
                 lease.wait_lost(SOON)
@@ -353,7 +357,7 @@ class WithConformance(Conformance):
         with pytest.raises(LockLost):
             body()
 
-    def test_an_exception_of_its_own_goes_on_with_a_note(
+    def test_after_a_loss_an_exception_of_the_body_is_raised_with_a_note(
         self, client: Client, place: Place, options: dict[str, Any]
     ) -> None:
         def body() -> None:
@@ -371,7 +375,7 @@ class WithConformance(Conformance):
             lease.release()
         assert lost.stays_at(0, 0.05)
 
-    def test_a_with_that_ends_elsewhere_never_gives_back_what_another_thread_holds(
+    def test_a_with_that_ends_in_another_thread_never_releases_the_lease_of_a_third(
         self, client: Client, other: Client, place: Place, options: dict[str, Any]
     ) -> None:
         lock = client.lock(NAME, ttl=30, **options)
@@ -388,7 +392,7 @@ class WithConformance(Conformance):
         assert not held.is_held()
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_a_decorated_function_behaves_alike(
+    def test_a_decorated_function_reports_a_loss_as_with_does(
         self, client: Client, place: Place, face: Face, options: dict[str, Any]
     ) -> None:
         decorate: Callable[..., Any] = client.locked(NAME, ttl=30, **options)
@@ -425,7 +429,7 @@ class CancelConformance(Conformance):
         assert caught.value.loss is not None
         assert cancelled[0] <= caught.value.loss.valid_until + pulse.stopped()
 
-    def test_a_cancellation_from_outside_stays_a_cancellation(
+    def test_a_cancellation_from_outside_is_not_replaced_by_lock_lost(
         self, client: Client, place: Place, face: AsyncioFace
     ) -> None:
         lock: Any = client.lock(NAME, ttl=30)
@@ -463,7 +467,7 @@ class CancelConformance(Conformance):
         eventually(lambda: other.inspect(NAME) is None and place.leftovers() == [])
         assert other.lock(NAME).try_acquire() is not None
 
-    def test_a_waiter_of_a_closed_loop_blocks_nobody_and_leaves_nothing(
+    def test_a_waiter_of_a_closed_loop_blocks_no_other_waiter_and_leaves_nothing(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client: Any = make()._target  # type: ignore[attr-defined]
@@ -501,7 +505,7 @@ class CancelConformance(Conformance):
         client.lock(NAME, ttl=place.quick_ttl, renew=False, on_lost=on_lost).acquire()
         assert by_the_clock(lost.wait())
 
-    def test_a_blocked_loop_never_costs_a_lock(
+    def test_a_blocked_event_loop_loses_no_lock(
         self, client: Client, other: Client, place: Place, face: AsyncioFace
     ) -> None:
         lease = client.lock(NAME, ttl=place.steady_ttl).acquire()
@@ -510,7 +514,7 @@ class CancelConformance(Conformance):
         assert other.lock(NAME).try_acquire() is None
         assert lease.is_held()
 
-    def test_a_blocked_loop_delays_the_callback_and_never_is_held(
+    def test_a_blocked_loop_delays_the_callback_but_is_held_stays_correct(
         self, client: Client, place: Place, face: AsyncioFace
     ) -> None:
         lost = Recorder[Loss]()
@@ -524,7 +528,9 @@ class CancelConformance(Conformance):
             blocked.set()
             lost.wait()
 
-    def test_acquire_gives_a_coroutine_that_may_also_be_entered(self, client: Client, face: AsyncioFace) -> None:
+    def test_acquire_returns_a_coroutine_that_is_also_an_async_context_manager(
+        self, client: Client, face: AsyncioFace
+    ) -> None:
         lock: Any = client.lock(NAME)
 
         async def use() -> list[bool]:

@@ -37,7 +37,9 @@ def held(client: Client) -> list[str]:
 class LockAllConformance(Conformance):
     """Tests of `lock_all`. Its parts are ordinary locks, so every backend supports it."""
 
-    def test_all_are_held_and_given_back_together(self, client: Client, other: Client, place: Place) -> None:
+    def test_all_locks_of_a_set_are_acquired_and_released_together(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
         lock = client.lock_all([*NAMES, "b"])
         assert lock.name == "a/1, a/2, b"
         assert not lock.is_held()
@@ -55,7 +57,7 @@ class LockAllConformance(Conformance):
             lease.check()
         eventually(lambda: place.leftovers() == [])
 
-    def test_a_set_holds_nothing_while_one_part_is_taken(self, client: Client, other: Client) -> None:
+    def test_a_set_holds_nothing_while_one_of_its_locks_is_taken(self, client: Client, other: Client) -> None:
         with other.lock("b"):
             assert client.lock_all(NAMES).try_acquire() is None
             assert held(other) == ["b"]
@@ -63,7 +65,7 @@ class LockAllConformance(Conformance):
                 client.lock_all(NAMES).acquire(timeout=1.0)
             eventually(lambda: held(other) == ["b"])
 
-    def test_a_set_waits_for_all_parts_within_one_timeout(self, client: Client, other: Client) -> None:
+    def test_one_timeout_limits_the_wait_for_all_locks_of_a_set(self, client: Client, other: Client) -> None:
         first = other.lock("a/1").acquire()
         waiting = background(lambda: client.lock_all(NAMES).acquire(timeout=SOON))
         eventually(lambda: (info := other.inspect("a/1")) and info.waiting != 0)
@@ -74,7 +76,7 @@ class LockAllConformance(Conformance):
         last.release()
         assert waiting.result(SOON).is_held()
 
-    def test_callers_in_opposite_orders_never_wait_for_each_other(self, client: Client, other: Client) -> None:
+    def test_callers_that_name_the_locks_in_opposite_orders_never_deadlock(self, client: Client, other: Client) -> None:
         inside = 0
         overlaps = 0
 
@@ -92,7 +94,7 @@ class LockAllConformance(Conformance):
             done.result(60)
         assert overlaps == 0
 
-    def test_each_part_has_its_token_and_the_set_none(self, client: Client) -> None:
+    def test_each_lock_of_a_set_has_a_token_and_the_set_has_none(self, client: Client) -> None:
         with client.lock_all(NAMES) as lease:
             assert [part.name for part in lease.leases] == IN_ORDER
             assert lease.token is None
@@ -103,7 +105,7 @@ class LockAllConformance(Conformance):
                 assert [part.fence() for part in lease.leases] == [part.token for part in lease.leases]
             assert client.current_lease("a/2").owner == lease.leases[1].owner
 
-    def test_each_part_is_renewed(self, client: Client, other: Client, place: Place) -> None:
+    def test_each_lock_of_a_set_is_renewed(self, client: Client, other: Client, place: Place) -> None:
         with client.lock_all(NAMES, ttl=place.steady_ttl) as lease:
             until = now() + 2 * lease.ttl
             while now() < until:
@@ -112,7 +114,9 @@ class LockAllConformance(Conformance):
             lease.renew()
             assert held(other) == IN_ORDER
 
-    def test_a_set_is_lost_with_one_part_and_names_it(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_set_is_lost_with_one_of_its_locks_and_names_it(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
         losses: Recorder[Loss[Lease]] = Recorder()
         late: Recorder[Loss[Lease]] = Recorder()
         lease = client.lock_all(NAMES, on_lost=losses, ttl=place.quick_ttl).acquire()
@@ -134,7 +138,7 @@ class LockAllConformance(Conformance):
         eventually(lambda: held(other) == [])
         assert losses.stays_at(1)
 
-    def test_the_other_parts_are_kept_until_the_lost_set_is_released(
+    def test_the_other_locks_are_kept_until_the_lost_set_is_released(
         self, client: Client, other: Client, place: Place
     ) -> None:
         losses: Recorder[Loss[Lease]] = Recorder()
@@ -148,7 +152,7 @@ class LockAllConformance(Conformance):
         assert other.lock("b").acquire(timeout=SOON).release()
         assert other.lock("a/1").acquire(timeout=SOON).release()
 
-    def test_the_other_parts_of_a_forgotten_lost_set_are_kept_for_one_ttl(
+    def test_the_other_locks_of_a_lost_set_that_nobody_releases_are_kept_for_one_ttl(
         self, client: Client, other: Client, place: Place
     ) -> None:
         losses: Recorder[Loss[Lease]] = Recorder()
@@ -159,7 +163,7 @@ class LockAllConformance(Conformance):
         assert now() >= losses.times[0] + lease.ttl - 0.1
         assert other.lock("a/1").acquire(timeout=SOON)
 
-    def test_the_end_of_with_raises_the_loss(self, client: Client, other: Client, place: Place) -> None:
+    def test_the_end_of_with_raises_the_loss_of_a_set(self, client: Client, other: Client, place: Place) -> None:
         losses: Recorder[Loss[Lease]] = Recorder()
 
         def body() -> None:
@@ -170,7 +174,7 @@ class LockAllConformance(Conformance):
         with pytest.raises(LockLost, match="part 'b'"):
             body()
 
-    def test_a_part_lost_while_the_next_is_awaited_begins_anew(
+    def test_a_lock_of_a_set_that_is_lost_during_the_wait_is_acquired_again(
         self, client: Client, other: Client, place: Place
     ) -> None:
         last = other.lock("b").acquire()
@@ -185,13 +189,13 @@ class LockAllConformance(Conformance):
         assert waiting.result(SOON).is_held()
         assert held(other) == IN_ORDER
 
-    def test_a_reentrant_set_is_acquired_again(self, client: Client, other: Client) -> None:
+    def test_a_reentrant_set_can_be_acquired_again(self, client: Client, other: Client) -> None:
         lock = client.lock_all(NAMES, reentrant=True)
         with lock, client.lock("b", reentrant=True), lock as inner:
             assert inner.is_held()
         assert held(other) == []
 
-    def test_release_through_the_lock_is_about_the_newest_of_this_thread(self, client: Client) -> None:
+    def test_releasing_through_the_lock_ends_the_newest_lease_of_this_thread(self, client: Client) -> None:
         lock = client.lock_all(NAMES)
         lease = lock.acquire()
         assert lock.release() is True
@@ -211,7 +215,7 @@ class LockAllConformance(Conformance):
                 client.lock_all(["a"], on_lost=3)  # type: ignore[arg-type]
             assert isinstance(client.lock_all(iter(["a"])).name, str)
 
-    def test_a_closed_client_gives_all_of_them_back(self, client: Client, other: Client) -> None:
+    def test_a_closed_client_releases_all_locks_of_a_set(self, client: Client, other: Client) -> None:
         losses: Recorder[Loss[Lease]] = Recorder()
         lock: DistributedLock = client.lock_all(NAMES, on_lost=losses)
         lock.acquire()

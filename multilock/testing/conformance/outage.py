@@ -23,7 +23,9 @@ class OutageConformance(Conformance):
         """A client with short timeouts."""
         return make(request_timeout=0.15, outage_timeout=1.0)
 
-    def test_a_wait_outlasts_a_shorter_silence(self, make: Callable[..., Client], place: Place) -> None:
+    def test_a_wait_continues_through_an_outage_shorter_than_the_outage_timeout(
+        self, make: Callable[..., Client], place: Place
+    ) -> None:
         client = make(request_timeout=0.3, outage_timeout=10)
         with place.silence():
             waiting = background(lambda: client.lock(NAME).acquire(timeout=20))
@@ -41,7 +43,7 @@ class OutageConformance(Conformance):
         assert caught.value.name == NAME
         assert caught.value.backend
 
-    def test_a_wait_never_outlasts_its_timeout_and_silence_has_the_last_word(
+    def test_at_the_timeout_a_silent_server_raises_backend_unavailable(
         self, make: Callable[..., Client], place: Place
     ) -> None:
         client = make(request_timeout=0.15, outage_timeout=10)
@@ -53,7 +55,7 @@ class OutageConformance(Conformance):
             with pytest.raises(BackendUnavailable):
                 client.lock(NAME).try_acquire(timeout=0.2)
 
-    def test_a_single_try_raises_at_the_first_silence(self, client: Client, place: Place) -> None:
+    def test_a_single_try_raises_at_the_first_request_without_a_reply(self, client: Client, place: Place) -> None:
         with place.silence():
             begun = now()
             with pytest.raises(BackendUnavailable):
@@ -62,7 +64,7 @@ class OutageConformance(Conformance):
         with place.down(), pytest.raises(BackendUnavailable):
             client.lock(NAME).try_acquire()
 
-    def test_a_taken_reply_never_counts_as_silence(
+    def test_the_reply_that_a_lock_is_taken_never_counts_as_silence(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client = make(request_timeout=0.3, outage_timeout=10)
@@ -82,7 +84,7 @@ class OutageConformance(Conformance):
                     each.result(SOON)
             assert now() - begun < 3.0
 
-    def test_a_wait_behind_an_unanswered_one_never_raises_lock_timeout(
+    def test_a_waiter_behind_an_unanswered_request_never_raises_lock_timeout(
         self, make: Callable[..., Client], place: Place
     ) -> None:
         client = make(request_timeout=1.0, outage_timeout=10)
@@ -101,7 +103,9 @@ class OutageConformance(Conformance):
             assert not waiting.done()
         assert waiting.result(SOON).is_held()
 
-    def test_what_asks_the_backend_raises_backend_unavailable(self, client: Client, place: Place) -> None:
+    def test_each_call_that_asks_the_backend_raises_backend_unavailable_in_an_outage(
+        self, client: Client, place: Place
+    ) -> None:
         lock = client.lock(NAME)
         with place.down():
             for ask in (
@@ -116,12 +120,12 @@ class OutageConformance(Conformance):
                     ask()
                 assert caught.value.__cause__ is None or not isinstance(caught.value.__cause__, MultilockError)
 
-    def test_is_healthy_needs_no_backend(self, client: Client, place: Place) -> None:
+    def test_is_healthy_sends_no_request(self, client: Client, place: Place) -> None:
         client.lock(NAME).acquire()
         with place.silence():
             eventually(client.is_healthy)
 
-    def test_a_lock_that_a_failed_wait_may_have_taken_is_released(
+    def test_a_lock_that_a_failed_wait_may_have_acquired_is_released(
         self, client: Client, other: Client, place: Place
     ) -> None:
         with place.silence(), pytest.raises(BackendUnavailable):

@@ -87,14 +87,14 @@ class ProcessConformance(Conformance):
         assert holder.wait_for("released", SOON)[1] == "False"
         assert next_one.is_held()
 
-    def test_a_process_that_ends_gives_back_what_it_holds(self, client: Client, helper: Callable[..., Helper]) -> None:
+    def test_a_process_that_ends_releases_its_locks(self, client: Client, helper: Callable[..., Helper]) -> None:
         holder = helper("hold_and_exit", 30)
         holder.wait_for("held", START)
         assert holder.wait(SOON) == 0
         assert client.lock(NAME).try_acquire(timeout=SOON) is not None
         assert not any(line.startswith("lost") for line in holder.lines)
 
-    def test_an_exiting_process_never_hands_its_locks_to_its_own_waiters(
+    def test_an_exiting_process_never_passes_its_locks_to_its_own_waiters(
         self, client: Client, helper: Callable[..., Helper]
     ) -> None:
         holder = helper("exit_with_waiters_of_its_own", 30)
@@ -103,7 +103,7 @@ class ProcessConformance(Conformance):
         assert client.lock(NAME).try_acquire(timeout=SOON) is not None
 
     @pytest.mark.parametrize("end", ["killed", "exited"])
-    def test_a_name_rests_whatever_becomes_of_the_process_that_released_it(
+    def test_a_name_rests_after_an_early_release_even_if_the_process_ends(
         self, client: Client, place: Place, helper: Callable[..., Helper], end: str
     ) -> None:
         if not client.capabilities.hold_at_least:
@@ -117,7 +117,7 @@ class ProcessConformance(Conformance):
         assert client.lock(NAME).try_acquire(timeout=2 * place.rest_at_most + SOON) is not None
         assert now() >= until
 
-    def test_no_thread_of_ours_keeps_a_process_alive(self, client: Client, helper: Callable[..., Helper]) -> None:
+    def test_no_thread_of_multilock_keeps_a_process_alive(self, client: Client, helper: Callable[..., Helper]) -> None:
         with client.lock(NAME):
             waiting = helper("exit_with_a_waiter", 30)
             waiting.wait_for("waiting", START)
@@ -129,7 +129,9 @@ class ProcessConformance(Conformance):
         holder.signal(signal.SIGTERM)
         assert holder.wait(SOON) == -signal.SIGTERM
 
-    def test_a_forked_child_holds_nothing_and_opens_afresh(self, client: Client, helper: Callable[..., Helper]) -> None:
+    def test_a_forked_child_holds_no_lock_and_opens_its_own_connections(
+        self, client: Client, helper: Callable[..., Helper]
+    ) -> None:
         parent = helper("fork", 30)
         parent.wait_for("held", START)
         said = parent.wait_for("child", START)
@@ -137,7 +139,7 @@ class ProcessConformance(Conformance):
         assert parent.wait_for("parent", SOON)[1:] == ["True"]
 
     @pytest.mark.parametrize("how", ["serve", "serve_async"])
-    def test_the_next_leader_begins_after_the_last_line_of_one_that_was_told_to_end(
+    def test_the_next_leader_begins_after_the_former_leader_has_ended_its_work(
         self, client: Client, helper: Callable[..., Helper], how: str
     ) -> None:
         first = helper(how, 30)
@@ -154,7 +156,7 @@ class ProcessConformance(Conformance):
         assert second.wait(SOON) == 0
         assert client.inspect(NAME) is None
 
-    def test_beliefs_never_overlap_while_holders_are_stopped_and_killed(
+    def test_holders_never_overlap_while_processes_are_stopped_and_killed(
         self, client: Client, place: Place, helper: Callable[..., Helper]
     ) -> None:
         holders = [helper("believe", place.quick_ttl) for _ in range(3)]

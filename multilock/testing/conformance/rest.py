@@ -43,7 +43,7 @@ class RestConformance(Conformance):
                 got.release()
             time.sleep(0.05)
 
-    def test_a_name_that_is_released_early_rests_and_is_then_free(
+    def test_an_early_release_leaves_the_name_taken_until_hold_at_least_is_over(
         self, client: Client, other: Client, place: Place
     ) -> None:
         seconds = place.rest + 1.0  # so that the whole test runs while the name rests
@@ -68,12 +68,12 @@ class RestConformance(Conformance):
         assert next_one.release()
         eventually(lambda: client.inspect(NAME) is None and place.leftovers() == [])
 
-    def test_a_rest_may_be_longer_than_the_ttl(self, client: Client, other: Client, place: Place) -> None:
+    def test_hold_at_least_may_be_longer_than_the_ttl(self, client: Client, other: Client, place: Place) -> None:
         until = self.rests_until(client, place, place.quick_ttl + place.rest)
         self.stays_taken(other, until)
         assert other.lock(NAME).try_acquire(timeout=2 * place.rest_at_most + SOON) is not None
 
-    def test_a_release_after_that_time_frees_it_at_once(self, client: Client, other: Client) -> None:
+    def test_a_release_after_hold_at_least_frees_the_name_at_once(self, client: Client, other: Client) -> None:
         lease = client.lock(NAME, hold_at_least=0.05).acquire()
         acquired_at = now()  # for several locks the last grant counts
         eventually(lambda: now() >= acquired_at + 0.05)
@@ -82,7 +82,9 @@ class RestConformance(Conformance):
         assert info is None or info.resting_until is None
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_a_waiter_gets_the_lock_when_the_rest_is_over(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_waiter_gets_the_lock_when_hold_at_least_is_over(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
         lease = client.lock(NAME, hold_at_least=place.rest).acquire()
         until = inner(lease.leases[0]).granted_at + place.rest - GRAIN
         waiting = background(lambda: other.lock(NAME).acquire(timeout=place.rest_at_most + 2 * SOON))
@@ -91,7 +93,7 @@ class RestConformance(Conformance):
         assert waiting.result(place.rest_at_most + 2 * SOON).is_held()
         assert until <= now() <= until + place.rest_at_most - place.rest + SOON
 
-    def test_a_name_rests_whatever_happens_to_the_client(
+    def test_a_released_name_rests_even_if_its_client_ends(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         first = make()
@@ -99,7 +101,7 @@ class RestConformance(Conformance):
         first.close()
         self.stays_taken(other, until)
 
-    def test_a_client_that_is_closed_while_it_holds_leaves_it_resting(
+    def test_closing_the_client_of_a_held_lock_lets_the_name_rest(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         first = make()
@@ -107,7 +109,7 @@ class RestConformance(Conformance):
         first.close()
         self.stays_taken(other, inner(lease.leases[0]).granted_at + place.rest - GRAIN)
 
-    def test_an_operator_ends_the_rest_and_no_loss_is_reported(self, client: Client, other: Client) -> None:
+    def test_a_force_release_ends_a_rest_and_reports_no_loss(self, client: Client, other: Client) -> None:
         losses = Recorder[object]()
         with client.lock(NAME, hold_at_least=60, on_lost=losses):
             pass
@@ -117,7 +119,9 @@ class RestConformance(Conformance):
         assert waiting.result(2 * SOON).is_held()
         assert losses.stays_at(0)
 
-    def test_a_lost_reply_leaves_it_resting(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_release_whose_reply_is_lost_still_lets_the_name_rest(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
         mishap = place.drop_reply("release")
         until = self.rests_until(client, place, place.rest)
         mishap.wait(SOON)
@@ -125,7 +129,7 @@ class RestConformance(Conformance):
         other.lock(NAME).acquire(timeout=2 * place.rest_at_most + SOON).release()
         eventually(lambda: place.leftovers() == [])
 
-    def test_a_release_that_arrives_late_starts_the_rest_on_arrival(
+    def test_a_release_that_arrives_late_counts_the_rest_from_its_arrival(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client = make(request_timeout=0.3)
@@ -136,7 +140,7 @@ class RestConformance(Conformance):
         self.stays_taken(other, until)
         assert other.lock(NAME).try_acquire(timeout=2 * place.rest_at_most + SOON + 4.0) is not None
 
-    def test_a_lease_that_was_lost_leaves_no_rest(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_lost_lease_leaves_no_rest(self, client: Client, other: Client, place: Place) -> None:
         losses = Recorder[object]()
         lease = client.lock(NAME, hold_at_least=60, on_lost=losses).acquire()
         place.delete(NAME)
@@ -144,7 +148,7 @@ class RestConformance(Conformance):
         assert not lease.release()
         assert other.lock(NAME).try_acquire(timeout=client.capabilities.lock_delay + SOON) is not None
 
-    def test_nobody_is_elected_while_the_work_of_the_last_leader_rests(
+    def test_no_candidate_is_elected_while_the_name_of_the_last_leader_rests(
         self, client: Client, other: Client, face: Face, place: Place
     ) -> None:
         begun: list[float] = []
@@ -160,13 +164,13 @@ class RestConformance(Conformance):
         first, second = begun
         assert second >= first + place.rest - GRAIN
 
-    def test_a_leader_that_is_stopped_leaves_no_rest(self, client: Client, other: Client) -> None:
+    def test_a_stopped_leader_leaves_no_rest(self, client: Client, other: Client) -> None:
         with client.election("nightly", hold_at_least=60) as election:
             eventually(election.is_leader)
         leadership = other.election("nightly").campaign(timeout=SOON + client.capabilities.lock_delay)
         assert leadership.is_held()
 
-    def test_a_wrong_rest_raises_before_any_request(self, client: Client) -> None:
+    def test_a_wrong_hold_at_least_raises_before_any_request(self, client: Client) -> None:
         for wrong in (-1.0, float("nan"), float("inf"), client.capabilities.ttl_max * 2):
             with pytest.raises(ValueError, match="hold_at_least"):
                 client.lock(NAME, hold_at_least=wrong)

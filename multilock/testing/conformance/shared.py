@@ -55,7 +55,7 @@ class ReadWriteConformance(Conformance):
                 client.read_write_lock(NAME)
             pytest.skip("declared: it has no readers and writers")
 
-    def test_readers_hold_together_and_a_writer_alone(self, client: Client, other: Client) -> None:
+    def test_many_readers_hold_together_and_a_writer_holds_alone(self, client: Client, other: Client) -> None:
         with reader(client) as one, reader(other) as two:
             assert one.is_held()
             assert two.is_held()
@@ -64,7 +64,7 @@ class ReadWriteConformance(Conformance):
             assert reader(other).try_acquire() is None
             assert writer(other).try_acquire() is None
 
-    def test_a_mutex_of_that_name_excludes_both(self, client: Client, other: Client) -> None:
+    def test_a_plain_lock_of_the_same_name_excludes_readers_and_writers(self, client: Client, other: Client) -> None:
         with client.lock(NAME):
             assert reader(other).try_acquire() is None
             assert writer(other).try_acquire() is None
@@ -73,7 +73,7 @@ class ReadWriteConformance(Conformance):
         with writer(client):
             assert other.lock(NAME).try_acquire() is None
 
-    def test_a_read_write_lock_always_returns_the_same_two_locks(self, client: Client) -> None:
+    def test_read_write_lock_always_returns_the_same_two_locks(self, client: Client) -> None:
         both = client.read_write_lock(NAME)
         assert both.name == both.reader().name == both.writer().name == NAME
         both.reader().acquire()
@@ -91,7 +91,7 @@ class ReadWriteConformance(Conformance):
         first.release()
         assert not lock.is_held()
 
-    def test_each_reader_is_renewed_on_its_own(self, client: Client, place: Place) -> None:
+    def test_each_reader_is_renewed_separately(self, client: Client, place: Place) -> None:
         """One lease of a name can end while another one in the same client goes on."""
         lock = reader(client, ttl=place.steady_ttl)
         first, second = lock.acquire(), background(lock.acquire).result(SOON)
@@ -121,7 +121,7 @@ class ReadWriteConformance(Conformance):
         for stream in streams:
             stream.result(2 * SOON)
 
-    def test_readers_behind_a_writer_that_gives_up_come_in_at_once(self, client: Client, other: Client) -> None:
+    def test_readers_behind_a_writer_that_gives_up_enter_at_once(self, client: Client, other: Client) -> None:
         first = reader(client).acquire()
         giving_up = background(lambda: writer(other).try_acquire(timeout=1.0))
         eventually(lambda: queued(client, NAME))
@@ -167,7 +167,7 @@ class ReadWriteConformance(Conformance):
         leases = [each.result(SOON) for each in behind]
         assert all(lease.release() for lease in (first, *leases))
 
-    def test_waiting_readers_come_in_together(self, client: Client, other: Client) -> None:
+    def test_waiting_readers_enter_together(self, client: Client, other: Client) -> None:
         held = writer(client).acquire()
         waiting = [background(lambda: reader(other).acquire(timeout=SOON)) for _ in range(5)]
         # ``waiting`` is None if the backend has no queue.
@@ -199,7 +199,7 @@ class ReadWriteConformance(Conformance):
             done.result(40)
         assert wrong == 0
 
-    def test_tokens_order_writers_and_readers(self, client: Client, other: Client) -> None:
+    def test_writers_have_greater_tokens_than_the_readers_before_them(self, client: Client, other: Client) -> None:
         """A resource compares tokens of a reader and a writer, in both orders, but never those of two readers."""
         if not client.capabilities.fencing:
             pytest.skip("declared: it has no tokens")
@@ -216,7 +216,7 @@ class ReadWriteConformance(Conformance):
             assert all(before < token for _, before in tokens[:number])
             assert all(after > token for _, after in tokens[number + 1 :])
 
-    def test_a_reader_cannot_become_the_writer_nor_a_writer_a_reader(self, client: Client) -> None:
+    def test_no_holder_can_change_between_reader_and_writer(self, client: Client) -> None:
         with reader(client):
             with pytest.raises(CapabilityMissing, match="asks to write"):
                 writer(client).acquire()
@@ -226,13 +226,13 @@ class ReadWriteConformance(Conformance):
             reader(client).try_acquire(timeout=1)
         assert client.inspect(NAME) is None
 
-    def test_a_lease_taken_elsewhere_refuses_no_writer_here(self, client: Client) -> None:
+    def test_a_read_lease_of_another_client_raises_no_upgrade_error_here(self, client: Client) -> None:
         lease = background(reader(client).acquire).result(SOON)
         assert writer(client).try_acquire() is None
         lease.release()
         assert writer(client).try_acquire() is not None
 
-    def test_a_reentrant_reader_reads_again_behind_a_waiting_writer(self, client: Client, other: Client) -> None:
+    def test_a_reentrant_reader_can_acquire_again_behind_a_waiting_writer(self, client: Client, other: Client) -> None:
         first = reader(client, reentrant=True).acquire()
         waiting = background(lambda: writer(other).acquire(timeout=SOON))
         eventually(lambda: queued(other, NAME))
@@ -243,11 +243,11 @@ class ReadWriteConformance(Conformance):
         second.release()
         assert waiting.result(SOON).is_held()
 
-    def test_the_reentrant_reader_is_not_the_reentrant_mutex(self, client: Client) -> None:
+    def test_a_reentrant_reader_cannot_be_acquired_as_a_reentrant_plain_lock(self, client: Client) -> None:
         with reader(client, reentrant=True):
             assert client.lock(NAME, reentrant=True).try_acquire() is None
 
-    def test_an_operator_takes_it_from_every_reader(self, client: Client, other: Client, place: Place) -> None:
+    def test_force_release_takes_the_name_from_every_reader(self, client: Client, other: Client, place: Place) -> None:
         losses: Recorder[Loss[Lease]] = Recorder()
         lock = reader(client, on_lost=losses, ttl=place.quick_ttl)
         leases = [lock.acquire(), background(lock.acquire).result(SOON)]
@@ -257,7 +257,7 @@ class ReadWriteConformance(Conformance):
         assert [lease.state for lease in leases] == [LeaseState.LOST] * 2
         assert other.force_release(NAME) is False
 
-    def test_inspection_counts_the_readers(self, client: Client, other: Client) -> None:
+    def test_inspect_counts_the_readers(self, client: Client, other: Client) -> None:
         leases = [reader(client).acquire(), background(reader(other).acquire).result(SOON)]
         info = other.inspect(NAME)
         assert info is not None
@@ -269,7 +269,7 @@ class ReadWriteConformance(Conformance):
         assert (listed.name, listed.holders, listed.others) == (NAME, 2, ())
         assert reader(client).is_locked()
 
-    def test_nobody_leads_while_it_is_read(self, client: Client) -> None:
+    def test_no_candidate_is_elected_while_readers_hold_the_name(self, client: Client) -> None:
         with reader(client):
             assert client.election(NAME).leader() is None
 
@@ -291,7 +291,7 @@ class ReadWriteConformance(Conformance):
         client.locked(NAME, shared=True)(face.function(body, blocks=True))()
         assert seen == [True, False]
 
-    def test_nothing_is_left_behind(self, client: Client, other: Client, place: Place) -> None:
+    def test_readers_and_writers_leave_nothing_at_the_server(self, client: Client, other: Client, place: Place) -> None:
         with reader(client), reader(other):
             assert other.lock(NAME).try_acquire(timeout=1.0) is None
         with writer(other):
@@ -309,7 +309,7 @@ class SemaphoreConformance(Conformance):
                 client.semaphore(NAME, 2)
             pytest.skip("declared: it has no semaphores")
 
-    def test_as_many_hold_it_as_there_are_permits(self, client: Client, other: Client) -> None:
+    def test_a_semaphore_has_as_many_holders_as_permits(self, client: Client, other: Client) -> None:
         lock = client.semaphore(NAME, 3)
         assert (lock.name, lock.permits) == (NAME, 3)
         held = [lock.acquire(timeout=0), lock.acquire(timeout=0), other.semaphore(NAME, 3).acquire(timeout=0)]
@@ -318,7 +318,7 @@ class SemaphoreConformance(Conformance):
         held[1].release()
         assert other.semaphore(NAME, 3).try_acquire() is not None
 
-    def test_a_mutex_and_readers_of_that_name_exclude_it(self, client: Client, other: Client) -> None:
+    def test_a_plain_lock_and_readers_of_that_name_exclude_permits(self, client: Client, other: Client) -> None:
         excluding = [other.lock(NAME)]
         if client.capabilities.read_write:
             excluding += [reader(other), writer(other)]
@@ -328,12 +328,12 @@ class SemaphoreConformance(Conformance):
             with lock:
                 assert client.semaphore(NAME, 2).try_acquire() is None
 
-    def test_one_permit_excludes(self, client: Client, other: Client) -> None:
+    def test_a_semaphore_with_one_permit_excludes(self, client: Client, other: Client) -> None:
         with client.semaphore(NAME, 1) as lease:
             assert other.semaphore(NAME, 1).try_acquire() is None
             assert lease.token is None or lease.fence() == lease.token
 
-    def test_another_number_is_refused_at_once_and_leaves_nothing(
+    def test_another_number_of_permits_is_refused_at_once_and_leaves_nothing(
         self, client: Client, other: Client, place: Place
     ) -> None:
         with client.semaphore(NAME, 3):
@@ -355,7 +355,9 @@ class SemaphoreConformance(Conformance):
         assert waiting.result(SOON).is_held()
         assert held[1].is_held()
 
-    def test_contention_never_exceeds_the_permits_nor_forgets_a_waiter(self, client: Client, other: Client) -> None:
+    def test_under_contention_permits_are_never_exceeded_and_no_waiter_starves(
+        self, client: Client, other: Client
+    ) -> None:
         inside: list[int] = []
         most = 0
 
@@ -373,7 +375,7 @@ class SemaphoreConformance(Conformance):
             done.result(40)
         assert 1 < most <= 3
 
-    def test_each_grant_has_its_token_and_none_can_fence(self, client: Client) -> None:
+    def test_each_permit_has_a_token_and_fence_raises(self, client: Client) -> None:
         leases = [client.semaphore(NAME, 2).acquire() for _ in range(2)]
         if client.capabilities.fencing:
             assert len({lease.token for lease in leases} - {None}) == 2
@@ -390,7 +392,7 @@ class SemaphoreConformance(Conformance):
                     client.semaphore(NAME, kind)  # type: ignore[arg-type]
             assert client.semaphore(NAME, 1_000_000).permits == 1_000_000
 
-    def test_only_the_same_number_is_acquired_again(self, client: Client) -> None:
+    def test_a_semaphore_is_acquired_again_only_with_the_same_number_of_permits(self, client: Client) -> None:
         with client.semaphore(NAME, 2, reentrant=True) as lease:
             assert client.semaphore(NAME, 2, reentrant=True).acquire(timeout=0) == lease
             assert lease.release()
@@ -399,7 +401,7 @@ class SemaphoreConformance(Conformance):
             with client.semaphore(NAME, 2) as second:
                 assert second != lease
 
-    def test_inspection_tells_how_many_permits_are_taken(self, client: Client, other: Client) -> None:
+    def test_inspect_shows_how_many_permits_are_taken(self, client: Client, other: Client) -> None:
         leases = [client.semaphore(NAME, 3).acquire() for _ in range(2)]
         info = other.inspect(NAME)
         assert info is not None
@@ -416,7 +418,7 @@ class SemaphoreConformance(Conformance):
         client.locked(NAME, permits=2)(face.function(body, blocks=True))()
         assert seen == [True, False]
 
-    def test_the_permit_of_a_client_that_is_silent_is_free_at_its_own_end(
+    def test_the_permit_of_a_silent_client_becomes_free_at_its_own_end(
         self, client: Client, other: Client, place: Place, make: Callable[..., Client]
     ) -> None:
         """Its neighbour's permit goes on."""

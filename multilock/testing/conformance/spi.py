@@ -121,7 +121,7 @@ class BackendConformance(Conformance):
         can = backend_.capabilities
         return max(place.quick_ttl, can.ttl_min if can.ttl_floor is None else can.ttl_floor)
 
-    def test_a_grant_is_a_proof_that_counts_from_the_sending(self, backend_: Backend, ear: Ear) -> None:
+    def test_the_validity_of_a_grant_counts_from_the_sending_of_its_request(self, backend_: Backend, ear: Ear) -> None:
         before = now()
         granted = take(backend_, ear.claim())
         assert before <= granted.sent_at <= now()
@@ -129,7 +129,7 @@ class BackendConformance(Conformance):
         assert 0 < granted.renew_every < granted.valid_for
         assert granted.ttl >= 10
 
-    def test_a_grant_and_a_renewal_count_from_before_their_answers_came_late(self, place: Place, ear: Ear) -> None:
+    def test_the_validity_counts_from_the_sending_even_if_replies_are_late(self, place: Place, ear: Ear) -> None:
         late = 0.3
         slow = place.slow_answers(late)
         if slow is None:
@@ -148,20 +148,20 @@ class BackendConformance(Conformance):
             finally:
                 backend.close()
 
-    def test_a_taken_name_is_busy(self, backend_: Backend, ear: Ear) -> None:
+    def test_a_taken_name_returns_busy(self, backend_: Backend, ear: Ear) -> None:
         take(backend_, ear.claim())
         busy = backend_.attempt(ear.claim(), False, WITHIN)
         assert isinstance(busy, Busy)
         assert busy.heartbeat > 0
 
-    def test_an_attempt_with_the_same_id_is_the_same_attempt(self, backend_: Backend, ear: Ear) -> None:
+    def test_a_repeated_attempt_with_the_same_id_is_the_same_attempt(self, backend_: Backend, ear: Ear) -> None:
         claim = ear.claim()
         first, again = take(backend_, claim), take(backend_, claim)
         assert again.token == first.token
         assert backend_.release(claim, again, False, WITHIN).ours is True
         assert isinstance(backend_.attempt(ear.claim(), False, WITHIN), Granted)
 
-    def test_a_refused_attempt_that_does_not_join_leaves_nothing(
+    def test_a_refused_attempt_that_does_not_join_the_queue_leaves_nothing(
         self, backend_: Backend, ear: Ear, place: Place
     ) -> None:
         holder = ear.claim()
@@ -175,7 +175,7 @@ class BackendConformance(Conformance):
         assert backend_.inspect(NAME, WITHIN) is None
         assert place.leftovers() == []
 
-    def test_release_touches_nothing_of_another_claim(self, backend_: Backend, ear: Ear) -> None:
+    def test_release_affects_no_other_claim(self, backend_: Backend, ear: Ear) -> None:
         holder, stranger = ear.claim(), ear.claim()
         granted = take(backend_, holder)
         for unsure in (False, True):
@@ -186,13 +186,13 @@ class BackendConformance(Conformance):
         [renewed] = backend_.renew(granted.group, [(holder, granted)], WITHIN)
         assert isinstance(renewed, Granted)
 
-    def test_release_is_idempotent_and_says_whether_it_was_ours_until_now(self, backend_: Backend, ear: Ear) -> None:
+    def test_a_repeated_release_reports_that_the_claim_was_not_held(self, backend_: Backend, ear: Ear) -> None:
         claim = ear.claim()
         granted = take(backend_, claim)
         assert until_told(lambda: backend_.release(claim, granted, False, WITHIN)) is True
         assert until_told(lambda: backend_.release(claim, granted, False, WITHIN)) is False
 
-    def test_a_resting_name_is_neither_revived_nor_lengthened(self, backend_: Backend, ear: Ear, place: Place) -> None:
+    def test_a_resting_name_is_neither_revived_nor_extended(self, backend_: Backend, ear: Ear, place: Place) -> None:
         if not backend_.capabilities.hold_at_least:
             pytest.skip("declared: names cannot rest")
         assert isinstance(backend_, Rests)
@@ -223,13 +223,13 @@ class BackendConformance(Conformance):
         assert backend_.rest(claim, granted, False, 60.0, WITHIN).ours is False
         assert backend_.inspect(NAME, WITHIN) is None
 
-    def test_a_cancel_is_final_also_for_a_request_that_comes_later(self, backend_: Backend, ear: Ear) -> None:
+    def test_a_cancel_also_stops_a_request_that_arrives_later(self, backend_: Backend, ear: Ear) -> None:
         claim = ear.claim()
         backend_.release(claim, None, True, WITHIN)
         assert isinstance(backend_.attempt(claim, True, WITHIN), Busy)
         assert isinstance(backend_.attempt(ear.claim(), False, WITHIN), Granted)
 
-    def test_a_cancelled_waiter_never_holds(self, backend_: Backend, ear: Ear) -> None:
+    def test_a_cancelled_waiter_never_gets_the_lock(self, backend_: Backend, ear: Ear) -> None:
         holder, waiter = ear.claim(), ear.claim()
         granted = take(backend_, holder)
         backend_.attempt(waiter, True, WITHIN)
@@ -237,7 +237,9 @@ class BackendConformance(Conformance):
         backend_.release(holder, granted, False, WITHIN)
         assert backend_.inspect(NAME, WITHIN) is None
 
-    def test_only_a_reply_or_an_equal_push_makes_a_waiter_the_holder(self, backend_: Backend, ear: Ear) -> None:
+    def test_only_a_reply_or_a_push_with_the_same_id_makes_a_waiter_the_holder(
+        self, backend_: Backend, ear: Ear
+    ) -> None:
         holder, waiter = ear.claim(), ear.claim()
         begun = now()
         granted = take(backend_, holder)
@@ -280,7 +282,7 @@ class BackendConformance(Conformance):
                 assert isinstance(backend_.attempt(other, True, WITHIN), Busy)
             holder, granted = waiter, take(backend_, waiter)
 
-    def test_renew_answers_for_each_claim_in_order(self, backend_: Backend, ear: Ear, place: Place) -> None:
+    def test_renew_returns_one_result_for_each_claim_in_order(self, backend_: Backend, ear: Ear, place: Place) -> None:
         claims = [ear.claim(name) for name in ("a", "b", "c")]
         held = [(claim, take(backend_, claim)) for claim in claims]
         place.delete("b")
@@ -293,7 +295,7 @@ class BackendConformance(Conformance):
         assert [answer is not None for answer in answers] == [True, False, True]
         assert all(answer.sent_at >= before for answer in answers if isinstance(answer, Granted))
 
-    def test_renew_never_takes_a_name_back(self, backend_: Backend, ear: Ear, place: Place) -> None:
+    def test_renew_never_acquires_a_lost_name(self, backend_: Backend, ear: Ear, place: Place) -> None:
         claim = ear.claim()
         granted = take(backend_, claim)
         place.delete(NAME)
@@ -305,7 +307,7 @@ class BackendConformance(Conformance):
         assert info is not None
         assert info.owner == next_claim.owner
 
-    def test_an_unrenewed_claim_ends_by_itself(self, backend_: Backend, ear: Ear, ttl: float) -> None:
+    def test_a_claim_that_is_not_renewed_ends_by_itself(self, backend_: Backend, ear: Ear, ttl: float) -> None:
         claim = ear.claim(ttl=ttl, renew=False)
         granted = take(backend_, claim)
         next_claim = ear.claim()
@@ -316,7 +318,9 @@ class BackendConformance(Conformance):
         assert now() >= granted.sent_at + granted.valid_for
         assert list(backend_.renew(granted.group, [(claim, granted)], WITHIN)) == [None]
 
-    def test_a_lost_claim_is_reported_where_losses_are_pushed(self, backend_: Backend, ear: Ear, place: Place) -> None:
+    def test_a_lost_claim_is_reported_if_the_backend_pushes_losses(
+        self, backend_: Backend, ear: Ear, place: Place
+    ) -> None:
         if not backend_.capabilities.push_loss:
             pytest.skip("declared: only the next renewal notices a loss")
         claim, early = ear.claim(), ear.claim("early")
@@ -350,7 +354,7 @@ class BackendConformance(Conformance):
         backend_.release(claim, granted, False, WITHIN)
         assert ear.wait(lambda: ear.changes)
 
-    def test_force_release_takes_it_from_whoever_holds_it(self, backend_: Backend, ear: Ear) -> None:
+    def test_force_release_takes_the_name_from_each_holder(self, backend_: Backend, ear: Ear) -> None:
         assert backend_.force_release(NAME, WITHIN) is False
         claim = ear.claim()
         granted = take(backend_, claim)

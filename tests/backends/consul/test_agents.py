@@ -114,7 +114,7 @@ def balancer(server: ConsulServer) -> Iterator[Balancer]:
         balancer.shutdown()
 
 
-def test_an_index_that_went_back_is_begun_with_anew(
+def test_if_the_index_of_a_query_goes_back_the_query_starts_again(
     server: ConsulServer, balancer: Balancer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that has not reached the index in a query replies only when the query's waiting time is over."""
@@ -142,7 +142,7 @@ def test_an_index_that_went_back_is_begun_with_anew(
 # ---- a client agent
 
 
-def test_a_restart_of_the_agent_costs_neither_a_lock_nor_a_wake_up(
+def test_restarting_the_agent_costs_neither_a_lock_nor_a_wake_up(
     server: ConsulServer, agent: ConsulServer, connect: Connect
 ) -> None:
     lost = Recorder[multilock.Loss]()
@@ -168,7 +168,7 @@ def renewed(lease: Any) -> bool:
     return True
 
 
-def test_an_agent_that_is_killed_costs_no_lock_where_a_server_is_named_too(
+def test_a_killed_agent_costs_no_lock_if_the_url_also_names_a_server(
     server: ConsulServer, agent: ConsulServer, connect: Connect
 ) -> None:
     """The agent's node fails but stays in the catalog, and no health check of that node ends a session."""
@@ -191,7 +191,7 @@ def health(server: ConsulServer, node: str) -> str:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_node_that_leaves_takes_its_sessions_and_their_holder_hears_before_the_next_one_gets_in(
+def test_a_node_that_leaves_ends_its_sessions_and_their_holder_is_notified_first(
     server: ConsulServer, agent: ConsulServer, connect: Connect, alone: bool
 ) -> None:
     lost = Recorder[multilock.Loss]()
@@ -226,7 +226,7 @@ def codes(client: multilock.Client) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_frozen_server_is_taken_out_while_its_holder_still_believes_and_diagnose_says_so(
+def test_a_frozen_server_is_removed_before_its_holder_gives_up_and_diagnose_reports_it(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
     """A short lock delay does not protect the holder. A longer one does, as in the next test, or a fencing token."""
@@ -248,7 +248,7 @@ def test_a_frozen_server_is_taken_out_while_its_holder_still_believes_and_diagno
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_the_lock_delay_keeps_others_out_until_the_holders_of_a_frozen_server_have_given_up(
+def test_the_lock_delay_excludes_others_until_the_holders_of_a_frozen_server_gave_up(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
     """One waiter queued before the freeze, another comes after the server was removed."""
@@ -271,7 +271,7 @@ def test_the_lock_delay_keeps_others_out_until_the_holders_of_a_frozen_server_ha
         assert computes.result(LOOKED_FOR) > min(computing)
 
 
-def test_diagnose_ends_in_time_whichever_of_its_questions_is_not_answered(
+def test_diagnose_ends_in_time_whichever_of_its_requests_gets_no_reply(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
     with FaultProxy.before(cluster.leader().url) as proxy:

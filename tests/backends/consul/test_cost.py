@@ -52,7 +52,7 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unwatched")
-def test_the_first_acquire_makes_a_session_and_each_later_one_is_one_request(
+def test_the_first_acquire_makes_a_session_and_each_later_one_sends_one_request(
     server: ConsulServer, connect: Connect
 ) -> None:
     client = connect(server.url, ttl=30)
@@ -68,7 +68,7 @@ def test_the_first_acquire_makes_a_session_and_each_later_one_is_one_request(
 
 @pytest.mark.oracle
 @pytest.mark.usefixtures("unwatched")
-def test_a_refused_try_is_two_requests_and_leaves_nothing(server: ConsulServer, connect: Connect) -> None:
+def test_a_refused_try_sends_two_requests_and_leaves_nothing(server: ConsulServer, connect: Connect) -> None:
     connect(server.url, ttl=30).lock("job").acquire()
     client = connect(server.url, ttl=30)
     with client.lock("warm-up"):
@@ -79,7 +79,9 @@ def test_a_refused_try_is_two_requests_and_leaves_nothing(server: ConsulServer, 
 
 
 @pytest.mark.usefixtures("unwatched")
-def test_a_reader_costs_what_a_lock_does_however_many_readers_there_are(server: ConsulServer, connect: Connect) -> None:
+def test_a_reader_costs_as_much_as_a_lock_however_many_readers_there_are(
+    server: ConsulServer, connect: Connect
+) -> None:
     client, others = connect(server.url, ttl=60), connect(server.url, ttl=60)
     held = [others.read_write_lock("job").reader().acquire() for _ in range(200)]
     reader = client.read_write_lock("job").reader()
@@ -97,7 +99,7 @@ def test_a_reader_costs_what_a_lock_does_however_many_readers_there_are(server: 
 
 
 @pytest.mark.usefixtures("unwatched")
-def test_a_permit_is_three_requests_and_its_release_too_and_a_refused_try_is_one(
+def test_a_permit_takes_three_requests_its_release_three_and_a_refused_try_one(
     server: ConsulServer, connect: Connect
 ) -> None:
     client, other = connect(server.url, ttl=60), connect(server.url, ttl=60)
@@ -112,7 +114,7 @@ def test_a_permit_is_three_requests_and_its_release_too_and_a_refused_try_is_one
     assert all(lease.release() for lease in held)
 
 
-def test_a_hand_over_is_one_push_and_one_request(server: ConsulServer, connect: Connect) -> None:
+def test_a_handover_takes_one_push_and_one_request(server: ConsulServer, connect: Connect) -> None:
     holder, waiter = connect(server.url, ttl=30), connect(server.url, ttl=30)
     lease = holder.lock("job").acquire()
     with waiter.lock("warm-up"):
@@ -138,7 +140,7 @@ def test_a_hand_over_is_one_push_and_one_request(server: ConsulServer, connect: 
     assert sum(made.values()) <= 4
 
 
-def test_waits_that_time_out_share_one_connection_of_the_agent(server: ConsulServer) -> None:
+def test_waits_that_time_out_share_one_connection_to_the_agent(server: ConsulServer) -> None:
     """An agent accepts 200 connections from one address, and keeps that of a query whose client has gone."""
     holder, waiter = Ours(server.url), Ours(server.url)
     holder.take(holder.mutex())
@@ -153,7 +155,7 @@ def test_waits_that_time_out_share_one_connection_of_the_agent(server: ConsulSer
     holder.close()
 
 
-def test_observing_one_more_name_asks_no_query_of_the_others_again(server: ConsulServer) -> None:
+def test_observing_one_more_name_does_not_restart_the_queries_of_the_others(server: ConsulServer) -> None:
     ours = Ours(server.url)
     names = [f"job-{number}" for number in range(20)]
     for count in range(1, len(names) + 1):
@@ -165,7 +167,7 @@ def test_observing_one_more_name_asks_no_query_of_the_others_again(server: Consu
     ours.close()
 
 
-def test_a_thousand_locks_are_kept_by_one_renewal_a_period(server: ConsulServer, connect: Connect) -> None:
+def test_one_renewal_in_each_period_keeps_a_thousand_locks(server: ConsulServer, connect: Connect) -> None:
     client = connect(server.url, ttl=6)
     for number in range(1000):
         client.lock(f"job-{number}").acquire()
@@ -181,7 +183,7 @@ def test_a_thousand_locks_are_kept_by_one_renewal_a_period(server: ConsulServer,
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("renew", [True, False])
-def test_a_lock_that_is_given_back_leaves_no_key_and_close_leaves_no_session(
+def test_a_released_lock_leaves_no_key_and_close_leaves_no_session(
     server: ConsulServer, connect: Connect, renew: bool
 ) -> None:
     client = connect(server.url)
@@ -194,7 +196,7 @@ def test_a_lock_that_is_given_back_leaves_no_key_and_close_leaves_no_session(
     assert server.sessions() == []
 
 
-def test_a_free_name_that_is_followed_costs_little_however_much_is_written_around_it(
+def test_a_free_observed_name_costs_little_however_many_other_keys_are_written(
     server: ConsulServer, connect: Connect
 ) -> None:
     client = connect(server.url, ttl=30)
@@ -213,7 +215,7 @@ def test_a_free_name_that_is_followed_costs_little_however_much_is_written_aroun
         assert next(leaders) is not None
 
 
-def test_many_free_names_that_are_followed_cost_little_while_another_lock_is_used(
+def test_many_free_observed_names_cost_little_while_another_lock_is_used(
     server: ConsulServer, connect: Connect
 ) -> None:
     client, other = connect(server.url, ttl=30), connect(server.url, ttl=30)

@@ -46,7 +46,7 @@ def session_of(server: ConsulServer, key: str = KEY) -> str:
 # ---- requests whose reply is lost, or that are executed after their cancel
 
 
-def test_a_lost_second_answer_does_not_make_a_list_empty(proxy: FaultProxy, connect: Connect) -> None:
+def test_a_list_stays_as_it_was_if_the_second_reply_is_lost(proxy: FaultProxy, connect: Connect) -> None:
     """If a list comes back empty, the client asks a second time whether its token may read there."""
     client = connect(proxy.url)
     asked = proxy.drop_reply(b"GET /v1/kv/multilock/", nth=2)
@@ -57,7 +57,7 @@ def test_a_lost_second_answer_does_not_make_a_list_empty(proxy: FaultProxy, conn
 
 
 @pytest.mark.parametrize("then", ["cut", "hold"])
-def test_a_session_that_ended_is_one_although_the_answer_that_would_tell_is_lost(
+def test_an_ended_session_is_reported_even_if_its_confirmation_is_lost(
     server: ConsulServer, proxy: FaultProxy, connect: Connect, then: Literal["cut", "hold"]
 ) -> None:
     """The pushed loss counts, whether the renewal that would explain it is cut off or gets no reply."""
@@ -73,7 +73,7 @@ def test_a_session_that_ended_is_one_although_the_answer_that_would_tell_is_lost
     assert lost.stays_at(1)
 
 
-def test_a_reason_without_an_answer_holds_no_notice_up(
+def test_a_missing_reason_delays_no_notice_of_a_loss(
     server: ConsulServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_consul.notices.REASON_WITHIN", REASON_WITHIN)
@@ -88,7 +88,7 @@ def test_a_reason_without_an_answer_holds_no_notice_up(
     assert lost.times[0] - begun < 1.5  # an ordinary request waits for two seconds or more
 
 
-def test_an_acquire_that_is_executed_after_its_cancel_finds_no_session(
+def test_an_acquire_executed_after_its_cancel_finds_its_session_ended(
     server: ConsulServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     client = connect(proxy.url, request_timeout=1.0)
@@ -105,7 +105,7 @@ def test_an_acquire_that_is_executed_after_its_cancel_finds_no_session(
     assert connect(server.url).lock("job").try_acquire() is not None
 
 
-def test_an_acquire_that_is_executed_after_its_cancel_is_given_back_where_others_hold_locks(
+def test_an_acquire_executed_after_its_cancel_is_released_beside_other_locks_of_the_session(
     server: ConsulServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     client = connect(proxy.url, ttl=9, request_timeout=1.0)
@@ -121,9 +121,7 @@ def test_an_acquire_that_is_executed_after_its_cancel_is_given_back_where_others
         assert other_lease.is_held()
 
 
-def test_a_grant_whose_answer_was_lost_is_found_again(
-    server: ConsulServer, proxy: FaultProxy, connect: Connect
-) -> None:
+def test_a_grant_whose_reply_was_lost_is_found_again(server: ConsulServer, proxy: FaultProxy, connect: Connect) -> None:
     client = connect(proxy.url)
     lost = proxy.drop_reply(b'"lock"')
     with client.lock("job").acquire(timeout=WITHIN) as lease:
@@ -134,7 +132,9 @@ def test_a_grant_whose_answer_was_lost_is_found_again(
     eventually(lambda: server.key(KEY) is None)
 
 
-def test_a_release_whose_answer_was_lost_releases(server: ConsulServer, proxy: FaultProxy, connect: Connect) -> None:
+def test_a_release_whose_reply_was_lost_frees_the_lock(
+    server: ConsulServer, proxy: FaultProxy, connect: Connect
+) -> None:
     client = connect(proxy.url)
     lease = client.lock("job").acquire()
     proxy.drop_reply(b'"delete-cas"')
@@ -143,7 +143,9 @@ def test_a_release_whose_answer_was_lost_releases(server: ConsulServer, proxy: F
         pass
 
 
-def test_an_unanswered_session_is_not_used(server: ConsulServer, proxy: FaultProxy, connect: Connect) -> None:
+def test_a_session_whose_creation_got_no_reply_is_not_used(
+    server: ConsulServer, proxy: FaultProxy, connect: Connect
+) -> None:
     client = connect(proxy.url)
     proxy.drop_reply(b"/v1/session/create")
     with client.lock("job").acquire(timeout=WITHIN):
@@ -155,7 +157,7 @@ def test_an_unanswered_session_is_not_used(server: ConsulServer, proxy: FaultPro
 # ---- more waiters than there is room for queries
 
 
-def test_waiters_that_all_come_at_once_and_beyond_the_room_for_queries_lose_no_wake_up(
+def test_a_burst_of_waiters_beyond_the_limit_of_queries_loses_no_wake_up(
     server: ConsulServer, connect: Connect
 ) -> None:
     names = [f"job-{number}" for number in range(QUERIES + 16)]
@@ -175,7 +177,9 @@ def test_waiters_that_all_come_at_once_and_beyond_the_room_for_queries_lose_no_w
 # ---- an operator
 
 
-def test_a_destroyed_session_loses_all_its_locks_at_once_and_no_other(server: ConsulServer, connect: Connect) -> None:
+def test_a_destroyed_session_loses_all_of_its_locks_at_once_and_no_others(
+    server: ConsulServer, connect: Connect
+) -> None:
     client = connect(server.url, ttl=15)
     lost = [Recorder[multilock.Loss]() for _ in range(20)]
     for number, recorder in enumerate(lost):
@@ -191,7 +195,7 @@ def test_a_destroyed_session_loses_all_its_locks_at_once_and_no_other(server: Co
     assert all(recorder.calls[0].confirmed and recorder.stays_at(1, 0.0) for recorder in lost)
 
 
-def test_a_destroyed_session_is_heard_of_where_none_of_its_keys_is_watched(
+def test_a_destroyed_session_is_reported_even_if_none_of_its_keys_is_watched(
     server: ConsulServer, connect: Connect
 ) -> None:
     client = connect(server.url)
@@ -207,7 +211,7 @@ def test_a_destroyed_session_is_heard_of_where_none_of_its_keys_is_watched(
     assert lost.times[0] - begun < NOTICE
 
 
-def test_a_deleted_key_loses_that_lock_alone_at_once(server: ConsulServer, connect: Connect) -> None:
+def test_a_deleted_key_loses_only_its_own_lock_and_at_once(server: ConsulServer, connect: Connect) -> None:
     client = connect(server.url, ttl=15)
     lost = Recorder[multilock.Loss]()
     client.lock("job", on_lost=lost).acquire()
@@ -220,7 +224,7 @@ def test_a_deleted_key_loses_that_lock_alone_at_once(server: ConsulServer, conne
     assert other.is_held()
 
 
-def test_a_deleted_key_that_is_not_watched_is_found_by_the_next_renewal(server: ConsulServer, connect: Connect) -> None:
+def test_the_next_renewal_finds_a_deleted_key_that_is_not_watched(server: ConsulServer, connect: Connect) -> None:
     client = connect(server.url, ttl=5)
     lost = Recorder[multilock.Loss]()
     leases = [client.lock(f"job-{number}", on_lost=lost).acquire() for number in range(30)]
@@ -230,7 +234,7 @@ def test_a_deleted_key_that_is_not_watched_is_found_by_the_next_renewal(server: 
     assert lost.stays_at(1)
 
 
-def test_a_key_that_an_operator_overwrites_stays_ours_until_we_release(server: ConsulServer, connect: Connect) -> None:
+def test_a_key_with_an_overwritten_value_stays_ours_until_its_release(server: ConsulServer, connect: Connect) -> None:
     client = connect(server.url)
     lost = Recorder[multilock.Loss]()
     lease = client.lock("job", on_lost=lost).acquire()
@@ -243,9 +247,7 @@ def test_a_key_that_an_operator_overwrites_stays_ours_until_we_release(server: C
     assert server.key(KEY) is None
 
 
-def test_a_key_that_an_operator_overwrites_is_waited_for_like_any_that_is_held(
-    server: ConsulServer, connect: Connect
-) -> None:
+def test_a_waiter_treats_a_key_with_an_overwritten_value_as_held(server: ConsulServer, connect: Connect) -> None:
     """``consul kv put`` writes no flags, and does not take the lock from its holder."""
     client, waiter, candidate = (connect(server.url) for _ in range(3))
     lease = client.lock("job").acquire()
@@ -269,7 +271,7 @@ def test_a_key_that_an_operator_overwrites_is_waited_for_like_any_that_is_held(
     assert elected.result(30)
 
 
-def test_the_lock_delay_keeps_others_out_until_the_holder_has_heard(server: ConsulServer, connect: Connect) -> None:
+def test_the_lock_delay_excludes_others_until_the_holder_is_notified(server: ConsulServer, connect: Connect) -> None:
     lost = Recorder[multilock.Loss]()
     client = connect(server.url, ttl=7)
     assert client.capabilities.lock_delay == 2.0
@@ -284,7 +286,7 @@ def test_the_lock_delay_keeps_others_out_until_the_holder_has_heard(server: Cons
         assert lost.times[0] < got_in
 
 
-def test_no_lock_delay_where_none_is_wanted(server: ConsulServer, connect: Connect) -> None:
+def test_a_lock_delay_of_zero_gives_the_lock_away_at_once(server: ConsulServer, connect: Connect) -> None:
     connect(server.url, ttl=30, lock_delay=0).lock("job").acquire()
     begun = now()
     server.ask("PUT", f"session/destroy/{session_of(server)}")
@@ -293,9 +295,7 @@ def test_no_lock_delay_where_none_is_wanted(server: ConsulServer, connect: Conne
         assert now() - begun < 5  # the default lock delay would make it 25
 
 
-def test_a_restored_snapshot_makes_the_index_go_back_and_waiters_are_woken_all_the_same(
-    server: ConsulServer, connect: Connect
-) -> None:
+def test_waiters_are_woken_after_a_restored_snapshot_set_the_index_back(server: ConsulServer, connect: Connect) -> None:
     holder, waiter = connect(server.url, ttl=10), connect(server.url, ttl=10)
     lease = holder.lock("job").acquire()
     request_body = server.raw("GET", "snapshot")
@@ -328,7 +328,7 @@ PUSHED = 0.05
 
 
 @pytest.mark.parametrize("what", ["key", "session"])
-def test_a_loss_is_heard_of_within_a_round_trip_and_fifty_milliseconds(
+def test_a_loss_is_reported_within_a_round_trip_and_fifty_milliseconds(
     server: ConsulServer, connect: Connect, what: str
 ) -> None:
     client = connect(server.url, ttl=30)
@@ -358,7 +358,7 @@ def test_a_loss_is_heard_of_within_a_round_trip_and_fifty_milliseconds(
 # ---- the server
 
 
-def test_a_server_that_stands_still_loses_the_lock_for_its_holder_before_anybody_else_gets_it(
+def test_a_frozen_server_costs_its_holder_the_lock_before_another_client_gets_it(
     server: ConsulServer, connect: Connect
 ) -> None:
     lost = Recorder[multilock.Loss]()
@@ -392,7 +392,7 @@ def test_a_lock_survives_the_restart_of_a_server_with_a_disk(connect: Connect) -
 
 
 @pytest.mark.parametrize(("denied", "silent"), [(1, 0), (3, 0), (1, 1)])
-def test_a_leader_that_has_not_read_its_log_ends_no_session(
+def test_a_new_leader_with_an_unread_log_ends_no_session(
     server: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, denied: int, silent: int
 ) -> None:
     """In one of eight restarts such a leader denied a session that was on its disk. Consistent requests never got that
@@ -420,7 +420,7 @@ def test_a_leader_that_has_not_read_its_log_ends_no_session(
     assert lease.release()
 
 
-def test_a_server_that_forgot_everything_ends_the_session(server: ConsulServer, connect: Connect) -> None:
+def test_a_server_that_lost_its_data_ends_the_session(server: ConsulServer, connect: Connect) -> None:
     client = connect(server.url, ttl=15)
     lost = Recorder[multilock.Loss]()
     client.lock("job", on_lost=lost).acquire()
@@ -432,7 +432,7 @@ def test_a_server_that_forgot_everything_ends_the_session(server: ConsulServer, 
         pass
 
 
-def test_a_waiter_outlasts_the_restart_of_the_server(server: ConsulServer, connect: Connect) -> None:
+def test_a_waiter_continues_after_the_server_restarts(server: ConsulServer, connect: Connect) -> None:
     connect(server.url, ttl=30).lock("job").acquire()
     entered = threading.Event()
     waiter = connect(server.url, ttl=30)
@@ -449,12 +449,12 @@ def test_a_waiter_outlasts_the_restart_of_the_server(server: ConsulServer, conne
     thread.join()
 
 
-def test_another_agent_is_asked_when_the_first_is_dead(server: ConsulServer, connect: Connect) -> None:
+def test_the_client_uses_another_agent_when_the_first_is_dead(server: ConsulServer, connect: Connect) -> None:
     with connect(f"consul://127.0.0.1:1,127.0.0.1:{server.port}").lock("job").acquire(timeout=0) as lease:
         assert lease.token
 
 
-def test_an_agent_that_dies_is_replaced_while_a_lock_is_held(server: ConsulServer, connect: Connect) -> None:
+def test_a_dead_agent_is_replaced_while_a_lock_is_held(server: ConsulServer, connect: Connect) -> None:
     with FaultProxy.before(server.url, server.port) as proxy:
         first = proxy.url.partition("://")[2]
         client = connect(f"consul://{first},127.0.0.1:{server.port}", ttl=6)
@@ -469,7 +469,7 @@ def test_an_agent_that_dies_is_replaced_while_a_lock_is_held(server: ConsulServe
 
 @pytest.mark.oracle
 @pytest.mark.timeout(120)
-def test_a_cluster_whose_leader_is_killed_keeps_the_lock_and_its_tokens_grow(
+def test_killing_the_leader_of_a_cluster_loses_no_lock_and_tokens_still_grow(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
     client = connect(cluster.url, ttl=60)
@@ -485,7 +485,7 @@ def test_a_cluster_whose_leader_is_killed_keeps_the_lock_and_its_tokens_grow(
 
 
 @pytest.mark.timeout(120)
-def test_a_frozen_leader_costs_no_lock_and_lets_nobody_in(cluster: ConsulCluster, connect: Connect) -> None:
+def test_a_frozen_leader_costs_no_lock_and_admits_no_other_client(cluster: ConsulCluster, connect: Connect) -> None:
     client = connect(cluster.url, ttl=40)
     lost = Recorder[multilock.Loss]()
     lease = client.lock("job", on_lost=lost).acquire()
@@ -503,7 +503,7 @@ def test_a_frozen_leader_costs_no_lock_and_lets_nobody_in(cluster: ConsulCluster
 
 
 @pytest.mark.timeout(120)
-def test_without_a_quorum_a_lease_ends_by_silence_and_comes_back_with_it(
+def test_without_a_quorum_a_lease_expires_and_with_one_it_can_be_acquired_again(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
     client = connect(cluster.url, ttl=3)

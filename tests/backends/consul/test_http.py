@@ -73,7 +73,7 @@ def feed(wire: bytes, size: int = 65536) -> Response | None:
 
 @pytest.mark.parametrize("wire", ANSWERS, ids=range(len(ANSWERS)))
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_an_answer_is_whole_with_its_last_byte_and_not_before(wire: bytes, size: int) -> None:
+def test_a_response_is_complete_only_with_its_last_byte(wire: bytes, size: int) -> None:
     assert feed(wire[:-1], size) is None
     response = feed(wire, size)
     assert response is not None
@@ -82,7 +82,7 @@ def test_an_answer_is_whole_with_its_last_byte_and_not_before(wire: bytes, size:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", NO_ANSWERS)
-def test_an_answer_without_a_clear_end_is_refused(what: str) -> None:
+def test_a_response_without_a_clear_end_is_refused(what: str) -> None:
     with pytest.raises(ValueError):
         feed(NO_ANSWERS[what])
 
@@ -96,7 +96,7 @@ def test_an_answer_without_a_clear_end_is_refused(what: str) -> None:
         (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n", False),
     ],
 )
-def test_an_answer_tells_whether_its_connection_ends(head: bytes, closes: bool) -> None:
+def test_a_response_states_whether_its_connection_ends(head: bytes, closes: bool) -> None:
     response = feed(head + b"Content-Length: 0\r\n\r\n")
     assert response is not None
     assert response.closes is closes
@@ -143,7 +143,7 @@ def reference(wire: bytes) -> tuple[int, bytes] | None:
 
 
 @given(answers(), st.integers(1, 300))
-def test_answers_are_read_as_the_standard_library_reads_them(wire: bytes, size: int) -> None:
+def test_responses_are_parsed_as_the_standard_library_parses_them(wire: bytes, size: int) -> None:
     response = feed(wire, size)
     assert response is not None
     assert (response.status, response.body) == reference(wire)
@@ -156,7 +156,7 @@ def test_answers_are_read_as_the_standard_library_reads_them(wire: bytes, size: 
 
 
 @given(answers(), st.data())
-def test_bytes_that_went_wrong_are_refused_or_read_as_the_standard_library_reads_them(
+def test_damaged_bytes_are_refused_or_parsed_as_the_standard_library_parses_them(
     wire: bytes, data: st.DataObject
 ) -> None:
     """Reading such bytes ends, and raises nothing except ValueError."""
@@ -185,13 +185,13 @@ def outcome(wire: bytes, size: int) -> Response | ValueError | None:
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_end(data: bytes) -> None:
+def test_parsing_ends_for_any_input(data: bytes) -> None:
     outcome(data, 7)
     outcome(CHUNKED + data, 7)
     outcome(OK + data, 7)
 
 
-def test_a_head_may_be_as_long_as_a_server_writes_it() -> None:
+def test_a_response_header_may_be_as_long_as_a_server_sends_it() -> None:
     response = feed(OK + b"X: " + b"x" * (HEAD_MAX - 1000) + b"\r\nContent-Length: 0\r\n\r\n", 4096)
     assert response is not None
 
@@ -264,9 +264,7 @@ def front(server: ConsulServer) -> Iterator[Front]:
         front.shutdown()
 
 
-def test_what_a_proxy_says_before_the_answer_is_passed_over(
-    server: ConsulServer, front: Front, connect: Connect
-) -> None:
+def test_an_interim_response_of_a_proxy_is_skipped(server: ConsulServer, front: Front, connect: Connect) -> None:
     front.interim = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
     with connect(server.url).lock("taken").acquire():
         client = connect(front.url)
@@ -276,7 +274,7 @@ def test_what_a_proxy_says_before_the_answer_is_passed_over(
             assert not client.lock("never").is_locked()
 
 
-def test_the_grant_of_another_lock_does_not_count(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
+def test_a_grant_of_another_lock_is_refused(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
     other, ours = open_(server.url), open_(front.url)
     take(other, ear.claim("taken"))
     front.repeat("PUT/v1/txn")
@@ -285,7 +283,7 @@ def test_the_grant_of_another_lock_does_not_count(server: ConsulServer, front: F
         ours.attempt(ear.claim("taken"), False, WITHIN)
 
 
-def test_the_grant_of_another_session_does_not_count(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
+def test_a_grant_of_another_session_is_refused(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
     first, second = open_(front.url), open_(front.url)
     front.repeat("PUT/v1/txn")
     take(first, ear.claim("job"))
@@ -293,9 +291,7 @@ def test_the_grant_of_another_session_does_not_count(server: ConsulServer, front
         second.attempt(ear.claim("job"), False, WITHIN)
 
 
-def test_the_renewal_of_another_session_proves_nothing(
-    server: ConsulServer, front: Front, open_: Open, ear: Ear
-) -> None:
+def test_a_renewal_of_another_session_proves_nothing(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
     backend = open_(front.url)
     claims = [ear.claim(f"job-{ttl:g}", ttl=ttl) for ttl in (3.0, 4.0)]
     first, second = [take(backend, claim) for claim in claims]
@@ -306,7 +302,9 @@ def test_the_renewal_of_another_session_proves_nothing(
         backend.renew(second.group, [(claims[1], second)], WITHIN)
 
 
-def test_another_session_that_is_shown_is_not_ours(server: ConsulServer, front: Front, open_: Open, ear: Ear) -> None:
+def test_details_of_another_session_are_not_taken_for_ours(
+    server: ConsulServer, front: Front, open_: Open, ear: Ear
+) -> None:
     backend = open_(front.url)
     first, second = [take(backend, ear.claim(f"job-{ttl:g}", ttl=ttl)) for ttl in (3.0, 4.0)]
     front.repeat("GET/v1/session/info")
@@ -315,7 +313,7 @@ def test_another_session_that_is_shown_is_not_ours(server: ConsulServer, front: 
         backend._session_exists(str(second.key), WITHIN)
 
 
-def test_what_is_known_of_another_key_is_not_shown(server: ConsulServer, front: Front, connect: Connect) -> None:
+def test_details_of_another_key_are_not_shown(server: ConsulServer, front: Front, connect: Connect) -> None:
     connect(server.url).lock("taken").acquire()
     client = connect(front.url)
     front.repeat("GET/v1/kv/")
@@ -324,7 +322,7 @@ def test_what_is_known_of_another_key_is_not_shown(server: ConsulServer, front: 
         client.inspect("free")
 
 
-def test_a_release_is_acknowledged_for_its_own_key_only(
+def test_a_release_counts_only_if_the_response_names_its_key(
     server: ConsulServer, front: Front, open_: Open, ear: Ear
 ) -> None:
     backend = open_(front.url)

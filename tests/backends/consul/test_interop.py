@@ -73,7 +73,7 @@ def try_official(server: ConsulServer, *words: str) -> int:
     ).returncode
 
 
-def test_consul_lock_keeps_us_out_and_lets_us_in(
+def test_consul_lock_excludes_us_and_admits_us_when_it_ends(
     shared: ConsulServer, connect: Connect, start: Start, name: str
 ) -> None:
     client = connect(shared.url)
@@ -86,7 +86,9 @@ def test_consul_lock_keeps_us_out_and_lets_us_in(
         assert lease.token
 
 
-def test_we_keep_consul_lock_out_and_let_it_in(shared: ConsulServer, connect: Connect, start: Start, name: str) -> None:
+def test_we_exclude_consul_lock_and_admit_it_when_we_release(
+    shared: ConsulServer, connect: Connect, start: Start, name: str
+) -> None:
     lease = connect(shared.url).lock(name).acquire()
     assert try_official(shared, "-timeout=1s", f"multilock/{name}") != 0
     official = start(f"multilock/{name}")
@@ -95,16 +97,12 @@ def test_we_keep_consul_lock_out_and_let_it_in(shared: ConsulServer, connect: Co
     assert says_held(official)
 
 
-def test_a_name_that_is_quoted_is_the_same_lock_for_consul_lock(
-    shared: ConsulServer, connect: Connect, name: str
-) -> None:
+def test_consul_lock_uses_the_same_lock_for_a_quoted_name(shared: ConsulServer, connect: Connect, name: str) -> None:
     with connect(shared.url).lock(f"a/{name} é"):
         assert try_official(shared, "-timeout=1s", f"multilock/a%2F{name}%20%C3%A9") != 0
 
 
-def test_consul_lock_that_is_terminated_lets_us_in_at_once(
-    shared: ConsulServer, connect: Connect, start: Start, name: str
-) -> None:
+def test_ending_consul_lock_admits_us_at_once(shared: ConsulServer, connect: Connect, start: Start, name: str) -> None:
     client = connect(shared.url)
     official = start(f"multilock/{name}")
     assert says_held(official)
@@ -118,7 +116,7 @@ def test_consul_lock_that_is_terminated_lets_us_in_at_once(
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_a_killed_consul_lock_lets_us_in_after_its_session_and_its_delay(
+def test_killing_consul_lock_admits_us_after_its_session_and_its_lock_delay(
     shared: ConsulServer, connect: Connect, start: Start, name: str
 ) -> None:
     official = start(f"multilock/{name}")
@@ -137,7 +135,7 @@ def takers(client: multilock.Client, name: str) -> dict[str, multilock.Distribut
     return {"lock": client.lock(name), "writer": both.writer(), "reader": both.reader()}
 
 
-def test_consul_lock_n_shares_its_permits_with_ours_and_keeps_out_the_rest(
+def test_consul_lock_n_shares_its_permits_with_ours_and_excludes_other_modes(
     shared: ConsulServer, connect: Connect, start: Start, name: str
 ) -> None:
     client = connect(shared.url)
@@ -163,7 +161,7 @@ def test_consul_lock_n_shares_its_permits_with_ours_and_keeps_out_the_rest(
         pass
 
 
-def test_consul_lock_n_enters_beside_ours_and_waits_for_ours(
+def test_consul_lock_n_enters_beside_our_permits_and_waits_for_them(
     shared: ConsulServer, connect: Connect, start: Start, name: str
 ) -> None:
     semaphore = connect(shared.url).semaphore(name, 2)
@@ -180,7 +178,7 @@ def test_consul_lock_n_enters_beside_ours_and_waits_for_ours(
     end(waits)
 
 
-def test_what_waits_for_consul_lock_n_is_woken_by_its_end(
+def test_the_end_of_consul_lock_n_wakes_its_waiters(
     shared: ConsulServer, connect: Connect, start: Start, name: str
 ) -> None:
     clients = {kind: connect(shared.url) for kind in ("lock", "writer", "reader")}
@@ -195,7 +193,7 @@ def test_what_waits_for_consul_lock_n_is_woken_by_its_end(
     assert all(each.result(2 * WITHIN) for each in waiting)
 
 
-def test_consul_lock_of_another_number_or_none_is_refused_beside_our_permits(
+def test_consul_lock_with_another_number_of_permits_or_none_is_refused_beside_our_permits(
     shared: ConsulServer, connect: Connect, name: str
 ) -> None:
     client = connect(shared.url)
@@ -208,7 +206,7 @@ def test_consul_lock_of_another_number_or_none_is_refused_beside_our_permits(
         assert try_official(shared, "-n=2", f"multilock/{name}") != 0
 
 
-def test_consul_lock_keeps_our_readers_and_permits_out(
+def test_consul_lock_excludes_our_readers_and_permits(
     shared: ConsulServer, connect: Connect, start: Start, name: str
 ) -> None:
     client = connect(shared.url)
@@ -223,7 +221,7 @@ def test_consul_lock_keeps_our_readers_and_permits_out(
         pass
 
 
-def test_the_limit_consul_lock_does_not_know_readers_and_enters_beside_them(
+def test_known_limit_consul_lock_does_not_see_readers_and_enters_beside_them(
     shared: ConsulServer, connect: Connect, start: Start, name: str
 ) -> None:
     client = connect(shared.url)
@@ -239,7 +237,7 @@ def test_the_limit_consul_lock_does_not_know_readers_and_enters_beside_them(
 
 @pytest.mark.parametrize("holders", [{}, {"5d0ee1fc-6d44-4f12-8d6e-0d3a9f1b2c3d": True}])
 @pytest.mark.parametrize("kind", ["lock", "writer", "reader", "permit"])
-def test_what_a_semaphore_without_living_holders_left_behind_is_replaced(
+def test_the_remains_of_a_semaphore_without_living_holders_are_replaced(
     shared: ConsulServer, connect: Connect, name: str, holders: dict[str, bool], kind: str
 ) -> None:
     """`consul lock -n` leaves its key behind if it is killed, and also when its last holder leaves."""
@@ -268,7 +266,7 @@ def test_a_dead_holder_of_another_program_counts_until_its_lock_delay_is_over(
         assert now() - ended > 1.9, "there was room for one beside it, and for two when its time was over"
 
 
-def test_a_semaphore_of_another_program_with_one_permit_is_waited_for_like_a_mutex(
+def test_our_lock_waits_for_the_one_permit_of_another_programs_semaphore(
     shared: ConsulServer, connect: Connect, name: str
 ) -> None:
     session = shared.ask("PUT", "session/create", {"TTL": "10s", "LockDelay": "0s", "Behavior": "delete"})["ID"]
@@ -284,7 +282,7 @@ def test_a_semaphore_of_another_program_with_one_permit_is_waited_for_like_a_mut
     assert waiting.result(2 * WITHIN).release()
 
 
-def test_a_key_of_something_else_is_refused_and_never_overwritten(
+def test_a_key_with_unknown_contents_is_refused_and_never_overwritten(
     shared: ConsulServer, connect: Connect, name: str
 ) -> None:
     shared.ask("PUT", f"kv/multilock/{name}/.lock", b"precious")
@@ -294,7 +292,7 @@ def test_a_key_of_something_else_is_refused_and_never_overwritten(
     assert shared.key(f"multilock/{name}/.lock") == before
 
 
-def test_the_key_of_a_free_lock_that_the_go_client_left_behind_is_taken(
+def test_a_free_key_that_the_go_client_left_behind_can_be_acquired(
     shared: ConsulServer, connect: Connect, name: str
 ) -> None:
     shared.ask("PUT", f"kv/multilock/{name}/.lock?flags={LOCK_FLAGS}", b"")
@@ -308,7 +306,7 @@ def test_the_key_of_a_free_lock_that_the_go_client_left_behind_is_taken(
     assert shared.key(f"multilock/{name}/.lock") is None
 
 
-def test_a_holder_of_another_program_is_shown(shared: ConsulServer, connect: Connect, name: str) -> None:
+def test_inspect_shows_a_holder_of_another_program(shared: ConsulServer, connect: Connect, name: str) -> None:
     session = shared.ask("PUT", "session/create", {"TTL": "10s"})["ID"]
     shared.ask("PUT", f"kv/multilock/{name}/.lock?acquire={session}&flags={LOCK_FLAGS}", b"10.0.0.7")
     info = connect(shared.url).inspect(name)
@@ -317,7 +315,7 @@ def test_a_holder_of_another_program_is_shown(shared: ConsulServer, connect: Con
     shared.ask("PUT", f"session/destroy/{session}")
 
 
-def test_the_holder_of_another_program_can_be_forced_out(shared: ConsulServer, connect: Connect, name: str) -> None:
+def test_a_holder_of_another_program_can_be_force_released(shared: ConsulServer, connect: Connect, name: str) -> None:
     session = shared.ask("PUT", "session/create", {"TTL": "10s"})["ID"]
     shared.ask("PUT", f"kv/multilock/{name}/.lock?acquire={session}&flags={LOCK_FLAGS}", b"")
     client = connect(shared.url)
@@ -328,7 +326,7 @@ def test_the_holder_of_another_program_can_be_forced_out(shared: ConsulServer, c
     shared.ask("PUT", f"session/destroy/{session}")
 
 
-def test_the_value_says_who_holds_since_when_in_one_line_of_json(
+def test_the_value_names_the_holder_and_the_time_as_one_line_of_json(
     shared: ConsulServer, connect: Connect, name: str
 ) -> None:
     client = consul.Consul(port=shared.port)
@@ -340,7 +338,9 @@ def test_the_value_says_who_holds_since_when_in_one_line_of_json(
         assert entry["Session"]
 
 
-def test_a_client_of_py_consul_is_used_and_never_closed(shared: ConsulServer, connect: Connect, name: str) -> None:
+def test_the_clients_own_py_consul_object_is_used_but_never_closed(
+    shared: ConsulServer, connect: Connect, name: str
+) -> None:
     theirs = consul.Consul(port=shared.port)
     client = connect("consul://", client=theirs)
     with client.lock(name):
@@ -349,7 +349,7 @@ def test_a_client_of_py_consul_is_used_and_never_closed(shared: ConsulServer, co
     assert theirs.status.leader()
 
 
-def test_a_client_of_py_consul_that_waits_for_a_dead_agent_is_bounded_all_the_same(connect: Connect) -> None:
+def test_requests_through_a_py_consul_client_to_a_dead_agent_end_in_time(connect: Connect) -> None:
     client = connect("consul://", client=consul.Consul(port=1), request_timeout=0.5)
     begun = now()
     with pytest.raises(multilock.BackendUnavailable):

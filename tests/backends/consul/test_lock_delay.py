@@ -69,7 +69,7 @@ def free_after_under_load(server: ConsulServer) -> float:
     return min(got) - ended
 
 
-def test_a_request_for_a_lock_that_was_on_its_way_when_its_session_ended_meets_no_lock_delay() -> None:
+def test_an_acquire_sent_before_its_session_ended_starts_no_lock_delay() -> None:
     """The leader checks the lock delay before Raft, and takes the lock after it."""
     with ConsulServer(keep=True) as server:
         for _ in range(TRIALS):
@@ -79,7 +79,7 @@ def test_a_request_for_a_lock_that_was_on_its_way_when_its_session_ended_meets_n
     pytest.fail("mended in this version of Consul? Then docs/backends/consul.md says too little of it")
 
 
-def test_a_server_that_started_within_a_lock_delay_ends_the_next_one_too_early() -> None:
+def test_a_server_that_starts_within_a_lock_delay_ends_the_next_delay_too_early() -> None:
     """After the restart the server reads the old end of the first session in its log. It begins a lock delay for it,
     and the end of that one also ends the next."""
     with ConsulServer(keep=True) as server:

@@ -77,7 +77,9 @@ def token(guarded: ConsulServer) -> str:
         ("consul://h", {"client": consul.Consul(host="c")}, "c:8500, which is not where the URL leads"),
     ],
 )
-def test_a_mistake_is_an_error_that_says_how_to_mend_it(url: str, options: dict[str, Any], says: str) -> None:
+def test_a_configuration_mistake_raises_an_error_that_says_how_to_correct_it(
+    url: str, options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigurationError, match=says) as caught:
         multilock.connect(url, **options)
     assert "secret" not in str(caught.value)
@@ -93,12 +95,12 @@ def test_a_mistake_is_an_error_that_says_how_to_mend_it(url: str, options: dict[
         ("consul://h/", "h:8500"),
     ],
 )
-def test_agents_are_named_with_and_without_ports(url: str, shown: str) -> None:
+def test_agents_can_be_named_with_and_without_ports(url: str, shown: str) -> None:
     assert repr(open_backend(url, {})) == f"<ConsulBackend {url.partition(':')[0]}://{shown}>"
 
 
 @pytest.mark.parametrize("url", ["consul://", "consul://[::1]:99"])
-def test_a_client_of_py_consul_brings_its_address_of_ipv6(url: str) -> None:
+def test_a_py_consul_client_passes_on_its_ipv6_address(url: str) -> None:
     backend = open_backend(url, {"client": consul.Consul(host="[::1]", port=99)})
     assert repr(backend) == "<ConsulBackend consul://[::1]:99>"
 
@@ -113,15 +115,13 @@ def test_capabilities_are_known_without_a_server() -> None:
 
 
 @pytest.mark.parametrize(("ttl", "delay"), [(2, 1), (6, 1), (10, 5), (30, 25), (65, 60), (600, 60)])
-def test_the_lock_delay_covers_what_a_holder_who_hears_nothing_still_believes(ttl: float, delay: float) -> None:
+def test_the_lock_delay_covers_the_time_in_which_a_silent_holder_still_believes(ttl: float, delay: float) -> None:
     can = multilock.connect("consul://127.0.0.1:1", ttl=ttl).capabilities
     assert can.lock_delay == delay
     assert can.takeover_bound > 2 * max(ttl, 10) + delay
 
 
-def test_a_lock_of_a_longer_prefix_that_a_name_would_have_escaped_is_not_shown(
-    server: ConsulServer, connect: Connect
-) -> None:
+def test_inspect_shows_no_lock_of_a_longer_prefix(server: ConsulServer, connect: Connect) -> None:
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/my ")
     inner.lock("job").acquire()
     assert outer.inspect("my job") is None
@@ -131,7 +131,7 @@ def test_a_lock_of_a_longer_prefix_that_a_name_would_have_escaped_is_not_shown(
     assert [info.name for info in inner.inspect_all()] == ["job"]
 
 
-def test_a_server_that_refuses_a_short_ttl_grants_its_least(connect: Connect) -> None:
+def test_a_server_that_refuses_a_short_ttl_grants_its_minimum(connect: Connect) -> None:
     with ConsulServer(session_ttl_min="10s") as server:
         client = connect(server.url, ttl=5)
         for _ in range(2):
@@ -145,7 +145,9 @@ def test_a_server_that_refuses_a_short_ttl_grants_its_least(connect: Connect) ->
 # ---- tokens
 
 
-def test_a_token_with_the_documented_rights_is_enough(guarded: ConsulServer, token: str, connect: Connect) -> None:
+def test_the_documented_permissions_of_a_token_are_sufficient(
+    guarded: ConsulServer, token: str, connect: Connect
+) -> None:
     client = connect(guarded.url, token=token)
     with client.lock("job") as lease:
         lease.renew()
@@ -156,7 +158,7 @@ def test_a_token_with_the_documented_rights_is_enough(guarded: ConsulServer, tok
     assert "not-told" in [finding.code for finding in client.diagnose()]
 
 
-def test_a_client_of_py_consul_brings_its_token(guarded: ConsulServer, token: str, connect: Connect) -> None:
+def test_a_py_consul_client_passes_on_its_token(guarded: ConsulServer, token: str, connect: Connect) -> None:
     with connect("consul://", client=consul.Consul(port=guarded.port, token=token)).lock("job"):
         pass
 
@@ -176,12 +178,12 @@ class OldConsul(consul.base.Consul):  # type: ignore[misc]
         self.http, self.token, self.dc, self.scheme, self.consistency = http, token, None, http.scheme, "default"
 
 
-def test_a_client_of_python_consul_brings_its_token(guarded: ConsulServer, token: str, connect: Connect) -> None:
+def test_a_python_consul_client_passes_on_its_token(guarded: ConsulServer, token: str, connect: Connect) -> None:
     with connect("consul://", client=OldConsul(OldHttp(guarded.port), token)).lock("job"):
         pass
 
 
-def test_the_token_of_the_environment_is_used_where_none_is_given(
+def test_the_token_of_the_environment_is_the_default(
     guarded: ConsulServer, token: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONSUL_HTTP_TOKEN", token)
@@ -190,7 +192,7 @@ def test_the_token_of_the_environment_is_used_where_none_is_given(
 
 
 @pytest.mark.parametrize("given", ["", "11111111-1111-4111-8111-111111111111"])
-def test_without_the_right_token_it_is_refused_at_once(guarded: ConsulServer, given: str, connect: Connect) -> None:
+def test_a_wrong_token_is_refused_at_once(guarded: ConsulServer, given: str, connect: Connect) -> None:
     client = connect(guarded.url, **({"token": given} if given else {}))
     asks: list[Callable[[], object]] = [
         client.lock("job").acquire,
@@ -204,7 +206,7 @@ def test_without_the_right_token_it_is_refused_at_once(guarded: ConsulServer, gi
         assert not given or given not in str(refused.value)
 
 
-def test_a_token_that_may_only_read_is_refused_at_once(guarded: ConsulServer, connect: Connect) -> None:
+def test_a_read_only_token_is_refused_at_once(guarded: ConsulServer, connect: Connect) -> None:
     rules = 'key_prefix "multilock/" { policy = "read" } session_prefix "" { policy = "write" }'
     guarded.ask("PUT", "acl/policy", {"Name": "readers", "Rules": rules})
     token = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "readers"}]})["SecretID"]
@@ -212,7 +214,7 @@ def test_a_token_that_may_only_read_is_refused_at_once(guarded: ConsulServer, co
         connect(guarded.url, token=token).lock("job").acquire()
 
 
-def test_a_token_is_shown_nowhere(guarded: ConsulServer, token: str, connect: Connect) -> None:
+def test_a_token_is_never_shown(guarded: ConsulServer, token: str, connect: Connect) -> None:
     client = connect(guarded.url, token=token)
     assert token not in repr(client)
     assert token not in repr(open_backend(guarded.url, {"token": token}))
@@ -225,7 +227,7 @@ def test_a_key_that_the_token_does_not_cover_is_refused(guarded: ConsulServer, t
 
 @pytest.mark.parametrize("kept", ["", 'key_prefix "multilock/" { policy = "read" }'])
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_withdrawn_right_does_not_prove_a_loss(connect: Connect, watched: bool, kept: str) -> None:
+def test_a_revoked_permission_does_not_prove_a_loss(connect: Connect, watched: bool, kept: str) -> None:
     with ConsulServer(token=ROOT_TOKEN, acl=GUARDED, log_level="debug") as server:
         server.ask("PUT", "acl/policy", {"Name": "locks", "Rules": RIGHTS})
         made = server.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})
@@ -242,7 +244,7 @@ def test_a_withdrawn_right_does_not_prove_a_loss(connect: Connect, watched: bool
         assert server.requests()["GET session/info"] < 10
 
 
-def test_a_session_that_ends_after_its_right_was_withdrawn_is_lost(connect: Connect) -> None:
+def test_a_session_that_ends_after_its_permission_was_revoked_is_lost(connect: Connect) -> None:
     with ConsulServer(token=ROOT_TOKEN, acl=GUARDED) as server:
         server.ask("PUT", "acl/policy", {"Name": "locks", "Rules": RIGHTS})
         made = server.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})
@@ -284,7 +286,7 @@ def tls(pem: Path) -> Iterator[ConsulServer]:
         yield server
 
 
-def test_locks_over_tls_with_a_certificate_of_our_own(tls: ConsulServer, pem: Path, connect: Connect) -> None:
+def test_tls_works_with_a_certificate_of_our_own_authority(tls: ConsulServer, pem: Path, connect: Connect) -> None:
     url = f"consuls://127.0.0.1:{tls.ports['https']}"
     files = {"ca": str(pem / "ca.pem"), "cert": str(pem / "cert.pem"), "key": str(pem / "key.pem")}
     client = connect(url, **files)
@@ -304,7 +306,7 @@ def test_locks_over_tls_with_a_certificate_of_our_own(tls: ConsulServer, pem: Pa
     thread.join()
 
 
-def test_a_client_of_py_consul_brings_its_certificates(tls: ConsulServer, pem: Path, connect: Connect) -> None:
+def test_a_py_consul_client_passes_on_its_certificates(tls: ConsulServer, pem: Path, connect: Connect) -> None:
     theirs = consul.Consul(
         port=tls.ports["https"],
         scheme="https",
@@ -315,7 +317,7 @@ def test_a_client_of_py_consul_brings_its_certificates(tls: ConsulServer, pem: P
         pass
 
 
-def test_a_client_of_python_consul_brings_its_certificate(
+def test_a_python_consul_client_passes_on_its_certificate(
     tls: ConsulServer, pem: Path, tmp_path: Path, connect: Connect
 ) -> None:
     both = tmp_path / "both.pem"
@@ -325,7 +327,7 @@ def test_a_client_of_python_consul_brings_its_certificate(
         pass
 
 
-def test_an_agent_that_is_not_trusted_is_refused_at_once(tls: ConsulServer, connect: Connect) -> None:
+def test_an_agent_with_an_unknown_certificate_is_refused_at_once(tls: ConsulServer, connect: Connect) -> None:
     with pytest.raises(BackendRejected, match="ca="):
         connect(f"consuls://127.0.0.1:{tls.ports['https']}").lock("job").acquire()
 
@@ -333,13 +335,13 @@ def test_an_agent_that_is_not_trusted_is_refused_at_once(tls: ConsulServer, conn
 # ---- the rest
 
 
-def test_diagnose_finds_a_dev_server_that_is_alone(shared: ConsulServer, connect: Connect) -> None:
+def test_diagnose_reports_a_single_server_in_development_mode(shared: ConsulServer, connect: Connect) -> None:
     findings = {finding.code: finding for finding in connect(shared.url).diagnose()}
     assert set(findings) == {"dev-mode", "few-servers"}
     assert all(finding.remedy for finding in findings.values())
 
 
-def test_diagnose_finds_python_consul_beside_us(
+def test_diagnose_reports_that_python_consul_is_installed_too(
     shared: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: {"python-consul": "1.1.0"}[name])
@@ -347,12 +349,12 @@ def test_diagnose_finds_python_consul_beside_us(
     assert "1.1.0" in finding.message
 
 
-def test_diagnose_finds_an_agent_that_takes_few_connections(connect: Connect) -> None:
+def test_diagnose_reports_an_agent_that_accepts_few_connections(connect: Connect) -> None:
     with ConsulServer(limits={"http_max_conns_per_client": 20}) as server:
         assert "few-connections" in [finding.code for finding in connect(server.url).diagnose()]
 
 
-def test_an_answer_from_another_program_does_not_count(connect: Connect) -> None:
+def test_a_response_of_another_program_does_not_count(connect: Connect) -> None:
     class Page(http.server.BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             self.send_response(200)
@@ -374,7 +376,7 @@ def test_an_answer_from_another_program_does_not_count(connect: Connect) -> None
             thread.join()
 
 
-def test_a_forked_child_opens_its_own_connections_and_takes_its_own_locks(
+def test_a_forked_child_opens_its_own_connections_and_acquires_its_own_locks(
     shared: ConsulServer, connect: Connect
 ) -> None:
     client = connect(shared.url)

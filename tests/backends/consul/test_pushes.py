@@ -32,7 +32,7 @@ SESSIONS = 'session_prefix "" { policy = "write" }'
 
 
 @pytest.mark.parametrize("number", range(1, 13))
-def test_one_refused_thread_delays_no_loss_and_no_hand_over(
+def test_one_refused_thread_delays_no_loss_and_no_handover(
     shared: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     real = system.Thread
@@ -68,7 +68,7 @@ def test_one_refused_thread_delays_no_loss_and_no_hand_over(
 
 
 @pytest.mark.usefixtures("threads_may_die")
-def test_a_listener_that_dies_of_a_defect_begins_again_and_hears_of_a_loss(
+def test_a_listener_that_fails_restarts_and_still_reports_a_loss(
     shared: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaths: list[str] = []
@@ -109,7 +109,7 @@ def watch(ours: Ours) -> Claim:
     return claim
 
 
-def test_an_agent_that_is_down_is_reported_once_and_its_return_too(server: ConsulServer) -> None:
+def test_an_agent_that_is_down_is_reported_once_and_so_is_its_return(server: ConsulServer) -> None:
     with FaultProxy.before(server.url) as proxy:
         ours = Ours(proxy.url)
         watch(ours)
@@ -122,7 +122,7 @@ def test_an_agent_that_is_down_is_reported_once_and_its_return_too(server: Consu
         ours.close()
 
 
-def test_a_query_that_is_not_needed_any_more_is_not_reported_as_down(server: ConsulServer) -> None:
+def test_a_query_that_is_no_longer_needed_is_not_reported_as_down(server: ConsulServer) -> None:
     with FaultProxy.before(server.url) as proxy:
         ours, holder = Ours(proxy.url), Ours(server.url)
         holder.take(holder.mutex())
@@ -137,9 +137,7 @@ def test_a_query_that_is_not_needed_any_more_is_not_reported_as_down(server: Con
         holder.close()
 
 
-def test_a_query_that_is_refused_is_named_and_tried_again(
-    guarded: ConsulServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_query_is_named_and_repeated(guarded: ConsulServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "WAIT", 1)
     monkeypatch.setattr(notices, "REFUSED_PAUSE", 0.2)
     rights = f'key_prefix "multilock/" {{ policy = "%s" }} {SESSIONS}'
@@ -157,7 +155,7 @@ def test_a_query_that_is_refused_is_named_and_tried_again(
     ours.close()
 
 
-def test_an_answer_from_before_the_grant_reports_no_loss(server: ConsulServer) -> None:
+def test_a_reply_from_before_the_grant_reports_no_loss(server: ConsulServer) -> None:
     """That reply reports a deleted key: this client had released its previous lock."""
     with FaultProxy.before(server.url) as proxy:
         ours = Ours(proxy.url)
@@ -178,7 +176,7 @@ def test_an_answer_from_before_the_grant_reports_no_loss(server: ConsulServer) -
 # ---- many sessions, dead connections
 
 
-def test_many_permits_over_a_long_way_are_all_renewed_in_time(shared: ConsulServer) -> None:
+def test_many_permits_are_renewed_in_time_over_a_slow_network(shared: ConsulServer) -> None:
     """Each permit has a session. Renewed one after the other they would take twelve seconds."""
     with FaultProxy.before(shared.url) as proxy:
         ours = Ours(proxy.url, f"far-{now()}/")
@@ -194,7 +192,7 @@ def test_many_permits_over_a_long_way_are_all_renewed_in_time(shared: ConsulServ
         ours.close()
 
 
-def test_a_permit_whose_renewal_is_refused_costs_no_other_permit(
+def test_a_permit_whose_renewal_is_refused_affects_no_other_permit(
     shared: ConsulServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = Ours(shared.url, f"refused-{now()}/")
@@ -214,7 +212,7 @@ def test_a_permit_whose_renewal_is_refused_costs_no_other_permit(
     ours.close()
 
 
-def test_connections_that_died_in_silence_cost_the_time_of_one_request(server: ConsulServer) -> None:
+def test_many_dead_connections_cost_the_time_of_one_request(server: ConsulServer) -> None:
     with FaultProxy.before(server.url) as proxy:
         ours = Ours(proxy.url)
         agents = ours.backend._agents
@@ -231,7 +229,7 @@ def test_connections_that_died_in_silence_cost_the_time_of_one_request(server: C
         ours.close()
 
 
-def test_a_renewal_does_not_wait_for_a_crowd_of_our_own_requests(shared: ConsulServer) -> None:
+def test_a_renewal_does_not_wait_behind_many_requests_of_its_own_client(shared: ConsulServer) -> None:
     ours = Ours(shared.url, f"crowd-{now()}/")
     claim = ours.take(ours.mutex())
     room = ours.backend._agents._room
@@ -249,7 +247,7 @@ def test_a_renewal_does_not_wait_for_a_crowd_of_our_own_requests(shared: ConsulS
     ours.close()
 
 
-def test_a_page_of_a_proxy_does_not_prove_that_a_session_ended(
+def test_an_error_page_of_a_proxy_does_not_prove_that_a_session_ended(
     shared: ConsulServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = Ours(shared.url, f"page-{now()}/")

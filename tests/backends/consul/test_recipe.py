@@ -15,7 +15,9 @@ from tests.backends.consul.conftest import WITHIN, Open, take
 from tests.servers_consul import ConsulServer
 
 
-def test_a_lock_is_as_old_as_the_last_renewal_of_its_session(server: ConsulServer, open_: Open, ear: Ear) -> None:
+def test_the_validity_of_a_lock_counts_from_the_last_renewal_of_its_session(
+    server: ConsulServer, open_: Open, ear: Ear
+) -> None:
     backend = open_(server.url)
     first = take(backend, ear.claim("first"))
     time.sleep(0.3)
@@ -37,7 +39,7 @@ def test_a_renewal_counts_from_its_sending(server: ConsulServer, proxy: FaultPro
     assert before <= renewed.sent_at <= now() - 1.2, "two requests, one after the other"
 
 
-def test_a_client_that_was_stopped_until_it_was_connected_sends_nothing(
+def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
     shared: ConsulServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim may have been cancelled during the pause. A late execution is looked for during one minute only."""
@@ -73,7 +75,7 @@ def test_a_session_that_was_not_renewed_in_time_is_never_used_again(
     assert list(backend.renew(first.group, [(ear.claim("first"), first)], WITHIN)) == [None]
 
 
-def test_what_an_unanswered_attempt_took_in_a_session_whose_time_is_over_is_given_back(
+def test_an_unanswered_attempt_in_an_expired_session_is_released(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear
 ) -> None:
     backend = open_(proxy.url)
@@ -89,13 +91,13 @@ def test_what_an_unanswered_attempt_took_in_a_session_whose_time_is_over_is_give
     assert granted.sent_at >= before
 
 
-def test_locks_of_different_ttls_are_in_different_sessions(server: ConsulServer, open_: Open, ear: Ear) -> None:
+def test_locks_with_different_ttls_use_different_sessions(server: ConsulServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     groups = {take(backend, ear.claim(f"job-{n}", ttl=ttl)).group for n, ttl in enumerate((2.0, 3.0, 2.0))}
     assert len(groups) == len(server.sessions()) == 2
 
 
-def test_an_attempt_that_begins_after_its_cancel_takes_nothing(server: ConsulServer, open_: Open, ear: Ear) -> None:
+def test_an_attempt_that_begins_after_its_cancel_acquires_nothing(server: ConsulServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim = ear.claim()
     assert backend.release(claim, None, True, WITHIN).ours is False
@@ -111,7 +113,7 @@ def test_a_refused_try_without_renewal_leaves_no_session(server: ConsulServer, o
     assert len(server.sessions()) == 1
 
 
-def test_a_lock_without_renewal_counts_from_when_it_was_free_and_not_from_when_it_was_waited_for(
+def test_a_lock_without_renewal_counts_from_its_grant_and_not_from_its_request(
     server: ConsulServer, open_: Open, ear: Ear
 ) -> None:
     backend = open_(server.url)

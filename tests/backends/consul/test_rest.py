@@ -52,7 +52,7 @@ Held = Callable[..., tuple[Claim, Granted]]
 # ---- requests whose reply is lost, or that are executed late
 
 
-def test_a_session_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_has_another(
+def test_if_creating_a_session_for_a_rest_gets_no_reply_another_one_is_made(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
     backend = open_(proxy.url)
@@ -71,7 +71,7 @@ def test_a_session_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_ha
 
 
 @pytest.mark.parametrize("then", ["cut", "hold"])
-def test_a_move_whose_answer_is_lost_is_found_and_a_second_one_neither_replaces_nor_lengthens_it(
+def test_a_move_to_the_resting_session_is_done_once_even_if_its_reply_is_lost(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, then: Literal["cut", "hold"]
 ) -> None:
     backend = open_(proxy.url)
@@ -88,7 +88,7 @@ def test_a_move_whose_answer_is_lost_is_found_and_a_second_one_neither_replaces_
     assert ids(server) == {granted.key, rest["Session"]}, "what is superfluous is ended"
 
 
-def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_for(
+def test_a_late_move_lets_the_name_rest_until_the_time_first_requested(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
     backend = open_(proxy.url)
@@ -108,7 +108,7 @@ def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_fo
     assert now() >= asked_at + 1.9
 
 
-def test_a_move_that_is_executed_after_the_release_moves_nothing(
+def test_a_move_executed_after_the_release_changes_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
     """The rest would be over by now, so that the kernel releases the name. Then another client takes it."""
@@ -126,7 +126,7 @@ def test_a_move_that_is_executed_after_the_release_moves_nothing(
     assert server.key(KEY) == before
 
 
-def test_a_move_that_comes_when_its_session_has_ended_moves_nothing(
+def test_a_move_in_an_ended_session_changes_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
     """This process or the server was paused between the two requests."""
@@ -145,9 +145,7 @@ def test_a_move_that_comes_when_its_session_has_ended_moves_nothing(
 
 
 @pytest.mark.parametrize("mark", [b"/v1/session/create", MOVE])
-def test_a_release_that_is_cancelled_lets_it_rest_all_the_same(
-    server: ConsulServer, proxy: FaultProxy, mark: bytes
-) -> None:
+def test_a_cancelled_release_still_lets_the_name_rest(server: ConsulServer, proxy: FaultProxy, mark: bytes) -> None:
     async def main() -> None:
         async with multilock.connect_async(proxy.url, ttl=10.0) as client:
             lease = await client.lock("job", hold_at_least=LONG).acquire()
@@ -179,7 +177,7 @@ def unanswered_rest(backend: ConsulBackend, proxy: FaultProxy, claim: Claim, gra
     assert lost.happened
 
 
-def test_a_resting_name_is_not_swept_before_its_end(
+def test_the_key_of_a_resting_name_is_not_removed_before_its_end(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
     """Renewals keep its session, and so the name, for the client that asks again. After the rest nobody wants it."""
@@ -212,7 +210,7 @@ def test_a_cancel_in_the_same_session_ends_no_rest(
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
 
 
-def test_close_leaves_a_name_that_could_not_be_told_to_rest_to_the_clock(
+def test_if_a_rest_cannot_be_requested_close_leaves_the_name_until_the_session_ends(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
     backend = open_(proxy.url)
@@ -225,7 +223,7 @@ def test_close_leaves_a_name_that_could_not_be_told_to_rest_to_the_clock(
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_an_acquire_without_an_answer_cannot_come_after_the_rest(
+def test_an_unanswered_acquire_cannot_be_executed_after_the_rest(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear, renew: bool
 ) -> None:
     backend = open_(proxy.url)
@@ -243,7 +241,7 @@ def test_an_acquire_without_an_answer_cannot_come_after_the_rest(
     assert server.key(KEY) is None
 
 
-def test_a_lock_that_is_not_renewed_rests_without_its_own_session(
+def test_a_lock_that_is_not_renewed_rests_without_another_session(
     server: ConsulServer, open_: Open, held: Held, ear: Ear
 ) -> None:
     backend = open_(server.url)
@@ -254,7 +252,7 @@ def test_a_lock_that_is_not_renewed_rests_without_its_own_session(
     assert isinstance(backend.attempt(ear.claim("job"), False, WITHIN), Busy)
 
 
-def test_a_key_that_an_operator_overwrote_rests_too(server: ConsulServer, open_: Open, held: Held) -> None:
+def test_a_key_with_an_overwritten_value_rests_too(server: ConsulServer, open_: Open, held: Held) -> None:
     backend = open_(server.url)
     claim, granted = held(backend)
     server.cli("kv", "put", KEY, "nobody knows why")
@@ -266,7 +264,7 @@ def test_a_key_that_an_operator_overwrote_rests_too(server: ConsulServer, open_:
 
 
 @pytest.mark.oracle
-def test_an_operator_who_ends_a_rest_leaves_no_session(server: ConsulServer, open_: Open, held: Held) -> None:
+def test_a_force_release_that_ends_a_rest_leaves_no_session(server: ConsulServer, open_: Open, held: Held) -> None:
     backend = open_(server.url)
     claim, granted = held(backend)
     assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
@@ -276,7 +274,7 @@ def test_an_operator_who_ends_a_rest_leaves_no_session(server: ConsulServer, ope
     assert ids(server) == {granted.key}
 
 
-def test_what_was_lost_gets_no_session_that_stays(server: ConsulServer, open_: Open, held: Held) -> None:
+def test_a_lost_lease_leaves_no_session_for_a_rest(server: ConsulServer, open_: Open, held: Held) -> None:
     backend = open_(server.url)
     claim, granted = held(backend)
     server.ask("PUT", f"session/destroy/{granted.key}")
@@ -285,7 +283,7 @@ def test_what_was_lost_gets_no_session_that_stays(server: ConsulServer, open_: O
     assert server.key(KEY) is None
 
 
-def test_a_rest_shorter_than_a_session_can_be_lasts_as_long_as_that(open_: Open, held: Held) -> None:
+def test_a_rest_shorter_than_the_shortest_session_lasts_as_long_as_that_session(open_: Open, held: Held) -> None:
     with ConsulServer(session_ttl_min="5s") as server:
         backend = open_(server.url)
         claim, granted = held(backend)
@@ -300,7 +298,7 @@ def test_a_rest_shorter_than_a_session_can_be_lasts_as_long_as_that(open_: Open,
 # ---- Consul's own tools
 
 
-def test_consul_lock_waits_for_a_name_that_rests(server: ConsulServer, connect: Connect) -> None:
+def test_consul_lock_waits_for_a_resting_name(server: ConsulServer, connect: Connect) -> None:
     with connect(server.url).lock("job", hold_at_least=2.0):
         pass
     begun = now()
@@ -309,7 +307,7 @@ def test_consul_lock_waits_for_a_name_that_rests(server: ConsulServer, connect: 
     assert now() - begun >= 1.5
 
 
-def test_the_name_of_every_lock_is_told_apart_from_a_resting_one(server: ConsulServer, connect: Connect) -> None:
+def test_a_resting_name_is_distinguished_from_every_name_of_a_lock(server: ConsulServer, connect: Connect) -> None:
     client = connect(server.url)
     with client.lock(NAME, hold_at_least=LONG) as lease:
         info = client.inspect(NAME)

@@ -37,7 +37,7 @@ def test_a_token_that_cannot_see_readers_is_refused_instead_of_entering_beside_t
     limited.close()
 
 
-def test_a_token_that_cannot_see_readers_gets_no_answer_about_who_holds(guarded: ConsulServer) -> None:
+def test_inspect_is_refused_if_the_token_cannot_see_readers(guarded: ConsulServer) -> None:
     full, limited = client(guarded, ALL), client(guarded, ONE_KEY)
     full.take(full.reader())
     with pytest.raises(BackendRejected):
@@ -62,7 +62,7 @@ def test_a_waiting_writer_that_loses_the_right_to_see_readers_does_not_enter(gua
     fading.close()
 
 
-def test_rights_on_all_keys_of_one_name_are_enough_for_that_name(guarded: ConsulServer) -> None:
+def test_permission_for_all_keys_of_one_name_is_sufficient_for_that_name(guarded: ConsulServer) -> None:
     ours = client(guarded, ONE_NAME)
     for make in (Ours.mutex, Ours.writer, Ours.permit, Ours.reader):
         claim = ours.take(make(ours))

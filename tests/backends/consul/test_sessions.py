@@ -40,7 +40,7 @@ def held_in_one_session(backend: ConsulBackend, ear: Ear, names: list[str], ttl:
 # ---- many locks, long names, a slow network
 
 
-def test_many_locks_over_a_long_way_are_renewed_and_their_keys_are_looked_at_in_turns(
+def test_over_a_slow_network_many_locks_are_renewed_and_their_keys_read_in_turns(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear
 ) -> None:
     backend = open_(proxy.url)
@@ -60,7 +60,7 @@ def test_many_locks_over_a_long_way_are_renewed_and_their_keys_are_looked_at_in_
     pytest.fail("its turn never came")
 
 
-def test_names_that_are_long_in_a_request_are_looked_at_by_their_bytes(
+def test_batches_of_key_reads_are_limited_by_the_bytes_of_the_names(
     server: ConsulServer, open_: Open, ear: Ear
 ) -> None:
     backend = open_(server.url)
@@ -74,7 +74,7 @@ def test_names_that_are_long_in_a_request_are_looked_at_by_their_bytes(
 
 
 @pytest.mark.parametrize("then", ["cut", "hold"])
-def test_a_session_that_was_renewed_keeps_its_locks_although_no_look_at_their_keys_is_answered(
+def test_a_renewed_session_keeps_its_locks_even_if_reading_their_keys_fails(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear, then: Any
 ) -> None:
     backend = open_(proxy.url)
@@ -90,7 +90,7 @@ def test_a_session_that_was_renewed_keeps_its_locks_although_no_look_at_their_ke
     assert isinstance(renewed, Granted)
 
 
-def test_a_renewal_of_one_lock_looks_at_its_key_before_anything_else(
+def test_a_renewal_of_one_lock_reads_its_key_first(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_consul.sessions.RELEASED_EVERY", 0.0)
@@ -108,7 +108,7 @@ def test_a_renewal_of_one_lock_looks_at_its_key_before_anything_else(
 
 
 @pytest.mark.parametrize("kept", ["", 'key_prefix "multilock/" { policy = "read" }'])
-def test_what_could_not_be_given_back_is_so_as_soon_as_it_can_be(
+def test_a_failed_release_is_completed_as_soon_as_possible(
     guarded: ConsulServer, open_: Open, ear: Ear, kept: str
 ) -> None:
     """It may take long. Until then renewals would keep the session, and with it a lock that nobody holds."""
@@ -129,9 +129,7 @@ def test_what_could_not_be_given_back_is_so_as_soon_as_it_can_be(
 
 
 @pytest.mark.parametrize("kept", ["read", "deny"])
-def test_a_release_that_is_refused_takes_no_other_lock_along(
-    guarded: ConsulServer, open_: Open, ear: Ear, kept: str
-) -> None:
+def test_a_refused_release_affects_no_other_lock(guarded: ConsulServer, open_: Open, ear: Ear, kept: str) -> None:
     withdraw, token = rights_but_for_one_key(guarded)
     backend = open_(guarded.url, token=token)
     [first, other] = held_in_one_session(backend, ear, ["job", "other"], 10.0)
@@ -144,7 +142,7 @@ def test_a_release_that_is_refused_takes_no_other_lock_along(
     assert guarded.key(KEY)
 
 
-def test_a_key_that_may_not_be_looked_at_any_more_is_not_lost_and_has_no_new_proof(
+def test_a_key_that_may_no_longer_be_read_is_not_lost_and_gets_no_new_proof(
     guarded: ConsulServer, open_: Open, ear: Ear
 ) -> None:
     withdraw, token = rights_but_for_one_key(guarded)
@@ -162,7 +160,7 @@ def test_a_key_that_may_not_be_looked_at_any_more_is_not_lost_and_has_no_new_pro
     assert again.sent_at > renewed.sent_at
 
 
-def test_a_renewal_by_hand_of_what_may_not_be_looked_at_says_so(guarded: ConsulServer, connect: Connect) -> None:
+def test_renewing_a_key_by_hand_raises_if_the_key_may_not_be_read(guarded: ConsulServer, connect: Connect) -> None:
     withdraw, token = rights_but_for_one_key(guarded)
     lost = Recorder[Loss]()
     lease = connect(guarded.url, ttl=10.0, token=token).lock("job", on_lost=lost).acquire()
@@ -196,7 +194,7 @@ def send_again(server: ConsulServer, key: str = KEY) -> Any:
     return lambda **other: server.ask("PUT", "txn", [create, {"KV": {"Verb": "lock", "Key": key, **lock, **other}}])
 
 
-def test_an_acquire_that_a_proxy_repeats_after_its_release_is_given_back(
+def test_an_acquire_that_a_proxy_repeats_after_the_release_is_released(
     server: ConsulServer, open_: Open, ear: Ear
 ) -> None:
     backend = open_(server.url)
@@ -211,7 +209,7 @@ def test_an_acquire_that_a_proxy_repeats_after_its_release_is_given_back(
     assert server.key(KEY) is None
 
 
-def test_an_acquire_repeated_by_a_proxy_after_its_caller_gave_up_is_released(
+def test_an_acquire_that_a_proxy_repeats_after_its_caller_gave_up_is_released(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear
 ) -> None:
     """The request was refused, and its copy arrives when the lock is free."""
@@ -230,7 +228,7 @@ def test_an_acquire_repeated_by_a_proxy_after_its_caller_gave_up_is_released(
 
 
 @pytest.mark.timeout(120)
-def test_what_is_looked_for_is_never_what_is_just_taken_held_or_given_back(
+def test_the_search_for_orphaned_keys_skips_keys_in_use_or_in_transit(
     server: ConsulServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_consul.sessions.RELEASED_EVERY", 0.0)
@@ -292,7 +290,7 @@ def test_an_acquire_without_renewal_that_begins_after_its_cancel_makes_no_sessio
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_a_session_that_is_made_while_its_client_is_closed_ends_too(
+def test_a_session_made_while_its_client_closes_is_ended_too(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear, renew: bool
 ) -> None:
     backend = open_(proxy.url)

@@ -124,7 +124,7 @@ def test_only_equal_modes_hold_together_and_every_other_pair_excludes(us: Ours, 
 
 @pytest.mark.parametrize("join", [True, False], ids=["joins", "tries"])
 @pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
-def test_a_client_that_shut_the_door_reports_an_unknown_outcome(
+def test_a_client_that_created_the_writers_key_reports_an_unknown_outcome(
     us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str, join: bool
 ) -> None:
     """A reader's session has ended. Its lock delay is read by a second request, and that one finds no leader."""
@@ -144,7 +144,7 @@ def test_a_client_that_shut_the_door_reports_an_unknown_outcome(
 
 
 @pytest.mark.parametrize("kind", ["writer", "permit"])
-def test_a_refused_try_that_could_not_be_taken_back_may_have_done_something(
+def test_a_refused_try_that_could_not_be_undone_reports_an_unknown_outcome(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The reader enters between the two requests of the try: after the look, before the write."""
@@ -162,7 +162,7 @@ def test_a_refused_try_that_could_not_be_taken_back_may_have_done_something(
     assert silence.value.unknown
 
 
-def test_a_waiter_for_a_vanished_readers_lock_delay_holds_nothing(us: Ours, them: Ours, below: Below) -> None:
+def test_a_client_waiting_for_a_vanished_readers_lock_delay_holds_nothing(us: Ours, them: Ours, below: Below) -> None:
     below.end(us.session(us.take(us.reader())))
     claim = them.wait(them.writer())
     assert us.backend.inspect(NAME, WITHIN) is None
@@ -172,7 +172,7 @@ def test_a_waiter_for_a_vanished_readers_lock_delay_holds_nothing(us: Ours, them
 
 
 @pytest.mark.parametrize("kind", ["reader", "permit"])
-def test_a_release_that_could_not_look_for_a_late_request_looks_the_next_time(
+def test_a_release_repeats_its_search_for_a_late_request_the_next_time(
     us: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The late request is executed during its release, before its session ends."""
@@ -216,7 +216,7 @@ def test_a_release_that_could_not_look_for_a_late_request_looks_the_next_time(
     assert below.empty()
 
 
-def test_a_writer_waits_for_one_reader_at_a_time_and_a_try_for_none(us: Ours, them: Ours) -> None:
+def test_a_writer_waits_for_one_reader_at_a_time_and_a_single_try_for_none(us: Ours, them: Ours) -> None:
     for _ in range(20):
         us.take(us.reader())
     claim = them.writer()
@@ -230,7 +230,7 @@ def test_a_writer_waits_for_one_reader_at_a_time_and_a_try_for_none(us: Ours, th
 
 
 @pytest.mark.parametrize("kind", ["writer", "permit"])
-def test_a_try_beside_readers_never_shuts_the_door(
+def test_a_single_try_beside_readers_never_creates_the_writers_key(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     us.take(us.reader())
@@ -240,7 +240,7 @@ def test_a_try_beside_readers_never_shuts_the_door(
     assert sent == []
 
 
-def test_a_try_of_a_writer_whose_answer_was_lost_still_finds_its_own_key(
+def test_a_single_try_of_a_writer_whose_reply_was_lost_finds_its_own_key(
     far: Ours, proxy: FaultProxy, below: Below
 ) -> None:
     claim = far.writer()
@@ -253,7 +253,7 @@ def test_a_try_of_a_writer_whose_answer_was_lost_still_finds_its_own_key(
     assert below.empty()
 
 
-def test_observers_hear_of_a_writer_once_the_readers_have_left(
+def test_observers_are_notified_of_a_writer_once_the_readers_have_left(
     us: Ours, them: Ours, open_ours: Callable[..., Ours]
 ) -> None:
     observer = open_ours()
@@ -270,7 +270,7 @@ def test_observers_hear_of_a_writer_once_the_readers_have_left(
     assert them.release(waiting)
 
 
-def test_a_vanished_reader_is_buried_and_observers_hear_of_the_writer(
+def test_a_vanished_reader_is_removed_and_observers_are_notified_of_the_writer(
     us: Ours, them: Ours, open_ours: Callable[..., Ours], below: Below
 ) -> None:
     observer = open_ours()
@@ -289,7 +289,7 @@ def test_a_vanished_reader_is_buried_and_observers_hear_of_the_writer(
 
 
 @pytest.mark.parametrize("at_once", [BYTES_AT_ONCE, 1 << 21], ids=["asked for less", "refused for its size"])
-def test_readers_of_a_very_long_name_are_taken_away_and_buried(
+def test_vanished_readers_of_a_very_long_name_are_removed(
     open_ours: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """A key has 12 kB: seventy of them are more than a server accepts in one request."""
@@ -307,14 +307,14 @@ def test_readers_of_a_very_long_name_are_taken_away_and_buried(
     assert them.release(writing)
 
 
-def test_no_more_hold_it_than_there_are_permits(us: Ours, them: Ours) -> None:
+def test_there_are_never_more_holders_than_permits(us: Ours, them: Ours) -> None:
     first, *_ = us.take(us.permit()), them.take(them.permit()), us.take(us.permit())
     assert not them.holds(them.permit())
     assert us.release(first)
     them.take(them.permit())
 
 
-def test_permits_that_come_and_go_at_once_meet_each_other_and_never_too_many(
+def test_permits_that_come_and_go_at_once_never_exceed_their_number(
     open_ours: Callable[..., Ours], below: Below
 ) -> None:
     inside: list[int] = []
@@ -336,7 +336,7 @@ def test_permits_that_come_and_go_at_once_meet_each_other_and_never_too_many(
     assert below.empty()
 
 
-def test_the_only_permit_is_a_mutex_whose_number_is_checked(us: Ours, them: Ours, below: Below) -> None:
+def test_a_semaphore_with_one_permit_excludes_and_checks_its_number(us: Ours, them: Ours, below: Below) -> None:
     held = us.take(us.permit(1))
     assert below.left() == [".lock"]
     with pytest.raises(BackendRejected, match="has 1 permits here, but 5 were requested"):
@@ -350,7 +350,7 @@ def test_the_only_permit_is_a_mutex_whose_number_is_checked(us: Ours, them: Ours
 
 
 @pytest.mark.oracle
-def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
+def test_another_number_of_permits_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
     held = us.take(us.permit(3))
     before, sessions = below.left(), len(below.server.sessions())
     for join in (False, True):
@@ -361,7 +361,7 @@ def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ou
     them.take(them.permit(5))
 
 
-def test_a_refused_try_for_a_permit_is_one_request_and_no_session(us: Ours, them: Ours, below: Below) -> None:
+def test_a_refused_try_for_a_permit_sends_one_request_and_makes_no_session(us: Ours, them: Ours, below: Below) -> None:
     us.take(us.permit(2))
     us.take(us.permit(2))
     sessions = below.server.sessions()
@@ -375,7 +375,7 @@ def test_a_refused_try_for_a_permit_is_one_request_and_no_session(us: Ours, them
 
 @pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
 @pytest.mark.parametrize("renew", [True, False])
-def test_a_writer_shuts_the_door_and_enters_after_the_last_reader(
+def test_a_writer_blocks_new_readers_and_enters_after_the_last_one(
     us: Ours, them: Ours, below: Below, kind: str, renew: bool
 ) -> None:
     first, second = us.take(us.reader()), us.take(us.reader())
@@ -402,7 +402,7 @@ def test_a_writer_shuts_the_door_and_enters_after_the_last_reader(
 
 @pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
 @pytest.mark.parametrize("unsure", [True, False])
-def test_readers_behind_a_waiter_that_gives_up_are_woken_and_come_in(
+def test_readers_behind_a_waiter_that_gives_up_are_woken_and_enter(
     us: Ours, them: Ours, below: Below, kind: str, unsure: bool
 ) -> None:
     us.take(us.reader())
@@ -416,7 +416,7 @@ def test_readers_behind_a_waiter_that_gives_up_are_woken_and_come_in(
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_a_refused_try_keeps_no_reader_out(us: Ours, them: Ours, below: Below, renew: bool) -> None:
+def test_a_refused_try_of_a_writer_blocks_no_reader(us: Ours, them: Ours, below: Below, renew: bool) -> None:
     us.take(us.reader())
     for make in (Ours.mutex, Ours.writer, Ours.permit):
         assert not them.holds(make(them, renew=renew))
@@ -424,7 +424,7 @@ def test_a_refused_try_keeps_no_reader_out(us: Ours, them: Ours, below: Below, r
     assert all("!r/" in key for key in below.left())
 
 
-def test_a_writer_that_is_not_renewed_waits_for_readers_for_longer_than_its_session_would_live(
+def test_a_writer_without_renewal_may_wait_for_readers_longer_than_its_session_lives(
     open_ours: Callable[..., Ours],
 ) -> None:
     us, them = open_ours(), open_ours()
@@ -443,7 +443,7 @@ def test_a_writer_that_is_not_renewed_waits_for_readers_for_longer_than_its_sess
     assert them.grant(waiting).sent_at >= before - 0.5
 
 
-def test_each_holder_that_leaves_makes_room_for_one_waiter(us: Ours, them: Ours) -> None:
+def test_each_holder_that_leaves_admits_one_waiter(us: Ours, them: Ours) -> None:
     for leaver in range(3):
         holders = [us.take(us.permit()) for _ in range(3)]
         waiting = them.wait(them.permit())
@@ -456,9 +456,7 @@ def test_each_holder_that_leaves_makes_room_for_one_waiter(us: Ours, them: Ours)
 
 
 @pytest.mark.parametrize("kind", ["mutex", "reader"])
-def test_a_waiter_for_permits_is_woken_by_the_last_holder_that_leaves(
-    us: Ours, them: Ours, below: Below, kind: str
-) -> None:
+def test_the_last_holder_that_leaves_wakes_a_waiter_for_permits(us: Ours, them: Ours, below: Below, kind: str) -> None:
     holders = [us.take(us.permit()) for _ in range(3)]
     waiting = them.wait(MODES[kind](them))
     random.shuffle(holders)
@@ -490,7 +488,7 @@ def test_a_reader_whose_session_ended_counts_until_its_lock_delay_is_over(
     assert below.empty()
 
 
-def test_a_waiting_writer_is_woken_by_the_end_of_a_readers_session_and_waits_for_its_lock_delay(
+def test_after_a_readers_session_ended_a_waiting_writer_waits_for_its_lock_delay(
     us: Ours, them: Ours, below: Below
 ) -> None:
     claim = us.take(us.reader())
@@ -501,7 +499,7 @@ def test_a_waiting_writer_is_woken_by_the_end_of_a_readers_session_and_waits_for
     assert come_in(them, waiting) >= ended + DELAY
 
 
-def test_a_reader_that_gives_up_what_it_lost_keeps_no_writer_out(us: Ours, them: Ours, below: Below) -> None:
+def test_a_reader_that_releases_a_lost_lease_blocks_no_writer(us: Ours, them: Ours, below: Below) -> None:
     """The reader has noticed its loss, so a writer need not wait for the lock delay."""
     claim = us.take(us.reader())
     below.end(us.session(claim))
@@ -510,9 +508,7 @@ def test_a_reader_that_gives_up_what_it_lost_keeps_no_writer_out(us: Ours, them:
     them.take(them.writer())
 
 
-def test_more_dead_readers_than_one_transaction_takes_are_all_waited_for_and_removed(
-    us: Ours, them: Ours, below: Below
-) -> None:
+def test_more_dead_readers_than_one_transaction_can_hold_are_all_removed(us: Ours, them: Ours, below: Below) -> None:
     session = ""
     for _ in range(2 * BURIED_AT_ONCE + 3):
         session = us.session(us.take(us.reader()))
@@ -523,7 +519,7 @@ def test_more_dead_readers_than_one_transaction_takes_are_all_waited_for_and_rem
 
 
 @pytest.mark.parametrize("kind", ["mutex", "reader", "permit"])
-def test_a_holder_of_a_permit_whose_session_was_ended_is_counted_until_its_lock_delay_is_over(
+def test_a_permit_whose_session_ended_counts_until_its_lock_delay_is_over(
     us: Ours, them: Ours, below: Below, kind: str
 ) -> None:
     dead, kept = us.take(us.permit(2)), us.take(us.permit(2))
@@ -540,7 +536,7 @@ def test_a_holder_of_a_permit_whose_session_was_ended_is_counted_until_its_lock_
     assert below.empty()
 
 
-def test_each_dead_holder_of_a_permit_has_its_own_delay(us: Ours, them: Ours, below: Below) -> None:
+def test_each_dead_holder_of_a_permit_has_its_own_lock_delay(us: Ours, them: Ours, below: Below) -> None:
     holders = [us.take(us.permit(2)) for _ in range(2)]
     waiting = them.wait(them.permit(2))
     first = below.end(us.session(holders[0]))
@@ -554,7 +550,7 @@ def test_each_dead_holder_of_a_permit_has_its_own_delay(us: Ours, them: Ours, be
     assert not us.holds(us.permit(2))
 
 
-def test_the_lock_delay_of_a_mutex_keeps_out_readers_and_permits_too(us: Ours, them: Ours, below: Below) -> None:
+def test_the_lock_delay_of_a_plain_lock_excludes_readers_and_permits_too(us: Ours, them: Ours, below: Below) -> None:
     for make in (Ours.reader, Ours.permit):
         held = us.take(us.writer())
         ended = below.end(us.session(held))
@@ -566,7 +562,7 @@ def test_the_lock_delay_of_a_mutex_keeps_out_readers_and_permits_too(us: Ours, t
     assert below.empty()
 
 
-def test_a_waiting_writer_whose_session_was_ended_keeps_readers_out_for_its_lock_delay_only(
+def test_a_waiting_writer_whose_session_ended_blocks_readers_for_its_lock_delay_only(
     us: Ours, them: Ours, below: Below
 ) -> None:
     us.take(us.reader())
@@ -584,7 +580,9 @@ def test_a_waiting_writer_whose_session_was_ended_keeps_readers_out_for_its_lock
 # ---- losses, and actions of operators
 
 
-def test_a_reader_whose_key_is_deleted_is_told_and_the_others_are_renewed(us: Ours, them: Ours, below: Below) -> None:
+def test_a_reader_whose_key_is_deleted_is_notified_and_the_others_are_renewed(
+    us: Ours, them: Ours, below: Below
+) -> None:
     claims = [us.take(us.reader()), us.take(us.reader())]
     other = them.take(them.reader())
     us.backend.watch(us.grant(claims[1]).group, [(claims[1], us.grant(claims[1]))], WITHIN)
@@ -597,7 +595,7 @@ def test_a_reader_whose_key_is_deleted_is_told_and_the_others_are_renewed(us: Ou
     assert us.release(claims[0]) is True
 
 
-def test_each_permit_has_its_own_end(us: Ours, below: Below) -> None:
+def test_each_permit_expires_separately(us: Ours, below: Below) -> None:
     first, second, third = (us.take(us.permit()) for _ in range(3))
     us.backend.watch(us.grant(first).group, [(each, us.grant(each)) for each in (first, second, third)], WITHIN)
     below.end(us.session(first))
@@ -609,7 +607,7 @@ def test_each_permit_has_its_own_end(us: Ours, below: Below) -> None:
     assert below.empty()
 
 
-def test_permits_whose_list_an_operator_deleted_are_lost_and_those_of_the_next_list_are_not(
+def test_deleting_the_list_of_permits_loses_those_permits_but_not_the_permits_of_a_new_list(
     us: Ours, them: Ours, below: Below
 ) -> None:
     first = us.take(us.permit(2))
@@ -623,7 +621,7 @@ def test_permits_whose_list_an_operator_deleted_are_lost_and_those_of_the_next_l
     assert below.empty()
 
 
-def test_one_permit_whose_session_does_not_answer_loses_no_other_permit(
+def test_a_permit_whose_session_gets_no_reply_affects_no_other_permit(
     shared: ConsulServer, us: Ours, proxy: FaultProxy, open_ours: Callable[..., Ours]
 ) -> None:
     ours = open_ours(proxy.url)
@@ -636,7 +634,7 @@ def test_one_permit_whose_session_does_not_answer_loses_no_other_permit(
     assert not isinstance(second, BackendUnavailable)
 
 
-def test_force_takes_it_from_all_who_hold_it_and_from_no_waiter(us: Ours, them: Ours, below: Below) -> None:
+def test_force_release_takes_the_name_from_all_holders_and_from_no_waiter(us: Ours, them: Ours, below: Below) -> None:
     for _ in range(2):
         us.take(us.reader())
     writing, behind = them.wait(them.writer()), us.wait(us.reader())
@@ -662,7 +660,7 @@ def test_force_takes_it_from_all_who_hold_it_and_from_no_waiter(us: Ours, them: 
     assert below.empty()
 
 
-def test_inspection_tells_how_many_there_are_and_shows_some_of_them(us: Ours, below: Below) -> None:
+def test_inspect_counts_all_holders_and_shows_some_of_them(us: Ours, below: Below) -> None:
     session = below.server.ask("PUT", "session/create", {"TTL": "60s"})["ID"]
     many = max(TAKEN_AT_ONCE, OTHERS_MAX) + 20
     value = b64encode(b"another program").decode()
@@ -686,7 +684,7 @@ def test_inspection_tells_how_many_there_are_and_shows_some_of_them(us: Ours, be
     below.end(session)
 
 
-def test_a_key_of_something_else_is_refused_to_permits_and_readers_too(us: Ours, below: Below) -> None:
+def test_permits_and_readers_refuse_a_key_with_unknown_contents(us: Ours, below: Below) -> None:
     for value, flags in ((b"precious", 0), (b"[]", 0xE0F69A2BAA414DE0), (b'{"Limit":"2"}', 0xE0F69A2BAA414DE0)):
         below.server.ask("PUT", f"kv/{below.folder}.lock?flags={flags}", value)
         for make in MODES.values():
@@ -700,7 +698,7 @@ def test_a_key_of_something_else_is_refused_to_permits_and_readers_too(us: Ours,
 # ---- rest
 
 
-def test_a_permit_rests_and_the_others_go_on(us: Ours, them: Ours, below: Below) -> None:
+def test_one_permit_rests_and_the_others_continue(us: Ours, them: Ours, below: Below) -> None:
     claim, other = us.take(us.permit(2)), us.take(us.permit(2))
     granted = us.grant(claim)
     assert us.backend.rest(claim, granted, False, 1.0, WITHIN).ours is True
@@ -734,7 +732,7 @@ def far(proxy: FaultProxy, open_ours: Callable[..., Ours]) -> Ours:
     return open_ours(proxy.url, lock_delay=DELAY)
 
 
-def test_a_reader_whose_session_ended_before_its_answer_does_not_wait_for_itself(
+def test_a_reader_whose_session_ended_during_its_acquire_does_not_wait_for_itself(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:
     far.release(far.take(far.reader()))  # now its session exists
@@ -751,7 +749,7 @@ def test_a_reader_whose_session_ended_before_its_answer_does_not_wait_for_itself
     us.take(us.writer())
 
 
-def test_a_permit_whose_session_ended_before_its_answer_leaves_the_list(
+def test_a_permit_whose_session_ended_during_its_acquire_leaves_the_list(
     far: Ours, proxy: FaultProxy, below: Below
 ) -> None:
     other, claim = far.take(far.permit(2)), far.permit(2)
@@ -772,7 +770,9 @@ def test_a_permit_whose_session_ended_before_its_answer_leaves_the_list(
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("kind", ["reader", "permit"])
-def test_a_lost_reply_leaves_one_key_and_its_token(far: Ours, proxy: FaultProxy, below: Below, kind: str) -> None:
+def test_an_acquire_whose_reply_is_lost_leaves_one_key_and_its_token(
+    far: Ours, proxy: FaultProxy, below: Below, kind: str
+) -> None:
     first, claim = far.take(MODES[kind](far)), MODES[kind](far)
     before = len(below.left())
     lost = proxy.drop_reply(b'"cas"')
@@ -788,7 +788,7 @@ def test_a_lost_reply_leaves_one_key_and_its_token(far: Ours, proxy: FaultProxy,
     assert below.empty()
 
 
-def test_a_reader_whose_answer_was_lost_is_in_although_a_writer_has_shut_the_door_since(
+def test_a_reader_whose_reply_was_lost_holds_the_lock_although_a_writer_now_waits(
     far: Ours, them: Ours, proxy: FaultProxy
 ) -> None:
     claim = far.reader()
@@ -804,7 +804,7 @@ def test_a_reader_whose_answer_was_lost_is_in_although_a_writer_has_shut_the_doo
 
 
 @pytest.mark.parametrize("kind", ["mutex", "permit"])
-def test_a_waiter_whose_answer_was_lost_waits_for_the_readers_all_the_same(
+def test_a_writer_whose_reply_was_lost_still_waits_for_the_readers(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below, kind: str
 ) -> None:
     reading, claim = us.take(us.reader()), MODES[kind](far)
@@ -819,7 +819,7 @@ def test_a_waiter_whose_answer_was_lost_waits_for_the_readers_all_the_same(
     assert below.empty()
 
 
-def test_a_door_shut_by_another_waiter_of_this_client_is_left_alone(
+def test_a_key_of_another_waiter_of_this_client_is_left_alone(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:
     """Both waiters share a session, so the session alone does not tell which of them made the key."""
@@ -839,7 +839,7 @@ def test_a_door_shut_by_another_waiter_of_this_client_is_left_alone(
 
 @pytest.mark.parametrize("others", [True, False])
 @pytest.mark.parametrize("kind", ["reader", "permit", "writer"])
-def test_a_cancel_of_what_is_executed_late_is_final(
+def test_a_cancel_also_stops_a_request_that_is_executed_later(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below, kind: str, others: bool
 ) -> None:
     """Others may be in its session, or none. A reader holds the name, so that a writer only stops new readers."""
@@ -868,7 +868,7 @@ def test_a_cancel_of_what_is_executed_late_is_final(
     assert us.release(reading)
 
 
-def test_a_permit_that_is_taken_during_its_own_cancel_is_taken_off_the_list(
+def test_a_permit_granted_during_its_own_cancel_is_removed_from_the_list(
     far: Ours, proxy: FaultProxy, below: Below
 ) -> None:
     claim = far.permit(2)
@@ -887,9 +887,7 @@ def test_a_permit_that_is_taken_during_its_own_cancel_is_taken_off_the_list(
 
 
 @pytest.mark.parametrize("kind", ["reader", "permit"])
-def test_a_release_whose_answer_was_lost_is_asked_for_again(
-    far: Ours, proxy: FaultProxy, below: Below, kind: str
-) -> None:
+def test_a_release_whose_reply_was_lost_is_repeated(far: Ours, proxy: FaultProxy, below: Below, kind: str) -> None:
     claim, other = far.take(MODES[kind](far)), far.take(MODES[kind](far))
     lost = proxy.drop_reply(b'"check-session"')
     with pytest.raises(BackendUnavailable):
@@ -901,7 +899,7 @@ def test_a_release_whose_answer_was_lost_is_asked_for_again(
     assert below.empty()
 
 
-def test_a_permit_that_is_given_back_beside_others_leaves_their_number(us: Ours, below: Below) -> None:
+def test_releasing_one_of_several_permits_keeps_the_number_in_the_list(us: Ours, below: Below) -> None:
     first, second = us.take(us.permit(2)), us.take(us.permit(2))
     assert us.release(first)
     key = below.server.ask("GET", f"kv/{below.folder}.lock?raw")

@@ -41,7 +41,7 @@ def bound(shared: ConsulServer, connect: Connect) -> float:
     return connect(shared.url, ttl=QUICK).capabilities.takeover_bound
 
 
-def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_others_are_told_nothing(
+def test_a_frozen_reader_delays_a_writer_by_its_own_lease_and_other_readers_are_unaffected(
     shared: ConsulServer, connect: Connect, start: Callable[..., Helper], prefix: str, bound: float
 ) -> None:
     lost = Recorder[Loss[Lease]]()
@@ -64,7 +64,7 @@ def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_other
     assert lost.calls == []
 
 
-def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_session_and_its_delay_end(
+def test_a_writer_killed_while_it_waits_blocks_readers_until_its_session_and_delay_end(
     shared: ConsulServer, connect: Connect, start: Callable[..., Helper], prefix: str, bound: float
 ) -> None:
     client = connect(shared.url, prefix=prefix, ttl=STEADY)
@@ -83,7 +83,7 @@ def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_sess
 
 
 @pytest.mark.oracle
-def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_more_than_there_are(
+def test_permits_of_killed_holders_become_free_within_the_takeover_bound(
     shared: ConsulServer, connect: Connect, start: Callable[..., Helper], prefix: str, bound: float
 ) -> None:
     client = connect(shared.url, prefix=prefix, ttl=STEADY)
@@ -103,7 +103,7 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
     assert all(lease.release() for lease in held)
 
 
-def test_a_killed_reader_keeps_a_writer_out_until_its_session_and_delay_end(
+def test_a_killed_reader_blocks_a_writer_until_its_session_and_delay_end(
     shared: ConsulServer, connect: Connect, start: Callable[..., Helper], prefix: str, bound: float
 ) -> None:
     reader = start("read")
@@ -118,7 +118,7 @@ def test_a_killed_reader_keeps_a_writer_out_until_its_session_and_delay_end(
 
 
 @pytest.mark.oracle
-def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(
+def test_a_waiting_writer_enters_before_later_readers_of_four_processes(
     shared: ConsulServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
     client = connect(shared.url, prefix=prefix, ttl=STEADY)
@@ -126,7 +126,7 @@ def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(
     writes_and_reads_are_in_order(client, readers, START)
 
 
-def test_forty_waiters_are_served_by_pushes_whoever_leaves(
+def test_pushes_serve_forty_waiters_in_any_order_of_releases(
     shared: ConsulServer, connect: Connect, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No timer helps: each that wakes a waiter would take longer than the whole test."""

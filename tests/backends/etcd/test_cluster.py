@@ -26,7 +26,7 @@ def leader_first(cluster: EtcdCluster) -> str:
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_a_lock_survives_its_leader(cluster: EtcdCluster, connect: Connect, how: str) -> None:
+def test_a_lock_survives_the_loss_of_the_leading_member(cluster: EtcdCluster, connect: Connect, how: str) -> None:
     client = connect(leader_first(cluster), ttl=15)  # an election takes seconds on an overloaded machine
     other = connect(url_of(*cluster.followers()), ttl=6)
     lost = Recorder[Loss]()
@@ -46,7 +46,7 @@ def test_a_lock_survives_its_leader(cluster: EtcdCluster, connect: Connect, how:
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_a_waiter_hears_of_a_release_after_the_member_it_watched_through_has_gone(
+def test_a_waiter_is_woken_by_a_release_although_its_watched_member_has_gone(
     cluster: EtcdCluster, connect: Connect, how: str
 ) -> None:
     first, *rest = cluster.followers()
@@ -72,7 +72,7 @@ def _silent_seen(client: object) -> bool:
     return True
 
 
-def test_without_a_quorum_the_lock_is_lost_in_time_and_with_it_taken_again(
+def test_without_a_quorum_the_lock_is_lost_and_with_one_it_can_be_acquired_again(
     cluster: EtcdCluster, connect: Connect
 ) -> None:
     client = connect(cluster.url, ttl=3)
@@ -93,7 +93,7 @@ def test_without_a_quorum_the_lock_is_lost_in_time_and_with_it_taken_again(
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_the_first_endpoint_being_down_costs_no_try(cluster: EtcdCluster, connect: Connect, how: str) -> None:
+def test_a_dead_first_endpoint_costs_no_try(cluster: EtcdCluster, connect: Connect, how: str) -> None:
     first, *rest = cluster.members
     getattr(first, how)()
     cluster_without = EtcdCluster()
@@ -105,7 +105,7 @@ def test_the_first_endpoint_being_down_costs_no_try(cluster: EtcdCluster, connec
         first.resume()
 
 
-def test_a_member_without_a_leader_is_left_for_one_that_has_one(cluster: EtcdCluster, connect: Connect) -> None:
+def test_the_client_leaves_a_member_without_a_leader(cluster: EtcdCluster, connect: Connect) -> None:
     """Two clusters stand in for a partition: the member asked first has lost its peers, and reports that it has no
     leader."""
     with EtcdCluster() as island:
@@ -116,7 +116,9 @@ def test_a_member_without_a_leader_is_left_for_one_that_has_one(cluster: EtcdClu
         assert client.lock("job").acquire(timeout=5).is_held()
 
 
-def test_diagnose_names_the_silent_endpoint_and_the_members_left_out(cluster: EtcdCluster, connect: Connect) -> None:
+def test_diagnose_names_the_silent_endpoint_and_the_members_missing_from_the_url(
+    cluster: EtcdCluster, connect: Connect
+) -> None:
     first, second, _ = cluster.members
     client = connect(url_of(first, second), ttl=20)
     assert "etcd-few-endpoints" in {finding.code for finding in client.diagnose()}
@@ -125,7 +127,7 @@ def test_diagnose_names_the_silent_endpoint_and_the_members_left_out(cluster: Et
     assert second.endpoint in silent.message
 
 
-def test_a_learner_is_left_for_a_member_that_answers(server: EtcdServer, connect: Connect) -> None:
+def test_the_client_leaves_a_learner_for_a_voting_member(server: EtcdServer, connect: Connect) -> None:
     with learner(server) as new:
         connect(url_of(new, server)).ping()
         assert connect(url_of(new, server)).lock("job").try_acquire() is not None
@@ -136,7 +138,7 @@ def test_a_learner_is_left_for_a_member_that_answers(server: EtcdServer, connect
         assert "etcd-learner" in {finding.code for finding in alone.diagnose()}
 
 
-def test_a_grpc_proxy_acknowledges_no_renewal_and_is_refused_before_anything_is_held(
+def test_a_grpc_proxy_that_confirms_no_renewal_is_refused_before_any_acquire(
     server: EtcdServer, connect: Connect
 ) -> None:
     with EtcdProxy(server) as proxy:
@@ -149,7 +151,7 @@ def test_a_grpc_proxy_acknowledges_no_renewal_and_is_refused_before_anything_is_
     assert "etcd-grpc-proxy" not in {finding.code for finding in connect(server.url).diagnose()}
 
 
-def test_diagnose_tells_of_endpoints_in_several_clusters(server: EtcdServer, connect: Connect) -> None:
+def test_diagnose_reports_endpoints_of_several_clusters(server: EtcdServer, connect: Connect) -> None:
     with EtcdServer() as stranger:
         both = connect(f"{server.url},{stranger.endpoint}")
         [finding] = [finding for finding in both.diagnose() if finding.code == "etcd-several-clusters"]

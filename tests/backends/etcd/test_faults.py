@@ -68,7 +68,7 @@ def test_a_lost_reply_to_an_acquire_leaves_one_holder_and_nothing_else(
     eventually(lambda: keys(server) == [])
 
 
-def test_a_lost_reply_to_a_try_is_given_back_in_the_background(
+def test_a_single_try_whose_reply_is_lost_is_released_in_the_background(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     client = connect(proxy.url, ttl=5)
@@ -80,7 +80,7 @@ def test_a_lost_reply_to_a_try_is_given_back_in_the_background(
     assert connect(server.url).lock("job").try_acquire(timeout=5) is not None
 
 
-def test_a_lost_reply_to_a_release_is_a_release(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+def test_a_release_whose_reply_is_lost_frees_the_lock(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
     client, other = connect(proxy.url, ttl=5), connect(server.url)
     lease = client.lock("job").acquire()
     lost = proxy.drop_reply(b"multilock/job/", then="hold")
@@ -89,9 +89,7 @@ def test_a_lost_reply_to_a_release_is_a_release(server: EtcdServer, proxy: Fault
     assert other.lock("job").try_acquire(timeout=5) is not None
 
 
-def test_a_lost_reply_to_a_renewal_does_not_lose_the_lease(
-    server: EtcdServer, proxy: FaultProxy, connect: Connect
-) -> None:
+def test_a_renewal_whose_reply_is_lost_costs_nothing(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
     client = connect(proxy.url, ttl=6)
     lease = client.lock("job").acquire()
     request = multilock_etcd.wire.LeaseKeepAliveRequest(ID=int(leases(server)[0], 16)).SerializeToString()
@@ -123,7 +121,7 @@ class Unsent:
 
 
 @pytest.mark.parametrize("join", [True, False])
-def test_a_request_that_is_executed_after_its_cancel_finds_that_it_is_too_late(
+def test_a_request_executed_after_its_cancel_acquires_nothing(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
     ear = Ear()
@@ -139,7 +137,9 @@ def test_a_request_that_is_executed_after_its_cancel_finds_that_it_is_too_late(
     backend.close()
 
 
-def test_without_its_tombstone_the_late_request_would_hold(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_tombstone_the_late_request_would_hold_the_lock(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)
@@ -152,7 +152,7 @@ def test_without_its_tombstone_the_late_request_would_hold(server: EtcdServer, m
     backend.close()
 
 
-def test_tombstones_are_cleared_away_by_a_later_renewal(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_renewal_deletes_old_tombstones(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multilock_etcd.sweep.LATE_REQUEST_IN_SESSION", 0.0)
     ear = Ear()
     backend = open_backend(server.url, {})
@@ -169,7 +169,7 @@ def test_tombstones_are_cleared_away_by_a_later_renewal(server: EtcdServer, monk
     backend.close()
 
 
-def test_a_cancel_outlasts_an_outage_that_its_session_outlives(
+def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A claim that nobody renews is given up after 2 × ttl.
@@ -194,7 +194,7 @@ def out_of_space(server: EtcdServer, action: str) -> None:
     server.post("maintenance/alarm", {"action": action, "alarm": "NOSPACE"})
 
 
-def test_a_server_that_is_out_of_space_takes_no_tombstone_but_the_lock_is_free(server: EtcdServer) -> None:
+def test_a_full_server_stores_no_tombstone_but_frees_the_lock(server: EtcdServer) -> None:
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)
@@ -211,7 +211,7 @@ def test_a_server_that_is_out_of_space_takes_no_tombstone_but_the_lock_is_free(s
     backend.close()
 
 
-def test_a_release_goes_on_until_there_is_space_again_and_the_lock_is_free_at_once(
+def test_a_release_is_repeated_until_a_full_server_has_space_again(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     client = connect(proxy.url, ttl=5)
@@ -241,7 +241,7 @@ def test_a_lock_survives_a_restart_of_the_server(server: EtcdServer, connect: Co
     assert client.lock("job").acquire(timeout=5).fence() > token
 
 
-def test_a_server_that_is_silent_past_the_ttl_costs_the_lock_before_another_gets_it(
+def test_a_silent_server_costs_its_holder_the_lock_before_another_client_gets_it(
     server: EtcdServer, connect: Connect
 ) -> None:
     lost = Recorder[Loss]()
@@ -257,7 +257,7 @@ def test_a_server_that_is_silent_past_the_ttl_costs_the_lock_before_another_gets
     assert lost.stays_at(1)
 
 
-def test_waiting_outlasts_a_restart_and_hears_of_a_release_during_it(
+def test_a_wait_continues_through_a_restart_and_notices_a_release_during_it(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     holder = connect(server.url, ttl=10).lock("job").acquire()
@@ -290,7 +290,7 @@ def outage(proxy: FaultProxy) -> Iterator[None]:
         proxy.accept()
 
 
-def test_a_key_deleted_while_the_watch_is_broken_is_a_loss_once_it_is_mended(
+def test_a_key_deleted_while_the_watch_is_broken_is_reported_after_the_reconnect(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     lost = Recorder[Loss]()
@@ -304,9 +304,7 @@ def test_a_key_deleted_while_the_watch_is_broken_is_a_loss_once_it_is_mended(
     assert kept.is_held()
 
 
-def test_the_mended_watch_itself_tells_of_the_loss_before_any_renewal_asks(
-    server: EtcdServer, proxy: FaultProxy
-) -> None:
+def test_the_new_watch_reports_the_loss_before_any_renewal_does(server: EtcdServer, proxy: FaultProxy) -> None:
     ear = Ear()
     backend = open_backend(proxy.url, {})
     backend.open(ear)
@@ -320,7 +318,7 @@ def test_the_mended_watch_itself_tells_of_the_loss_before_any_renewal_asks(
     backend.close()
 
 
-def test_a_lease_revoked_while_the_watch_is_broken_is_told_as_the_end_of_the_session(
+def test_a_lease_revoked_while_the_watch_is_broken_is_reported_as_a_lost_session(
     server: EtcdServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.notices.REASON_WITHIN", REASON_WITHIN)
@@ -340,7 +338,7 @@ def test_a_lease_revoked_while_the_watch_is_broken_is_told_as_the_end_of_the_ses
     backend.close()
 
 
-def test_a_lease_revoked_between_its_renewal_and_the_look_at_its_keys_is_told_as_the_end_of_the_session(
+def test_a_lease_revoked_between_its_renewal_and_the_key_read_is_a_lost_session(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ear = Ear()
@@ -366,7 +364,7 @@ def test_a_lease_revoked_between_its_renewal_and_the_look_at_its_keys_is_told_as
 
 
 @pytest.mark.timeout(120)
-def test_thousands_of_locks_at_a_long_round_trip_outlive_a_broken_connection(
+def test_over_a_slow_network_thousands_of_locks_survive_a_broken_connection(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     count = 2500
@@ -387,7 +385,7 @@ def test_thousands_of_locks_at_a_long_round_trip_outlive_a_broken_connection(
     assert sum(lease.is_held() for lease in held) == count - 1
 
 
-def test_keys_that_no_watch_covers_are_looked_at_in_turn_within_the_time_there_is(
+def test_keys_without_a_watch_are_read_in_turns_within_their_limit_of_time(
     server: EtcdServer, proxy: FaultProxy
 ) -> None:
     ear = Ear()
@@ -412,7 +410,7 @@ def test_keys_that_no_watch_covers_are_looked_at_in_turn_within_the_time_there_i
     backend.close()
 
 
-def test_the_keys_of_one_lease_have_their_turn_whatever_is_looked_at_of_another(
+def test_the_keys_of_each_lease_are_read_in_turns_of_their_own(
     server: EtcdServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.sweep.AT_ONCE", 10)
@@ -438,7 +436,7 @@ def test_the_keys_of_one_lease_have_their_turn_whatever_is_looked_at_of_another(
     backend.close()
 
 
-def test_compaction_of_what_a_broken_watch_had_still_to_read_hides_nothing(
+def test_a_compaction_hides_no_event_from_a_broken_watch(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     lost = Recorder[Loss]()
@@ -456,7 +454,7 @@ def test_compaction_of_what_a_broken_watch_had_still_to_read_hides_nothing(
     assert lost.wait().reason is LossReason.TAKEN
 
 
-def test_a_watch_armed_after_a_compaction_still_finds_the_loss(server: EtcdServer, connect: Connect) -> None:
+def test_a_watch_created_after_a_compaction_still_finds_the_loss(server: EtcdServer, connect: Connect) -> None:
     lost = Recorder[Loss]()
     connect(server.url, ttl=20).lock("job", on_lost=lost).acquire()
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
@@ -487,14 +485,14 @@ def overlap(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> float:
 
 
 @pytest.mark.usefixtures("renewed_late")
-def test_a_lock_taken_late_ends_with_its_lease_and_no_later(
+def test_a_lock_acquired_late_in_its_lease_ends_with_that_lease(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     assert overlap(server, proxy, connect) < 0
 
 
 @pytest.mark.usefixtures("renewed_late")
-def test_the_overlap_is_seen_if_validity_counts_from_the_acquire(
+def test_without_the_rule_for_late_locks_two_holders_would_overlap(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def granted(self: EtcdSession, revision: int | None) -> Granted:
@@ -507,7 +505,7 @@ def test_the_overlap_is_seen_if_validity_counts_from_the_acquire(
 # ---- keys and leases
 
 
-def test_a_revoked_lease_ends_every_lock_on_it_once(server: EtcdServer, connect: Connect) -> None:
+def test_a_revoked_lease_reports_the_loss_of_each_of_its_locks_once(server: EtcdServer, connect: Connect) -> None:
     lost = Recorder[Loss]()
     client = connect(server.url, ttl=10)
     held = [client.lock(f"job-{n}", on_lost=lost).acquire() for n in range(20)]
@@ -520,7 +518,7 @@ def test_a_revoked_lease_ends_every_lock_on_it_once(server: EtcdServer, connect:
     assert client.lock("job-0").try_acquire() is not None  # this acquire uses a new lease
 
 
-def test_a_reason_without_an_answer_holds_no_notice_up(
+def test_a_missing_reason_delays_no_notice_of_a_loss(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.notices.REASON_WITHIN", REASON_WITHIN)
@@ -536,7 +534,7 @@ def test_a_reason_without_an_answer_holds_no_notice_up(
     unanswered.wait(5)
 
 
-def test_many_losses_at_once_wait_for_their_reasons_no_longer_than_one(
+def test_many_losses_at_once_wait_for_their_reasons_as_briefly_as_one(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.notices.REASON_WITHIN", REASON_WITHIN)
@@ -553,7 +551,7 @@ def test_many_losses_at_once_wait_for_their_reasons_no_longer_than_one(
         assert max(lost.times) - begun < 2.5 + pulse.stopped()
 
 
-def test_an_idle_client_whose_lease_has_ended_gets_a_new_one_with_its_next_lock(
+def test_an_idle_client_whose_lease_ended_gets_a_new_lease_with_its_next_lock(
     server: EtcdServer, connect: Connect
 ) -> None:
     client = connect(server.url, ttl=60)
@@ -566,7 +564,7 @@ def test_an_idle_client_whose_lease_has_ended_gets_a_new_one_with_its_next_lock(
     assert len(leases(server)) == 1
 
 
-def test_a_renewal_that_finds_the_lease_gone_ends_the_group(server: EtcdServer) -> None:
+def test_a_renewal_that_finds_the_lease_gone_loses_every_lock_of_the_lease(server: EtcdServer) -> None:
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)
@@ -580,7 +578,7 @@ def test_a_renewal_that_finds_the_lease_gone_ends_the_group(server: EtcdServer) 
     backend.close()
 
 
-def test_a_waiter_whose_lease_is_revoked_joins_again_on_a_new_one(server: EtcdServer, connect: Connect) -> None:
+def test_a_waiter_whose_lease_is_revoked_joins_again_with_a_new_lease(server: EtcdServer, connect: Connect) -> None:
     ours, theirs = connect(server.url, ttl=10), connect(server.url, ttl=10)
     holder = theirs.lock("job").acquire()
     [their_lease] = leases(server)
@@ -623,7 +621,7 @@ def test_a_lock_that_is_not_renewed_has_a_lease_of_its_own(server: EtcdServer, c
     assert not kept.is_held()
 
 
-def test_the_time_of_a_lock_that_is_not_renewed_counts_from_its_grant(server: EtcdServer, connect: Connect) -> None:
+def test_a_lock_that_is_not_renewed_counts_from_its_grant(server: EtcdServer, connect: Connect) -> None:
     holder = connect(server.url).lock("job").acquire()
     client = connect(server.url)
     waits = background(lambda: client.lock("job", renew=False, ttl=3).acquire(timeout=20))
@@ -634,7 +632,7 @@ def test_the_time_of_a_lock_that_is_not_renewed_counts_from_its_grant(server: Et
         assert waits.result(5).remaining() > 2.0 - pulse.stopped()  # the callback has the last tenth
 
 
-def test_a_waiter_without_renewal_keeps_its_turn_beyond_its_ttl(server: EtcdServer, connect: Connect) -> None:
+def test_a_waiter_without_renewal_keeps_its_place_longer_than_its_ttl(server: EtcdServer, connect: Connect) -> None:
     first, second, third = (connect(server.url) for _ in range(3))
     holder = first.lock("job").acquire()
     waits = background(lambda: second.lock("job", renew=False, fair=True, ttl=3).acquire(timeout=20))
@@ -662,7 +660,7 @@ def test_close_leaves_neither_keys_nor_leases(server: EtcdServer, connect: Conne
 
 
 @pytest.mark.parametrize("join", [True, False])
-def test_an_own_lease_that_is_granted_after_the_cancel_is_revoked(
+def test_a_separate_lease_that_is_granted_after_the_cancel_is_revoked(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
     ear = Ear()
@@ -683,7 +681,7 @@ def test_an_own_lease_that_is_granted_after_the_cancel_is_revoked(
     backend.close()
 
 
-def test_cancelled_asyncio_acquires_leave_no_lease_of_their_own(server: EtcdServer) -> None:
+def test_cancelled_asyncio_acquires_leave_no_separate_lease(server: EtcdServer) -> None:
     async def main() -> None:
         async with multilock.connect_async(server.url, ttl=10) as client:
             await client.lock("job").acquire()
@@ -696,7 +694,7 @@ def test_cancelled_asyncio_acquires_leave_no_lease_of_their_own(server: EtcdServ
     asyncio.run(main())
 
 
-def test_a_lease_whose_revocation_had_no_answer_is_revoked_with_the_next(
+def test_a_revocation_without_a_reply_is_repeated_with_the_next_one(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ear = Ear()
@@ -720,7 +718,7 @@ def test_a_lease_whose_revocation_had_no_answer_is_revoked_with_the_next(
     backend.close()
 
 
-def test_the_end_takes_no_longer_however_many_locks_are_not_renewed(
+def test_closing_takes_no_longer_with_many_locks_that_are_not_renewed(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     client = connect(proxy.url, ttl=10, request_timeout=1.0)
@@ -734,7 +732,7 @@ def test_the_end_takes_no_longer_however_many_locks_are_not_renewed(
     assert keys(server) == []
 
 
-def test_a_frozen_server_is_waited_for_once_at_the_end_of_many_clients(server: EtcdServer) -> None:
+def test_closing_many_clients_waits_for_a_frozen_server_only_once(server: EtcdServer) -> None:
     clients = [multilock.connect(server.url, ttl=30) for _ in range(5)]
     for number, client in enumerate(clients):
         client.lock(f"job-{number}").acquire().release()
@@ -748,7 +746,7 @@ def test_a_frozen_server_is_waited_for_once_at_the_end_of_many_clients(server: E
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_a_first_renewal_without_an_answer_costs_no_acquire(
+def test_a_first_renewal_without_a_reply_loses_no_acquire(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch, renew: bool
 ) -> None:
     ear = Ear()
@@ -830,7 +828,7 @@ def test_a_thousand_locks_are_renewed_by_one_request(server: EtcdServer, connect
     assert all(lease.is_held() for lease in held)
 
 
-def test_no_exception_of_grpc_ever_leaves(server: EtcdServer, connect: Connect) -> None:
+def test_exceptions_of_grpc_never_reach_the_caller(server: EtcdServer, connect: Connect) -> None:
     client = connect(server.url, outage_timeout=0.5)
     lock = client.lock("job")
     lease = lock.acquire()

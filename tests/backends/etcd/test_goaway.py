@@ -40,7 +40,7 @@ def polite(server: EtcdServer) -> Iterator[GoawayProxy]:
         yield proxy
 
 
-def test_a_held_lock_is_kept_over_a_new_connection_and_its_loss_is_still_pushed(
+def test_a_held_lock_moves_to_a_new_connection_and_its_loss_is_still_pushed(
     server: EtcdServer, polite: GoawayProxy, connect: Connect, say_goodbye: Goodbye
 ) -> None:
     lost = Recorder[Loss]()
@@ -62,7 +62,7 @@ def test_a_held_lock_is_kept_over_a_new_connection_and_its_loss_is_still_pushed(
     eventually(lambda: keys(server) == [])
 
 
-def test_a_waiter_hears_of_the_release_all_the_same(
+def test_a_waiter_is_woken_although_the_member_asks_its_clients_to_leave(
     server: EtcdServer, polite: GoawayProxy, connect: Connect, say_goodbye: Goodbye
 ) -> None:
     theirs, ours = connect(server.url, ttl=20), connect(polite.url, ttl=20)
@@ -77,7 +77,7 @@ def test_a_waiter_hears_of_the_release_all_the_same(
     assert waits.result(20) - begun < 8  # its safety timer would take twenty seconds
 
 
-def test_locks_come_and_go_while_it_says_so_all_the_time(
+def test_locks_work_while_a_member_keeps_asking_its_clients_to_leave(
     server: EtcdServer, polite: GoawayProxy, connect: Connect, say_goodbye: Goodbye
 ) -> None:
     client = connect(polite.url, ttl=6)
@@ -108,7 +108,7 @@ def test_locks_come_and_go_while_it_says_so_all_the_time(
 
 
 @pytest.mark.timeout(150)
-def test_a_member_that_is_stopped_politely_costs_neither_a_lock_nor_a_place_in_the_queue(
+def test_shutting_a_member_down_costs_neither_a_lock_nor_a_place_in_the_queue(
     cluster: EtcdCluster, connect: Connect
 ) -> None:
     first, *rest = cluster.members

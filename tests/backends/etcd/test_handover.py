@@ -46,7 +46,7 @@ def queues(ours: Ours) -> int:
 
 
 @pytest.mark.parametrize("kind", ["lock", "read", "write", "permit"])
-def test_the_next_one_is_granted_by_the_watch_with_the_token_and_the_validity_of_its_lease(
+def test_the_watch_grants_the_next_waiter_with_the_token_and_validity_of_its_lease(
     us: Ours, them: Ours, kind: str
 ) -> None:
     alone = us.claim()
@@ -62,7 +62,7 @@ def test_the_next_one_is_granted_by_the_watch_with_the_token_and_the_validity_of
 
 
 @pytest.mark.parametrize("granted", [30, 60])
-def test_a_hand_over_is_one_request_to_join_and_one_to_release(
+def test_a_handover_takes_one_request_to_join_and_one_to_release(
     server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, granted: int
 ) -> None:
     """A server grants no ttl of less than 1.5 times its election timeout."""
@@ -91,7 +91,7 @@ def test_a_hand_over_is_one_request_to_join_and_one_to_release(
     assert server.metric("grpc_server_started_total") - before == 20
 
 
-def test_the_waiters_of_a_client_share_a_watch_and_it_stays_for_the_next_one(server: EtcdServer) -> None:
+def test_the_waiters_of_a_client_share_one_watch_and_later_waiters_reuse_it(server: EtcdServer) -> None:
     here = Ours(server.url, "multilock/")
     holding = here.claim()
     here.take(holding)
@@ -110,7 +110,7 @@ def test_the_waiters_of_a_client_share_a_watch_and_it_stays_for_the_next_one(ser
     here.backend.close()
 
 
-def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_unused_watches_are_kept_and_they_end(us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "KEPT_QUEUES", 2)
     monkeypatch.setattr(notices, "KEPT_FOR", 1)
     for name in ("a", "b", "c"):
@@ -131,7 +131,7 @@ def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeyp
     eventually(turn, within=START)
 
 
-def test_a_waiter_far_behind_watches_one_key_until_it_is_near(
+def test_a_waiter_far_back_in_the_queue_watches_only_one_key(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.transactions.NEAR", 1)
@@ -150,7 +150,7 @@ def test_a_waiter_far_behind_watches_one_key_until_it_is_near(
     pushed(them, far)
 
 
-def test_beside_many_of_its_like_a_reader_watches_one_key_only(
+def test_a_reader_behind_many_readers_watches_only_one_key(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.transactions.NEAR", 3)
@@ -167,7 +167,7 @@ def test_beside_many_of_its_like_a_reader_watches_one_key_only(
     assert isinstance(them.attempt(far, join=True), Granted)
 
 
-def test_a_name_whose_watch_is_denied_is_watched_again_for_the_next_one(us: Ours, them: Ours) -> None:
+def test_a_denied_watch_of_a_name_is_tried_again_for_the_next_waiter(us: Ours, them: Ours) -> None:
     holding = us.claim()
     us.take(holding)
     deaf = them.wait(them.claim())
@@ -186,7 +186,7 @@ def test_a_name_whose_watch_is_denied_is_watched_again_for_the_next_one(us: Ours
     pushed(them, waiting)
 
 
-def test_whatever_is_raised_in_the_thread_of_notices_is_a_broken_stream(
+def test_any_exception_in_the_notice_thread_counts_as_a_broken_stream(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     holding = us.claim()
@@ -208,7 +208,7 @@ def test_whatever_is_raised_in_the_thread_of_notices_is_a_broken_stream(
     pushed(them, behind)
 
 
-def test_a_waiter_that_asks_gets_its_answer_before_the_watch_events(
+def test_a_waiting_request_gets_its_reply_before_the_events_of_the_watch(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holding = us.claim()
@@ -234,7 +234,7 @@ def test_a_waiter_that_asks_gets_its_answer_before_the_watch_events(
 # ---- what proves nothing
 
 
-def test_whose_key_an_operator_deletes_is_pushed_nothing_and_joins_again(
+def test_a_waiter_whose_key_is_deleted_is_not_admitted_and_joins_again(
     us: Ours, them: Ours, shared: EtcdServer, prefix: str
 ) -> None:
     holding = us.claim()
@@ -251,9 +251,7 @@ def test_whose_key_an_operator_deletes_is_pushed_nothing_and_joins_again(
     pushed(them, waiting)
 
 
-def test_when_an_operator_deletes_the_whole_name_nobody_is_let_in_by_that(
-    us: Ours, them: Ours, shared: EtcdServer, prefix: str
-) -> None:
+def test_deleting_all_keys_of_a_name_admits_no_waiter(us: Ours, them: Ours, shared: EtcdServer, prefix: str) -> None:
     us.take(us.claim())
     waiting = [them.wait(them.claim()) for _ in range(3)]
     listening(them, *waiting)
@@ -265,7 +263,7 @@ def test_when_an_operator_deletes_the_whole_name_nobody_is_let_in_by_that(
     assert isinstance(them.attempt(waiting[0], join=True), Busy)
 
 
-def test_a_waiter_whose_pushed_key_is_gone_gives_that_id_up(
+def test_a_waiter_whose_key_is_gone_after_its_push_gives_up_its_id(
     us: Ours, them: Ours, shared: EtcdServer, prefix: str
 ) -> None:
     holding = us.claim()
@@ -281,7 +279,7 @@ def test_a_waiter_whose_pushed_key_is_gone_gives_that_id_up(
     assert keys(shared, f"{prefix}job/") == []
 
 
-def test_a_claim_that_was_pushed_the_name_hears_that_its_key_was_deleted(
+def test_an_admitted_claim_is_notified_that_its_key_was_deleted(
     us: Ours, them: Ours, shared: EtcdServer, prefix: str
 ) -> None:
     holding = us.claim()
@@ -296,7 +294,7 @@ def test_a_claim_that_was_pushed_the_name_hears_that_its_key_was_deleted(
     them.hears_of_the_loss_of(waiting)
 
 
-def test_a_claim_that_was_pushed_the_name_hears_that_its_lease_ended(
+def test_an_admitted_claim_is_notified_that_its_lease_ended(
     us: Ours, them: Ours, shared: EtcdServer, prefix: str
 ) -> None:
     holding = us.claim()
@@ -310,7 +308,7 @@ def test_a_claim_that_was_pushed_the_name_hears_that_its_lease_ended(
 
 
 @pytest.mark.oracle
-def test_a_late_join_of_an_id_that_was_given_up_leaves_no_key(
+def test_a_late_join_with_a_cancelled_id_leaves_no_key(
     us: Ours, them: Ours, shared: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holding, waiting = us.claim(), them.claim()
@@ -330,7 +328,7 @@ def test_a_late_join_of_an_id_that_was_given_up_leaves_no_key(
     assert keys(shared, f"{prefix}job/") == []
 
 
-def test_whose_lease_ends_while_it_waits_is_pushed_nothing(us: Ours, them: Ours, shared: EtcdServer) -> None:
+def test_a_waiter_whose_lease_ends_is_not_admitted(us: Ours, them: Ours, shared: EtcdServer) -> None:
     holding = us.claim()
     us.take(holding)
     waiting = them.wait(them.claim())
@@ -343,7 +341,7 @@ def test_whose_lease_ends_while_it_waits_is_pushed_nothing(us: Ours, them: Ours,
     assert them.ear.pushed == {}
 
 
-def test_a_claim_that_was_cancelled_is_pushed_nothing(us: Ours, them: Ours) -> None:
+def test_a_cancelled_claim_is_not_admitted(us: Ours, them: Ours) -> None:
     holding = us.claim()
     us.take(holding)
     given_up, behind = them.wait(them.claim()), them.wait(them.claim())
@@ -354,7 +352,7 @@ def test_a_claim_that_was_cancelled_is_pushed_nothing(us: Ours, them: Ours) -> N
     assert given_up.id not in them.ear.pushed
 
 
-def test_what_is_not_renewed_is_woken_and_asks(us: Ours, them: Ours) -> None:
+def test_a_waiter_without_renewal_is_woken_and_sends_a_request(us: Ours, them: Ours) -> None:
     holding = us.claim()
     us.take(holding)
     waiting = them.wait(them.claim()._replace(renew=False))
@@ -365,7 +363,9 @@ def test_what_is_not_renewed_is_woken_and_asks(us: Ours, them: Ours) -> None:
     them.take(waiting)
 
 
-def test_after_the_stream_broke_it_looks_and_counts_from_there(shared: EtcdServer, prefix: str) -> None:
+def test_after_a_broken_stream_the_watch_reads_the_queue_and_continues_from_there(
+    shared: EtcdServer, prefix: str
+) -> None:
     holder = Ours(shared.url, prefix)
     with FaultProxy.before(shared.url) as proxy:
         waiter = Ours(proxy.url, prefix)
@@ -387,7 +387,7 @@ def test_after_the_stream_broke_it_looks_and_counts_from_there(shared: EtcdServe
     holder.backend.close()
 
 
-def test_a_member_that_stood_still_tells_what_it_missed_and_its_waiter_is_let_in_by_that(
+def test_a_resumed_member_reports_the_missed_events_and_admits_its_waiter(
     cluster: EtcdCluster,
 ) -> None:
     follower = cluster.followers()[0]
@@ -437,7 +437,7 @@ def crowd(url: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_twenty_who_wait_in_four_processes_come_in_the_order_of_arrival_though_one_process_is_killed(
+def test_twenty_waiters_of_four_processes_enter_in_order_although_one_process_is_killed(
     server: EtcdServer,
 ) -> None:
     holder = Ours(server.url, "multilock/")

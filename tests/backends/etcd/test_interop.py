@@ -79,7 +79,7 @@ def words_for(verb: str, key: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("verb", ["lock", "elect"])
-def test_we_wait_for_etcdctl(
+def test_our_lock_waits_for_etcdctl(
     verb: str, client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
 ) -> None:
     tool = start(tools, shared, *words_for(verb, f"{request.node.name}/job"))
@@ -98,7 +98,7 @@ def test_we_wait_for_etcdctl(
 
 
 @pytest.mark.parametrize("verb", ["lock", "elect"])
-def test_etcdctl_waits_for_us(
+def test_etcdctl_waits_for_our_lock(
     verb: str, client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
 ) -> None:
     lease = client.lock("job").acquire()
@@ -110,7 +110,7 @@ def test_etcdctl_waits_for_us(
     assert client.lock("job").try_acquire() is None
 
 
-def test_both_stand_in_one_queue_in_order_of_arrival(
+def test_etcdctl_and_multilock_share_one_queue_in_order_of_arrival(
     client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
 ) -> None:
     holder = client.lock("job").acquire()
@@ -125,7 +125,7 @@ def test_both_stand_in_one_queue_in_order_of_arrival(
     assert ours.result(10).is_held()
 
 
-def test_a_tool_that_is_killed_is_waited_for_until_its_lease_ends(
+def test_a_waiter_waits_for_a_killed_tool_until_its_lease_ends(
     client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
 ) -> None:
     tool = start(tools, shared, "lock", "--ttl", "2", f"{request.node.name}/job")
@@ -135,7 +135,7 @@ def test_a_tool_that_is_killed_is_waited_for_until_its_lease_ends(
     assert client.lock("job").acquire(timeout=10).is_held()
 
 
-def test_a_name_with_a_slash_is_one_escaped_name_for_the_tools(
+def test_a_name_with_a_slash_is_one_escaped_name_for_other_tools(
     client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
 ) -> None:
     with client.lock("a/b"):
@@ -147,7 +147,7 @@ def test_a_name_with_a_slash_is_one_escaped_name_for_the_tools(
     eventually(tool.holds)
 
 
-def test_a_tools_unescaped_name_below_ours_makes_us_wait_as_it_does_in_go(
+def test_our_lock_waits_for_an_unescaped_name_below_it_as_in_go(
     client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
 ) -> None:
     stranger = start(tools, shared, "lock", f"{request.node.name}/a/b")
@@ -187,7 +187,7 @@ def test_our_readers_writers_and_permits_wait_for_etcdctl(
 
 
 @pytest.mark.parametrize("kind", ["reader", "permit"])
-def test_nobody_overtakes_an_etcdctl_that_waits(
+def test_no_reader_writer_or_permit_overtakes_a_waiting_etcdctl(
     kind: str, client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
 ) -> None:
     lease = shared_locks(client)[kind].acquire()
@@ -203,7 +203,7 @@ def test_nobody_overtakes_an_etcdctl_that_waits(
     assert ours.result(20).is_held()
 
 
-def test_the_keys_of_gos_read_write_recipe_are_readers_and_writers_to_us(
+def test_our_locks_see_the_keys_of_gos_read_write_recipe_as_readers_and_writers(
     client: Client, shared: EtcdServer, request: pytest.FixtureRequest
 ) -> None:
     """That recipe is experimental in Go and has no tool, so the test puts its keys by hand."""

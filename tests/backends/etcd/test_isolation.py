@@ -74,14 +74,14 @@ def gaps(islands: Archipelago) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_the_holder_stops_believing_before_the_next_one_gets_in(islands: Archipelago) -> None:
+def test_a_cut_off_holder_stops_believing_before_the_next_one_enters(islands: Archipelago) -> None:
     found = sorted(gap for _ in range(CUTS) for gap in gaps(islands))
     assert len(found) >= CUTS * LOCKS / 2
     assert found[0] > 0, found
 
 
 @pytest.mark.timeout(120)
-def test_a_holder_with_several_endpoints_leaves_the_member_and_keeps_its_lock(
+def test_a_holder_with_several_endpoints_leaves_the_cut_off_member_and_keeps_its_lock(
     islands: Archipelago, connect: Connect
 ) -> None:
     cut_off, other = islands.followers()

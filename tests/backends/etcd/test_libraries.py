@@ -70,7 +70,7 @@ def run(program: str, folder: Path, *arguments: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("version", PROTOBUFS)
-def test_it_works_with_any_protobuf(version: str, shared: EtcdServer, tmp_path: Path) -> None:
+def test_the_messages_work_with_any_version_of_protobuf(version: str, shared: EtcdServer, tmp_path: Path) -> None:
     install(tmp_path, "--no-deps", f"protobuf=={version}")
     assert run(LOCK, tmp_path, shared.url) == version
 
@@ -78,7 +78,7 @@ def test_it_works_with_any_protobuf(version: str, shared: EtcdServer, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("order", ["first", "last"])
-def test_an_etcd3_client_is_used_through_its_channel_and_left_open(
+def test_an_etcd3_client_is_used_through_its_channel_and_stays_open(
     order: str, shared: EtcdServer, tmp_path: Path
 ) -> None:
     install(tmp_path, "protobuf==3.20.3", "etcd3==0.12.0")
@@ -96,7 +96,7 @@ class Theirs:
 
 
 @pytest.mark.parametrize("metadata", [None, [("who", "them")]])
-def test_a_client_handed_over_is_not_closed(shared: EtcdServer, metadata: object) -> None:
+def test_a_client_object_passed_to_connect_is_not_closed(shared: EtcdServer, metadata: object) -> None:
     theirs = Theirs(shared, metadata)
     for _ in range(2):
         client: Client = multilock.connect("etcd://", client=theirs, prefix="handed/")
@@ -106,7 +106,7 @@ def test_a_client_handed_over_is_not_closed(shared: EtcdServer, metadata: object
     theirs.channel.close()
 
 
-def test_its_messages_are_in_no_shared_pool() -> None:
+def test_the_messages_are_not_registered_in_the_shared_pool_of_protobuf() -> None:
     from google.protobuf import descriptor_pool
 
     from multilock_etcd import wire

@@ -48,7 +48,7 @@ class Server:
 
 
 @pytest.mark.parametrize(("operations", "bytes"), [(64, 10**9), (1, 10**9), (10**9, 30_000), (7, 500)])
-def test_a_refused_step_is_halved_and_remembered(operations: int, bytes: int) -> None:
+def test_a_refused_batch_is_halved_and_its_size_is_remembered(operations: int, bytes: int) -> None:
     server, steps = Server(operations, bytes), Steps()
     keys = [b"x" * 400] * 250
     done = 0
@@ -63,7 +63,7 @@ def test_a_refused_step_is_halved_and_remembered(operations: int, bytes: int) ->
     assert len(server.asked) == 1
 
 
-def test_a_single_key_that_is_refused_is_refused() -> None:
+def test_a_refused_request_with_a_single_key_is_refused_for_good() -> None:
     with pytest.raises(TooMuch):
         Steps().take([b"x"] * 100, lambda key: key, Server(0, 0).ask)
 
@@ -75,7 +75,7 @@ def small() -> Any:
         yield server
 
 
-def test_a_deleted_key_is_told_on_a_server_that_takes_few_operations(small: EtcdServer, connect: Connect) -> None:
+def test_a_deleted_key_is_reported_by_a_server_that_accepts_few_operations(small: EtcdServer, connect: Connect) -> None:
     with FaultProxy.before(small.url) as proxy:
         client = connect(proxy.url, ttl=60)
         recorder = Recorder[Loss]()
@@ -91,7 +91,7 @@ def test_a_deleted_key_is_told_on_a_server_that_takes_few_operations(small: Etcd
         eventually(lambda: sorted(loss.lease.name for loss in recorder.calls) == ["n3", "n39"], 20)
 
 
-def test_a_key_deleted_while_the_stream_is_down_is_found_on_such_a_server(small: EtcdServer, connect: Connect) -> None:
+def test_such_a_server_reports_a_key_deleted_while_the_stream_was_down(small: EtcdServer, connect: Connect) -> None:
     with FaultProxy.before(small.url) as proxy:
         client = connect(proxy.url, ttl=60)
         recorder = Recorder[Loss]()
@@ -105,7 +105,7 @@ def test_a_key_deleted_while_the_stream_is_down_is_found_on_such_a_server(small:
         eventually(lambda: [loss.reason for loss in recorder.calls] == [LossReason.TAKEN], 20)
 
 
-def test_renewals_look_at_keys_on_such_a_server(small: EtcdServer) -> None:
+def test_renewals_read_keys_on_a_server_that_accepts_few_operations(small: EtcdServer) -> None:
     ours = Ours(small.url, "multilock/")
     held = [(claim := ours.claim()._replace(name=f"n{number}"), ours.take(claim)) for number in range(40)]
     etcdctl(small.endpoint, "del", "--prefix", "multilock/n39/")
@@ -114,7 +114,7 @@ def test_renewals_look_at_keys_on_such_a_server(small: EtcdServer) -> None:
 
 
 @pytest.mark.oracle
-def test_a_client_leaves_nothing_on_such_a_server(small: EtcdServer, connect: Connect) -> None:
+def test_a_client_leaves_nothing_on_a_server_that_accepts_few_operations(small: EtcdServer, connect: Connect) -> None:
     client = connect(small.url, ttl=60)
     for number in range(40):
         client.lock(f"n{number}", renew=False).acquire()
@@ -122,7 +122,7 @@ def test_a_client_leaves_nothing_on_such_a_server(small: EtcdServer, connect: Co
     assert keys(small) == []
 
 
-def test_the_stream_is_opened_although_the_look_before_it_is_refused(
+def test_the_stream_is_opened_although_the_read_before_it_is_refused(
     server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FaultProxy.before(server.url) as proxy:
@@ -146,14 +146,14 @@ def test_the_stream_is_opened_although_the_look_before_it_is_refused(
         eventually(lambda: [loss.lease.name for loss in recorder.calls] == ["a"], 20)
 
 
-def test_a_forced_release_takes_the_longest_name_from_many_readers(us: Ours, them: Ours) -> None:
+def test_force_release_removes_many_readers_of_the_longest_name(us: Ours, them: Ours) -> None:
     readers = [us.reader()._replace(name=LONGEST) for _ in range(MANY)]
     held = [(reader, us.take(reader)) for reader in readers]
     assert them.backend.force_release(LONGEST, 5.0)
     assert us.renew(*held) == [False] * MANY
 
 
-def test_renewals_look_at_many_keys_of_the_longest_name(us: Ours, shared: EtcdServer, prefix: str) -> None:
+def test_renewals_read_many_keys_of_the_longest_name(us: Ours, shared: EtcdServer, prefix: str) -> None:
     readers = [us.reader()._replace(name=LONGEST) for _ in range(300)]
     held = [(reader, us.take(reader)) for reader in readers]
     gone = us.backend._keys.own(readers[250])
@@ -174,7 +174,7 @@ def foreign(shared: EtcdServer, prefix: str) -> str:
     return lease
 
 
-def test_a_foreign_number_of_permits_breaks_no_call(us: Ours, foreign: str) -> None:
+def test_another_programs_invalid_number_of_permits_breaks_no_call(us: Ours, foreign: str) -> None:
     assert us.backend.inspect("job", 5.0) is None
     assert list(us.backend.inspect_all("", 5.0)) == []
     assert us.backend.force_release("job", 5.0) is False

@@ -51,7 +51,7 @@ def login(server: EtcdServer, who: str) -> str:
     return server.url.replace("://", f"://{who}@")
 
 
-def test_user_and_password_in_the_url_or_as_options(guarded: EtcdServer, connect: Connect) -> None:
+def test_user_and_password_may_be_in_the_url_or_in_options(guarded: EtcdServer, connect: Connect) -> None:
     with connect(login(guarded, "app:s3cret")).lock("job") as lease:
         assert connect(guarded.url, username="app", password="s3cret").lock("job").try_acquire() is None
         assert lease.is_held()
@@ -66,21 +66,21 @@ def test_a_wrong_password_is_refused_at_once(guarded: EtcdServer, connect: Conne
     assert "s3cret" not in str(caught.value)
 
 
-def test_nobody_in_particular_is_refused_at_once(guarded: EtcdServer, connect: Connect) -> None:
+def test_a_client_without_a_user_is_refused_at_once(guarded: EtcdServer, connect: Connect) -> None:
     with pytest.raises(BackendRejected, match="username="):
         connect(guarded.url).lock("job").acquire(timeout=10)
 
 
-def test_a_prefix_that_the_user_may_not_use_is_refused_at_once(guarded: EtcdServer, connect: Connect) -> None:
+def test_a_prefix_outside_the_users_permissions_is_refused_at_once(guarded: EtcdServer, connect: Connect) -> None:
     with pytest.raises(BackendRejected, match="prefix="):
         connect(login(guarded, "app:s3cret"), prefix="theirs/").lock("job").acquire(timeout=10)
 
 
-def test_a_password_where_nobody_asks_for_one_does_no_harm(shared: EtcdServer, connect: Connect) -> None:
+def test_a_password_for_a_server_without_authentication_causes_no_error(shared: EtcdServer, connect: Connect) -> None:
     assert connect(login(shared, "app:s3cret"), prefix="open/").lock("job").try_acquire() is not None
 
 
-def test_an_expired_token_is_asked_for_again(guarded: EtcdServer, connect: Connect) -> None:
+def test_an_expired_token_is_replaced(guarded: EtcdServer, connect: Connect) -> None:
     ours, theirs = (connect(login(guarded, "app:s3cret"), ttl=60) for _ in range(2))
     holder = ours.lock("job").acquire()
     time.sleep(4)  # twice the life of an unused token
@@ -91,7 +91,7 @@ def test_an_expired_token_is_asked_for_again(guarded: EtcdServer, connect: Conne
     assert waits.result(5).is_held()
 
 
-def test_a_watch_that_an_open_stream_refuses_is_set_with_a_new_token(guarded: EtcdServer, connect: Connect) -> None:
+def test_a_watch_refused_on_an_open_stream_is_created_with_a_new_token(guarded: EtcdServer, connect: Connect) -> None:
     ours, theirs = (connect(login(guarded, "app:s3cret"), ttl=60) for _ in range(2))
     holder = theirs.lock("job").acquire()
     kept = ours.lock("kept").acquire()
@@ -109,7 +109,7 @@ def test_a_watch_that_an_open_stream_refuses_is_set_with_a_new_token(guarded: Et
         assert loss.reason is LossReason.TAKEN
 
 
-def test_a_refused_watch_is_told_once_and_asked_for_again_after_a_pause(
+def test_a_refused_watch_is_reported_once_and_tried_again_after_a_pause(
     shared: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened = []
@@ -146,7 +146,7 @@ def test_a_refused_watch_is_told_once_and_asked_for_again_after_a_pause(
     assert held[3].wait_lost(15) is not None
 
 
-def test_a_try_behind_a_login_that_hangs_takes_no_longer_than_it_may(guarded: EtcdServer, connect: Connect) -> None:
+def test_a_single_try_during_a_login_that_hangs_ends_in_time(guarded: EtcdServer, connect: Connect) -> None:
     with FaultProxy.before(login(guarded, "app:s3cret")) as proxy:
         client = connect(proxy.url, ttl=60)
         hangs = proxy.hold_request(b"s3cret")
@@ -161,7 +161,7 @@ def test_a_try_behind_a_login_that_hangs_takes_no_longer_than_it_may(guarded: Et
         assert waits.result(20).is_held()
 
 
-def test_a_restart_forgets_every_token_and_costs_no_lock(guarded: EtcdServer, connect: Connect) -> None:
+def test_a_restart_invalidates_every_token_and_costs_no_lock(guarded: EtcdServer, connect: Connect) -> None:
     client, other = connect(login(guarded, "app:s3cret"), ttl=12), connect(login(guarded, "app:s3cret"), ttl=30)
     lease = client.lock("job").acquire()
     waits = background(lambda: other.lock("job").acquire(timeout=20))
@@ -173,7 +173,7 @@ def test_a_restart_forgets_every_token_and_costs_no_lock(guarded: EtcdServer, co
     assert waits.result(5).is_held()
 
 
-def test_a_loss_is_pushed_under_authentication(guarded: EtcdServer, connect: Connect) -> None:
+def test_losses_are_pushed_under_authentication_too(guarded: EtcdServer, connect: Connect) -> None:
     lease = connect(login(guarded, "app:s3cret"), ttl=60).lock("job").acquire()
     time.sleep(0.5)
     etcdctl(guarded.endpoint, "--user", "root:secret", "del", "--prefix", "multilock/job/")
@@ -230,7 +230,7 @@ def locked(papers: Papers) -> Iterator[EtcdServer]:
         yield server
 
 
-def test_a_certificate_lets_us_in(locked: EtcdServer, papers: Papers, connect: Connect) -> None:
+def test_a_client_certificate_is_accepted(locked: EtcdServer, papers: Papers, connect: Connect) -> None:
     certificate, key = papers.client
     client = connect(locked.url, ca=papers.ca, cert=certificate, key=key)
     with client.lock("job") as lease:
@@ -238,12 +238,12 @@ def test_a_certificate_lets_us_in(locked: EtcdServer, papers: Papers, connect: C
         assert lease.is_held()
 
 
-def test_without_one_nobody_gets_in(locked: EtcdServer, papers: Papers, connect: Connect) -> None:
+def test_a_client_without_a_certificate_is_refused(locked: EtcdServer, papers: Papers, connect: Connect) -> None:
     with pytest.raises(BackendRejected):
         connect(locked.url, ca=papers.ca, outage_timeout=2.0).lock("job").acquire(timeout=10)
 
 
-def test_a_server_signed_by_somebody_else_is_refused_at_once(
+def test_a_server_with_an_unknown_certificate_is_refused_at_once(
     locked: EtcdServer, papers: Papers, connect: Connect
 ) -> None:
     certificate, key = papers.client
@@ -275,7 +275,7 @@ def test_a_missing_file_is_named(locked: EtcdServer, connect: Connect) -> None:
         ("etcd://", {"client": object()}),
     ],
 )
-def test_a_mistake_in_the_configuration_is_found_before_any_request(
+def test_a_configuration_mistake_is_found_before_any_request(
     url: str, options: dict[str, object], connect: Connect
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -284,7 +284,7 @@ def test_a_mistake_in_the_configuration_is_found_before_any_request(
 
 
 @pytest.mark.parametrize("url", ["etcd://h", "etcd://h1,h2:1,h3", "etcd://[::1]:2379,10.0.0.1", "etcds://u:p%40@h/"])
-def test_what_a_url_may_look_like(url: str, connect: Connect) -> None:
+def test_a_url_accepts_these_forms_and_no_others(url: str, connect: Connect) -> None:
     client = connect(url)
     assert "p%40" not in repr(client)
     assert "p@" not in repr(client)

@@ -57,7 +57,7 @@ def test_after_an_interrupt_at_any_moment_the_next_call_runs() -> None:
     assert moment > 5
 
 
-def test_a_signal_handler_can_call_while_another_call_is_under_way() -> None:
+def test_a_signal_handler_can_call_while_another_call_runs() -> None:
     hand_over, answers, go_on = Aside(), list[Any](), threading.Event()
 
     def handler(*_: object) -> None:
@@ -78,7 +78,7 @@ def test_a_signal_handler_can_call_while_another_call_is_under_way() -> None:
     assert answers == ["inner", "outer"]
 
 
-def test_an_error_arrives_at_the_caller_and_a_closed_one_still_answers() -> None:
+def test_an_error_reaches_its_caller_and_a_closed_transport_still_replies() -> None:
     hand_over = Aside()
     with pytest.raises(ZeroDivisionError):
         hand_over(lambda: 1 // 0, LIMIT)
@@ -86,7 +86,7 @@ def test_an_error_arrives_at_the_caller_and_a_closed_one_still_answers() -> None
     assert hand_over(lambda: 1, LIMIT) == 1
 
 
-def test_a_finalizer_on_the_other_thread_knows_that_it_must_not_wait() -> None:
+def test_a_finalizer_on_the_other_thread_does_not_wait_for_itself() -> None:
     hand_over = Aside()
     assert call_inside(lambda: hand_over(in_the_middle, LIMIT))
     hand_over.close()

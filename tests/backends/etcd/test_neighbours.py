@@ -41,7 +41,9 @@ def put(server: EtcdServer) -> Put:
 
 
 @pytest.mark.parametrize("prefix", ["", "multilock/"])
-def test_force_release_leaves_an_applications_data_alone(server: EtcdServer, connect: Connect, prefix: str) -> None:
+def test_force_release_leaves_the_data_of_an_application_alone(
+    server: EtcdServer, connect: Connect, prefix: str
+) -> None:
     etcdctl(server.endpoint, "put", f"{prefix}plain/key", "v")
     client = connect(server.url, prefix=prefix)
     assert client.force_release("plain") is False
@@ -49,7 +51,7 @@ def test_force_release_leaves_an_applications_data_alone(server: EtcdServer, con
 
 
 @pytest.mark.parametrize("prefix", ["", "multilock/"])
-def test_an_applications_data_is_not_shown_as_a_lock(server: EtcdServer, connect: Connect, prefix: str) -> None:
+def test_inspect_shows_no_data_of_an_application_as_a_lock(server: EtcdServer, connect: Connect, prefix: str) -> None:
     etcdctl(server.endpoint, "put", f"{prefix}plain/key", "v")
     client = connect(server.url, prefix=prefix)
     assert client.inspect("plain") is None
@@ -57,7 +59,7 @@ def test_an_applications_data_is_not_shown_as_a_lock(server: EtcdServer, connect
 
 
 @pytest.mark.parametrize("kind", ["lock", "read", "permit"])
-def test_a_key_that_an_operator_put_again_is_shown_and_can_be_freed(
+def test_a_key_that_an_operator_wrote_again_is_shown_and_can_be_released(
     server: EtcdServer, connect: Connect, kind: str
 ) -> None:
     """The put takes the key off its lease. If its holder dies, no lease ends the lock any longer."""
@@ -75,7 +77,7 @@ def test_a_key_that_an_operator_put_again_is_shown_and_can_be_freed(
     assert other.lock("n").try_acquire() is not None
 
 
-def test_data_among_the_contenders_is_not_taken(server: EtcdServer, connect: Connect) -> None:
+def test_force_release_leaves_application_data_among_the_waiters_alone(server: EtcdServer, connect: Connect) -> None:
     client, other = connect(server.url), connect(server.url)
     lease = client.lock("job").acquire()
     waits = background(lambda: other.lock("job").acquire(timeout=10))
@@ -90,7 +92,7 @@ def test_data_among_the_contenders_is_not_taken(server: EtcdServer, connect: Con
 
 
 @pytest.mark.parametrize("first", ["data", "a lock of a longer prefix"])
-def test_a_waiter_behind_a_foreign_key_is_not_shown_as_the_holder(
+def test_a_waiter_behind_an_unknown_key_is_not_shown_as_the_holder(
     server: EtcdServer, connect: Connect, put: Put, first: str
 ) -> None:
     key = "multilock/job/0"
@@ -111,7 +113,7 @@ def test_a_waiter_behind_a_foreign_key_is_not_shown_as_the_holder(
 
 
 @pytest.mark.parametrize("below", ["read/0", "write/0", "permit/3/0"])
-def test_readers_writers_and_permits_are_shown_as_holders_and_can_be_taken(
+def test_readers_writers_and_permits_are_shown_as_holders_and_can_be_released(
     server: EtcdServer, connect: Connect, put: Put, below: str
 ) -> None:
     put(f"multilock/job/{below}")
@@ -124,7 +126,7 @@ def test_readers_writers_and_permits_are_shown_as_holders_and_can_be_taken(
 
 
 @pytest.mark.parametrize("below", ["read/0/1", "write/", "permit/0", "permit/x/0", "permit/3/0/1", "reader/0"])
-def test_a_key_that_only_looks_like_a_reader_or_permit_is_ignored(
+def test_a_key_that_only_resembles_a_reader_or_permit_is_ignored(
     server: EtcdServer, connect: Connect, put: Put, below: str
 ) -> None:
     put(f"multilock/job/{below}")
@@ -137,9 +139,7 @@ def test_a_key_that_only_looks_like_a_reader_or_permit_is_ignored(
 # ---- prefixes that nest
 
 
-def test_a_lock_of_a_longer_prefix_that_a_name_would_have_escaped_is_not_shown(
-    server: EtcdServer, connect: Connect
-) -> None:
+def test_inspect_shows_no_lock_of_a_longer_prefix(server: EtcdServer, connect: Connect) -> None:
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/my ")
     inner.lock("job").acquire()
     assert outer.inspect("my job") is None
@@ -149,7 +149,7 @@ def test_a_lock_of_a_longer_prefix_that_a_name_would_have_escaped_is_not_shown(
     assert names(inner) == ["job"]
 
 
-def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_taken(server: EtcdServer, connect: Connect) -> None:
+def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_released(server: EtcdServer, connect: Connect) -> None:
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
     lease = inner.lock("x").acquire()
     assert outer.inspect("jobs") is None
@@ -175,7 +175,7 @@ def test_a_holder_is_found_among_the_locks_below_its_name(server: EtcdServer, co
     assert len(etcdctl(server.endpoint, "get", "--prefix", "--keys-only", "app/jobs/").split()) == 3
 
 
-def test_the_holder_is_found_behind_a_great_many_keys_below_its_name(server: EtcdServer, connect: Connect) -> None:
+def test_the_holder_is_found_among_very_many_keys_below_its_name(server: EtcdServer, connect: Connect) -> None:
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
     lease = outer.lock("jobs").acquire()
     # Their keys begin with `%21`, which sorts before any id.
@@ -189,18 +189,18 @@ def test_the_holder_is_found_behind_a_great_many_keys_below_its_name(server: Etc
     assert all(each.is_held() for each in held)
 
 
-def test_a_prefix_without_its_slash_shows_no_lock_without_a_name(server: EtcdServer, connect: Connect) -> None:
+def test_a_prefix_without_a_final_slash_shows_no_lock_without_a_name(server: EtcdServer, connect: Connect) -> None:
     connect(server.url, prefix="app/").lock("x").acquire()
     assert names(connect(server.url, prefix="app")) == []
     assert connect(server.url, prefix="").force_release("app") is False
 
 
-def test_a_key_below_a_prefix_without_its_slash_is_ignored(server: EtcdServer, connect: Connect, put: Put) -> None:
+def test_a_key_below_a_prefix_without_a_final_slash_is_ignored(server: EtcdServer, connect: Connect, put: Put) -> None:
     put("app/x")
     assert names(connect(server.url, prefix="app")) == []
 
 
-def test_the_locks_of_a_longer_prefix_make_its_name_wait(server: EtcdServer, connect: Connect) -> None:
+def test_a_name_waits_for_locks_of_a_longer_prefix_below_it(server: EtcdServer, connect: Connect) -> None:
     """The server compares a range of keys that includes them, as docs/backends/etcd.md says."""
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
     lease = inner.lock("x").acquire()

@@ -19,7 +19,7 @@ LONG_AGO, FAR_AHEAD = 1_000_000_000.0, 4_000_000_000.0
 
 
 @pytest.mark.parametrize("wall", [LONG_AGO, FAR_AHEAD])
-def test_a_frozen_wall_clock_costs_no_answer(us: Ours, monkeypatch: pytest.MonkeyPatch, wall: float) -> None:
+def test_a_frozen_wall_clock_delays_no_reply(us: Ours, monkeypatch: pytest.MonkeyPatch, wall: float) -> None:
     monkeypatch.setattr(time, "time", lambda: wall)
     claim = us.claim()
     granted = us.take(claim)
@@ -28,7 +28,7 @@ def test_a_frozen_wall_clock_costs_no_answer(us: Ours, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("wall", [LONG_AGO, FAR_AHEAD])
-def test_a_request_ends_in_time_beside_a_frozen_wall_clock(
+def test_a_request_ends_in_time_although_the_wall_clock_is_frozen(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch, wall: float
 ) -> None:
     ours = Ours(server.url, "multilock/")
@@ -46,7 +46,7 @@ def test_a_request_ends_in_time_beside_a_frozen_wall_clock(
 
 
 @pytest.mark.parametrize("patched", [True, False])
-def test_grpc_is_told_of_gevent_where_it_has_patched_this_interpreter(
+def test_grpc_is_configured_for_gevent_if_gevent_patched_this_interpreter(
     monkeypatch: pytest.MonkeyPatch, patched: bool
 ) -> None:
     import grpc.experimental.gevent as support
@@ -66,7 +66,7 @@ def test_etcd_is_refused_under_eventlet(monkeypatch: pytest.MonkeyPatch) -> None
         multilock.connect("etcd://127.0.0.1")
 
 
-def test_eventlet_that_has_patched_nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eventlet_is_allowed_if_it_patched_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "eventlet.patcher", is_monkey_patched=lambda name: False)
     multilock.connect("etcd://127.0.0.1").close()
 

@@ -13,7 +13,7 @@ def answers(function: str, url: str) -> dict[str, str]:
         return {word: rest for word, _, rest in (line.partition(" ") for line in helper.lines)}
 
 
-def test_children_forked_after_use_have_locks_of_their_own_and_the_parent_keeps_its(server: EtcdServer) -> None:
+def test_children_forked_later_have_their_own_locks_and_the_parent_keeps_its_locks(server: EtcdServer) -> None:
     said = answers("fork_after_use", server.url)
     assert said["children"] == "[0, 0, 0]"
     assert said["parent"] == "True"
@@ -21,13 +21,13 @@ def test_children_forked_after_use_have_locks_of_their_own_and_the_parent_keeps_
     assert "done" in said
 
 
-def test_forks_while_other_threads_talk_to_the_server_hang_nobody(server: EtcdServer) -> None:
+def test_forks_during_requests_of_other_threads_never_hang(server: EtcdServer) -> None:
     said = answers("fork_under_traffic", server.url)
     assert set(said["children"]) <= set("[0, ]")
     assert "done" in said
 
 
-def test_a_channel_handed_over_is_not_used_in_a_forked_child(server: EtcdServer) -> None:
+def test_a_channel_passed_to_connect_is_not_used_in_a_forked_child(server: EtcdServer) -> None:
     said = answers("fork_with_a_client_handed_over", server.url)
     assert said["children"] == "[0]"
     assert said["parent"] == "True"

@@ -74,7 +74,7 @@ def test_a_waiter_is_admitted_once_when_no_key_is_ahead_of_it(queue: Queue) -> N
     assert queue.hear([gone(13)]) == []
 
 
-def test_a_replayed_deletion_admits_no_waiter_and_delays_none(queue: Queue) -> None:
+def test_a_replayed_deletion_neither_admits_nor_delays_a_waiter(queue: Queue) -> None:
     waiting = waiter("lock", "one", "two", "three")
     enter(queue, waiting)
     first, second = gone(11), gone(12, "two")
@@ -93,9 +93,7 @@ def test_a_replayed_deletion_changes_nothing_for_a_later_waiter(queue: Queue) ->
     assert told(queue.hear([gone(13, "three")])) == [(late, ADMITTED)]
 
 
-def test_replayed_deletions_do_not_extend_what_the_queue_remembers(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replayed_deletions_take_no_memory_in_the_queue(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "REMEMBERED", 2)
     queue.hear([gone(11), gone(12), gone(13), gone(14)])
     queue.hear([gone(11), gone(12), gone(13)])
@@ -116,7 +114,7 @@ def test_one_queue_admits_each_of_its_waiters(queue: Queue) -> None:
     assert told(queue.hear([gone(13, "first")])) == [(second, ADMITTED)]
 
 
-def test_a_late_waiter_counts_earlier_reports_only_from_its_own_read_on(
+def test_a_late_waiter_counts_only_reports_after_its_own_read(
     queue: Queue,
 ) -> None:
     queue.hear([gone(11), gone(13, "two")])
@@ -137,7 +135,7 @@ def test_deletions_before_the_read_of_a_waiter_do_not_count() -> None:
     assert decision.admission is ADMITTED
 
 
-def test_a_waiter_that_read_before_the_watch_began_must_ask_again() -> None:
+def test_a_waiter_that_read_before_the_watch_began_must_read_again() -> None:
     queue = Queue(KEYS.queue("job"))
     early, in_time = waiter(at=10), waiter(revision=11, at=11)
     enter(queue, early)
@@ -147,7 +145,7 @@ def test_a_waiter_that_read_before_the_watch_began_must_ask_again() -> None:
     assert told(queue.hear([gone(12)])) == [(in_time, ADMITTED)]
 
 
-def test_a_waiter_whose_read_is_too_old_must_ask_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_whose_read_is_too_old_must_read_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "REMEMBERED", 2)
     for revision, of in (11, "one"), (12, "two"), (13, "three"):
         queue.hear([gone(revision, of)])
@@ -165,7 +163,7 @@ def test_a_waiter_whose_own_key_was_deleted_is_not_admitted(queue: Queue, togeth
     assert told(queue.hear([gone(11), own])) == [(waiting, ASK_AGAIN)]
 
 
-def test_the_deletion_of_an_admitted_claims_key_takes_the_name_back(queue: Queue) -> None:
+def test_deleting_the_key_of_an_admitted_claim_revokes_its_admission(queue: Queue) -> None:
     waiting = waiter()
     enter(queue, waiting)
     assert told(queue.hear([gone(11)])) == [(waiting, ADMITTED)]
@@ -175,7 +173,7 @@ def test_the_deletion_of_an_admitted_claims_key_takes_the_name_back(queue: Queue
     assert not queue
 
 
-def test_nothing_is_taken_back_from_a_claim_that_has_left(queue: Queue) -> None:
+def test_a_claim_that_has_left_cannot_be_revoked(queue: Queue) -> None:
     waiting = waiter()
     enter(queue, waiting)
     queue.hear([gone(11)])
@@ -184,14 +182,14 @@ def test_nothing_is_taken_back_from_a_claim_that_has_left(queue: Queue) -> None:
     assert not queue
 
 
-def test_a_claim_that_has_left_is_told_nothing(queue: Queue) -> None:
+def test_a_claim_that_has_left_is_not_notified(queue: Queue) -> None:
     waiting = waiter()
     enter(queue, waiting)
     queue.leave(waiting.claim.id)
     assert queue.hear([gone(11)]) == []
 
 
-def test_answers_are_unheeded_only_while_no_claim_waits(queue: Queue) -> None:
+def test_events_are_dropped_only_while_no_claim_waits(queue: Queue) -> None:
     enter(queue, waiting := waiter())
     queue.hear([gone(11, "another")])
     assert queue.unheeded == 0
@@ -200,7 +198,7 @@ def test_answers_are_unheeded_only_while_no_claim_waits(queue: Queue) -> None:
     assert queue.unheeded == 1
 
 
-def test_a_permit_waits_for_excluding_keys_and_for_room_among_its_like(
+def test_a_permit_waits_for_excluding_keys_and_for_a_free_permit(
     queue: Queue,
 ) -> None:
     like = ["permit/2/one", "permit/2/two", "permit/2/three"]

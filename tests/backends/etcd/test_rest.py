@@ -101,7 +101,7 @@ def rows(server: EtcdServer) -> list[dict[str, Any]]:
 # ---- requests whose reply is lost, or that are executed late
 
 
-def test_a_lease_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_has_another(
+def test_if_granting_a_lease_for_a_rest_gets_no_reply_another_is_made(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = open_(server.url)
@@ -116,7 +116,7 @@ def test_a_lease_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_has_
     assert keys(server)
 
 
-def test_a_move_whose_answer_is_lost_is_found_and_a_second_one_neither_replaces_nor_lengthens_it(
+def test_a_move_to_the_resting_session_is_done_once_even_if_its_reply_is_lost(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = open_(server.url)
@@ -131,7 +131,7 @@ def test_a_move_whose_answer_is_lost_is_found_and_a_second_one_neither_replaces_
     assert len(leases(server)) == 2, "what is superfluous is revoked"
 
 
-def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_for(
+def test_a_late_move_lets_the_name_rest_until_the_time_first_requested(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = open_(server.url)
@@ -149,7 +149,7 @@ def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_fo
 
 
 @pytest.mark.parametrize("unsure", [True, False])
-def test_a_move_that_is_executed_after_the_release_moves_nothing(
+def test_a_move_executed_after_the_release_changes_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
     """The rest would be over by now, so that the kernel releases the name. Then another client takes it."""
@@ -166,7 +166,7 @@ def test_a_move_that_is_executed_after_the_release_moves_nothing(
 
 
 @pytest.mark.parametrize("unsure", [True, False])
-def test_a_move_that_is_sent_when_its_lease_has_ended_moves_nothing(
+def test_a_move_after_the_end_of_its_lease_changes_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
     """This process was paused between the two requests."""
@@ -189,7 +189,7 @@ def test_a_move_that_is_sent_when_its_lease_has_ended_moves_nothing(
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
 
 
-def test_a_release_that_is_cancelled_lets_it_rest_all_the_same(server: EtcdServer, proxy: FaultProxy) -> None:
+def test_a_cancelled_release_still_lets_the_name_rest(server: EtcdServer, proxy: FaultProxy) -> None:
     async def main() -> None:
         async with multilock.connect_async(proxy.url, ttl=10.0) as client:
             lease = await client.lock("job", hold_at_least=LONG).acquire()
@@ -210,7 +210,7 @@ def test_a_release_that_is_cancelled_lets_it_rest_all_the_same(server: EtcdServe
 # ---- what must not end a rest, or begin one
 
 
-def test_an_acquire_that_comes_after_an_unsure_rest_takes_nothing(
+def test_an_acquire_executed_after_an_unconfirmed_rest_acquires_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = open_(server.url)
@@ -227,7 +227,7 @@ def test_an_acquire_that_comes_after_an_unsure_rest_takes_nothing(
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_close_leaves_a_name_that_could_not_be_told_to_rest_to_the_clock(
+def test_if_a_rest_cannot_be_requested_close_leaves_the_name_until_the_session_ends(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, renew: bool
 ) -> None:
     backend = open_(server.url)
@@ -242,7 +242,7 @@ def test_close_leaves_a_name_that_could_not_be_told_to_rest_to_the_clock(
     assert [int(lease, 16) for lease in leases(server)] == [granted.group]
 
 
-def test_a_rest_is_found_although_the_lease_for_its_tombstone_has_ended(
+def test_a_rest_is_found_although_the_lease_of_its_tombstone_ended(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = open_(server.url)
@@ -257,7 +257,7 @@ def test_a_rest_is_found_although_the_lease_for_its_tombstone_has_ended(
     assert len(leases(server)) == 1
 
 
-def test_no_release_of_it_ends_a_rest(server: EtcdServer, open_: Open, ear: Ear) -> None:
+def test_a_late_release_does_not_end_the_rest(server: EtcdServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
@@ -268,7 +268,7 @@ def test_no_release_of_it_ends_a_rest(server: EtcdServer, open_: Open, ear: Ear)
     assert rows(server) == before
 
 
-def test_a_lock_that_is_not_renewed_rests_without_its_own_lease(server: EtcdServer, open_: Open, ear: Ear) -> None:
+def test_a_lock_that_is_not_renewed_rests_without_another_lease(server: EtcdServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim, granted = held(backend, ear, renew=False)
     assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
@@ -277,7 +277,7 @@ def test_a_lock_that_is_not_renewed_rests_without_its_own_lease(server: EtcdServ
     assert len(leases(server)) == 1
 
 
-def test_a_key_that_an_operator_overwrote_rests_too(server: EtcdServer, open_: Open, ear: Ear) -> None:
+def test_a_key_with_an_overwritten_value_rests_too(server: EtcdServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     [key] = keys(server)
@@ -291,7 +291,7 @@ def test_a_key_that_an_operator_overwrote_rests_too(server: EtcdServer, open_: O
 
 
 @pytest.mark.oracle
-def test_an_operator_who_ends_a_rest_leaves_no_lease(server: EtcdServer, open_: Open, ear: Ear) -> None:
+def test_a_force_release_that_ends_a_rest_leaves_no_lease(server: EtcdServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
@@ -301,7 +301,7 @@ def test_an_operator_who_ends_a_rest_leaves_no_lease(server: EtcdServer, open_: 
     assert [int(lease, 16) for lease in leases(server)] == [granted.group]
 
 
-def test_a_queue_keeps_its_order_over_a_rest(
+def test_a_queue_keeps_its_order_during_a_rest(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)  # each waiter is woken once, by the one ahead of it
@@ -322,7 +322,7 @@ def test_a_queue_keeps_its_order_over_a_rest(
 # ---- etcd's own tools
 
 
-def test_etcdctl_lock_waits_for_a_name_that_rests(server: EtcdServer, connect: Connect) -> None:
+def test_etcdctl_waits_for_a_resting_name(server: EtcdServer, connect: Connect) -> None:
     with connect(server.url).lock("job", hold_at_least=3.0) as lease:
         pass
     official = background(lambda: etcdctl(server.endpoint, "lock", "multilock/job", "true"))

@@ -38,7 +38,7 @@ Standing = Callable[[], list[str]]
 # ---- where claims queue, and which fit together
 
 
-def test_each_kind_has_its_keys_where_etcds_own_recipe_has_them(us: Ours, standing: Standing) -> None:
+def test_each_mode_has_its_keys_where_the_recipes_of_etcd_have_them(us: Ours, standing: Standing) -> None:
     for claim, key in (
         (us.claim(), "{}"),
         (us.claim("leader"), "{}"),
@@ -53,7 +53,7 @@ def test_each_kind_has_its_keys_where_etcds_own_recipe_has_them(us: Ours, standi
 
 
 @joining
-def test_only_readers_and_permits_of_one_number_hold_a_name_together(us: Ours, them: Ours, join: bool) -> None:
+def test_only_readers_or_permits_of_one_number_hold_a_name_together(us: Ours, them: Ours, join: bool) -> None:
     kinds: dict[str, Make] = {
         "lock": Ours.claim,
         "write": Ours.writer,
@@ -70,7 +70,7 @@ def test_only_readers_and_permits_of_one_number_hold_a_name_together(us: Ours, t
             them.release(asking)
 
 
-def test_nobody_overtakes_a_writer_that_waits_nor_does_a_writer_overtake_readers(us: Ours, them: Ours) -> None:
+def test_a_waiting_writer_is_not_overtaken_and_does_not_overtake_readers(us: Ours, them: Ours) -> None:
     reading = us.reader()
     us.take(reading)
     writer = them.wait(them.writer())
@@ -99,7 +99,7 @@ def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
 
 
 @joining
-def test_a_waiter_refused_for_its_number_refuses_nobody_in_its_turn(
+def test_a_waiter_that_is_refused_for_its_number_refuses_no_other_waiter(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
     """Even if it dies at once, it leaves nothing in the queue, because it never enters it."""
@@ -133,7 +133,7 @@ def test_data_of_an_application_is_not_taken_for_a_permit(
 
 @pytest.mark.parametrize("between", ["lock", "read", "write"])
 @joining
-def test_another_number_is_refused_also_behind_somebody_else_who_waits(
+def test_another_number_of_permits_is_refused_even_behind_a_waiting_writer(
     us: Ours, them: Ours, standing: Standing, between: str, join: bool
 ) -> None:
     us.take(us.permit(3))
@@ -145,7 +145,7 @@ def test_another_number_is_refused_also_behind_somebody_else_who_waits(
     assert standing() == before
 
 
-def test_another_number_that_comes_second_is_refused_although_nobody_holds_a_permit_yet(us: Ours, them: Ours) -> None:
+def test_a_later_request_with_another_number_is_refused_even_before_the_first_permit(us: Ours, them: Ours) -> None:
     alone = us.claim()
     us.take(alone)
     first = us.wait(us.permit(3))
@@ -155,7 +155,7 @@ def test_another_number_that_comes_second_is_refused_although_nobody_holds_a_per
     us.take(first)
 
 
-def test_a_refused_permit_that_cannot_be_taken_back_may_be_there(
+def test_a_refused_permit_that_could_not_be_undone_reports_an_unknown_outcome(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     us.take(us.permit(1))
@@ -179,7 +179,7 @@ def test_a_refused_permit_that_cannot_be_taken_back_may_be_there(
 
 @pytest.mark.parametrize("near", [0, NEAR])
 @pytest.mark.parametrize("permits", [1, 3, WATCHED + 4])
-def test_a_waiter_is_woken_and_enters_in_whatever_order_holders_leave(
+def test_waiters_enter_in_any_order_of_releases(
     us: Ours, them: Ours, permits: int, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No timer helps: a waiter asks only after it was woken."""
@@ -203,7 +203,7 @@ def test_a_waiter_is_woken_and_enters_in_whatever_order_holders_leave(
     assert not waiting
 
 
-def test_a_release_of_a_permit_wakes_no_more_than_there_are_permits_of_those_who_are_far_behind(
+def test_releasing_a_permit_wakes_as_many_distant_waiters_as_there_are_permits(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)
@@ -219,7 +219,7 @@ def test_a_release_of_a_permit_wakes_no_more_than_there_are_permits_of_those_who
     assert them.woken() == {claim.id for claim in waiting[:2]}
 
 
-def test_readers_enter_when_the_last_writer_before_them_has_given_up(
+def test_readers_enter_when_the_last_writer_before_them_gives_up(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)
@@ -234,7 +234,9 @@ def test_readers_enter_when_the_last_writer_before_them_has_given_up(
     us.take(behind)
 
 
-def test_a_waiter_keeps_the_watches_that_it_still_needs(us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_keeps_only_the_watches_that_it_still_needs(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)
     held = [us.permit(3) for _ in range(3)]
     for claim in held:
@@ -259,7 +261,7 @@ def test_a_waiter_keeps_the_watches_that_it_still_needs(us: Ours, them: Ours, mo
 @pytest.mark.oracle
 @each
 @joining
-def test_a_request_whose_answer_is_lost_is_found_again_with_its_token(
+def test_a_request_whose_reply_is_lost_is_found_again_with_its_token(
     us: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, make: Make, join: bool
 ) -> None:
     claim = make(us)
@@ -275,7 +277,7 @@ def test_a_request_whose_answer_is_lost_is_found_again_with_its_token(
 
 
 @pytest.mark.oracle
-def test_a_permit_s_lost_try_that_found_no_room_is_refused_when_it_is_sent_again_and_leaves_nothing(
+def test_a_repeated_try_for_a_permit_is_refused_and_leaves_nothing(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     us.take(us.permit(1))
@@ -291,7 +293,7 @@ def test_a_permit_s_lost_try_that_found_no_room_is_refused_when_it_is_sent_again
 
 @each
 @joining
-def test_a_request_that_is_executed_after_its_cancel_takes_nothing(
+def test_a_request_executed_after_its_cancel_acquires_nothing(
     us: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, make: Make, join: bool
 ) -> None:
     claim = make(us)
@@ -320,7 +322,9 @@ def test_a_waiting_permit_whose_key_was_deleted_joins_again(
 # ---- losses and operators
 
 
-def test_the_end_of_one_reader_is_told_to_nobody_else(us: Ours, them: Ours, shared: EtcdServer, prefix: str) -> None:
+def test_the_end_of_one_reader_is_not_reported_to_other_clients(
+    us: Ours, them: Ours, shared: EtcdServer, prefix: str
+) -> None:
     claims = [us.reader(), us.reader(), them.reader()]
     lost, *kept = [(claim, ours.take(claim)) for claim, ours in zip(claims, (us, us, them), strict=True)]
     us.watch(lost, kept[0])
@@ -332,9 +336,7 @@ def test_the_end_of_one_reader_is_told_to_nobody_else(us: Ours, them: Ours, shar
     assert (len(us.ear.losses), them.ear.losses) == (1, [])
 
 
-def test_force_release_takes_it_from_all_who_hold_it_and_from_nobody_who_waits(
-    us: Ours, them: Ours, standing: Standing
-) -> None:
+def test_force_release_removes_every_holder_and_no_waiter(us: Ours, them: Ours, standing: Standing) -> None:
     """It takes more than one transaction."""
     held = [(claim, us.take(claim)) for claim in [us.reader() for _ in range(130)]]
     us.watch(*held)
@@ -348,7 +350,7 @@ def test_force_release_takes_it_from_all_who_hold_it_and_from_nobody_who_waits(
     them.take(writer)
 
 
-def test_force_release_takes_those_who_are_left_when_some_leave_meanwhile(
+def test_force_release_removes_the_remaining_holders_if_some_leave_meanwhile(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaving, staying = us.reader(), us.reader()
@@ -370,7 +372,7 @@ def test_force_release_takes_those_who_are_left_when_some_leave_meanwhile(
     assert len(standing()) == 1
 
 
-def test_inspect_tells_the_oldest_holder_how_many_there_are_and_a_hundred_of_them(us: Ours, them: Ours) -> None:
+def test_inspect_shows_the_oldest_holder_the_count_and_a_hundred_holders(us: Ours, them: Ours) -> None:
     held = [us.reader() for _ in range(120)]
     tokens = [us.take(claim).token for claim in held]
     them.wait(them.writer())
@@ -384,7 +386,7 @@ def test_inspect_tells_the_oldest_holder_how_many_there_are_and_a_hundred_of_the
     assert (listed.owner, listed.holders, listed.waiting, listed.others) == (held[0].owner, 120, 2, ())
 
 
-def test_inspect_counts_as_many_permits_as_there_are_and_others_as_waiters(us: Ours) -> None:
+def test_inspect_counts_holders_up_to_the_number_of_permits_and_the_rest_as_waiters(us: Ours) -> None:
     held = [us.permit(2) for _ in range(2)]
     for claim in held:
         us.take(claim)
@@ -395,7 +397,7 @@ def test_inspect_counts_as_many_permits_as_there_are_and_others_as_waiters(us: O
     assert [other.owner for other in info.others] == [held[1].owner]
 
 
-def test_a_permit_that_rests_counts_until_an_operator_ends_it(us: Ours, them: Ours, standing: Standing) -> None:
+def test_a_resting_permit_counts_until_a_force_release_ends_the_rest(us: Ours, them: Ours, standing: Standing) -> None:
     claim, other = us.permit(2), us.permit(2)
     held, kept = (claim, us.take(claim)), (other, us.take(other))
     assert us.backend.rest(*held, False, 60.0, WITHIN).ours
@@ -413,7 +415,7 @@ def test_a_permit_that_rests_counts_until_an_operator_ends_it(us: Ours, them: Ou
 # ---- many
 
 
-def test_a_reader_asks_and_reads_as_much_beside_a_thousand_as_beside_one(
+def test_a_reader_sends_and_reads_as_much_beside_a_thousand_readers_as_beside_one(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
@@ -445,7 +447,7 @@ def test_a_reader_asks_and_reads_as_much_beside_a_thousand_as_beside_one(
     assert max(size for size, _ in beside_thousand) <= max(size for size, _ in beside_one) + 8
 
 
-def test_thousands_of_readers_of_a_client_are_renewed_by_one_request(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_request_renews_thousands_of_readers_of_a_client(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
     held = [(claim, us.take(claim)) for claim in [us.reader() for _ in range(300)]]
     us.watch(*held)
     eventually(lambda: all(us.backend._watcher.covers(claim.id) for claim, _ in held), 30)

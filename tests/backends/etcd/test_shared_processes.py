@@ -23,7 +23,7 @@ START = 30.0  # seconds for a process to start on an overloaded machine
 LATE = 3.0
 
 
-def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_others_lose_nothing(
+def test_a_frozen_reader_delays_a_writer_by_its_own_lease_and_other_readers_are_unaffected(
     server: EtcdServer, connect: Connect
 ) -> None:
     client, other = connect(server.url, ttl=STEADY), connect(server.url, ttl=STEADY)
@@ -42,7 +42,7 @@ def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_other
         assert stopped.wait_for("state", START)[1:] == ["LOST", "False"]
 
 
-def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_lease_ends(
+def test_a_writer_killed_while_it_waits_blocks_readers_until_its_lease_ends(
     server: EtcdServer, connect: Connect
 ) -> None:
     client = connect(server.url, ttl=TTL)
@@ -58,9 +58,7 @@ def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_leas
 
 
 @pytest.mark.oracle
-def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_more_than_there_are(
-    server: EtcdServer, connect: Connect
-) -> None:
+def test_permits_of_killed_holders_become_free_within_the_takeover_bound(server: EtcdServer, connect: Connect) -> None:
     client = connect(server.url, ttl=TTL)
     with ExitStack() as helpers:
         holders = [Helper("tests.backends.holders:hold_permit", server.url, PREFIX, TTL) for _ in range(3)]
@@ -79,9 +77,7 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
 
 
 @pytest.mark.oracle
-def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(
-    server: EtcdServer, connect: Connect
-) -> None:
+def test_a_waiting_writer_enters_before_later_readers_of_four_processes(server: EtcdServer, connect: Connect) -> None:
     client = connect(server.url, ttl=STEADY)
     with ExitStack() as helpers:
         streaming = [Helper("tests.backends.holders:stream", server.url, PREFIX, STEADY) for _ in range(4)]

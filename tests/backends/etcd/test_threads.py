@@ -23,7 +23,7 @@ OURS, OF_GRPC = "multilock-", "(_run)"  # how the names of our threads begin, an
 
 
 @pytest.mark.parametrize("nth", range(1, 13))
-def test_a_thread_that_is_refused_once_costs_no_push(
+def test_a_thread_that_is_refused_once_delays_no_push(
     shared: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     options = {"ttl": TTL, "prefix": f"refused-{nth}/"}

@@ -64,7 +64,7 @@ class Throttled(grpc.RpcError):  # type: ignore[misc]
         return self._said
 
 
-def test_only_the_word_of_etcd_itself_is_a_refusal() -> None:
+def test_only_a_status_of_etcd_itself_counts_as_a_refusal() -> None:
     refused = _translate(Throttled("etcdserver: mvcc: database space exceeded"), "etcd")
     assert isinstance(refused, BackendRejected)
     throttled = _translate(Throttled("Received RST_STREAM with error code 11"), "etcd")
@@ -72,13 +72,13 @@ def test_only_the_word_of_etcd_itself_is_a_refusal() -> None:
     assert throttled.unknown
 
 
-def test_where_nobody_listens_nothing_was_executed(open_: Open) -> None:
+def test_a_refused_connection_proves_that_nothing_was_executed(open_: Open) -> None:
     with pytest.raises(BackendUnavailable) as caught:
         open_(nowhere()).call(calls.TXN, wire.TxnRequest(), 2.0)
     assert not caught.value.unknown
 
 
-def test_where_nobody_answers_it_may_have_been(server: EtcdServer, open_: Open) -> None:
+def test_a_request_without_a_reply_may_have_been_executed(server: EtcdServer, open_: Open) -> None:
     transport = open_(server.endpoint)
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     server.pause()
@@ -90,13 +90,13 @@ def test_where_nobody_answers_it_may_have_been(server: EtcdServer, open_: Open) 
     server.resume()
 
 
-def test_without_time_nothing_is_sent(shared: EtcdServer, open_: Open) -> None:
+def test_nothing_is_sent_after_the_deadline(shared: EtcdServer, open_: Open) -> None:
     with pytest.raises(BackendUnavailable) as caught:
         open_(shared.endpoint).call(calls.TXN, wire.TxnRequest(), 0.0)
     assert not caught.value.unknown
 
 
-def test_a_client_that_was_stopped_until_it_knew_its_endpoint_sends_nothing(
+def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
     shared: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = open_(shared.endpoint)
@@ -120,14 +120,14 @@ def test_a_client_that_was_stopped_until_it_knew_its_endpoint_sends_nothing(
     assert not answer.responses[0].response_range.kvs
 
 
-def test_an_endpoint_where_nobody_listens_is_passed_over(shared: EtcdServer, open_: Open) -> None:
+def test_an_endpoint_that_refuses_connections_is_skipped(shared: EtcdServer, open_: Open) -> None:
     transport = open_(nowhere(), nowhere(), shared.endpoint)
     assert transport.call(calls.TXN, wire.TxnRequest(), 2.0)[0].header.revision > 0
     assert transport.name == f"etcd {shared.endpoint}"
 
 
 @pytest.mark.timeout(150)
-def test_frozen_members_are_passed_over_however_little_time_there_is(cluster: EtcdCluster, open_: Open) -> None:
+def test_frozen_members_are_skipped_even_with_little_time_left(cluster: EtcdCluster, open_: Open) -> None:
     leader = cluster.leader()
     transport = open_(leader.endpoint, *(member.endpoint for member in cluster.followers()))
     leader.pause()
@@ -153,7 +153,7 @@ def test_a_dead_connection_is_replaced(server: EtcdServer, proxy: FaultProxy, op
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)
 
 
-def test_a_connection_that_takes_longer_than_one_request_is_made_all_the_same(
+def test_a_connection_that_takes_longer_than_one_request_is_completed(
     server: EtcdServer, proxy: FaultProxy, open_: Open
 ) -> None:
     proxy.delay(0.12)
@@ -163,7 +163,7 @@ def test_a_connection_that_takes_longer_than_one_request_is_made_all_the_same(
     eventually(lambda: _answered(transport, 0.35))
 
 
-def test_a_request_with_hardly_any_time_says_nothing_about_the_endpoint(
+def test_a_request_with_too_little_time_does_not_mark_its_endpoint_as_down(
     server: EtcdServer, proxy: FaultProxy, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The usual 10 ms pass too quickly on an overloaded machine.
@@ -184,13 +184,13 @@ def test_a_missing_lease_does_not_count_as_an_outage(shared: EtcdServer, open_: 
         open_(shared.endpoint).call(calls.TXN, wire.TxnRequest(success=[put]), 2.0)
 
 
-def test_what_etcd_refuses_is_rejected_with_its_words(shared: EtcdServer, open_: Open) -> None:
+def test_a_refusal_of_etcd_raises_backend_rejected_with_its_text(shared: EtcdServer, open_: Open) -> None:
     put = wire.RequestOp(request_put=wire.PutRequest(key=b"k"))
     with pytest.raises(BackendRejected, match="duplicate key"):
         open_(shared.endpoint).call(calls.TXN, wire.TxnRequest(success=[put, put]), 2.0)
 
 
-def test_a_server_that_is_not_an_etcd_is_reported_and_does_not_hang(open_: Open) -> None:
+def test_a_server_that_is_not_etcd_is_reported_in_time(open_: Open) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as web:
@@ -202,7 +202,7 @@ def test_a_server_that_is_not_an_etcd_is_reported_and_does_not_hang(open_: Open)
         web.shutdown()
 
 
-def test_a_closed_transport_asks_nobody(shared: EtcdServer, open_: Open) -> None:
+def test_a_closed_transport_sends_nothing(shared: EtcdServer, open_: Open) -> None:
     transport = open_(shared.endpoint)
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     transport.close()
@@ -213,7 +213,7 @@ def test_a_closed_transport_asks_nobody(shared: EtcdServer, open_: Open) -> None
 
 
 @pytest.mark.timeout(150)
-def test_a_watch_ends_when_its_member_has_no_leader(cluster: EtcdCluster, open_: Open) -> None:
+def test_a_watch_ends_when_its_member_loses_the_leader(cluster: EtcdCluster, open_: Open) -> None:
     survivor, *others = cluster.members
     transport = open_(survivor.endpoint)
     create = wire.WatchRequest(create_request=wire.WatchCreateRequest(key=b"k", watch_id=1))
@@ -238,7 +238,7 @@ def test_a_watch_ends_when_its_member_has_no_leader(cluster: EtcdCluster, open_:
     assert time.monotonic() - began < 5
 
 
-def test_giving_an_endpoint_up_ends_its_watches(server: EtcdServer, proxy: FaultProxy, open_: Open) -> None:
+def test_leaving_an_endpoint_ends_its_watches(server: EtcdServer, proxy: FaultProxy, open_: Open) -> None:
     transport = open_(f"{proxy.host}:{proxy.port}")
     requests: SimpleQueue[Any] = SimpleQueue()
 

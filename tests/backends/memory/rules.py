@@ -147,19 +147,19 @@ class Rules:
     def leftovers(self, asker: Asker) -> list[str]:
         raise NotImplementedError
 
-    def test_second_claim_is_refused_and_told_when_the_lease_of_the_first_ends(
+    def test_second_claim_is_refused_and_notified_when_the_first_lease_ends(
         self, one: Asker, two: Asker, clock: Clock
     ) -> None:
         one.hold(one.claim(ttl=30))
         clock.advance(10)
         assert two.wait(two.claim()).expires_in == pytest.approx(20)
 
-    def test_grant_counts_its_validity_from_the_clock_at_the_request(self, one: Asker, clock: Clock) -> None:
+    def test_grant_counts_its_validity_from_its_request(self, one: Asker, clock: Clock) -> None:
         granted = one.hold(one.claim(ttl=30))
         assert (granted.sent_at, granted.valid_for, granted.ttl, granted.renew_every) == (clock.now, 30, 30, 10)
 
     @pytest.mark.oracle
-    def test_attempt_sent_again_gets_the_same_token_and_a_new_lease(self, one: Asker, two: Asker, clock: Clock) -> None:
+    def test_repeated_attempt_gets_the_same_token_and_a_new_lease(self, one: Asker, two: Asker, clock: Clock) -> None:
         claim = one.claim(ttl=30)
         token = one.hold(claim).token
         clock.advance(20)
@@ -174,7 +174,7 @@ class Rules:
         one.release(held, granted)
         assert self.leftovers(one) == []
 
-    def test_released_name_and_left_queue_leave_nothing(self, one: Asker, two: Asker) -> None:
+    def test_release_and_cancel_leave_nothing_behind(self, one: Asker, two: Asker) -> None:
         held, waiting = one.claim(), two.claim()
         granted = one.hold(held)
         two.wait(waiting)
@@ -182,7 +182,7 @@ class Rules:
         assert two.release(waiting) is False
         assert self.leftovers(one) == []
 
-    def test_a_repeated_release_releases_nothing(self, one: Asker, two: Asker) -> None:
+    def test_a_repeated_release_changes_nothing(self, one: Asker, two: Asker) -> None:
         first, second = one.claim(), two.claim()
         granted = one.hold(first)
         assert one.release(first, granted) is True
@@ -190,7 +190,7 @@ class Rules:
         assert one.release(first, granted) is False
         assert isinstance(one.attempt(one.claim(), join=False), Busy)
 
-    def test_lease_that_ended_is_free_for_others_and_lives_no_more(self, one: Asker, two: Asker, clock: Clock) -> None:
+    def test_ended_lease_is_free_for_others_and_is_not_revived(self, one: Asker, two: Asker, clock: Clock) -> None:
         first = one.claim(ttl=30)
         granted = one.hold(first)
         clock.advance(29.999)
@@ -200,7 +200,7 @@ class Rules:
         assert one.release(first, granted) is False
         assert isinstance(two.attempt(two.claim(), join=False), Granted)
 
-    def test_renewal_answers_for_each_claim_in_order(self, one: Asker, clock: Clock) -> None:
+    def test_renewal_returns_one_result_for_each_claim_in_order(self, one: Asker, clock: Clock) -> None:
         claims = [one.claim(name, ttl=ttl) for name, ttl in (("a", 30.0), ("b", 5.0), ("c", 30.0))]
         held = [(claim, one.hold(claim)) for claim in claims]
         clock.advance(6)
@@ -249,7 +249,7 @@ class Rules:
         one.release(held, granted)
         one.hold(one.claim())
 
-    def test_free_name_is_kept_for_a_silent_waiter_for_six_seconds_only(
+    def test_free_name_is_kept_for_a_silent_waiter_for_only_six_seconds(
         self, one: Asker, two: Asker, clock: Clock
     ) -> None:
         held, silent, next_ = one.claim(), two.claim(fair=True), one.claim(fair=True)
@@ -273,7 +273,7 @@ class Rules:
         one.wait(late)
         two.hold(early)
 
-    def test_cancel_of_an_unanswered_attempt_is_final(self, one: Asker, clock: Clock) -> None:
+    def test_cancel_of_an_attempt_without_a_reply_is_final(self, one: Asker, clock: Clock) -> None:
         claim = one.claim(ttl=30)
         one.release(claim, unsure=True)
         clock.advance(59)
@@ -281,13 +281,13 @@ class Rules:
         assert self.leftovers(one) in ([], [claim.id])
         one.hold(one.claim())
 
-    def test_cancel_of_an_unanswered_grant_gives_it_back(self, one: Asker, two: Asker) -> None:
+    def test_cancel_of_a_grant_without_a_reply_releases_it(self, one: Asker, two: Asker) -> None:
         claim = one.claim()
         one.hold(claim)
         assert one.release(claim, unsure=True) is True
         two.hold(two.claim())
 
-    def test_operator_takes_a_name_and_the_next_renewal_says_so(self, one: Asker, two: Asker) -> None:
+    def test_force_release_takes_a_name_and_the_next_renewal_reports_it(self, one: Asker, two: Asker) -> None:
         claim = one.claim()
         granted = one.hold(claim)
         assert two.backend.force_release("n", WITHIN) is True
@@ -295,7 +295,7 @@ class Rules:
         two.hold(two.claim())
         assert one.renew((claim, granted)) == [None]
 
-    def test_inspection_tells_the_holder_and_how_many_wait(self, one: Asker, two: Asker) -> None:
+    def test_inspection_shows_the_holder_and_counts_the_waiters(self, one: Asker, two: Asker) -> None:
         claim = one.claim(ttl=12)
         granted = one.hold(claim)
         two.wait(two.claim())
@@ -307,7 +307,7 @@ class Rules:
         assert info.since is not None
         assert info.since.tzinfo is not None
 
-    def test_lease_that_ended_is_not_shown(self, one: Asker, clock: Clock) -> None:
+    def test_ended_lease_is_not_shown(self, one: Asker, clock: Clock) -> None:
         one.hold(one.claim(ttl=30))
         clock.advance(30)
         assert one.backend.inspect("n", WITHIN) is None
@@ -318,13 +318,13 @@ class Rules:
             one.hold(one.claim(name))
         assert [info.name for info in one.backend.inspect_all("a/", WITHIN)] == ["a/1", "a/2"]
 
-    def test_names_under_different_prefixes_never_meet(self, ask: Callable[..., Asker]) -> None:
+    def test_names_under_different_prefixes_are_independent(self, ask: Callable[..., Asker]) -> None:
         outer, inner = ask(prefix=""), ask(prefix="a/")
         outer.hold(outer.claim("a/b"))
         inner.hold(inner.claim("b"))
         assert [info.name for info in inner.backend.inspect_all("", WITHIN)] == ["b"]
         assert [info.name for info in outer.backend.inspect_all("", WITHIN)] == ["a/b"]
 
-    def test_option_it_does_not_know_is_refused_with_the_known_ones(self, url: str) -> None:
+    def test_unknown_option_is_refused_with_a_list_of_the_known_options(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match=r"tll.*ttl"):
             type(self).open_backend(url, {"tll": 3})

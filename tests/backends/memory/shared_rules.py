@@ -41,7 +41,7 @@ class SharedRules(Rules):
             together = held.mode == asked.mode and held.mode in ("r", "p2")
             assert isinstance(two.attempt(asked, join=False), Granted if together else Busy)
 
-    def test_no_more_hold_it_than_there_are_permits(self, one: Asker, two: Asker) -> None:
+    def test_there_are_never_more_holders_than_permits(self, one: Asker, two: Asker) -> None:
         claims = [one.permit(3), two.permit(3), one.permit(3)]
         held = [(claim, one.hold(claim)) for claim in claims]
         late = two.permit(3)
@@ -50,7 +50,7 @@ class SharedRules(Rules):
         two.hold(late)
         assert isinstance(two.attempt(two.permit(3), join=False), Busy)
 
-    def test_released_reader_keeps_the_others(self, one: Asker, two: Asker) -> None:
+    def test_released_reader_leaves_the_other_readers(self, one: Asker, two: Asker) -> None:
         leaving, staying = one.reader(), two.reader()
         held, granted = one.hold(leaving), two.hold(staying)
         assert one.release(leaving, held) is True
@@ -68,7 +68,7 @@ class SharedRules(Rules):
         assert two.renew((alive, kept)) != [None]
         assert isinstance(one.attempt(one.claim(), join=False), Busy)
 
-    def test_writer_is_told_when_the_last_reader_ends_and_enters_then(
+    def test_writer_is_notified_when_the_last_reader_ends_and_enters_then(
         self, one: Asker, two: Asker, clock: Clock
     ) -> None:
         one.hold(one.reader(ttl=30))
@@ -80,7 +80,7 @@ class SharedRules(Rules):
         clock.advance(0.001)
         two.hold(writer)
 
-    def test_permit_is_told_when_the_first_of_them_ends_and_enters_then(
+    def test_waiter_is_notified_when_the_first_permit_ends_and_enters_then(
         self, one: Asker, two: Asker, clock: Clock
     ) -> None:
         one.hold(one.permit(2, ttl=30))
@@ -91,7 +91,7 @@ class SharedRules(Rules):
         two.hold(late)
 
     @pytest.mark.oracle
-    def test_token_of_each_grant_is_greater_than_all_before_whatever_their_kind(self, one: Asker, two: Asker) -> None:
+    def test_later_grant_of_any_mode_has_a_greater_token(self, one: Asker, two: Asker) -> None:
         tokens = []
         for claims in ([one.reader(), two.reader()], [one.writer()], [one.permit(2), two.permit(2)], [two.claim()]):
             held = [(claim, one.hold(claim)) for claim in claims]
@@ -101,9 +101,7 @@ class SharedRules(Rules):
         assert tokens == sorted(set(tokens))
 
     @pytest.mark.oracle
-    def test_attempt_of_a_reader_sent_again_gets_the_same_token_and_takes_no_second_place(
-        self, one: Asker, two: Asker
-    ) -> None:
+    def test_repeated_attempt_of_a_reader_gets_the_same_token_and_no_second_place(self, one: Asker, two: Asker) -> None:
         claim = one.permit(2)
         assert one.hold(claim).token == one.hold(claim).token
         two.hold(two.permit(2))
@@ -111,7 +109,7 @@ class SharedRules(Rules):
 
     # Order
 
-    def test_reader_does_not_overtake_a_waiting_writer_nor_does_a_try(self, one: Asker, two: Asker) -> None:
+    def test_waiting_writer_is_overtaken_by_no_reader_and_by_no_single_try(self, one: Asker, two: Asker) -> None:
         reader, writer, late = one.reader(), two.writer(), one.reader()
         granted = one.hold(reader)
         two.wait(writer)
@@ -123,7 +121,7 @@ class SharedRules(Rules):
         two.release(writer, granted)
         one.hold(late)
 
-    def test_readers_that_waited_for_one_writer_come_in_together_and_in_any_order(self, one: Asker, two: Asker) -> None:
+    def test_readers_behind_one_writer_enter_together_in_any_order(self, one: Asker, two: Asker) -> None:
         writer, readers = one.writer(), [two.reader() for _ in range(3)]
         granted = one.hold(writer)
         for reader in readers:
@@ -141,7 +139,7 @@ class SharedRules(Rules):
         one.wait(second)
         two.hold(reader)
 
-    def test_unfair_mutex_does_not_pass_a_waiting_reader_but_takes_a_free_name_before_an_unfair_one(
+    def test_unfair_lock_does_not_overtake_a_waiting_reader_but_takes_a_free_name_first(
         self, one: Asker, two: Asker
     ) -> None:
         held, reader = one.writer(), two.reader()
@@ -152,7 +150,7 @@ class SharedRules(Rules):
         assert isinstance(one.attempt(one.claim(), join=False), Busy)
         two.hold(reader)
 
-    def test_reader_waits_for_no_unfair_mutex_less_than_for_a_fair_one(self, one: Asker, two: Asker) -> None:
+    def test_reader_waits_behind_an_unfair_lock_as_behind_a_fair_one(self, one: Asker, two: Asker) -> None:
         held, mutex, late = one.reader(), two.claim(), one.reader()
         granted = one.hold(held)
         two.wait(mutex)
@@ -161,7 +159,7 @@ class SharedRules(Rules):
         one.wait(late)
         two.hold(mutex)
 
-    def test_permits_are_kept_for_those_who_waited_for_them(self, one: Asker, two: Asker) -> None:
+    def test_permits_are_kept_for_earlier_waiters(self, one: Asker, two: Asker) -> None:
         held = [(claim, one.hold(claim)) for claim in (one.permit(2), one.permit(2))]
         first, second = two.permit(2), two.permit(2)
         two.wait(first)
@@ -173,7 +171,7 @@ class SharedRules(Rules):
         one.release(*held[1])
         two.hold(second)
 
-    def test_waiting_writer_that_leaves_or_dies_keeps_no_reader_out(self, one: Asker, two: Asker, clock: Clock) -> None:
+    def test_waiting_writer_that_leaves_or_dies_blocks_no_reader(self, one: Asker, two: Asker, clock: Clock) -> None:
         one.hold(one.reader(ttl=300))
         leaving, first = two.writer(), one.reader()
         two.wait(leaving)
@@ -191,7 +189,7 @@ class SharedRules(Rules):
     # The number of permits
 
     @pytest.mark.oracle
-    def test_other_number_is_refused_at_once_and_leaves_nothing(self, one: Asker, two: Asker) -> None:
+    def test_another_number_of_permits_is_refused_at_once_and_leaves_nothing(self, one: Asker, two: Asker) -> None:
         held = one.permit(3)
         granted = one.hold(held)
         with pytest.raises(BackendRejected, match="has 3 permits here, but 5 were requested: use the same number"):
@@ -200,7 +198,7 @@ class SharedRules(Rules):
         assert self.leftovers(one) == []
         two.hold(two.permit(5))
 
-    def test_waiter_with_another_number_is_refused_once_it_meets_a_holder_and_keeps_nobody_out(
+    def test_waiter_with_another_number_is_refused_at_its_turn_and_blocks_no_other(
         self, one: Asker, two: Asker
     ) -> None:
         held, first, odd, last = one.writer(), one.permit(3), two.permit(5), one.permit(3)
@@ -214,21 +212,21 @@ class SharedRules(Rules):
             two.attempt(odd)
         one.hold(last)
 
-    def test_one_permit_excludes_but_is_not_a_mutex_of_another_number(self, one: Asker, two: Asker) -> None:
+    def test_semaphore_with_one_permit_excludes_and_refuses_another_number(self, one: Asker, two: Asker) -> None:
         one.hold(one.permit(1))
         assert isinstance(two.attempt(two.permit(1), join=False), Busy)
 
     # Cancel, force, inspection
 
     @each_kind
-    def test_cancel_is_final_for_each_kind(self, one: Asker, two: Asker, make: Callable[[Asker], Claim]) -> None:
+    def test_cancel_is_final_for_each_mode(self, one: Asker, two: Asker, make: Callable[[Asker], Claim]) -> None:
         claim = make(one)
         one.release(claim, unsure=True)
         assert isinstance(one.attempt(claim), Busy), "the attempt that was on its way took the name after its cancel"
         two.hold(two.claim())
 
     @each_kind
-    def test_released_and_left_names_leave_nothing(
+    def test_release_and_cancel_leave_nothing_for_any_mode(
         self, one: Asker, two: Asker, make: Callable[[Asker], Claim]
     ) -> None:
         held, waiting = make(one), two.writer()
@@ -239,7 +237,7 @@ class SharedRules(Rules):
         assert two.release(waiting) is False
         assert self.leftovers(one) == []
 
-    def test_operator_takes_it_from_all_holders_and_waiters_stay(self, one: Asker, two: Asker) -> None:
+    def test_force_release_removes_all_holders_and_keeps_the_waiters(self, one: Asker, two: Asker) -> None:
         readers = [one.reader(), one.reader()]
         held = [(reader, one.hold(reader)) for reader in readers]
         writer = two.writer()
@@ -248,9 +246,7 @@ class SharedRules(Rules):
         assert one.renew(*held) == [None, None]
         two.hold(writer)
 
-    def test_released_reader_that_rests_keeps_a_writer_out_and_no_reader(
-        self, one: Asker, two: Asker, clock: Clock
-    ) -> None:
+    def test_resting_reader_blocks_a_writer_but_no_reader(self, one: Asker, two: Asker, clock: Clock) -> None:
         reader = one.reader(ttl=30)
         granted = one.hold(reader)
         assert one.backend.rest(reader, granted, False, 40.0, WITHIN).ours is True  # type: ignore[attr-defined]
@@ -263,7 +259,7 @@ class SharedRules(Rules):
         clock.advance(0.1)
         two.hold(two.reader())
 
-    def test_inspection_tells_the_oldest_holder_how_many_there_are_and_the_others(
+    def test_inspection_shows_the_oldest_holder_the_count_and_the_other_holders(
         self, one: Asker, two: Asker, clock: Clock
     ) -> None:
         claims = []
@@ -281,14 +277,14 @@ class SharedRules(Rules):
         [listed] = two.backend.inspect_all("", WITHIN)
         assert (listed.owner, listed.holders, listed.others) == (info.owner, 3, ())
 
-    def test_inspection_of_a_crowd_tells_a_hundred_of_them(self, one: Asker) -> None:
+    def test_inspection_of_many_holders_shows_a_hundred_of_them(self, one: Asker) -> None:
         for _ in range(103):
             one.hold(one.reader())
         info = one.backend.inspect("n", WITHIN)
         assert info is not None
         assert (info.holders, info.permits, len(info.others)) == (103, None, 99)
 
-    def test_inspection_of_a_mutex_tells_of_no_holders(self, one: Asker) -> None:
+    def test_inspection_of_a_plain_lock_lists_no_holders(self, one: Asker) -> None:
         one.hold(one.writer())
         info = one.backend.inspect("n", WITHIN)
         assert info is not None

@@ -40,7 +40,7 @@ class TestMemory(SharedRules):
         one.release(held, granted)
         assert two.ear.told == [("wake", first.id)]
 
-    def test_waiter_that_leaves_a_free_name_wakes_the_next(self, one: Asker, two: Asker) -> None:
+    def test_waiter_that_leaves_a_free_name_wakes_the_next_one(self, one: Asker, two: Asker) -> None:
         held, first, second = one.claim(), two.claim(), two.claim()
         granted = one.hold(held)
         two.wait(first)
@@ -49,7 +49,7 @@ class TestMemory(SharedRules):
         two.release(first)
         assert two.ear.told[-1] == ("wake", second.id)
 
-    def test_every_waiter_that_fits_is_woken_and_nobody_behind_one_that_does_not(self, one: Asker, two: Asker) -> None:
+    def test_every_admissible_waiter_is_woken_up_to_the_first_that_must_wait(self, one: Asker, two: Asker) -> None:
         held, readers, writer, late = one.writer(), [two.reader(), two.reader()], two.writer(), two.reader()
         granted = one.hold(held)
         for claim in (*readers, writer, late):
@@ -73,7 +73,7 @@ class TestMemory(SharedRules):
         two.release(writer)
         assert two.ear.told == [("wake", reader.id) for reader in readers]
 
-    def test_waiter_with_another_number_is_woken_to_hear_it(self, one: Asker, two: Asker) -> None:
+    def test_waiter_with_another_number_is_woken_to_be_refused(self, one: Asker, two: Asker) -> None:
         held, first, odd = one.writer(), one.permit(3), two.permit(5)
         granted = one.hold(held)
         one.wait(first)
@@ -82,7 +82,7 @@ class TestMemory(SharedRules):
         one.hold(first)
         assert two.ear.told == [("wake", odd.id)]
 
-    def test_loss_of_one_reader_is_told_to_no_other(self, one: Asker, two: Asker, clock: Clock) -> None:
+    def test_loss_of_one_reader_is_reported_to_no_other_reader(self, one: Asker, two: Asker, clock: Clock) -> None:
         dead, alive = one.reader(ttl=10), two.reader(ttl=30)
         one.hold(dead)
         granted = two.hold(alive)
@@ -90,14 +90,14 @@ class TestMemory(SharedRules):
         two.renew((alive, granted))
         assert (one.ear.told, two.ear.told) == ([("gone", dead.id, LossReason.TAKEN)], [])
 
-    def test_operator_s_release_is_told_to_each_holder(self, one: Asker, two: Asker) -> None:
+    def test_force_release_is_reported_to_each_holder(self, one: Asker, two: Asker) -> None:
         claims = [one.reader(), one.reader()]
         for claim in claims:
             one.hold(claim)
         two.backend.force_release("n", WITHIN)
         assert one.ear.told == [("gone", claim.id, LossReason.TAKEN) for claim in claims]
 
-    def test_a_look_beside_thousands_of_readers_reads_few_of_them(
+    def test_look_beside_thousands_of_readers_reads_few_of_them(
         self, one: Asker, two: Asker, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for _ in range(2000):
@@ -129,14 +129,16 @@ class TestMemory(SharedRules):
         assert one.ear.told == [("wake", second.id)]
         one.hold(second)
 
-    def test_operator_s_release_is_told_to_the_holder_before_the_next_is_woken(self, one: Asker, two: Asker) -> None:
+    def test_force_release_is_reported_to_the_holder_before_the_next_waiter_is_woken(
+        self, one: Asker, two: Asker
+    ) -> None:
         held, waiting = one.claim(), one.claim()
         one.hold(held)
         one.wait(waiting)
         two.backend.force_release("n", WITHIN)
         assert one.ear.told == [("gone", held.id, LossReason.TAKEN), ("wake", waiting.id)]
 
-    def test_loss_before_the_watch_is_told_by_the_watch(self, one: Asker, two: Asker) -> None:
+    def test_loss_before_the_watch_began_is_reported_by_the_watch(self, one: Asker, two: Asker) -> None:
         claim, kept = one.claim(), one.claim("kept")
         held = [(claim, one.hold(claim)), (kept, one.hold(kept))]
         two.backend.force_release("n", WITHIN)
@@ -144,7 +146,7 @@ class TestMemory(SharedRules):
         one.backend.watch("memory", held, WITHIN)
         assert one.ear.told == [("gone", claim.id, LossReason.TAKEN)]
 
-    def test_followers_hear_of_each_change_of_the_holder(self, one: Asker, two: Asker, clock: Clock) -> None:
+    def test_observers_are_notified_of_each_change_of_the_holder(self, one: Asker, two: Asker, clock: Clock) -> None:
         two.backend.follow(frozenset({"n", "other"}), WITHIN)
         claim = one.claim(ttl=30)
         granted = one.hold(claim)
@@ -155,7 +157,7 @@ class TestMemory(SharedRules):
         one.hold(one.claim())
         assert two.ear.told == [("changed", "n")] * 2
 
-    def test_notices_are_told_without_the_mutex(self, one: Asker, two: Asker) -> None:
+    def test_notices_are_sent_outside_the_mutex(self, one: Asker, two: Asker) -> None:
         held, waiting = one.claim(), two.claim()
         granted = one.hold(held)
         two.wait(waiting)
@@ -164,7 +166,7 @@ class TestMemory(SharedRules):
         one.release(held, granted)
         assert [type(answer) for answer in answers] == [Granted]
 
-    def test_stores_of_different_names_are_apart(self, url: str, clock: Clock, one: Asker) -> None:
+    def test_stores_with_different_names_are_separate(self, url: str, clock: Clock, one: Asker) -> None:
         one.hold(one.claim())
         for other in (f"{url}-2", f"{url}/2", url.upper().replace("MEMORY", "memory")):
             asker = Asker(multilock_memory.open_backend(other, {}), clock)

@@ -142,7 +142,7 @@ def says(client: multilock.Client, pattern: str, kind: type[multilock.MultilockE
     assert SECRET not in str(said)
 
 
-def test_all_is_done_over_tls_with_a_client_certificate(tls: Place, certificates: Path) -> None:
+def test_every_operation_works_over_tls_with_a_client_certificate(tls: Place, certificates: Path) -> None:
     ours = files(certificates, "ca", "cert", "key")
     with tls.connect(**ours) as us, tls.connect(**ours) as them:
         is_handed_over(us, them)
@@ -151,15 +151,15 @@ def test_all_is_done_over_tls_with_a_client_certificate(tls: Place, certificates
         assert lease.wait_lost(WITHIN) is not None
 
 
-def test_a_server_that_is_not_trusted_is_rejected(tls: Place) -> None:
+def test_a_server_with_an_unknown_certificate_is_rejected(tls: Place) -> None:
     says(tls.connect(), r"not trusted.*ca=")
 
 
-def test_a_client_without_a_certificate_is_told_to_give_one(tls: Place, certificates: Path) -> None:
+def test_a_client_without_a_certificate_is_advised_to_give_one(tls: Place, certificates: Path) -> None:
     says(tls.connect(**files(certificates, "ca")), "cert= and key=", BackendUnavailable)
 
 
-def test_without_tls_the_scheme_with_it_is_named(tls: Place) -> None:
+def test_a_tls_server_at_a_plain_url_is_reported_with_the_right_scheme(tls: Place) -> None:
     says(tls.connect(insecure=True), f"{re.escape(secured(tls.scheme))}://", BackendUnavailable)
 
 
@@ -182,21 +182,21 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         yield place
 
 
-def test_a_login_in_the_url_opens_all_servers(place: Place) -> None:
+def test_a_login_in_the_url_is_used_for_all_servers(place: Place) -> None:
     with place.connect(f"app:{SECRET}@") as us, place.connect(username="app", password=SECRET) as them:
         is_handed_over(us, them)
 
 
-def test_a_password_that_is_asked_for_and_not_given_is_told(place: Place) -> None:
+def test_a_missing_password_is_reported(place: Place) -> None:
     says(place.connect(), "give username= and password=")
 
 
-def test_a_wrong_password_is_told_and_not_shown(place: Place) -> None:
+def test_a_wrong_password_is_reported_but_not_shown(place: Place) -> None:
     says(place.connect("app:battery-staple@"), r"check username=, password=")
     says(place.connect(username="nobody", password=SECRET), r"check username=, password=")
 
 
-def test_a_certificate_without_tls_is_an_error(place: Place) -> None:
+def test_a_certificate_without_tls_raises_an_error(place: Place) -> None:
     with pytest.raises(multilock.ConfigurationError, match=f"{re.escape(secured(place.scheme))}://"):
         place.connect(ca="/etc/ssl/ca.pem")
 
@@ -228,7 +228,7 @@ def deny(place: Place, count: int, *rights: str) -> None:
 @pytest.mark.parametrize(
     "rights", [("resetchannels",), ("-publish",), ("-client|tracking",), ("-info",), ("-evalsha",)]
 )
-def test_what_one_of_three_denies_costs_nothing_but_time(three: Place, rights: tuple[str, ...]) -> None:
+def test_a_permission_missing_on_one_of_three_servers_costs_only_time(three: Place, rights: tuple[str, ...]) -> None:
     deny(three, 1, *rights)
     guarded: dict[str, Any] = {"ttl": GUARD, "restart_guard": GUARD}
     with three.connect("app:x@", **guarded) as us, three.connect("app:x@", **guarded) as them:
@@ -236,20 +236,20 @@ def test_what_one_of_three_denies_costs_nothing_but_time(three: Place, rights: t
 
 
 @pytest.mark.parametrize("rights", [("resetchannels",), ("-publish",), ("-client|tracking",)])
-def test_without_channels_on_any_of_three_turns_come_by_timers(three: Place, rights: tuple[str, ...]) -> None:
+def test_without_channels_on_any_of_three_servers_waiters_look_by_timers(three: Place, rights: tuple[str, ...]) -> None:
     deny(three, 3, *rights)
     with three.connect("app:x@") as us, three.connect("app:x@") as them:
         is_handed_over(us, them)
 
 
-def test_two_of_three_that_do_not_say_for_how_long_they_are_up_are_told_with_the_remedy(three: Place) -> None:
+def test_two_of_three_servers_without_a_readable_uptime_are_reported_with_the_remedy(three: Place) -> None:
     deny(three, 2, "-info")
     says(three.connect("app:x@", ttl=GUARD, restart_guard=GUARD), "allow this user INFO, or give restart_guard=0")
     with three.connect("app:x@") as us, three.connect("app:x@") as them:
         is_handed_over(us, them)
 
 
-def test_a_login_of_its_own_opens_each_server() -> None:
+def test_each_server_may_have_a_login_of_its_own() -> None:
     hosts = []
     with Place("redlock") as own:
         for n, server in enumerate(own.servers):

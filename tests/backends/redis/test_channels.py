@@ -70,7 +70,7 @@ async def cancelled_under_way(ours: AsyncClient, bare: Bare, task: asyncio.Task[
     await until(lambda: holder_of(bare) is None)
 
 
-def test_a_free_lock_is_taken_and_given_back_over_one_connection(server: RedisServer, bare: Bare) -> None:
+def test_a_free_lock_is_acquired_and_released_over_one_connection(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url) as ours:
             await (await ours.lock("a").acquire()).release()  # runs in a thread, which loads the scripts first
@@ -85,7 +85,9 @@ def test_a_free_lock_is_taken_and_given_back_over_one_connection(server: RedisSe
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("then", ["cut", "hold"])
-def test_a_lost_reply_to_a_try_leaves_nothing(server: RedisServer, proxy: FaultProxy, bare: Bare, then: Any) -> None:
+def test_a_single_try_whose_reply_is_lost_leaves_nothing(
+    server: RedisServer, proxy: FaultProxy, bare: Bare, then: Any
+) -> None:
     async def main() -> None:
         async with client(proxy.url, request_timeout=1.0) as ours:
             await (await ours.lock("a").acquire()).release()
@@ -101,7 +103,7 @@ def test_a_lost_reply_to_a_try_leaves_nothing(server: RedisServer, proxy: FaultP
     run(main)
 
 
-def test_a_lost_reply_to_a_release_is_asked_again_in_the_background(proxy: FaultProxy, bare: Bare) -> None:
+def test_a_release_whose_reply_is_lost_is_repeated_in_the_background(proxy: FaultProxy, bare: Bare) -> None:
     async def main() -> None:
         async with client(proxy.url, request_timeout=0.3) as ours:
             lease = await ours.lock("a").acquire()
@@ -140,7 +142,7 @@ class LateSocket:
         return self._sock.send(data)
 
 
-def test_a_pause_before_the_sending_shortens_the_lease_and_costs_nothing_else(server: RedisServer, bare: Bare) -> None:
+def test_a_pause_before_the_sending_only_shortens_the_lease(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url, ttl=5.0) as ours:
             await (await ours.lock("a").acquire()).release()
@@ -159,7 +161,7 @@ def test_a_pause_before_the_sending_shortens_the_lease_and_costs_nothing_else(se
     run(main)
 
 
-def test_a_cancelled_release_goes_on_in_the_background(proxy: FaultProxy, bare: Bare) -> None:
+def test_a_cancelled_release_continues_in_the_background(proxy: FaultProxy, bare: Bare) -> None:
     async def main() -> None:
         async with client(proxy.url, request_timeout=5.0) as ours:
             lease = await ours.lock("a").acquire()
@@ -175,7 +177,7 @@ def test_a_cancelled_release_goes_on_in_the_background(proxy: FaultProxy, bare: 
     run(main)
 
 
-def test_an_answer_read_late_by_a_blocked_loop_counts_from_the_sending(server: RedisServer) -> None:
+def test_a_reply_read_late_by_a_blocked_loop_counts_from_the_sending(server: RedisServer) -> None:
     async def main() -> None:
         async with client(server.url, ttl=5.0) as ours:
             await (await ours.lock("a").acquire()).release()
@@ -192,7 +194,7 @@ def test_an_answer_read_late_by_a_blocked_loop_counts_from_the_sending(server: R
     run(main)
 
 
-def test_a_release_whose_answer_waited_for_a_blocked_loop_is_answered(
+def test_a_release_whose_reply_waited_for_a_blocked_loop_succeeds(
     server: RedisServer, bare: Bare, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -214,7 +216,7 @@ def test_a_release_whose_answer_waited_for_a_blocked_loop_is_answered(
     run(main)
 
 
-def test_a_server_that_ends_an_idle_connection_costs_no_request(server: RedisServer, bare: Bare) -> None:
+def test_an_idle_connection_closed_by_the_server_costs_no_request(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url) as ours:
             await (await ours.lock("a").acquire()).release()
@@ -233,13 +235,13 @@ def test_a_server_that_ends_an_idle_connection_costs_no_request(server: RedisSer
 
 
 @pytest.mark.parametrize("ends", ["in the answer", "before the request", "while it is idle"])
-def test_a_descriptor_that_ended_is_let_go_of_before_another_connection_gets_its_number(
+def test_a_closed_descriptor_is_unregistered_before_a_connection_can_reuse_its_number(
     proxy: FaultProxy, ends: str
 ) -> None:
     run(lambda: its_number_is_free(proxy, ends))
 
 
-def test_a_client_whose_loop_was_closed_under_a_request_goes_on_in_another(
+def test_a_client_whose_loop_was_closed_during_a_request_works_on_another_loop(
     server: RedisServer, proxy: FaultProxy, bare: Bare
 ) -> None:
     first = asyncio.new_event_loop()
@@ -268,7 +270,7 @@ def test_a_client_whose_loop_was_closed_under_a_request_goes_on_in_another(
     run(again)
 
 
-def test_the_loop_sees_the_end_of_an_idle_connection(server: RedisServer, bare: Bare) -> None:
+def test_the_loop_notices_the_end_of_an_idle_connection(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url) as ours:
             await (await ours.lock("a").acquire()).release()
@@ -279,7 +281,7 @@ def test_the_loop_sees_the_end_of_an_idle_connection(server: RedisServer, bare: 
     run(main)
 
 
-def test_forgotten_scripts_are_loaded_again(server: RedisServer, bare: Bare) -> None:
+def test_scripts_that_the_server_lost_are_loaded_again(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url) as ours:
             lease = await ours.lock("a").acquire()
@@ -291,7 +293,7 @@ def test_forgotten_scripts_are_loaded_again(server: RedisServer, bare: Bare) -> 
     run(main)
 
 
-def test_a_refusal_leaves_the_connection_as_it_is(server: RedisServer, bare: Bare) -> None:
+def test_a_refusal_leaves_the_connection_open(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         bare.hset("multilock/a", "another", 1)
         async with client(server.url) as ours:
@@ -335,7 +337,7 @@ def test_a_waiter_is_served_in_order_and_woken_by_the_releaser(server: RedisServ
         run(main)
 
 
-def test_more_requests_at_once_than_channels_go_through_threads(server: RedisServer, proxy: FaultProxy) -> None:
+def test_requests_beyond_the_limit_of_connections_use_threads(server: RedisServer, proxy: FaultProxy) -> None:
     async def main() -> None:
         async with client(proxy.url, ttl=30.0) as ours:
             proxy.delay(0.1)
@@ -364,9 +366,7 @@ def made_slowly(ours: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> tuple[lis
     return made, go_on
 
 
-def test_a_connection_that_nobody_waits_for_any_more_is_closed(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_without_a_waiting_request_is_closed(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with client(server.url, request_timeout=5.0) as ours:
             made, go_on = made_slowly(ours, monkeypatch)
@@ -383,7 +383,7 @@ def test_a_connection_that_nobody_waits_for_any_more_is_closed(
     run(main)
 
 
-def test_a_connection_that_comes_as_its_request_is_cancelled_is_closed(
+def test_a_connection_completed_during_the_cancel_of_its_request_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cancel comes between the step that has the reply and the step that continues with it."""
@@ -411,7 +411,7 @@ def test_a_connection_that_comes_as_its_request_is_cancelled_is_closed(
 
 
 @pytest.mark.parametrize("closed_before", [True, False], ids=["closed before", "closed after"])
-def test_a_connection_that_a_loop_heard_of_as_it_ended_is_closed_with_the_client(
+def test_a_connection_that_ended_unnoticed_is_closed_with_the_client(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, closed_before: bool
 ) -> None:
     first = asyncio.new_event_loop()
@@ -444,7 +444,7 @@ def test_a_connection_that_a_loop_heard_of_as_it_ended_is_closed_with_the_client
     assert made[0].fileno() < 0
 
 
-def test_a_connection_that_is_made_while_the_client_is_closed_is_closed(
+def test_a_connection_made_while_the_client_closes_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that it comes after the end, and before the time limit.
@@ -493,7 +493,7 @@ def test_closing_ends_the_connections(server: RedisServer, bare: Bare) -> None:
     run(main)
 
 
-def test_a_client_goes_on_on_another_loop_when_the_first_is_closed(server: RedisServer, bare: Bare) -> None:
+def test_a_client_moves_to_another_loop_when_the_first_is_closed(server: RedisServer, bare: Bare) -> None:
     ours = multilock.connect_async(server.url, ttl=TTL)
 
     async def once() -> None:

@@ -88,7 +88,7 @@ def test_all_keys_of_a_name_are_on_the_primary_of_its_slot(us: Ours, them: Ours,
 
 
 @pytest.mark.parametrize("kind", ["lock", "read"])
-def test_a_moved_slot_is_followed_by_each_request(us: Ours, moving: Moving, kind: str) -> None:
+def test_each_request_follows_a_moved_slot(us: Ours, moving: Moving, kind: str) -> None:
     claim, granted = us.take(us.claim(moving.name, kind=kind))
     moving.whole()
     [renewed] = us.renew((claim, granted))
@@ -108,7 +108,7 @@ def test_a_moved_slot_is_followed_by_each_request(us: Ours, moving: Moving, kind
     assert us.release(again)
 
 
-def test_a_waiter_follows_a_moved_slot_and_listens_there(us: Ours, them: Ours, moving: Moving) -> None:
+def test_a_waiter_follows_a_moved_slot_and_subscribes_there(us: Ours, them: Ours, moving: Moving) -> None:
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     moving.whole()
@@ -119,7 +119,7 @@ def test_a_waiter_follows_a_moved_slot_and_listens_there(us: Ours, them: Ours, m
     assert granted.group == f"redis+cluster://{moving.there.endpoint}/0"
 
 
-def test_a_burst_of_redirections_asks_for_the_table_once(us: Ours, cluster: RedisCluster) -> None:
+def test_many_redirections_at_once_cause_one_request_for_the_table(us: Ours, cluster: RedisCluster) -> None:
     here, there, _ = cluster.primaries()
     names = list(islice(cluster.names_on(here), 5))
     moved = [cluster.slot_of(name) for name in names]
@@ -143,7 +143,7 @@ def test_a_burst_of_redirections_asks_for_the_table_once(us: Ours, cluster: Redi
 
 
 @pytest.mark.parametrize("kind", ["lock", "read"])
-def test_what_is_held_is_renewed_at_every_moment_of_a_move(us: Ours, moving: Moving, kind: str) -> None:
+def test_a_held_lock_is_renewed_at_every_step_of_a_move(us: Ours, moving: Moving, kind: str) -> None:
     held = us.take(us.claim(moving.name, kind=kind))
     for step in (moving.begin, moving.keys, moving.end):
         step()
@@ -152,7 +152,9 @@ def test_what_is_held_is_renewed_at_every_moment_of_a_move(us: Ours, moving: Mov
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_what_needs_a_missing_key_is_silence_until_the_move_is_over(us: Ours, moving: Moving, moved: bool) -> None:
+def test_a_request_for_a_missing_key_counts_as_silence_until_the_move_ends(
+    us: Ours, moving: Moving, moved: bool
+) -> None:
     held, granted = us.take(us.claim(moving.name))
     moving.begin()
     if moved:
@@ -177,9 +179,7 @@ def test_what_needs_a_missing_key_is_silence_until_the_move_is_over(us: Ours, mo
     assert isinstance(us.attempt(us.claim(moving.name)), Granted)
 
 
-def test_a_request_whose_keys_have_all_been_moved_is_answered_by_the_new_node(
-    us: Ours, them: Ours, moving: Moving
-) -> None:
+def test_a_request_whose_keys_have_all_moved_is_answered_by_the_new_node(us: Ours, them: Ours, moving: Moving) -> None:
     """Only a missing key refuses an acquire, so all six exist here: lock, holders, queue, live, token and tombstone."""
     us.take(us.reader(moving.name))
     them.wait(them.claim(moving.name))
@@ -190,7 +190,7 @@ def test_a_request_whose_keys_have_all_been_moved_is_answered_by_the_new_node(
     assert isinstance(us.attempt(late), Busy)
 
 
-def test_a_waiter_whose_place_was_moved_is_passed_over_only_until_its_heartbeat(
+def test_a_waiter_whose_place_was_moved_is_overtaken_only_until_its_heartbeat(
     us: Ours, them: Ours, moving: Moving
 ) -> None:
     """The waiter does not listen at the new node, so nobody may hand the name to it, but it keeps its place."""
@@ -206,7 +206,7 @@ def test_a_waiter_whose_place_was_moved_is_passed_over_only_until_its_heartbeat(
     assert isinstance(them.attempt(waiting, join=True), Granted)
 
 
-def test_a_push_is_a_hint_since_every_node_passes_it_on(us: Ours, them: Ours, moving: Moving) -> None:
+def test_a_push_is_only_a_hint_because_every_node_forwards_it(us: Ours, them: Ours, moving: Moving) -> None:
     """One node's clock wrote the waiter's deadline, and another node hands the name over after the move. Its message
     reaches subscribers at both nodes, unless it is lost between them."""
     held, _ = us.take(us.claim(moving.name))
@@ -225,7 +225,7 @@ def test_a_push_is_a_hint_since_every_node_passes_it_on(us: Ours, them: Ours, mo
 # ---- losses, and watches that move
 
 
-def test_only_a_deletion_at_the_new_node_is_a_loss_after_a_move(us: Ours, moving: Moving) -> None:
+def test_after_a_move_only_a_deletion_at_the_new_node_is_a_loss(us: Ours, moving: Moving) -> None:
     held = us.take(us.claim(moving.name))
     us.watch(held)
     moving.begin()
@@ -242,7 +242,7 @@ def test_only_a_deletion_at_the_new_node_is_a_loss_after_a_move(us: Ours, moving
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_what_was_released_on_its_way_to_another_node_is_not_watched_there(us: Ours, moving: Moving) -> None:
+def test_a_lock_released_during_its_move_is_not_watched_at_the_new_node(us: Ours, moving: Moving) -> None:
     held = us.take(us.claim(moving.name))
     us.watch(held)
     moving.whole()
@@ -254,7 +254,7 @@ def test_what_was_released_on_its_way_to_another_node_is_not_watched_there(us: O
     assert ("gone", held[0].id, TAKEN) not in us.ear.heard
 
 
-def test_a_followed_name_is_followed_to_its_new_node(us: Ours, them: Ours, moving: Moving) -> None:
+def test_an_observed_name_is_followed_to_its_new_node(us: Ours, them: Ours, moving: Moving) -> None:
     names = frozenset({moving.name, moving.cluster.name_on(moving.elsewhere)})
     assert us.backend.follow(names, 2)
     held, _ = them.take(them.claim(moving.name))

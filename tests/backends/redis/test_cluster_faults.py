@@ -35,7 +35,7 @@ def other(cluster: RedisCluster) -> Iterator[Client]:
 # ---- a slot goes back and forth
 
 
-def test_a_held_lock_whose_slot_goes_back_and_forth_is_never_lost_and_never_shared(
+def test_a_held_lock_whose_slot_moves_back_and_forth_is_never_lost_nor_shared(
     client: Client, cluster: RedisCluster
 ) -> None:
     """Under contention no two holders overlap, and nobody is notified of a loss that did not happen."""
@@ -88,7 +88,7 @@ def test_a_held_lock_whose_slot_goes_back_and_forth_is_never_lost_and_never_shar
 # ---- a shard's primary ends
 
 
-def test_locks_go_on_when_the_replica_of_a_killed_primary_takes_over(
+def test_locks_work_again_when_the_replica_of_a_killed_primary_takes_over(
     client: Client, other: Client, cluster: RedisCluster
 ) -> None:
     primary = cluster.primaries()[0]
@@ -111,7 +111,7 @@ def test_locks_go_on_when_the_replica_of_a_killed_primary_takes_over(
     assert client.lock(next(names)).acquire(timeout=20)
 
 
-def test_a_holder_whose_lock_the_new_primary_does_not_have_is_told(client: Client, cluster: RedisCluster) -> None:
+def test_a_holder_is_notified_if_the_new_primary_lacks_its_lock(client: Client, cluster: RedisCluster) -> None:
     """A failover forgets writes that had not reached the replica. The watch at the new primary finds that, without a
     renewal."""
     primary = cluster.primaries()[0]
@@ -136,7 +136,7 @@ def test_a_holder_whose_lock_the_new_primary_does_not_have_is_told(client: Clien
     assert not lease.is_held()
 
 
-def test_a_release_that_a_failover_swallowed_is_made_at_the_new_primary(cluster: RedisCluster) -> None:
+def test_a_release_that_a_failover_lost_is_repeated_at_the_new_primary(cluster: RedisCluster) -> None:
     primary = cluster.primaries()[0]
     name = cluster.name_on(primary)
     replica = cluster.replica_of(primary)
@@ -150,9 +150,7 @@ def test_a_release_that_a_failover_swallowed_is_made_at_the_new_primary(cluster:
             eventually(lambda: holder_of(replica.bare, name) is None, within=20)
 
 
-def test_a_client_finds_a_cluster_of_which_its_url_names_no_living_node(
-    connect: Connect, cluster: RedisCluster
-) -> None:
+def test_a_client_reaches_a_cluster_although_no_node_of_its_url_lives(connect: Connect, cluster: RedisCluster) -> None:
     """The client uses the nodes that it has learnt from the others."""
     first, second, _ = cluster.primaries()
     ours = connect(f"redis+cluster://{first.endpoint}")
@@ -191,7 +189,7 @@ def answers(ours: Ours, name: str) -> bool:
 
 
 @pytest.mark.parametrize("full", ["yes", "no"])
-def test_a_slot_that_nobody_serves(connect: Connect, cluster: RedisCluster, full: str) -> None:
+def test_a_slot_without_a_node_raises_backend_unavailable(connect: Connect, cluster: RedisCluster, full: str) -> None:
     primary, other, _ = cluster.primaries()
     name = cluster.name_on(primary)
     slot = cluster.slot_of(name)
@@ -230,7 +228,7 @@ class uncovered:
         self._cluster.agree()
 
 
-def test_no_node_that_answers_is_silence() -> None:
+def test_a_cluster_without_a_reachable_node_counts_as_silence() -> None:
     backend = Ours("redis+cluster://127.0.0.1:1,127.0.0.1:2")
     for ask in (backend.take, lambda: backend.backend.ping(1), lambda: backend.backend.diagnose(1)):
         with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:[12]") as caught:
@@ -239,14 +237,14 @@ def test_no_node_that_answers_is_silence() -> None:
     backend.close()
 
 
-def test_a_server_that_is_in_no_cluster_is_refused_with_the_way_out(server: RedisServer) -> None:
+def test_a_server_outside_any_cluster_is_refused_with_the_remedy(server: RedisServer) -> None:
     ours = Ours(f"redis+cluster://{server.endpoint}")
     with pytest.raises(BackendRejected, match="give redis://"):
         ours.take()
     ours.close()
 
 
-def test_a_cluster_of_one_shard_gets_another_one_and_loses_it_again() -> None:
+def test_a_cluster_grows_from_one_shard_to_two_and_shrinks_again() -> None:
     with RedisCluster(shards=1, replicas=False, idle=1) as cluster:
         old, new = cluster.members
         ours = Ours(cluster.url, ttl=5.0)
@@ -277,19 +275,21 @@ def test_a_cluster_of_one_shard_gets_another_one_and_loses_it_again() -> None:
         ("redis+cluster://h", {"prefix": "{a}"}, "prefix"),
     ],
 )
-def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[str, object], message: str) -> None:
+def test_an_invalid_configuration_is_refused_before_any_request(
+    url: str, options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         open_backend(url, options)
 
 
-def test_tls_where_none_is_spoken_is_told_with_the_scheme_of_a_cluster(cluster: RedisCluster) -> None:
+def test_a_server_without_tls_is_reported_with_the_scheme_of_a_cluster(cluster: RedisCluster) -> None:
     ours = Ours(cluster.url.replace("redis", "rediss", 1))
     with pytest.raises(BackendUnavailable, match=r"write redis\+cluster:// in the URL"):
         ours.take()
     ours.close()
 
 
-def test_secrets_are_not_shown() -> None:
+def test_passwords_are_not_shown() -> None:
     shown = repr(open_backend("redis+cluster://user:s3cret@h:7000,[::1]/0", {}))
     assert shown == "<ClusterBackend redis+cluster://h:7000,[::1]:6379>"
 
@@ -297,7 +297,7 @@ def test_secrets_are_not_shown() -> None:
 # ---- the whole cluster
 
 
-def test_a_client_of_the_field_is_used_and_not_closed(cluster: RedisCluster) -> None:
+def test_a_client_object_passed_to_connect_is_used_and_not_closed(cluster: RedisCluster) -> None:
     theirs = redis.RedisCluster(host="127.0.0.1", port=cluster.members[0].port)
     with multilock.connect("redis+cluster://", client=theirs) as client, client.lock("a") as lease:
         assert theirs.get("multilock/a") == lease.owner.encode()

@@ -18,14 +18,14 @@ def found(ours: Ours) -> dict[str, Finding]:
     return {finding.code: finding for finding in findings}
 
 
-def test_a_server_set_up_for_locks_has_no_findings() -> None:
+def test_diagnose_finds_nothing_on_a_well_configured_server() -> None:
     with RedisServer("--appendonly", "yes", "--appendfsync", "always") as server:
         ours = Ours(server.url)
         assert found(ours) == {}
         ours.close()
 
 
-def test_settings_that_weaken_the_lock_are_found(us: Ours, bare: Bare) -> None:
+def test_diagnose_finds_settings_that_weaken_the_lock(us: Ours, bare: Bare) -> None:
     assert found(us).keys() == {"persistence"}
     bare.config_set("maxmemory-policy", "volatile-lru")
     assert found(us)["eviction"].level == "info"
@@ -35,21 +35,21 @@ def test_settings_that_weaken_the_lock_are_found(us: Ours, bare: Bare) -> None:
     bare.config_set("maxmemory-policy", "noeviction")
 
 
-def test_a_node_of_a_cluster_is_found() -> None:
+def test_diagnose_reports_a_node_of_a_cluster() -> None:
     with RedisServer("--cluster-enabled", "yes") as server:
         ours = Ours(server.url)
         assert found(ours)["cluster"].level == "error"
         ours.close()
 
 
-def test_an_append_only_file_that_is_written_once_a_second_is_found() -> None:
+def test_diagnose_reports_an_append_only_file_written_once_a_second() -> None:
     with RedisServer("--appendonly", "yes") as server:
         ours = Ours(server.url)
         assert "everysec" in found(ours)["persistence"].message
         ours.close()
 
 
-def test_a_replica_and_its_primary_are_found(us: Ours, server: RedisServer, redis_server: RedisServer) -> None:
+def test_diagnose_reports_a_replica_and_its_primary(us: Ours, server: RedisServer, redis_server: RedisServer) -> None:
     with redis.Redis(port=server.port) as primary:
         primary.config_set("repl-diskless-sync-delay", 0)
     with redis.Redis(port=redis_server.port) as bare:
@@ -62,7 +62,7 @@ def test_a_replica_and_its_primary_are_found(us: Ours, server: RedisServer, redi
         bare.replicaof("NO", "ONE")
 
 
-def test_settings_that_may_not_be_read_are_a_finding_not_an_error(
+def test_settings_that_cannot_be_read_are_a_finding_and_not_an_error(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
     bare.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-config"], reset=True)
@@ -84,5 +84,5 @@ def test_settings_that_may_not_be_read_are_a_finding_not_an_error(
         ({}, False),
     ],
 )
-def test_a_server_older_than_what_is_tested_is_found(facts: dict[str, str], old: bool) -> None:
+def test_diagnose_reports_a_server_older_than_the_tested_versions(facts: dict[str, str], old: bool) -> None:
     assert any(finding.code == "version" for check in CHECKS if (finding := check(facts))) is old

@@ -43,19 +43,19 @@ def locked(redis_server: RedisServer) -> RedisServer:
     return redis_server
 
 
-def test_no_password_is_rejected(locked: RedisServer) -> None:
+def test_a_missing_password_is_rejected(locked: RedisServer) -> None:
     with pytest.raises(BackendRejected, match=r"NOAUTH Authentication required\..*give username= and password="):
         Ours(locked.url).take()
 
 
-def test_a_wrong_password_is_rejected_and_not_shown(locked: RedisServer) -> None:
+def test_a_wrong_password_is_rejected_but_not_shown(locked: RedisServer) -> None:
     with pytest.raises(BackendRejected) as caught:
         Ours(locked.url, password="battery-staple").take()
     assert "battery-staple" not in str(caught.value)
     assert "battery-staple" not in repr(caught.value.__cause__)
 
 
-def test_the_password_may_stand_in_the_url_or_in_the_options(locked: RedisServer) -> None:
+def test_the_password_may_be_in_the_url_or_in_the_options(locked: RedisServer) -> None:
     for ours in (
         Ours(locked.url, password=SECRET),
         Ours(locked.url.replace("//", f"//:{SECRET}@")),
@@ -72,7 +72,7 @@ def test_a_database_that_does_not_exist_is_rejected(server: RedisServer, connect
         connect(server.url, db=99).take()
 
 
-def test_a_user_without_the_commands_is_rejected_and_nothing_was_executed(
+def test_a_user_without_the_commands_is_rejected_and_nothing_is_executed(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
     bare.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+ping"], reset=True)
@@ -81,13 +81,15 @@ def test_a_user_without_the_commands_is_rejected_and_nothing_was_executed(
     assert holder_of(bare) is None
 
 
-def test_a_user_without_these_keys_is_rejected(server: RedisServer, bare: Bare, connect: Connect) -> None:
+def test_a_user_without_permission_for_these_keys_is_rejected(
+    server: RedisServer, bare: Bare, connect: Connect
+) -> None:
     bare.acl_setuser("other", enabled=True, nopass=True, keys=["other:*"], commands=["+@all"], reset=True)
     with pytest.raises(BackendRejected, match="NOPERM"):
         connect(server.url.replace("//", "//other:x@")).take()
 
 
-def test_a_user_with_exactly_the_documented_rights_can_do_everything(
+def test_the_documented_permissions_are_sufficient_for_every_operation(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
     since(bare, "6.2", "rights on channels")
@@ -122,7 +124,7 @@ def test_a_user_with_exactly_the_documented_rights_can_do_everything(
 @pytest.mark.parametrize(
     "right", ["zadd", "zrem", "zrange", "zrank", "hset", "hget", "hdel", "pexpire", "time", "publish"]
 )
-def test_a_missing_right_leaves_no_key_without_an_end(
+def test_a_missing_permission_leaves_no_key_without_an_expiry(
     server: RedisServer, bare: Bare, connect: Connect, right: str
 ) -> None:
     whole, lacking = connect(), connect(without(bare, server, right))
@@ -161,7 +163,7 @@ def test_a_key_of_another_type_is_rejected_and_left_alone(us: Ours, bare: Bare) 
 
 
 @pytest.mark.parametrize("part", ["queue", "live", "token"])
-def test_a_part_of_another_type_is_rejected_and_no_lock_is_left(us: Ours, bare: Bare, part: str) -> None:
+def test_another_type_of_an_auxiliary_key_is_rejected_and_leaves_no_lock(us: Ours, bare: Bare, part: str) -> None:
     bare.rpush(f"{{multilock/a}}:{part}", "x")
     if part == "live":
         bare.zadd("{multilock/a}:queue", {"x": 1})
@@ -170,9 +172,7 @@ def test_a_part_of_another_type_is_rejected_and_no_lock_is_left(us: Ours, bare: 
     assert holder_of(bare) is None
 
 
-def test_a_full_memory_is_rejected_but_what_is_held_is_confirmed_renewed_released_and_handed_over(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_a_full_server_rejects_new_locks_but_serves_the_held_ones(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take()
     waiter = them.wait()
     other = us.take(us.claim("other"))
@@ -195,17 +195,17 @@ def test_a_full_memory_is_rejected_but_what_is_held_is_confirmed_renewed_release
 # silences where the request was certainly not executed
 
 
-def test_nobody_listens(connect: Connect) -> None:
+def test_a_refused_connection_raises_backend_unavailable(connect: Connect) -> None:
     with silent(unknown=False):
         connect(f"redis://127.0.0.1:{free_port()}").take()
 
 
-def test_a_host_that_cannot_be_found(connect: Connect) -> None:
+def test_an_unknown_host_raises_backend_unavailable(connect: Connect) -> None:
     with silent(unknown=False):
         connect("redis://no-such-host.invalid").take()
 
 
-def test_a_name_look_up_that_hangs_ends_in_time(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_lookup_that_hangs_ends_in_time(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(10) and [])
     started = now()
@@ -215,9 +215,7 @@ def test_a_name_look_up_that_hangs_ends_in_time(connect: Connect, monkeypatch: p
     release.set()
 
 
-def test_however_many_ask_a_look_up_that_hangs_keeps_a_bounded_number_of_threads(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_lookup_that_hangs_occupies_few_threads(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(30) and [])
     us = connect("redis://slow.example", within=0.05)
@@ -246,12 +244,12 @@ def connecting() -> int:
     return sum(thread.name == "multilock-redis-connect" for thread in threading.enumerate())
 
 
-def test_a_socket_that_is_not_there(connect: Connect) -> None:
+def test_a_missing_socket_file_raises_backend_unavailable(connect: Connect) -> None:
     with silent(unknown=False):
         connect("unix:///nowhere/redis.sock").take()
 
 
-def test_a_server_that_accepts_and_says_nothing_ends_in_time(connect: Connect, proxy: FaultProxy) -> None:
+def test_a_server_that_accepts_and_never_replies_ends_in_time(connect: Connect, proxy: FaultProxy) -> None:
     proxy.black_hole()
     # With a handshake before the request, and without one.
     for options, unknown in (({"password": "x"}, False), ({}, True)):
@@ -261,7 +259,7 @@ def test_a_server_that_accepts_and_says_nothing_ends_in_time(connect: Connect, p
         assert now() - started < 3
 
 
-def test_a_replica_is_a_silence_that_says_so(us: Ours, server: RedisServer, redis_server: RedisServer) -> None:
+def test_a_replica_counts_as_silence_and_is_named(us: Ours, server: RedisServer, redis_server: RedisServer) -> None:
     replica = Ours(redis_server.url)
     claim, _ = replica.take()
     with redis.Redis(port=server.port) as primary:
@@ -288,7 +286,7 @@ def empty_replica(bare: Bare) -> None:
     at_once.execute()
 
 
-def test_no_replica_is_believed_when_it_says_no(redis_server: RedisServer) -> None:
+def test_a_replica_that_denies_a_renewal_is_not_believed(redis_server: RedisServer) -> None:
     us = Ours(redis_server.url)
     lock, reader = us.take(), us.take(us.reader("r"))
     with redis.Redis(port=redis_server.port) as bare:
@@ -309,7 +307,7 @@ def test_no_replica_is_believed_when_it_says_no(redis_server: RedisServer) -> No
 
 
 @pytest.mark.parametrize("kind", ["lock", "read", "permit"])
-def test_no_replica_is_believed_when_it_says_that_a_lock_is_taken(redis_server: RedisServer, kind: str) -> None:
+def test_a_replica_that_reports_a_taken_lock_is_not_believed(redis_server: RedisServer, kind: str) -> None:
     us = Ours(redis_server.url)
     us.take()
     us.take(us.permit(2, "p"))
@@ -322,7 +320,7 @@ def test_no_replica_is_believed_when_it_says_that_a_lock_is_taken(redis_server: 
     us.close()
 
 
-def test_no_loss_is_told_because_of_what_a_replica_holds(redis_server: RedisServer) -> None:
+def test_the_contents_of_a_replica_cause_no_loss(redis_server: RedisServer) -> None:
     us = Ours(redis_server.url)
     held = us.take()
     us.watch(held)
@@ -336,7 +334,7 @@ def test_no_loss_is_told_because_of_what_a_replica_holds(redis_server: RedisServ
     us.close()
 
 
-def test_a_server_that_is_loading(bare: Bare) -> None:
+def test_a_server_that_is_loading_its_data_raises_backend_unavailable(bare: Bare) -> None:
     since(bare, "7.0", "way to load slowly")
     slow = ("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024")
     with RedisServer("--enable-debug-command", "yes", *slow) as server:
@@ -359,7 +357,7 @@ def says(ours: Ours, word: str) -> bool:
     return False
 
 
-def test_a_server_busy_with_a_script(redis_server: RedisServer) -> None:
+def test_a_server_busy_with_a_script_raises_backend_unavailable(redis_server: RedisServer) -> None:
     ours = Ours(redis_server.url)
     ours.take(ours.claim("before"))
     with busy(redis_server), silent(unknown=False) as caught:
@@ -369,7 +367,7 @@ def test_a_server_busy_with_a_script(redis_server: RedisServer) -> None:
     ours.close()
 
 
-def test_a_server_busy_while_a_connection_selects_its_database(redis_server: RedisServer) -> None:
+def test_a_server_that_becomes_busy_during_the_connect_raises_backend_unavailable(redis_server: RedisServer) -> None:
     ours = Ours(f"redis://127.0.0.1:{redis_server.port}/2")
     with busy(redis_server), silent(unknown=False) as caught:
         ours.take()
@@ -378,7 +376,7 @@ def test_a_server_busy_while_a_connection_selects_its_database(redis_server: Red
     ours.close()
 
 
-def test_too_few_replicas(us: Ours, bare: Bare) -> None:
+def test_too_few_replicas_raise_backend_unavailable(us: Ours, bare: Bare) -> None:
     since(bare, "7.0", "such check in scripts")
     bare.config_set("min-replicas-to-write", 1)
     try:
@@ -405,9 +403,7 @@ def test_an_acquire_whose_reply_is_lost_is_found_by_the_same_id(
     us.take(claim)
 
 
-def test_a_release_whose_reply_is_lost_answers_no_the_second_time(
-    connect: Connect, proxy: FaultProxy, bare: Bare
-) -> None:
+def test_a_repeated_release_returns_false(connect: Connect, proxy: FaultProxy, bare: Bare) -> None:
     us = connect(proxy.url)
     us.release(us.take()[0])
     claim, _ = us.take()
@@ -419,7 +415,7 @@ def test_a_release_whose_reply_is_lost_answers_no_the_second_time(
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_a_renewal_whose_reply_is_lost_is_asked_again(
+def test_a_renewal_whose_reply_is_lost_is_repeated(
     connect: Connect, proxy: FaultProxy, bare: Bare, watched: bool
 ) -> None:
     us = connect(proxy.url)
@@ -436,7 +432,9 @@ def test_a_renewal_whose_reply_is_lost_is_asked_again(
     assert renewed is not None
 
 
-def test_a_request_that_arrives_after_its_cancel_takes_nothing(connect: Connect, proxy: FaultProxy, bare: Bare) -> None:
+def test_a_request_that_arrives_after_its_cancel_acquires_nothing(
+    connect: Connect, proxy: FaultProxy, bare: Bare
+) -> None:
     us = connect(proxy.url)
     us.release(us.take()[0])
     us.within = 1.0
@@ -451,9 +449,7 @@ def test_a_request_that_arrives_after_its_cancel_takes_nothing(connect: Connect,
     assert holder_of(bare) is None
 
 
-def test_an_answer_that_comes_too_late_is_never_taken_for_that_of_the_next_request(
-    connect: Connect, proxy: FaultProxy
-) -> None:
+def test_a_late_reply_is_never_taken_for_the_reply_to_the_next_request(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url)
     us.take()
     proxy.black_hole("down")
@@ -464,7 +460,7 @@ def test_an_answer_that_comes_too_late_is_never_taken_for_that_of_the_next_reque
     assert us.backend.inspect("b", 1) is None
 
 
-def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_used(us: Ours, bare: Bare) -> None:
+def test_an_idle_connection_that_the_server_closed_is_not_used(us: Ours, bare: Bare) -> None:
     us.backend.ping(1)
     bare.client_kill_filter(_type="normal", skipme=True)
     time.sleep(0.06)
@@ -472,7 +468,7 @@ def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_used(us: O
 
 
 @pytest.mark.parametrize("path", ["0", "1"])
-def test_a_server_that_takes_no_more_clients_is_silent(redis_server: RedisServer, path: str) -> None:
+def test_a_server_that_accepts_no_more_clients_counts_as_silent(redis_server: RedisServer, path: str) -> None:
     with redis.Redis(port=redis_server.port) as bare:
         bare.config_set("maxclients", 1)
         us = Ours(redis_server.url.removesuffix("0") + path)
@@ -484,7 +480,7 @@ def test_a_server_that_takes_no_more_clients_is_silent(redis_server: RedisServer
         us.close()
 
 
-def test_a_server_that_was_restarted_is_found_again(redis_server: RedisServer) -> None:
+def test_a_restarted_server_is_found_again(redis_server: RedisServer) -> None:
     us = Ours(redis_server.url)
     held = us.take()
     us.watch(held)
@@ -528,18 +524,18 @@ def test_a_server_that_was_restarted_is_found_again(redis_server: RedisServer) -
         ("MOVED 1234 10.0.0.1:6379", Redirected, 0),
     ],
 )
-def test_the_errors_of_servers_old_and_new_are_told_apart(text: str, kind: type[Exception], unknown: bool) -> None:
+def test_errors_of_old_and_new_servers_are_distinguished(text: str, kind: type[Exception], unknown: bool) -> None:
     error = refusal(text, "redis://h:1/0")
     assert type(error) is kind
     assert not isinstance(error, BackendUnavailable) or error.unknown is unknown
 
 
 @pytest.mark.parametrize("text", ["MOVED 1234 10.0.0.1:6379", "ASK 1 10.0.0.1:6379", "CROSSSLOT Keys in request"])
-def test_a_node_of_a_cluster_is_told_to_be_one(text: str) -> None:
+def test_a_node_of_a_cluster_is_reported_as_such(text: str) -> None:
     assert "redis+cluster://" in str(refusal(text, "redis://h:1/0"))
 
 
-def test_another_server_is_not_taken_for_a_redis() -> None:
+def test_another_server_is_not_taken_for_redis() -> None:
     with socket.create_server(("127.0.0.1", 0)) as web:
 
         def answer() -> None:
@@ -556,7 +552,7 @@ def test_another_server_is_not_taken_for_a_redis() -> None:
         thread.join()
 
 
-def test_a_cluster_of_one_shard_serves_its_own_url_and_says_so_on_another(connect: Connect) -> None:
+def test_a_cluster_of_one_shard_works_with_its_own_url_and_is_named_otherwise(connect: Connect) -> None:
     with RedisServer("--cluster-enabled", "yes") as server, redis.Redis(port=server.port) as bare:
         bare.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
         ours, plain = connect(f"redis+cluster://{server.endpoint}", within=10), connect(server.url)

@@ -33,7 +33,7 @@ def waiting(url: str) -> None:
     ours.close()
 
 
-def test_the_first_waiter_is_woken_by_the_release_and_only_it(us: Ours, them: Ours, connect: Connect) -> None:
+def test_the_release_wakes_only_the_first_waiter(us: Ours, them: Ours, connect: Connect) -> None:
     third = connect()
     claim, _ = us.take()
     first, second = them.wait(), third.wait()
@@ -44,7 +44,9 @@ def test_the_first_waiter_is_woken_by_the_release_and_only_it(us: Ours, them: Ou
     assert isinstance(third.attempt(second, join=True), Busy)
 
 
-def test_an_unconfirmed_grant_ends_with_the_waiters_liveness_not_with_its_ttl(us: Ours, them: Ours, bare: Bare) -> None:
+def test_an_unconfirmed_grant_ends_with_the_waiters_liveness_and_not_with_its_ttl(
+    us: Ours, them: Ours, bare: Bare
+) -> None:
     claim, _ = us.take()
     them.wait(them.claim(ttl=30))
     us.release(claim)
@@ -65,7 +67,7 @@ def test_a_killed_waiter_is_skipped_in_the_same_release(us: Ours, them: Ours, se
         assert holder_of(bare) == alive.owner
 
 
-def test_a_program_that_listens_to_everything_makes_no_dead_waiter_look_alive(
+def test_a_program_subscribed_to_everything_makes_no_dead_waiter_seem_alive(
     us: Ours, them: Ours, server: RedisServer, bare: Bare
 ) -> None:
     claim, _ = us.take()
@@ -81,7 +83,7 @@ def test_a_program_that_listens_to_everything_makes_no_dead_waiter_look_alive(
         assert holder_of(bare) == alive.owner
 
 
-def test_a_client_that_may_not_ask_for_listeners_assumes_that_all_listen(
+def test_a_client_that_may_not_count_subscribers_assumes_that_all_waiters_live(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
     ours, them = connect(without(bare, server, "pubsub")), connect()
@@ -92,7 +94,7 @@ def test_a_client_that_may_not_ask_for_listeners_assumes_that_all_listen(
     them.ear.hears("wake", waiter.id)
 
 
-def test_a_deleted_lock_is_handed_over_by_its_last_holder(server: RedisServer, bare: Bare) -> None:
+def test_the_last_holder_of_a_deleted_lock_hands_it_over(server: RedisServer, bare: Bare) -> None:
     """The watchdog's clean-up is the first request that comes: the waiters' next heartbeats are 1.8 s away."""
     with multilock.connect(server.url) as ours, multilock.connect(server.url) as theirs:
         former = ours.lock("a").acquire()
@@ -105,7 +107,7 @@ def test_a_deleted_lock_is_handed_over_by_its_last_holder(server: RedisServer, b
         waiter.join()
 
 
-def test_a_stopped_waiter_delays_the_next_by_its_own_liveness_only(
+def test_a_frozen_waiter_delays_the_next_one_only_by_its_own_liveness(
     us: Ours, them: Ours, server: RedisServer, bare: Bare
 ) -> None:
     claim, _ = us.take()
@@ -120,7 +122,7 @@ def test_a_stopped_waiter_delays_the_next_by_its_own_liveness_only(
             assert isinstance(them.attempt(alive, join=True), Granted)
 
 
-def test_a_waiter_without_a_subscription_keeps_its_place_for_when_it_comes_back(
+def test_a_waiter_without_a_subscription_keeps_its_place_until_it_subscribes_again(
     us: Ours, connect: Connect, proxy: FaultProxy, bare: Bare
 ) -> None:
     away, listening = connect(proxy.url), connect()
@@ -138,7 +140,7 @@ def test_a_waiter_without_a_subscription_keeps_its_place_for_when_it_comes_back(
     away.ear.hears("wake", first.id)
 
 
-def test_twenty_waiters_are_all_told_to_look_when_their_subscription_was_cut(
+def test_after_a_broken_subscription_all_twenty_waiters_look_again(
     us: Ours, connect: Connect, proxy: FaultProxy
 ) -> None:
     cut = connect(proxy.url)
@@ -163,14 +165,14 @@ def test_a_dead_subscription_is_noticed_and_replaced(us: Ours, connect: Connect,
     waiter.ear.hears("wake", None, within=8)
 
 
-def test_the_server_forgets_everything_and_the_waiter_joins_again(us: Ours, them: Ours, bare: Bare) -> None:
+def test_after_the_server_loses_its_data_the_waiter_joins_again(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     waiter = them.wait()
     bare.flushall()
     assert isinstance(them.attempt(waiter, join=True), Granted)
 
 
-def test_no_subscription_is_made_for_a_name_that_is_free(us: Ours, bare: Bare) -> None:
+def test_a_free_name_needs_no_subscription(us: Ours, bare: Bare) -> None:
     eventually(lambda: bare.pubsub_channels("multilock:wake:*") == [])  # wait until an earlier test's client ends
     before = clients(bare)
     assert isinstance(us.attempt(us.claim(), join=True), Granted)
@@ -192,7 +194,7 @@ def test_a_client_that_may_not_subscribe_waits_by_timers_and_is_served(
     assert "wake-ups" in deaf.backend._node.listener.refused
 
 
-def test_a_client_that_may_not_publish_hands_over_all_the_same(
+def test_a_client_that_may_not_publish_still_hands_the_lock_over(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
     bare.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-publish"], reset=True)
@@ -204,7 +206,7 @@ def test_a_client_that_may_not_publish_hands_over_all_the_same(
 
 
 @pytest.mark.oracle
-def test_joining_fails_at_once_and_leaves_nothing_when_it_cannot_subscribe(
+def test_a_waiter_that_cannot_subscribe_fails_at_once_and_leaves_nothing(
     us: Ours, connect: Connect, proxy: FaultProxy, bare: Bare
 ) -> None:
     us.take()
@@ -244,7 +246,7 @@ def test_closing_ends_the_thread_and_every_connection(us: Ours, them: Ours, bare
     eventually(lambda: clients(bare) <= before)
 
 
-def test_closing_just_after_the_second_connection_was_made_ends_it_too(
+def test_closing_right_after_the_second_connection_was_made_ends_it_too(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = clients(bare)

@@ -23,7 +23,7 @@ def test_redis_pys_lock_and_ours_exclude_each_other(us: Ours, bare: Bare) -> Non
     assert theirs.acquire(blocking=False)
 
 
-def test_redis_pys_lock_cannot_release_ours_nor_we_its(us: Ours, bare: Bare) -> None:
+def test_neither_redis_pys_lock_nor_ours_can_release_the_other(us: Ours, bare: Bare) -> None:
     theirs = bare.lock("multilock/a", timeout=10)
     theirs.acquire()
     assert us.release(us.claim()) is False
@@ -34,7 +34,7 @@ def test_redis_pys_lock_cannot_release_ours_nor_we_its(us: Ours, bare: Bare) -> 
     assert holder_of(bare) == claim.owner
 
 
-def test_a_plain_set_nx_is_refused_while_we_hold_and_excludes_us_while_it_lives(us: Ours, bare: Bare) -> None:
+def test_our_lock_and_a_plain_set_nx_exclude_each_other(us: Ours, bare: Bare) -> None:
     claim, _ = us.take()
     assert bare.set("multilock/a", "cron", nx=True, px=100) is None
     us.release(claim)
@@ -47,14 +47,14 @@ def test_a_plain_set_nx_is_refused_while_we_hold_and_excludes_us_while_it_lives(
     assert isinstance(us.attempt(waiter, join=True), Granted)
 
 
-def test_a_foreign_lock_without_an_end_is_looked_at_by_heartbeats(us: Ours, bare: Bare) -> None:
+def test_another_programs_lock_without_an_expiry_is_read_at_each_heartbeat(us: Ours, bare: Bare) -> None:
     bare.set("multilock/a", "for ever")
     answer = us.attempt(us.claim(), join=True)
     assert isinstance(answer, Busy)
     assert answer.expires_in is None
 
 
-def test_a_foreign_lock_can_be_released_by_force(us: Ours, bare: Bare) -> None:
+def test_another_programs_lock_can_be_force_released(us: Ours, bare: Bare) -> None:
     bare.set("multilock/a", "stuck")
     assert us.backend.force_release("a", 1) is True
     us.take()

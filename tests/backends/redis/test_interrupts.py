@@ -16,7 +16,7 @@ from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, connected, eventually
 
 
-def test_an_interrupt_at_any_moment_of_subscribing_leaves_a_client_that_can_wait(
+def test_an_interrupt_during_a_subscription_leaves_a_client_that_can_wait(
     us: Ours, connect: Connect, bare: Bare
 ) -> None:
     us.take()
@@ -34,7 +34,7 @@ def test_an_interrupt_at_any_moment_of_subscribing_leaves_a_client_that_can_wait
 
 
 @pytest.mark.parametrize("join", [False, True], ids=["asking", "waiting"])
-def test_a_client_that_was_interrupted_and_closed_has_no_connection_any_more(
+def test_an_interrupted_client_that_is_closed_has_no_connections(
     us: Ours, connect: Connect, bare: Bare, join: bool
 ) -> None:
     us.take()
@@ -70,7 +70,7 @@ def watching(us: Ours) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("doing", [renewing, watching])
-def test_an_interrupt_at_any_moment_of_a_request_on_the_tracked_connection_leaves_it_to_the_next(
+def test_an_interrupt_leaves_the_tracked_connection_to_the_next_request(
     us: Ours, bare: Bare, doing: Callable[[Ours], Callable[[], object]]
 ) -> None:
     call = doing(us)
@@ -86,7 +86,7 @@ def test_an_interrupt_at_any_moment_of_a_request_on_the_tracked_connection_leave
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # an interrupted connection closes as garbage
-def test_an_interrupt_at_any_moment_of_connecting_gives_the_place_back(us: Ours) -> None:
+def test_an_interrupt_while_connecting_releases_the_reserved_connection(us: Ours) -> None:
     endpoint = us.backend._endpoint
     moment = 1
     while interrupted(lambda: endpoint.connect(10.0, now).close(), moment, transport, worker):

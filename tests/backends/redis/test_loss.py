@@ -39,7 +39,7 @@ def test_a_deleted_key_is_reported_within_50_ms(us: Ours, bare: Bare, renewed: b
     assert min(delays) < 0.05, "the others may have met a machine that stood still"
 
 
-def test_a_key_overwritten_by_another_is_reported(us: Ours, bare: Bare) -> None:
+def test_a_key_overwritten_by_another_program_is_reported(us: Ours, bare: Bare) -> None:
     held = us.take()
     us.watch(held)
     bare.set(LOCK, "operator", px=60_000)
@@ -61,7 +61,7 @@ def test_force_release_is_reported_to_the_holder(us: Ours, them: Ours) -> None:
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_a_loss_before_the_watch_began_is_reported_by_it(us: Ours, bare: Bare) -> None:
+def test_a_loss_before_the_watch_began_is_reported_by_the_watch(us: Ours, bare: Bare) -> None:
     held = us.take()
     bare.delete(LOCK)
     us.watch(held)
@@ -81,7 +81,7 @@ def test_a_release_is_not_a_loss(us: Ours, bare: Bare) -> None:
     assert us.ear.heard == []
 
 
-def test_a_renewal_over_another_connection_is_not_a_loss_and_the_watch_goes_on(us: Ours, bare: Bare) -> None:
+def test_a_renewal_over_another_connection_is_not_a_loss_and_keeps_the_watch(us: Ours, bare: Bare) -> None:
     held = us.take()
     us.watch(held)
     bare.pexpire(LOCK, 20_000)  # like a renewal that found the tracked connection in use
@@ -94,7 +94,7 @@ def test_a_renewal_over_another_connection_is_not_a_loss_and_the_watch_goes_on(u
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_renewals_over_the_tracked_connection_push_nothing(us: Ours, bare: Bare) -> None:
+def test_renewals_over_the_tracked_connection_cause_no_notification(us: Ours, bare: Bare) -> None:
     since(bare, "7.0", "NOLOOP for scripts: renewals are looked at")
     held = us.take()
     us.watch(held)
@@ -111,7 +111,7 @@ def reads(bare: Bare) -> int:
 
 
 @pytest.mark.parametrize("which", ["normal", "pubsub"])
-def test_a_killed_connection_is_replaced_and_the_watch_goes_on(us: Ours, bare: Bare, which: str) -> None:
+def test_a_killed_connection_is_replaced_and_the_watch_continues(us: Ours, bare: Bare, which: str) -> None:
     held = us.take()
     us.watch(held)
     listener = us.backend._node.listener
@@ -124,7 +124,7 @@ def test_a_killed_connection_is_replaced_and_the_watch_goes_on(us: Ours, bare: B
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_a_key_that_went_while_the_connections_were_cut_is_reported_after_they_are_back(
+def test_a_key_deleted_during_a_broken_connection_is_reported_after_the_reconnect(
     connect: Connect, proxy: FaultProxy, bare: Bare
 ) -> None:
     us = connect(proxy.url)
@@ -137,7 +137,7 @@ def test_a_key_that_went_while_the_connections_were_cut_is_reported_after_they_a
     us.ear.hears("gone", held[0].id, TAKEN, within=5)
 
 
-def test_a_name_taken_again_by_the_same_client_ends_the_old_claim(us: Ours, bare: Bare) -> None:
+def test_acquiring_a_name_again_in_the_same_client_ends_the_old_claim(us: Ours, bare: Bare) -> None:
     old = us.take()
     us.backend._node.listener._watched.add(old[0].id, "a", old[0].owner.encode())  # as if its push had been lost
     bare.delete(LOCK)
@@ -169,7 +169,7 @@ def test_a_second_lease_of_a_name_is_not_a_loss_of_the_first(us: Ours, bare: Bar
 
 
 @pytest.mark.parametrize("released", [0, 1])
-def test_a_lease_that_is_given_back_ends_its_own_watch_only(us: Ours, bare: Bare, released: int) -> None:
+def test_a_released_lease_ends_only_its_own_watch(us: Ours, bare: Bare, released: int) -> None:
     leases = two_leases_of_one_name(us)
     us.backend._node.listener.unwatch(leases[released][0].id)  # as the start of its release does
     us.renew(leases[0])  # the server does not push a connection's own changes to it
@@ -179,7 +179,7 @@ def test_a_lease_that_is_given_back_ends_its_own_watch_only(us: Ours, bare: Bare
     assert us.ear.heard == []
 
 
-def test_a_loss_is_told_once(us: Ours, bare: Bare) -> None:
+def test_a_loss_is_reported_once(us: Ours, bare: Bare) -> None:
     held = us.take()
     us.watch(held)
     bare.delete(LOCK)
@@ -189,7 +189,7 @@ def test_a_loss_is_told_once(us: Ours, bare: Bare) -> None:
     assert not us.backend._node.listener._watched
 
 
-def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_says_what_is_missing(
+def test_without_permission_to_track_the_watch_reports_force_releases_and_the_missing_permission(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
     since(bare, "6.2", "rights on channels")
@@ -208,7 +208,7 @@ def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_without_permission_to_read_many_keys_renewals_go_on(server: RedisServer, bare: Bare, connect: Connect) -> None:
+def test_without_permission_for_mget_renewals_continue(server: RedisServer, bare: Bare, connect: Connect) -> None:
     rights = {"keys": ["*"], "channels": ["*"], "commands": ["+@all"]}
     since(bare, "6.2", "rights on channels")
     bare.acl_setuser("app", enabled=True, nopass=True, reset=True, **rights)
@@ -221,7 +221,7 @@ def test_without_permission_to_read_many_keys_renewals_go_on(server: RedisServer
     assert "changes" in us.backend._node.listener.refused
 
 
-def test_subscribing_while_the_server_is_busy_is_silence_and_no_refusal(
+def test_a_server_busy_during_the_subscription_counts_as_silence_and_not_as_refusal(
     redis_server: RedisServer, connect: Connect
 ) -> None:
     us = connect(redis_server.url)
@@ -235,7 +235,7 @@ def test_subscribing_while_the_server_is_busy_is_silence_and_no_refusal(
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_a_server_that_is_busy_when_the_connections_were_cut_pushes_losses_afterwards(
+def test_a_server_that_was_busy_during_a_reconnect_pushes_later_losses(
     redis_server: RedisServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "multilock")
@@ -259,7 +259,7 @@ TRACKING = ("-client", "+client|id", "+client|caching")
 
 
 @pytest.mark.parametrize("rights", [SUBSCRIBING, TRACKING])
-def test_what_was_refused_is_used_when_it_is_allowed_at_a_later_subscription(
+def test_a_refused_permission_is_used_once_a_later_subscription_is_allowed_it(
     server: RedisServer, bare: Bare, connect: Connect, rights: tuple[str, ...]
 ) -> None:
     since(bare, "6.2", "rights on channels")
@@ -288,7 +288,7 @@ def test_what_was_refused_is_used_when_it_is_allowed_at_a_later_subscription(
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_what_happened_while_a_server_that_refuses_tracking_was_away_is_found_at_once(
+def test_a_loss_during_an_outage_of_a_server_without_tracking_is_found_at_once(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
     since(bare, "6.2", "rights on subcommands")
@@ -302,7 +302,7 @@ def test_what_happened_while_a_server_that_refuses_tracking_was_away_is_found_at
     us.ear.hears("gone", held[0].id, TAKEN, within=5)
 
 
-def test_a_followed_name_is_reported_when_its_holder_changes_and_not_when_it_renews(us: Ours, them: Ours) -> None:
+def test_an_observed_name_is_reported_when_its_holder_changes_and_not_when_it_renews(us: Ours, them: Ours) -> None:
     assert us.backend.follow(frozenset({"a", "b"}), 1) is True
     us.ear.heard.clear()
     held = them.take()
@@ -314,7 +314,7 @@ def test_a_followed_name_is_reported_when_its_holder_changes_and_not_when_it_ren
     assert us.ear.heard == []
 
 
-def test_only_the_names_of_the_last_follow_are_reported(us: Ours, them: Ours) -> None:
+def test_only_names_of_the_last_observation_are_reported(us: Ours, them: Ours) -> None:
     us.backend.follow(frozenset({"a", "b"}), 1)
     us.backend.follow(frozenset({"b"}), 1)
     us.ear.heard.clear()
@@ -325,7 +325,7 @@ def test_only_the_names_of_the_last_follow_are_reported(us: Ours, them: Ours) ->
     assert us.backend.follow(frozenset(), 1) is True
 
 
-def test_a_hand_over_is_seen_by_followers_and_holders_alike(us: Ours, them: Ours, connect: Connect) -> None:
+def test_observers_and_holders_are_both_notified_of_a_handover(us: Ours, them: Ours, connect: Connect) -> None:
     watcher = connect()
     watcher.backend.follow(frozenset({"a"}), 1)
     held = us.take()
@@ -340,7 +340,7 @@ def test_a_hand_over_is_seen_by_followers_and_holders_alike(us: Ours, them: Ours
     assert us.ear.heard == []
 
 
-def test_a_look_costs_what_is_watched_of_its_names_and_not_what_is_watched_besides(us: Ours) -> None:
+def test_the_cost_of_a_look_depends_only_on_its_own_names(us: Ours) -> None:
     held = us.take()
     us.watch(held)
     listener = us.backend._node.listener
@@ -358,7 +358,7 @@ def test_a_look_costs_what_is_watched_of_its_names_and_not_what_is_watched_besid
         assert cost(step) < 4 * before
 
 
-def test_taking_claims_out_misses_none_that_other_threads_add() -> None:
+def test_removing_claims_skips_none_that_other_threads_add() -> None:
     """The last claim of a name leaves while another one comes. The entry of the name is removed, or stays with the new
     claim."""
     watched = Watched()
@@ -393,7 +393,7 @@ def test_ten_thousand_watched_locks_need_one_thread_and_three_connections(us: Ou
     us.ear.hears("gone", held[5000][0].id, TAKEN)
 
 
-def test_what_a_full_tracking_table_forgets_is_found_by_the_next_renewal(connect: Connect) -> None:
+def test_the_next_renewal_finds_what_a_full_tracking_table_dropped(connect: Connect) -> None:
     with RedisServer() as server, redis.Redis(port=server.port) as bare:
         bare.config_set("tracking-table-max-keys", 5)
         us = connect(server.url)

@@ -26,7 +26,7 @@ from tests.servers import RedisServer, free_port
 MANAGED = Sentinel([("h", 1)]).master_for("m")  # type: ignore[no-untyped-call]
 
 
-def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_option_is_refused_with_a_list_of_the_known_options() -> None:
     with pytest.raises(ConfigurationError, match=r"'colour'.*\bca\b.*\bclient\b.*\bdb\b.*\bpassword\b"):
         open_backend("redis://h", {"colour": "red"})
 
@@ -61,12 +61,14 @@ def test_a_prefix_that_redis_would_misread_is_refused(prefix: str) -> None:
         ("redis://c/1", {"client": redis.Redis(host="c")}, "give redis://"),
     ],
 )
-def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[str, object], message: str) -> None:
+def test_an_invalid_configuration_is_refused_before_any_request(
+    url: str, options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         open_backend(url, options)
 
 
-def test_what_may_be_the_rest_of_a_password_is_not_shown_as_a_database() -> None:
+def test_a_possible_rest_of_a_password_is_not_shown_as_a_database() -> None:
     with pytest.raises(ConfigurationError, match="%2F") as caught:
         open_backend("redis://user:12/s3cret@h/0", {})
     assert "s3cret" not in str(caught.value)
@@ -87,14 +89,14 @@ def test_what_may_be_the_rest_of_a_password_is_not_shown_as_a_database() -> None
         ("redis://c/1", {"client": redis.Redis(host="c", db=1)}, "redis://c:6379/1"),
     ],
 )
-def test_a_place_is_shown_without_its_secrets(url: str, options: dict[str, object], shown: str) -> None:
+def test_an_address_is_shown_without_its_secrets(url: str, options: dict[str, object], shown: str) -> None:
     backend = open_backend(url, options)
     assert isinstance(backend, RedisBackend)
     assert repr(backend) == f"<RedisBackend {shown}>"
     assert "p@ss" not in repr(vars(backend)) + repr(backend._endpoint)
 
 
-def test_the_scheme_is_that_of_the_url() -> None:
+def test_the_capabilities_name_the_scheme_of_the_url() -> None:
     assert [open_backend(url, {}).scheme for url in ("redis://h", "rediss://h", "unix:///s")] == [
         "redis",
         "rediss",
@@ -102,12 +104,12 @@ def test_the_scheme_is_that_of_the_url() -> None:
     ]
 
 
-def test_the_takeover_bound_follows_the_clients_ttl() -> None:
+def test_the_takeover_bound_follows_the_ttl_of_the_client() -> None:
     bounds = [open_backend("redis://h", {"ttl": ttl}).capabilities.takeover_bound for ttl in (0.5, 3.0, 30.0)]
     assert bounds == pytest.approx([1.0 + 1.1 / 3, 3.0 + 1.1, 30.0 + 2.2])
 
 
-def test_two_prefixes_and_two_databases_are_four_places(connect: Connect) -> None:
+def test_two_prefixes_in_two_databases_are_four_separate_places(connect: Connect) -> None:
     for db in (0, 1):
         for prefix in ("a/", "b/"):
             connect(prefix=prefix, db=db).take()
@@ -119,7 +121,9 @@ def test_two_prefixes_and_two_databases_are_four_places(connect: Connect) -> Non
 @pytest.mark.parametrize(
     "settings", [{}, {"decode_responses": True}, {"protocol": 3}, {"db": 2}, {"max_connections": 1}]
 )
-def test_a_client_handed_over_is_used_and_stays_open(server: RedisServer, settings: dict[str, Any]) -> None:
+def test_a_client_object_passed_to_connect_is_used_and_stays_open(
+    server: RedisServer, settings: dict[str, Any]
+) -> None:
     with redis.Redis(port=server.port, **settings) as client:
         ours = Ours("redis://", client=client)
         held = ours.take()
@@ -139,7 +143,7 @@ def test_a_fake_redis_is_refused_at_once_with_the_remedy() -> None:
             connect("redis://", client=redis.Redis(connection_pool=pool))
 
 
-def test_the_retries_of_a_client_handed_over_are_not_ours(server: RedisServer) -> None:
+def test_the_retries_of_a_client_object_passed_to_connect_are_not_used(server: RedisServer) -> None:
     with redis.Redis(host="127.0.0.1", port=1) as client:  # by default ten retries with a back-off
         ours = Ours("redis://", client=client)
         with pytest.raises(BackendUnavailable):
@@ -147,7 +151,7 @@ def test_the_retries_of_a_client_handed_over_are_not_ours(server: RedisServer) -
         ours.close()
 
 
-def test_credentials_of_a_client_handed_over_are_used(server: RedisServer, bare: Bare) -> None:
+def test_the_credentials_of_a_client_object_passed_to_connect_are_used(server: RedisServer, bare: Bare) -> None:
     class Vault(redis.CredentialProvider):
         def get_credentials(self) -> tuple[str, str]:
             return "app", "secret"
@@ -173,7 +177,7 @@ def test_connecting_searches_no_installed_packages(
     assert searched == []
 
 
-def test_a_unix_socket(tmp_path: Path) -> None:
+def test_a_unix_socket_can_be_used(tmp_path: Path) -> None:
     with RedisServer("--unixsocket", "redis.sock") as server:
         folder = server._folder
         assert folder is not None
@@ -208,7 +212,7 @@ def tls(certificates: Path) -> Iterator[str]:
         yield f"rediss://localhost:{port}/0"
 
 
-def test_asyncio_over_tls_asks_through_threads(tls: str, certificates: Path) -> None:
+def test_asyncio_over_tls_sends_its_requests_on_threads(tls: str, certificates: Path) -> None:
     files = {"ca": "cert.pem", "cert": "cert.pem", "key": "key.pem"}
 
     async def main() -> None:
@@ -220,7 +224,7 @@ def test_asyncio_over_tls_asks_through_threads(tls: str, certificates: Path) -> 
     asyncio.run(main())
 
 
-def test_a_key_that_needs_a_passphrase_is_refused_and_none_is_asked_for(certificates: Path, tmp_path: Path) -> None:
+def test_an_encrypted_key_file_is_refused_without_a_prompt(certificates: Path, tmp_path: Path) -> None:
     key = tmp_path / "secret.pem"
     make = ["openssl", "pkey", "-aes128", "-passout", "pass:x", "-in", str(certificates / "key.pem"), "-out", str(key)]
     subprocess.run(make, check=True, capture_output=True)
@@ -228,7 +232,7 @@ def test_a_key_that_needs_a_passphrase_is_refused_and_none_is_asked_for(certific
         open_backend("rediss://h", {"cert": str(certificates / "cert.pem"), "key": str(key)})
 
 
-def test_tls_with_a_ca_and_a_client_certificate(tls: str, certificates: Path) -> None:
+def test_tls_works_with_a_ca_and_a_client_certificate(tls: str, certificates: Path) -> None:
     files = {"ca": "cert.pem", "cert": "cert.pem", "key": "key.pem"}
     options: dict[str, Any] = {name: str(certificates / file) for name, file in files.items()}
     us, them = Ours(tls, **options), Ours(tls, **options)
@@ -246,7 +250,7 @@ def test_tls_with_a_ca_and_a_client_certificate(tls: str, certificates: Path) ->
     them.close()
 
 
-def test_a_certificate_that_is_not_trusted_is_rejected(tls: str) -> None:
+def test_an_unknown_certificate_is_rejected(tls: str) -> None:
     ours = Ours(tls)
     with pytest.raises(BackendRejected, match="not trusted"):
         ours.take()
@@ -257,18 +261,18 @@ def test_a_certificate_that_is_not_trusted_is_rejected(tls: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://a:1,b:2/0", "redis://a,b", "rediss://u:p@[::1]:1,[::2]:2/0"])
-def test_one_address_is_all_it_takes(url: str) -> None:
+def test_a_url_with_one_address_is_sufficient(url: str) -> None:
     secure = "s" if url.startswith("rediss") else ""
     ways = rf"takes one address.*redlock{secure}://.*redis{secure}\+cluster://.*redis{secure}\+sentinel://\?$"
     with pytest.raises(ConfigurationError, match=ways):
         open_backend(url, {})
 
 
-def test_a_comma_in_a_password_does_not_begin_a_second_address() -> None:
+def test_a_comma_in_a_password_does_not_begin_another_address() -> None:
     assert open_backend("redis://u:a,b@h:1/0", {})
 
 
-def test_a_password_in_the_place_of_the_database_is_not_shown() -> None:
+def test_a_password_in_place_of_the_database_is_not_shown() -> None:
     for url, options in (("redis://h/s3cr3t", {}), ("redis://h", {"db": "s3cr3t"})):
         with pytest.raises(ConfigurationError, match="the database must be a number") as caught:
             open_backend(url, options)

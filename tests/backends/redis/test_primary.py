@@ -55,20 +55,20 @@ def led(*sentinels: str) -> Client:
     return client
 
 
-def test_one_sentinel_that_knows_of_a_later_failover_is_believed_at_once() -> None:
+def test_one_sentinel_that_reports_a_later_failover_is_believed_at_once() -> None:
     client = led("1", "2", "3")
     assert client.hears("2", 6, A)
     assert client.follows == A
 
 
-def test_one_sentinel_that_was_cut_off_leads_back_to_no_former_primary() -> None:
+def test_one_isolated_sentinel_does_not_lead_back_to_a_former_primary() -> None:
     client = led("1", "2", "3")
     for _ in range(5):
         assert not client.hears("3", 4, A)
     assert client.follows == B
 
 
-def test_all_sentinels_with_lower_epochs_are_followed_after_one_more_round() -> None:
+def test_lower_epochs_at_all_sentinels_are_followed_after_one_more_round() -> None:
     client = led("1", "2", "3")
     for each in ("1", "2", "3"):
         assert not client.hears(each, 0, A)
@@ -78,7 +78,7 @@ def test_all_sentinels_with_lower_epochs_are_followed_after_one_more_round() -> 
     assert client.hears("1", 1, B), "a failover of the new Sentinels is not followed"
 
 
-def test_two_sentinels_are_not_followed_to_a_lower_epoch_while_the_third_is_not_asked() -> None:
+def test_lower_epochs_at_two_sentinels_are_not_followed_until_the_third_is_asked() -> None:
     client = led("1")
     for _ in range(2):
         for each in ("1", "2"):
@@ -86,7 +86,7 @@ def test_two_sentinels_are_not_followed_to_a_lower_epoch_while_the_third_is_not_
     assert client.follows == B
 
 
-def test_a_silent_sentinel_counts_until_the_others_had_time_to_hear_from_it() -> None:
+def test_a_silent_sentinel_counts_until_the_others_could_have_received_its_news() -> None:
     client = led("1")
     client.misses("1")
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_two_new_sentinels_are_followed_although_the_third_is_gone_for_good() ->
     assert client.follows == A
 
 
-def test_a_client_that_reaches_one_sentinel_only_is_not_led_back_by_it() -> None:
+def test_a_client_that_reaches_only_one_sentinel_does_not_follow_it_back() -> None:
     client = led("1", "2", "3")
     for _ in range(4):
         client.misses("1", "2", for_=COUNTS_FOR)
@@ -117,7 +117,7 @@ def test_a_client_that_reaches_one_sentinel_only_is_not_led_back_by_it() -> None
     assert client.follows == B
 
 
-def test_a_sentinel_that_is_reached_at_two_addresses_counts_once() -> None:
+def test_a_sentinel_reached_at_two_addresses_counts_once() -> None:
     client = led("1", "2", "3")
     for _ in range(4):
         client.misses("1", "2", for_=COUNTS_FOR)
@@ -126,7 +126,7 @@ def test_a_sentinel_that_is_reached_at_two_addresses_counts_once() -> None:
     assert client.follows == B
 
 
-def test_a_sentinel_behind_the_name_of_another_one_takes_back_nothing_for_that_one() -> None:
+def test_a_sentinel_at_the_address_of_another_does_not_replace_that_one() -> None:
     client = Client(sentinels=1)
     assert client.hears("1", 5, B, at="name")
     for _ in range(3):
@@ -134,7 +134,7 @@ def test_a_sentinel_behind_the_name_of_another_one_takes_back_nothing_for_that_o
     assert client.follows == B
 
 
-def test_an_answer_that_comes_late_does_not_count() -> None:
+def test_a_late_reply_of_a_sentinel_does_not_count() -> None:
     client = led("1", "2", "3")
     before = client.time
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_an_answer_that_comes_late_does_not_count() -> None:
     assert client.follows == A
 
 
-def test_where_sentinels_differ_within_one_epoch_a_majority_decides() -> None:
+def test_within_one_epoch_a_majority_of_sentinels_decides() -> None:
     client = Client()
     client.hears("1", 0, A)
     for _ in range(2):
@@ -156,7 +156,7 @@ def test_where_sentinels_differ_within_one_epoch_a_majority_decides() -> None:
     assert client.follows == B
 
 
-def test_a_client_that_begins_knows_when_as_many_agree_as_a_failover_needs() -> None:
+def test_a_new_client_is_sure_once_as_many_sentinels_agree_as_a_failover_needs() -> None:
     client = Client()
     client.hears("1", 5, B)
     assert not client.following.is_agreed()
@@ -164,7 +164,7 @@ def test_a_client_that_begins_knows_when_as_many_agree_as_a_failover_needs() -> 
     assert client.following.is_agreed()
 
 
-def test_other_sentinels_are_known_after_the_one_that_named_them_is_silent() -> None:
+def test_other_sentinels_stay_known_after_their_source_is_silent() -> None:
     client = Client()
     client.hears("1", 5, B, others=(Address("2", 26379),))
     client.misses("1", for_=2 * COUNTS_FOR)

@@ -46,9 +46,7 @@ def forking(url: str) -> None:
     ours.close()
 
 
-def test_a_forked_child_uses_connections_of_its_own_and_leaves_the_parents_alone(
-    server: RedisServer, bare: Bare
-) -> None:
+def test_a_forked_child_opens_its_own_connections_and_leaves_the_parents_alone(server: RedisServer, bare: Bare) -> None:
     with Helper(f"{__name__}:forking", server.url) as helper:
         assert helper.wait_for("child", within=10) == ["child", "0"]
         assert helper.wait_for("parent", within=10) == ["parent", "True", "True"]
@@ -73,7 +71,7 @@ def leaving_a_child(url: str) -> None:
     threading.Event().wait()
 
 
-def test_a_forked_child_keeps_no_connection_of_a_parent_that_was_killed(
+def test_a_forked_child_keeps_no_connection_of_a_killed_parent(
     us: Ours, them: Ours, server: RedisServer, bare: Bare
 ) -> None:
     held, _ = us.take()
@@ -109,7 +107,7 @@ def forking_while_it_connects(url: str) -> None:
     threading.Event().wait()
 
 
-def test_a_child_forked_while_its_parent_connects_keeps_no_connection_that_is_used(
+def test_a_child_forked_during_a_connect_keeps_no_connection_in_use(
     us: Ours, them: Ours, server: RedisServer, bare: Bare
 ) -> None:
     held, _ = us.take()
@@ -140,7 +138,7 @@ def exiting(url: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["reply lost", "executed late", "silent"])
-def test_a_process_that_ends_withdraws_its_waiters_whatever_becomes_of_that_request(
+def test_an_ending_process_cancels_its_waiters_even_if_that_request_gets_no_reply(
     server: RedisServer, proxy: FaultProxy, fault: str
 ) -> None:
     with Helper(f"{__name__}:exiting", proxy.url) as helper, multilock.connect(server.url) as other:
@@ -164,7 +162,7 @@ def test_a_process_that_ends_withdraws_its_waiters_whatever_becomes_of_that_requ
         assert other.lock("n").try_acquire(timeout=2) is not None
 
 
-def test_threads_at_once_have_a_connection_each_and_leave_few_behind(us: Ours, bare: Bare) -> None:
+def test_simultaneous_threads_use_one_connection_each_and_leave_few_open(us: Ours, bare: Bare) -> None:
     started = threading.Barrier(16)
     errors: list[BaseException] = []
 
@@ -192,7 +190,7 @@ def holder_of_name(us: Ours, name: str) -> str | None:
     return info.owner if info else None
 
 
-def test_a_backend_that_is_opened_again_beside_threads_that_close_its_connections_forgets_them_all(
+def test_reopening_a_backend_forgets_connections_that_its_threads_close(
     us: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wires = [us.backend._endpoint.connect(us.within, now) for _ in range(3)]
@@ -211,7 +209,7 @@ def test_a_backend_that_is_opened_again_beside_threads_that_close_its_connection
     assert {*dropped} >= {*wires}
 
 
-def test_one_thread_keeps_to_one_connection(us: Ours) -> None:
+def test_one_thread_uses_one_connection(us: Ours) -> None:
     for _ in range(20):
         us.release(us.take()[0])
     assert len(us.backend._node.connections._idle) == 1
@@ -226,7 +224,7 @@ def test_a_process_with_thousands_of_open_files_is_served(us: Ours) -> None:
 
 
 @pytest.mark.parametrize("ended", ["not used for a minute", "by the server"])
-def test_after_a_burst_spare_connections_end_by_themselves(
+def test_spare_connections_close_by_themselves_after_a_burst(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     monkeypatch.setattr(transport, "TEND_EVERY", 0.05)
@@ -244,7 +242,7 @@ def test_after_a_burst_spare_connections_end_by_themselves(
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
-def test_a_connection_whose_call_was_interrupted_is_never_used_again(
+def test_a_connection_is_not_used_again_after_an_interrupted_call(
     us: Ours, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
 ) -> None:
     us.take()
@@ -261,7 +259,7 @@ def test_a_connection_whose_call_was_interrupted_is_never_used_again(
     assert us.backend.inspect("b", 1) is None
 
 
-def test_what_was_not_sent_when_a_request_is_given_up_never_reaches_the_server(
+def test_unsent_bytes_of_an_abandoned_request_never_reach_the_server(
     connect: Connect, proxy: FaultProxy, bare: Bare
 ) -> None:
     us = connect(proxy.url, within=0.2)
@@ -274,7 +272,7 @@ def test_what_was_not_sent_when_a_request_is_given_up_never_reaches_the_server(
     assert holder_of(bare) is None
 
 
-def test_a_process_that_forks_faster_than_it_connects_does_not_try_forever(
+def test_a_process_that_forks_faster_than_it_connects_stops_trying(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really: Any = Connection.connect

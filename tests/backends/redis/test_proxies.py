@@ -94,7 +94,7 @@ def twice_in_pieces(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("twice", [twice_at_once, twice_in_pieces])
-def test_an_answer_that_comes_twice_grants_no_other_lock(connect: Connect, mangler: Mangler, twice: Mangle) -> None:
+def test_a_duplicated_reply_grants_no_other_lock(connect: Connect, mangler: Mangler, twice: Mangle) -> None:
     us, them = connect(mangler.url), connect()
     us.release(us.take()[0])
     them.take(them.claim("b"))
@@ -105,7 +105,7 @@ def test_an_answer_that_comes_twice_grants_no_other_lock(connect: Connect, mangl
     assert isinstance(us.attempt(us.claim("b")), Busy)
 
 
-def test_an_answer_right_behind_another_grants_no_other_lock(connect: Connect, mangler: Mangler) -> None:
+def test_a_reply_right_behind_another_grants_no_other_lock(connect: Connect, mangler: Mangler) -> None:
     """Checked even when the connection was in use a moment ago."""
     us, them = connect(mangler.url), connect()
     us.release(us.take()[0])
@@ -119,7 +119,7 @@ def test_an_answer_right_behind_another_grants_no_other_lock(connect: Connect, m
 
 
 @pytest.mark.parametrize("twice", [twice_at_once, twice_in_pieces])
-def test_an_answer_that_comes_twice_grants_no_other_lock_under_asyncio(
+def test_a_duplicated_reply_grants_no_other_lock_under_asyncio(
     connect: Connect, mangler: Mangler, twice: Mangle
 ) -> None:
     them = connect()
@@ -138,7 +138,7 @@ def test_an_answer_that_comes_twice_grants_no_other_lock_under_asyncio(
     assert asyncio.run(run()) is None
 
 
-def test_a_batch_with_an_answer_too_many_renews_nothing(connect: Connect, mangler: Mangler) -> None:
+def test_a_batch_with_one_reply_too_many_renews_nothing(connect: Connect, mangler: Mangler) -> None:
     us = connect(mangler.url)
     held = us.take()
     us.renew(held)
@@ -150,14 +150,14 @@ def test_a_batch_with_an_answer_too_many_renews_nothing(connect: Connect, mangle
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_an_answer_in_two_pieces_is_one_answer(connect: Connect, mangler: Mangler, size: int) -> None:
+def test_a_reply_in_two_pieces_is_parsed_as_one(connect: Connect, mangler: Mangler, size: int) -> None:
     us = connect(mangler.url)
     us.release(us.take()[0])
     mangler.once(b":", lambda data: [data[:size], data[size:]])
     us.take()
 
 
-def test_an_answer_that_drips_has_the_time_of_one_request(connect: Connect, mangler: Mangler) -> None:
+def test_a_reply_that_arrives_byte_by_byte_has_the_time_of_one_request(connect: Connect, mangler: Mangler) -> None:
     us = connect(mangler.url)
     us.take()
     us.backend.inspect("a", 5)
@@ -171,7 +171,7 @@ def test_an_answer_that_drips_has_the_time_of_one_request(connect: Connect, mang
 
 
 @pytest.mark.parametrize("said", [b"-ERR Connection timed out\r\n", b"-upstream failure\r\n"])
-def test_an_error_of_a_proxy_does_not_prove_that_nothing_was_done(
+def test_an_error_of_a_proxy_does_not_prove_that_nothing_was_executed(
     connect: Connect, mangler: Mangler, bare: Bare, said: bytes
 ) -> None:
     us = connect(mangler.url)
@@ -185,7 +185,7 @@ def test_an_error_of_a_proxy_does_not_prove_that_nothing_was_done(
     us.take(claim)
 
 
-def test_an_error_of_a_proxy_costs_an_asyncio_client_no_lock(mangler: Mangler, bare: Bare) -> None:
+def test_an_error_of_a_proxy_loses_no_lock_of_an_asyncio_client(mangler: Mangler, bare: Bare) -> None:
     async def run() -> None:
         async with multilock.connect_async(mangler.url) as client:
             async with client.lock("warm"):
@@ -206,7 +206,7 @@ def answered(pool: Connections, number: int) -> list[Wire]:
     return wires
 
 
-def test_one_dead_connection_condemns_all_that_are_as_old(connect: Connect, proxy: FaultProxy) -> None:
+def test_one_dead_connection_closes_all_others_idle_for_as_long(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url, within=0.3)
     pool = us.backend._node.connections
     for wire in answered(pool, 4):
@@ -217,7 +217,7 @@ def test_one_dead_connection_condemns_all_that_are_as_old(connect: Connect, prox
     assert isinstance(us.attempt(us.claim()), Granted)
 
 
-def test_a_connection_that_was_used_since_another_was_silent_is_kept(connect: Connect, proxy: FaultProxy) -> None:
+def test_a_connection_used_since_another_fell_silent_is_kept(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url, within=0.3)
     pool = us.backend._node.connections
     dead, alive = answered(pool, 2)
@@ -231,7 +231,7 @@ def test_a_connection_that_was_used_since_another_was_silent_is_kept(connect: Co
     assert list(pool._idle) == [alive]
 
 
-def test_a_request_with_too_little_time_condemns_no_connection(connect: Connect, proxy: FaultProxy) -> None:
+def test_a_request_with_too_little_time_closes_no_connection(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url)
     pool = us.backend._node.connections
     hurried, other = answered(pool, 2)

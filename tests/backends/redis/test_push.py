@@ -33,7 +33,7 @@ def handed_over(us: Ours, them: Ours, claim: Claim) -> Granted | None:
     return them.ear.pushed.get(claim.id)
 
 
-def test_the_push_of_a_hand_over_grants_what_an_answer_would(us: Ours, them: Ours, bare: Bare) -> None:
+def test_the_push_of_a_handover_grants_the_lock_as_a_reply_would(us: Ours, them: Ours, bare: Bare) -> None:
     claim = them.claim(ttl=30)
     granted = handed_over(us, them, claim)
     assert granted
@@ -47,7 +47,7 @@ def test_the_push_of_a_hand_over_grants_what_an_answer_would(us: Ours, them: Our
     assert them.release(claim)
 
 
-def test_it_counts_from_the_sending_of_the_request_whose_deadline_the_hand_over_keeps(
+def test_a_pushed_grant_counts_from_the_request_whose_deadline_the_handover_uses(
     us: Ours, them: Ours, bare: Bare
 ) -> None:
     held, _ = us.take()
@@ -64,7 +64,7 @@ def test_it_counts_from_the_sending_of_the_request_whose_deadline_the_hand_over_
     assert valid_until(granted.sent_at, granted.valid_for, granted.ttl) <= now() + left
 
 
-def test_an_older_request_that_is_executed_last_makes_the_push_count_for_less(us: Ours, them: Ours, bare: Bare) -> None:
+def test_an_older_request_executed_last_shortens_a_pushed_grant(us: Ours, them: Ours, bare: Bare) -> None:
     held, _ = us.take()
     claim = them.claim(ttl=30)
     recipe = them.backend._node.recipe
@@ -78,7 +78,7 @@ def test_an_older_request_that_is_executed_last_makes_the_push_count_for_less(us
 
 
 @pytest.mark.parametrize("how", ["renew=False", "a ttl below a liveness"])
-def test_a_waiter_that_would_hold_for_too_short_a_time_is_only_told_to_look(us: Ours, them: Ours, how: str) -> None:
+def test_a_waiter_that_would_hold_too_briefly_only_gets_a_hint_to_look(us: Ours, them: Ours, how: str) -> None:
     claim = them.claim(ttl=0.9) if how != "renew=False" else them.claim()._replace(renew=False)
     assert handed_over(us, them, claim) is None
     assert isinstance(them.attempt(claim, join=True), Granted)
@@ -102,7 +102,7 @@ def test_a_reader_and_a_permit_are_granted_by_a_push_too(us: Ours, them: Ours, b
         assert [them.release(claim) for claim in claims] == [True, True]
 
 
-def test_of_many_who_share_it_the_last_one_of_a_script_asks_and_lets_in_the_next(us: Ours, them: Ours) -> None:
+def test_the_last_of_many_readers_admitted_by_one_script_admits_the_next_ones(us: Ours, them: Ours) -> None:
     held, _ = us.take()
     readers = [them.wait(them.reader()) for _ in range(GIVEN + 10)]
     us.release(held)
@@ -114,7 +114,7 @@ def test_of_many_who_share_it_the_last_one_of_a_script_asks_and_lets_in_the_next
         them.ear.hears("wake", claim.id)
 
 
-def test_force_release_tells_the_former_holder_to_look_and_grants_it_to_the_next(us: Ours, them: Ours) -> None:
+def test_force_release_sends_the_holder_a_hint_and_the_next_waiter_a_grant(us: Ours, them: Ours) -> None:
     held, granted = us.take()
     waiter = them.wait()
     us.watch((held, granted))
@@ -124,7 +124,7 @@ def test_force_release_tells_the_former_holder_to_look_and_grants_it_to_the_next
     assert held.id not in us.ear.pushed
 
 
-def test_a_waiter_that_does_not_listen_is_granted_nothing(us: Ours, them: Ours, connect: Connect, bare: Bare) -> None:
+def test_a_waiter_without_a_subscription_is_pushed_no_grant(us: Ours, them: Ours, connect: Connect, bare: Bare) -> None:
     """A replica passes a push on to its own subscribers, although nobody listens here."""
     held, _ = us.take()
     dead, alive = them.wait(), connect().wait()
@@ -137,7 +137,7 @@ def test_a_waiter_that_does_not_listen_is_granted_nothing(us: Ours, them: Ours, 
     assert bare.info("commandstats")["cmdstat_publish"]["calls"] == 1
 
 
-def test_nothing_is_pushed_where_a_full_memory_refuses_the_hand_over(us: Ours, them: Ours, bare: Bare) -> None:
+def test_no_grant_is_pushed_if_a_full_server_refuses_the_handover(us: Ours, them: Ours, bare: Bare) -> None:
     held, _ = us.take()
     waiter = them.wait()
     bare.delete(LOCK)
@@ -166,7 +166,9 @@ def test_nothing_is_pushed_where_a_full_memory_refuses_the_hand_over(us: Ours, t
         "{} " + "9" * 5000 + "/1 1 k",
     ],
 )
-def test_what_else_is_published_there_is_a_hint_at_most(us: Ours, them: Ours, bare: Bare, published: str) -> None:
+def test_anything_else_published_on_the_channel_is_only_a_hint(
+    us: Ours, them: Ours, bare: Bare, published: str
+) -> None:
     us.take()
     waiter = them.wait()
     bare.publish(f"multilock:wake:{them.ear.client}", published.format(waiter.id))
@@ -181,7 +183,9 @@ def client(server: RedisServer, url: str | None = None, **options: Any) -> multi
     return multilock.connect(url or server.url, ttl=10.0, **options)
 
 
-def test_a_waiter_asks_once(server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_sends_one_request_until_its_push(
+    server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with client(server) as one, client(server) as two:
         backend: Any = two._kernel.backend
         attempt, asked = backend.attempt, []
@@ -202,7 +206,7 @@ def test_a_waiter_asks_once(server: RedisServer, bare: Bare, monkeypatch: pytest
         assert len(asked) == 1
 
 
-def test_a_push_that_comes_when_another_has_the_name_is_believed_by_nobody(server: RedisServer, bare: Bare) -> None:
+def test_a_late_push_for_a_taken_name_is_not_believed(server: RedisServer, bare: Bare) -> None:
     with (
         FaultProxy.before(server.url) as proxy,
         client(server) as one,
@@ -225,7 +229,7 @@ def test_a_push_that_comes_when_another_has_the_name_is_believed_by_nobody(serve
             assert last.token > third.token
 
 
-def test_a_push_that_an_operator_s_hint_has_followed_is_not_believed_without_asking(
+def test_a_push_before_a_hint_of_a_force_release_is_checked_by_a_request(
     server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both come while a heartbeat is under way, and its reply says nothing of them."""
@@ -272,7 +276,7 @@ def acquiring(lock: multilock.DistributedLock) -> Iterator[Callable[[], multiloc
         lease.result().release()
 
 
-def test_a_waiter_that_was_refused_believes_no_older_push(server: RedisServer, bare: Bare) -> None:
+def test_a_refused_waiter_does_not_believe_an_older_push(server: RedisServer, bare: Bare) -> None:
     """An operator deletes a name that was just handed over. Another client takes it and refuses the waiter, and only
     then the push arrives."""
     with (

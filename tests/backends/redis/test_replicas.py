@@ -59,7 +59,7 @@ def left_of_it(bare: Bare) -> list[bytes]:
     return [key for key in bare.keys("*") if not key.endswith(b":token") and b":gone:" not in key]
 
 
-def test_a_replica_has_what_is_granted_when_it_is_granted(us: Ours, replica: RedisServer) -> None:
+def test_a_grant_is_on_a_replica_when_it_is_returned(us: Ours, replica: RedisServer) -> None:
     with redis.Redis(port=replica.port) as other:
         for claim in (us.claim(), us.reader("r"), us.permit(2, "p")):
             us.take(claim)
@@ -78,7 +78,7 @@ def test_a_lock_on_too_few_replicas_is_not_granted(us: Ours, replica: RedisServe
         assert left_of_it(bare) == [b"multilock/warm-up"]
 
 
-def test_what_was_granted_is_never_taken_for_what_was_not_sent(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_possibly_granted_request_never_counts_as_unsent(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary vanishes between the grant and the wait for replicas. The lock is held there and must be
     cancelled."""
 
@@ -92,7 +92,7 @@ def test_what_was_granted_is_never_taken_for_what_was_not_sent(us: Ours, monkeyp
     assert caught.value.unknown is True
 
 
-def test_what_was_granted_before_its_slot_moved_is_not_known_to_be_taken_back(
+def test_a_grant_before_a_move_of_its_slot_may_still_exist(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a cluster the grant moved with its slot. The redirection concerns only the second request, the wait for
@@ -110,7 +110,7 @@ def test_what_was_granted_before_its_slot_moved_is_not_known_to_be_taken_back(
     assert holder_of(bare) == claim.owner
 
 
-def test_a_client_that_asked_in_time_keeps_its_grant(us: Ours, replica: RedisServer) -> None:
+def test_a_client_whose_request_was_in_time_keeps_its_grant(us: Ours, replica: RedisServer) -> None:
     claim, _ = us.take()
     us.within = 1.0
     with replica.paused(), pytest.raises(BackendUnavailable):
@@ -119,7 +119,7 @@ def test_a_client_that_asked_in_time_keeps_its_grant(us: Ours, replica: RedisSer
     assert isinstance(us.attempt(claim), Granted)
 
 
-def test_nothing_is_left_of_what_too_few_replicas_have_on_both_faces(
+def test_both_faces_release_a_lock_that_too_few_replicas_have(
     server: RedisServer, replica: RedisServer, bare: Bare
 ) -> None:
     options: dict[str, Any] = {"ttl": 20, "replicas": 1, "request_timeout": 1}
@@ -138,9 +138,7 @@ def test_nothing_is_left_of_what_too_few_replicas_have_on_both_faces(
         assert len(bare.keys("{multilock/a}:gone:*")) == len(bare.keys("{multilock/b}:gone:*")) == 1
 
 
-def test_what_is_handed_over_is_held_when_replicas_have_it(
-    us: Ours, them: Ours, replica: RedisServer, bare: Bare
-) -> None:
+def test_a_handover_counts_once_the_replicas_have_it(us: Ours, them: Ours, replica: RedisServer, bare: Bare) -> None:
     held = us.take()
     waiter = them.wait()
     with replica.paused():
@@ -156,7 +154,7 @@ def test_what_is_handed_over_is_held_when_replicas_have_it(
     assert isinstance(us.attempt(us.claim()), Busy)
 
 
-def test_a_renewal_waits_for_replicas_where_that_is_asked_for(
+def test_a_renewal_waits_for_replicas_if_configured(
     us: Ours, connect: Connect, replica: RedisServer, bare: Bare
 ) -> None:
     careful = connect(replicas=1, replicas_on_renew="true", within=WITHIN)
@@ -173,7 +171,7 @@ def test_a_renewal_waits_for_replicas_where_that_is_asked_for(
 
 
 @pytest.mark.oracle
-def test_a_client_that_may_not_use_wait_is_told_and_leaves_nothing(
+def test_a_client_that_may_not_use_wait_is_refused_and_leaves_nothing(
     server: RedisServer, bare: Bare, connect: Connect, replica: RedisServer
 ) -> None:
     ours = connect(without(bare, server, "wait"), replicas=1)
@@ -198,14 +196,14 @@ def at_replica(replica: ClusterNode, name: str) -> str | None:
     return owner.decode() if owner else None
 
 
-def test_on_a_cluster_the_replica_of_its_shard_has_what_is_granted(cluster: RedisCluster, connect: Connect) -> None:
+def test_on_a_cluster_the_replica_of_the_shard_has_the_grant(cluster: RedisCluster, connect: Connect) -> None:
     us = connect(cluster.url, replicas=1, within=WITHIN)
     for primary in cluster.primaries():
         claim, _ = us.take(us.claim(cluster.name_on(primary)))
         assert at_replica(cluster.replica_of(primary), claim.name) == claim.owner
 
 
-def test_on_a_cluster_each_shard_needs_its_replicas_for_a_grant(cluster: RedisCluster, connect: Connect) -> None:
+def test_on_a_cluster_the_shard_of_the_lock_must_have_its_replicas(cluster: RedisCluster, connect: Connect) -> None:
     here, there, _ = (cluster.name_on(primary) for primary in cluster.primaries())
     us, greedy = (connect(cluster.url, replicas=wanted, within=2.0) for wanted in (1, 2))
     bare, replica = the_replicas_of(cluster, here)
@@ -222,7 +220,7 @@ def test_on_a_cluster_each_shard_needs_its_replicas_for_a_grant(cluster: RedisCl
         greedy.attempt(greedy.claim(here))
 
 
-def test_on_a_cluster_nothing_is_left_of_what_too_few_replicas_have(cluster: RedisCluster) -> None:
+def test_on_a_cluster_a_lock_on_too_few_replicas_is_released(cluster: RedisCluster) -> None:
     name = cluster.name_on(cluster.primaries()[0])
     bare, replica = the_replicas_of(cluster, name)
     with replica.paused(), multilock.connect(cluster.url, ttl=20, replicas=1, request_timeout=2) as client:
@@ -232,9 +230,7 @@ def test_on_a_cluster_nothing_is_left_of_what_too_few_replicas_have(cluster: Red
         assert len(bare.keys("*:gone:*")) == 1
 
 
-def test_on_a_cluster_what_is_handed_over_is_held_when_replicas_have_it(
-    cluster: RedisCluster, connect: Connect
-) -> None:
+def test_on_a_cluster_a_handover_counts_once_the_replicas_have_it(cluster: RedisCluster, connect: Connect) -> None:
     us, them = (connect(cluster.url, replicas=1, within=WITHIN) for _ in range(2))
     name = cluster.name_on(cluster.primaries()[0])
     bare, replica = the_replicas_of(cluster, name)
@@ -265,7 +261,7 @@ def test_on_a_cluster_a_renewal_waits_for_the_replicas_of_each_shard(cluster: Re
 
 
 @pytest.mark.timeout(120)
-def test_with_sentinels_what_all_replicas_have_outlives_a_failover(guarded: Guarded, connect: Connect) -> None:
+def test_with_sentinels_a_lock_on_all_replicas_survives_a_failover(guarded: Guarded, connect: Connect) -> None:
     us, them = (connect(guarded.url, replicas=2, within=WITHIN) for _ in range(2))
     held = us.take()
     for replica in guarded.replicas():
@@ -296,14 +292,14 @@ def refused(them: Ours) -> bool:
 
 
 @pytest.mark.parametrize("url", ["redis://h", "redis+sentinel://h/name", "redis+cluster://h"])
-def test_the_capabilities_say_that_replicas_are_not_a_consensus(url: str) -> None:
+def test_the_capabilities_state_that_replicas_are_not_a_consensus(url: str) -> None:
     plain, careful = (open_backend(url, {"replicas": wanted}).capabilities for wanted in (0, 2))
     assert not careful.survives_failover
     assert "not consensus" not in plain.fencing_scope
     assert "replicas=2 makes that rarer, and is not consensus" in careful.fencing_scope
 
 
-def test_how_many_replicas_there_are_is_compared(connect: Connect, replica: RedisServer) -> None:
+def test_diagnose_compares_the_number_of_replicas(connect: Connect, replica: RedisServer) -> None:
     levels = []
     for wanted in (0, 1, 2):
         findings = {finding.code: finding for finding in connect(replicas=wanted).backend.diagnose(2)}
@@ -321,6 +317,6 @@ def test_how_many_replicas_there_are_is_compared(connect: Connect, replica: Redi
         ({"replicas": 1, "replicas_on_renew": "perhaps"}, "must be true or false"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(options: dict[str, object], message: str) -> None:
+def test_an_impossible_number_of_replicas_is_refused_at_once(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         open_backend("redis://h", options)

@@ -25,7 +25,7 @@ def resting(held: tuple[Claim, Granted]) -> str:
     return f"#multilock:rest:{held[0].owner}"
 
 
-def test_a_name_that_rests_is_a_key_with_an_end_that_no_owner_names(us: Ours, bare: Bare) -> None:
+def test_a_resting_name_is_a_key_with_an_expiry_and_no_owner(us: Ours, bare: Bare) -> None:
     held = us.take()
     assert rest(us, held) is True
     assert holder_of(bare) == resting(held)
@@ -33,7 +33,7 @@ def test_a_name_that_rests_is_a_key_with_an_end_that_no_owner_names(us: Ours, ba
     assert sorted(key.decode() for key in bare.scan_iter()) == sorted([LOCK, TOKEN])
 
 
-def test_no_late_request_of_its_id_touches_a_name_that_rests(us: Ours, bare: Bare) -> None:
+def test_a_late_request_of_the_last_holder_cannot_change_its_rest(us: Ours, bare: Bare) -> None:
     held = us.take()
     rest(us, held, 60)
     assert us.renew(held) == [None]
@@ -46,7 +46,7 @@ def test_no_late_request_of_its_id_touches_a_name_that_rests(us: Ours, bare: Bar
     assert bare.pttl(LOCK) <= 60_000
 
 
-def test_a_rest_that_is_sent_again_or_comes_late_only_ever_ends_earlier(us: Ours, bare: Bare) -> None:
+def test_a_repeated_or_late_rest_can_only_end_earlier(us: Ours, bare: Bare) -> None:
     held = us.take()
     assert rest(us, held, 60) is True
     assert rest(us, held, HOUR, unsure=True) is True
@@ -56,21 +56,19 @@ def test_a_rest_that_is_sent_again_or_comes_late_only_ever_ends_earlier(us: Ours
     assert bare.exists(f"{{multilock/a}}:gone:{held[0].id}") == 1
 
 
-def test_the_counter_outlives_a_long_rest(us: Ours, bare: Bare) -> None:
+def test_the_token_counter_outlives_a_long_rest(us: Ours, bare: Bare) -> None:
     rest(us, us.take(), 24 * HOUR)
     assert bare.pttl(TOKEN) - bare.pttl(LOCK) > 599_000
 
 
-def test_a_short_rest_does_not_shorten_the_life_of_the_counter(us: Ours, bare: Bare) -> None:
+def test_a_short_rest_does_not_shorten_the_life_of_the_token_counter(us: Ours, bare: Bare) -> None:
     held = us.take()
     bare.expire(TOKEN, 5000)
     rest(us, held, 1)
     assert bare.ttl(TOKEN) > 4990
 
 
-def test_the_first_who_wait_learn_when_the_rest_ends_and_nobody_is_given_the_name(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_the_first_waiters_receive_the_end_of_the_rest_but_not_the_name(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take(us.claim(ttl=2))
     waiters = [them.wait() for _ in range(4)]
     rest(us, held, 4)
@@ -88,7 +86,7 @@ def test_the_first_who_wait_learn_when_the_rest_ends_and_nobody_is_given_the_nam
     them.take(waiters[1])
 
 
-def test_a_rest_of_another_holders_name_changes_nothing(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_rest_requested_for_a_name_of_another_holder_changes_nothing(us: Ours, them: Ours, bare: Bare) -> None:
     late = us.take()
     bare.delete(LOCK)
     claim, _ = them.take()
@@ -97,7 +95,7 @@ def test_a_rest_of_another_holders_name_changes_nothing(us: Ours, them: Ours, ba
     assert bare.pttl(LOCK) <= 10_000
 
 
-def test_a_rest_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_rest_requested_for_a_free_name_wakes_the_next_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take()
     waiter = them.wait()
     bare.delete(LOCK)  # like an operator
@@ -105,7 +103,7 @@ def test_a_rest_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, bare
     assert holder_of(bare) == waiter.owner
 
 
-def test_a_rest_that_finds_its_id_in_the_queue_takes_it_out(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_rest_requested_by_a_waiter_removes_it_from_the_queue(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take()
     bare.delete(LOCK)
     them.take()
@@ -114,7 +112,7 @@ def test_a_rest_that_finds_its_id_in_the_queue_takes_it_out(us: Ours, them: Ours
     assert bare.zcard(QUEUE) == 0
 
 
-def test_an_operator_ends_a_rest_and_only_who_waits_is_told(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_force_release_ends_a_rest_and_notifies_only_waiters(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take()
     us.watch(held)
     rest(us, held)
@@ -126,7 +124,7 @@ def test_an_operator_ends_a_rest_and_only_who_waits_is_told(us: Ours, them: Ours
     assert us.ear.heard == []
 
 
-def test_a_resting_name_is_shown_with_its_last_holder_and_its_end(us: Ours, them: Ours) -> None:
+def test_inspect_shows_the_last_holder_and_the_end_of_a_rest(us: Ours, them: Ours) -> None:
     held = us.take()
     before = us.backend.inspect("a", 1)
     rest(us, held)
@@ -142,7 +140,7 @@ def test_a_resting_name_is_shown_with_its_last_holder_and_its_end(us: Ours, them
     assert listed.resting_until is not None
 
 
-def test_followers_hear_when_a_name_begins_to_rest(us: Ours, them: Ours) -> None:
+def test_observers_are_notified_when_a_name_begins_to_rest(us: Ours, them: Ours) -> None:
     held = us.take()
     assert them.backend.follow(frozenset({"a"}), 1) is True
     them.ear.hears("changed", "a")
@@ -150,12 +148,12 @@ def test_followers_hear_when_a_name_begins_to_rest(us: Ours, them: Ours) -> None
     them.ear.hears("changed", "a")
 
 
-def test_redis_py_s_own_lock_is_kept_out(us: Ours, bare: Bare) -> None:
+def test_a_resting_name_excludes_redis_pys_own_lock(us: Ours, bare: Bare) -> None:
     rest(us, us.take())
     assert bare.lock(LOCK, timeout=10).acquire(blocking=False) is False
 
 
-def test_a_full_memory_does_not_keep_a_name_from_resting(us: Ours, bare: Bare) -> None:
+def test_a_full_server_can_still_let_a_name_rest(us: Ours, bare: Bare) -> None:
     held = us.take()
     bare.config_set("maxmemory", 1)
     try:
@@ -166,7 +164,7 @@ def test_a_full_memory_does_not_keep_a_name_from_resting(us: Ours, bare: Bare) -
         bare.config_set("maxmemory", 0)
 
 
-def test_a_user_without_channels_lets_a_name_rest_too(
+def test_a_user_without_channel_permissions_can_still_let_a_name_rest(
     us: Ours, connect: Connect, bare: Bare, server: RedisServer
 ) -> None:
     theirs = connect(without(bare, server, "publish"))
@@ -176,14 +174,14 @@ def test_a_user_without_channels_lets_a_name_rest_too(
     assert holder_of(bare) == resting(held)
 
 
-def test_a_script_that_the_server_forgot_is_loaded_again(us: Ours, bare: Bare) -> None:
+def test_a_script_that_the_server_lost_is_loaded_again_for_a_rest(us: Ours, bare: Bare) -> None:
     held = us.take()
     bare.script_flush()
     assert rest(us, held) is True
 
 
 @pytest.mark.parametrize("loops", [1, 2])
-def test_a_rest_under_asyncio_leaves_the_channels_as_they_are(server: RedisServer, bare: Bare, loops: int) -> None:
+def test_a_rest_under_asyncio_uses_the_same_connections(server: RedisServer, bare: Bare, loops: int) -> None:
     before = connected(bare)
     ours = multilock.connect_async(server.url, ttl=2.0)
 

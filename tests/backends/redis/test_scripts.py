@@ -19,12 +19,12 @@ def keys(bare: Bare) -> set[str]:
 # acquire
 
 
-def test_second_caller_is_refused_while_the_first_holds(us: Ours, them: Ours) -> None:
+def test_a_second_caller_is_refused_while_the_first_holds_the_lock(us: Ours, them: Ours) -> None:
     us.take()
     assert isinstance(them.attempt(them.claim()), Busy)
 
 
-def test_the_key_is_prefix_and_name_and_holds_the_owner_until_the_ttl(us: Ours, bare: Bare) -> None:
+def test_the_key_is_prefix_plus_name_and_holds_the_owner_until_the_ttl(us: Ours, bare: Bare) -> None:
     claim, _ = us.take(us.claim(ttl=10))
     assert holder_of(bare) == claim.owner
     assert 9_000 < bare.pttl(LOCK) <= 10_000
@@ -39,7 +39,7 @@ def test_a_refused_try_leaves_nothing_behind(us: Ours, them: Ours, bare: Bare) -
 
 
 @pytest.mark.oracle
-def test_the_same_id_again_keeps_the_lock_its_token_and_starts_the_ttl_anew(us: Ours, bare: Bare) -> None:
+def test_repeating_an_acquire_keeps_the_lock_and_token_and_restarts_the_ttl(us: Ours, bare: Bare) -> None:
     claim, granted = us.take()
     bare.pexpire(LOCK, 500)
     assert us.take(claim)[1].token == granted.token
@@ -47,7 +47,7 @@ def test_the_same_id_again_keeps_the_lock_its_token_and_starts_the_ttl_anew(us: 
 
 
 @pytest.mark.oracle
-def test_a_holder_whose_token_was_evicted_is_confirmed_with_a_greater_one(us: Ours, bare: Bare) -> None:
+def test_a_holder_whose_token_was_evicted_gets_a_greater_one(us: Ours, bare: Bare) -> None:
     claim, granted = us.take()
     bare.delete(TOKEN)
     assert us.take(claim)[1].token > granted.token  # type: ignore[operator]
@@ -61,7 +61,7 @@ def test_waiters_get_the_name_in_order_of_arrival(us: Ours, them: Ours) -> None:
         (us if later.id.startswith(us.ear.client) else them).take(later)
 
 
-def test_a_fair_newcomer_does_not_take_a_free_name_past_a_live_waiter(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_fair_newcomer_does_not_overtake_a_live_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     waiter = us.wait()
     bare.delete(LOCK)  # like an expiry: nobody hands the name over
@@ -69,14 +69,14 @@ def test_a_fair_newcomer_does_not_take_a_free_name_past_a_live_waiter(us: Ours, 
     assert holder_of(bare) == waiter.owner  # the newcomer's request handed it over
 
 
-def test_an_unfair_try_takes_a_free_name_whoever_waits(us: Ours, them: Ours, bare: Bare) -> None:
+def test_an_unfair_try_takes_a_free_name_despite_waiters(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     us.wait()
     bare.delete(LOCK)
     them.take(them.claim(fair=False))
 
 
-def test_a_heartbeat_keeps_the_place_and_a_second_ticket_is_not_drawn(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_heartbeat_keeps_the_place_and_draws_no_second_ticket(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     first, second = us.wait(), them.wait()
     tickets = bare.zrange(QUEUE, 0, -1, withscores=True)
@@ -85,7 +85,7 @@ def test_a_heartbeat_keeps_the_place_and_a_second_ticket_is_not_drawn(us: Ours, 
     assert [owner.decode() for owner, _ in tickets] == [first.owner, second.owner]
 
 
-def test_tickets_rise_even_when_the_clock_of_the_server_does_not(us: Ours, bare: Bare) -> None:
+def test_tickets_grow_even_if_the_clock_of_the_server_does_not(us: Ours, bare: Bare) -> None:
     us.take()
     bare.zadd(QUEUE, {"early": 9e15})
     bare.hset(LIVE, "early", "x:9999999999999")
@@ -93,7 +93,7 @@ def test_tickets_rise_even_when_the_clock_of_the_server_does_not(us: Ours, bare:
     assert bare.zrange(QUEUE, 0, -1)[-1].decode() == late.owner
 
 
-def test_a_waiter_whose_deadline_is_over_is_dropped(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_waiter_is_dropped_after_its_deadline(us: Ours, them: Ours, bare: Bare) -> None:
     holder, _ = us.take()
     dead, alive = us.wait(), them.wait()
     bare.hset(LIVE, dead.owner, "x:1")
@@ -113,9 +113,7 @@ def killed(bare: Bare, count: int, *, until: int = 5000) -> list[str]:
     return dead
 
 
-def test_a_newcomer_never_overtakes_who_waits_behind_more_dead_than_are_looked_at(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_a_newcomer_never_overtakes_a_waiter_behind_many_dead_ones(us: Ours, them: Ours, bare: Bare) -> None:
     holder, _ = us.take()
     dead = killed(bare, 300)
     waiter = them.wait()
@@ -129,7 +127,7 @@ def test_a_newcomer_never_overtakes_who_waits_behind_more_dead_than_are_looked_a
     assert holder_of(bare) == waiter.owner
 
 
-def test_a_process_that_was_killed_with_fifty_waiters_holds_up_nobody(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_killed_process_with_fifty_waiters_delays_no_other_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     holder, _ = us.take()
     killed(bare, 50)
     waiter = them.wait()
@@ -137,9 +135,7 @@ def test_a_process_that_was_killed_with_fifty_waiters_holds_up_nobody(us: Ours, 
     assert holder_of(bare) == waiter.owner
 
 
-def test_a_waiter_keeps_its_liveness_and_no_more_when_the_clock_of_the_server_was_stepped_back(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_a_waiter_keeps_its_liveness_after_the_server_clock_steps_back(us: Ours, them: Ours, bare: Bare) -> None:
     holder, _ = us.take()
     waiter = them.wait(them.claim(ttl=30))
     deadline = bare.hget(LIVE, waiter.owner)
@@ -160,7 +156,7 @@ def test_a_waiter_that_died_before_a_clock_step_is_dropped_as_soon_as_others(us:
         assert int(bare.hget(LIVE, owner)[2:]) < (seconds + 8) * 1000
 
 
-def test_a_waiter_is_told_to_look_when_the_holder_ends_only_if_it_is_among_the_first_three(us: Ours) -> None:
+def test_only_the_first_three_waiters_are_told_when_the_holders_lease_ends(us: Ours) -> None:
     us.take(us.claim(ttl=5))
     answers = [us.attempt(us.claim(ttl=9), join=True) for _ in range(4)]
     *three, fourth = (answer.expires_in for answer in answers)
@@ -169,13 +165,13 @@ def test_a_waiter_is_told_to_look_when_the_holder_ends_only_if_it_is_among_the_f
     assert answers[0].heartbeat == 2.0  # a third of 6 s, the longest time that a dead waiter can keep its place
 
 
-def test_the_first_three_look_one_after_the_other(us: Ours) -> None:
+def test_the_first_three_waiters_look_one_after_the_other(us: Ours) -> None:
     understood = [us.backend._node.recipe.attempted(us.claim(), [5000, rank], 0.0) for rank in range(4)]
     looks = [answer.expires_in for answer in understood if isinstance(answer, Busy)]
     assert looks == [pytest.approx(5.002), pytest.approx(5.022), pytest.approx(5.042), None]
 
 
-def test_the_queue_ends_a_minute_after_the_last_heartbeat(us: Ours, bare: Bare) -> None:
+def test_the_queue_expires_a_minute_after_the_last_heartbeat(us: Ours, bare: Bare) -> None:
     us.take()
     us.wait()
     assert 59_000 < bare.pttl(QUEUE) <= 60_000
@@ -185,14 +181,14 @@ def test_the_queue_ends_a_minute_after_the_last_heartbeat(us: Ours, bare: Bare) 
 # release
 
 
-def test_release_gives_back_what_is_ours_and_says_so_once(us: Ours, bare: Bare) -> None:
+def test_release_returns_true_once_and_only_for_its_own_claim(us: Ours, bare: Bare) -> None:
     claim, _ = us.take()
     assert us.release(claim) is True
     assert us.release(claim) is False
     assert keys(bare) == {TOKEN}
 
 
-def test_release_does_not_touch_the_lock_of_another(us: Ours, them: Ours, bare: Bare) -> None:
+def test_release_does_not_affect_a_lock_of_another_holder(us: Ours, them: Ours, bare: Bare) -> None:
     late, _ = us.take()
     bare.delete(LOCK)
     claim, _ = them.take()
@@ -200,14 +196,14 @@ def test_release_does_not_touch_the_lock_of_another(us: Ours, them: Ours, bare: 
     assert holder_of(bare) == claim.owner
 
 
-def test_release_of_a_waiter_leaves_the_queue(us: Ours, them: Ours, bare: Bare) -> None:
+def test_releasing_a_waiter_removes_it_from_the_queue(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     waiter = them.wait()
     assert them.release(waiter) is False
     assert keys(bare) == {LOCK, TOKEN}
 
 
-def test_a_cancel_that_meets_the_hand_over_passes_the_name_on(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_cancel_during_the_handover_passes_the_name_on(us: Ours, them: Ours, bare: Bare) -> None:
     holder, _ = us.take()
     leaving, staying = us.wait(), them.wait()
     us.release(holder)
@@ -216,7 +212,7 @@ def test_a_cancel_that_meets_the_hand_over_passes_the_name_on(us: Ours, them: Ou
     assert holder_of(bare) == staying.owner
 
 
-def test_a_cancelled_id_never_takes_the_name_however_late_its_request_comes(us: Ours, bare: Bare) -> None:
+def test_a_cancelled_id_never_acquires_the_name_even_if_its_request_is_late(us: Ours, bare: Bare) -> None:
     claim = us.claim()
     assert us.release(claim, unsure=True) is False
     assert isinstance(us.attempt(claim), Busy)
@@ -237,7 +233,7 @@ def test_a_tombstone_ends_after_a_minute_and_an_ordinary_release_leaves_none(us:
     assert 59_000 < bare.pttl(tombstone) <= 60_000
 
 
-def test_a_release_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_release_of_a_free_name_wakes_the_next_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     former, _ = us.take()
     waiter = them.wait()
     bare.delete(LOCK)  # like an operator; the release of the former holder is the first request after that
@@ -246,7 +242,7 @@ def test_a_release_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, b
     them.ear.hears("wake", waiter.id)
 
 
-def test_a_cancel_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_cancel_for_a_free_name_wakes_the_next_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     leaving, staying = us.wait(), them.wait()
     bare.delete(LOCK)
@@ -258,7 +254,7 @@ def test_a_cancel_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, ba
 
 
 @pytest.mark.oracle
-def test_tokens_rise_over_holders_releases_and_hand_overs(us: Ours, them: Ours) -> None:
+def test_tokens_grow_over_holders_releases_and_handovers(us: Ours, them: Ours) -> None:
     tokens = []
     claim, granted = us.take()
     for _ in range(5):
@@ -283,12 +279,12 @@ def test_a_token_ahead_of_the_clock_is_followed_by_a_greater_one(us: Ours, bare:
     assert us.take()[1].token == ahead + 2
 
 
-def test_the_counter_ends_ten_minutes_after_the_last_lease(us: Ours, bare: Bare) -> None:
+def test_the_token_counter_expires_ten_minutes_after_the_last_lease(us: Ours, bare: Bare) -> None:
     us.take()
     assert 600 < bare.ttl(TOKEN) <= 610
 
 
-def test_a_renewal_keeps_the_counter_of_a_lock_that_is_held_for_long(us: Ours, bare: Bare) -> None:
+def test_a_renewal_keeps_the_token_counter_of_a_long_held_lock(us: Ours, bare: Bare) -> None:
     held = us.take()
     bare.expire(TOKEN, 100)
     us.renew(held)
@@ -296,7 +292,7 @@ def test_a_renewal_keeps_the_counter_of_a_lock_that_is_held_for_long(us: Ours, b
     assert us.backend.inspect("a", 1).token == held[1].token  # type: ignore[union-attr]
 
 
-def test_a_renewal_never_shortens_the_life_of_the_counter(us: Ours, bare: Bare) -> None:
+def test_a_renewal_never_shortens_the_life_of_the_token_counter(us: Ours, bare: Bare) -> None:
     held = us.take()
     bare.expire(TOKEN, 5000)
     us.renew(held)
@@ -306,7 +302,7 @@ def test_a_renewal_never_shortens_the_life_of_the_counter(us: Ours, bare: Bare) 
 # renew
 
 
-def test_renewal_starts_the_ttl_anew_and_counts_from_its_own_sending(us: Ours, bare: Bare) -> None:
+def test_a_renewal_restarts_the_ttl_and_counts_from_its_own_sending(us: Ours, bare: Bare) -> None:
     claim, granted = us.take()
     bare.pexpire(LOCK, 500)
     [renewed] = us.renew((claim, granted))
@@ -316,7 +312,7 @@ def test_renewal_starts_the_ttl_anew_and_counts_from_its_own_sending(us: Ours, b
     assert renewed.sent_at > granted.sent_at
 
 
-def test_each_renewed_lock_has_its_own_ttl_and_its_own_answer(us: Ours, them: Ours, bare: Bare) -> None:
+def test_each_renewed_lock_has_its_own_ttl_and_its_own_result(us: Ours, them: Ours, bare: Bare) -> None:
     short, long, lost = (us.take(us.claim(name, ttl)) for name, ttl in (("s", 5.0), ("l", 20.0), ("x", 8.0)))
     bare.delete("multilock/x")
     them.take(them.claim("x"))
@@ -336,7 +332,7 @@ def test_a_lock_replaced_by_a_hash_is_lost_and_the_others_are_renewed(us: Ours, 
     assert renewed is not None
 
 
-def test_twelve_hundred_locks_are_renewed_in_one_call(us: Ours) -> None:
+def test_one_call_renews_twelve_hundred_locks(us: Ours) -> None:
     held = [us.take(us.claim(f"n{i}")) for i in range(1200)]
     us.release(held[700][0])
     answers = us.renew(*held)
@@ -361,7 +357,7 @@ def test_force_release_passes_the_name_to_the_first_waiter(us: Ours, them: Ours,
     them.ear.hears("wake", waiter.id)
 
 
-def test_inspect_tells_who_holds_since_when_and_how_many_wait(us: Ours, them: Ours) -> None:
+def test_inspect_shows_the_holder_the_time_of_its_grant_and_the_number_of_waiters(us: Ours, them: Ours) -> None:
     assert us.backend.inspect("a", 1) is None
     claim, granted = us.take(us.claim(ttl=10))
     them.wait()
@@ -373,7 +369,7 @@ def test_inspect_tells_who_holds_since_when_and_how_many_wait(us: Ours, them: Ou
     assert int(info.since.timestamp()) == granted.token // 1_000_000  # type: ignore[operator]
 
 
-def test_inspect_shows_a_foreign_value_as_it_is_and_gives_it_no_token(us: Ours, bare: Bare) -> None:
+def test_inspect_shows_a_value_of_another_program_unchanged_and_without_a_token(us: Ours, bare: Bare) -> None:
     claim, _ = us.take()
     us.release(claim)
     bare.set(LOCK, b"cron on \xff")
@@ -384,7 +380,7 @@ def test_inspect_shows_a_foreign_value_as_it_is_and_gives_it_no_token(us: Ours, 
 
 
 @pytest.mark.parametrize("prefix", ["multilock/", ""])
-def test_inspect_all_lists_names_by_their_beginning_and_nothing_else(us: Ours, bare: Bare, prefix: str) -> None:
+def test_inspect_all_lists_exactly_the_names_with_the_prefix(us: Ours, bare: Bare, prefix: str) -> None:
     ours = Ours(us.backend._endpoint.name, prefix=prefix)
     names = ["jobs/1", "jobs/2", "jobs*", "other", ".", "..", ".x", "ü"]
     for name in names:
@@ -412,7 +408,7 @@ def test_inspect_all_finds_each_of_two_thousand_locks_once(us: Ours, bare: Bare)
 # the scripts on the server
 
 
-def test_scripts_that_the_server_forgot_are_loaded_again_in_the_same_call(us: Ours, bare: Bare) -> None:
+def test_scripts_that_the_server_lost_are_loaded_again_in_the_same_call(us: Ours, bare: Bare) -> None:
     claim, granted = us.take()
     for call in (
         lambda: us.take(claim),
@@ -426,9 +422,7 @@ def test_scripts_that_the_server_forgot_are_loaded_again_in_the_same_call(us: Ou
         assert call() is not None
 
 
-def test_a_hand_over_costs_the_server_the_same_with_five_and_with_five_hundred_waiters(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_a_handover_costs_the_same_with_five_and_with_five_hundred_waiters(us: Ours, them: Ours, bare: Bare) -> None:
     def cost(waiters: int) -> int:
         claim, _ = us.take()
         queue = [us.wait() for _ in range(waiters)]
@@ -451,7 +445,7 @@ def commands(bare: Bare) -> int:
 
 
 @pytest.mark.oracle
-def test_the_token_outlives_a_lease_that_is_longer_than_its_own_ten_minutes(us: Ours, bare: Bare) -> None:
+def test_the_token_outlives_a_lease_longer_than_ten_minutes(us: Ours, bare: Bare) -> None:
     for claim in (us.claim("a", ttl=3600), us.reader("r", ttl=3600), us.permit(2, "p", ttl=3600)):
         token = f"{{multilock/{claim.name}}}:token"
         held = us.take(claim)
@@ -464,7 +458,7 @@ def test_the_token_outlives_a_lease_that_is_longer_than_its_own_ten_minutes(us: 
         assert bare.pttl(token) > 4_100_000
 
 
-def test_a_waiter_keeps_its_place_while_the_memory_is_full(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_waiter_keeps_its_place_while_the_server_is_full(us: Ours, them: Ours, bare: Bare) -> None:
     held, _ = us.take()
     waiter = them.wait()
     before = bare.config_get("maxmemory")["maxmemory"]

@@ -68,7 +68,7 @@ def forgotten_by_the_replicas(guarded: Guarded, name: str = "a") -> None:
 # which server is used
 
 
-def test_everything_is_done_at_the_primary_that_the_sentinels_name(guarded: Guarded, us: Ours, them: Ours) -> None:
+def test_every_operation_uses_the_primary_that_the_sentinels_name(guarded: Guarded, us: Ours, them: Ours) -> None:
     held = us.take()
     assert on(guarded.primary()) == held[0].owner
     us.watch(held)
@@ -82,7 +82,7 @@ def test_everything_is_done_at_the_primary_that_the_sentinels_name(guarded: Guar
     them.ear.hears("gone", held[0].id, LossReason.TAKEN)
 
 
-def test_a_sentinel_that_is_away_costs_nothing_but_a_moment(guarded: Guarded, connect: Connect) -> None:
+def test_an_absent_sentinel_costs_only_a_moment(guarded: Guarded, connect: Connect) -> None:
     nobody = SentinelServer(list)
     nobody.port = free_port()
     ours = connect(guarded.url_to([nobody, *guarded.guards[:1]]))
@@ -93,7 +93,7 @@ def test_a_sentinel_that_is_away_costs_nothing_but_a_moment(guarded: Guarded, co
     assert names == [guarded.guards[0].endpoint, nobody.endpoint], "who answered is asked first"
 
 
-def test_a_sentinel_whose_name_hangs_in_its_look_up_keeps_nobody_from_asking_another_one(
+def test_a_sentinel_whose_name_lookup_hangs_does_not_block_the_others(
     server: RedisServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
@@ -123,7 +123,7 @@ def test_a_sentinel_whose_name_hangs_in_its_look_up_keeps_nobody_from_asking_ano
             over.set()
 
 
-def test_a_named_primary_that_is_a_replica_is_not_believed(guarded: Guarded, connect: Connect) -> None:
+def test_a_replica_that_is_named_as_primary_is_not_believed(guarded: Guarded, connect: Connect) -> None:
     replica = guarded.replicas()[0]
     with SentinelServer(list) as mistaken, mistaken.client() as guard:
         guard.execute_command("SENTINEL", "MONITOR", "wrong", replica.host, replica.port, 2)
@@ -134,7 +134,7 @@ def test_a_named_primary_that_is_a_replica_is_not_believed(guarded: Guarded, con
             assert caught.value.unknown is False
 
 
-def test_a_sentinel_that_has_not_heard_of_the_last_failover_is_not_believed(guarded: Guarded, connect: Connect) -> None:
+def test_a_sentinel_that_missed_the_last_failover_is_not_believed(guarded: Guarded, connect: Connect) -> None:
     with ExitStack() as stack:
         other = stack.enter_context(RedisServer())
         former = stack.enter_context(SentinelServer(list))
@@ -153,9 +153,7 @@ def test_a_sentinel_that_has_not_heard_of_the_last_failover_is_not_believed(guar
         assert on(guarded.primary(), "b") == at_b.owner
 
 
-def test_a_client_of_a_sentinel_that_was_cut_off_hears_of_the_failover_from_another(
-    server: RedisServer, connect: Connect
-) -> None:
+def test_a_client_learns_of_a_failover_although_its_sentinel_is_isolated(server: RedisServer, connect: Connect) -> None:
     def knows(primary: RedisServer, epoch: int) -> SentinelServer:
         monitor = f"sentinel monitor {NAME} {primary.host} {primary.port} 1"
         return SentinelServer(lambda: [monitor, f"sentinel config-epoch {NAME} {epoch}"])
@@ -177,7 +175,7 @@ def test_a_client_of_a_sentinel_that_was_cut_off_hears_of_the_failover_from_anot
         assert on(server, "b") is None
 
 
-def test_one_name_for_all_sentinels_leads_to_no_stale_primary(guarded: Guarded, connect: Connect) -> None:
+def test_one_host_name_for_all_sentinels_leads_to_no_former_primary(guarded: Guarded, connect: Connect) -> None:
     """The name leads to another Sentinel each time, at last to one that was cut off and reports another primary."""
     guarded.failover()
     with RedisServer() as former, SentinelServer(list) as stale, ExitStack() as stack:
@@ -200,7 +198,7 @@ def test_one_name_for_all_sentinels_leads_to_no_stale_primary(guarded: Guarded, 
         assert "one-sentinel" in {finding.code for finding in ours.backend.diagnose(5)}
 
 
-def test_a_client_that_begins_at_a_stale_sentinel_asks_another_one_first(server: RedisServer, connect: Connect) -> None:
+def test_a_new_client_with_an_outdated_sentinel_asks_another_one_first(server: RedisServer, connect: Connect) -> None:
     with RedisServer() as new, ExitStack() as stack:
         guards = []
         for primary, epoch in ((server, 1), (new, 2)):
@@ -218,7 +216,7 @@ def test_a_client_that_begins_at_a_stale_sentinel_asks_another_one_first(server:
 # a failover
 
 
-def test_sentinels_made_anew_are_followed_at_the_next_failover(guarded: Guarded, us: Ours, them: Ours) -> None:
+def test_recreated_sentinels_are_followed_at_the_next_failover(guarded: Guarded, us: Ours, them: Ours) -> None:
     guarded.failover()
     guarded.heal()
     us.be_patient(WITHIN)
@@ -244,7 +242,7 @@ def test_sentinels_made_anew_are_followed_at_the_next_failover(guarded: Guarded,
         assert isinstance(them.attempt(them.claim()), Busy)
 
 
-def test_sentinels_that_are_told_of_another_primary_are_followed(guarded: Guarded, us: Ours) -> None:
+def test_sentinels_that_were_given_another_primary_are_followed(guarded: Guarded, us: Ours) -> None:
     guarded.failover()
     guarded.heal()
     us.be_patient(WITHIN)
@@ -288,7 +286,7 @@ def test_a_refused_thread_keeps_no_client_at_the_former_primary(
     assert not left
 
 
-def test_a_subscription_to_sentinels_that_is_refused_is_told(server: RedisServer, connect: Connect) -> None:
+def test_a_refused_subscription_to_sentinels_is_reported(server: RedisServer, connect: Connect) -> None:
     with SentinelServer(list) as guard, guard.client() as admin:
         admin.execute_command("SENTINEL", "MONITOR", "m", server.host, server.port, 1)
         admin.execute_command("ACL", "SETUSER", "app", "on", ">x", "+@all", "-subscribe")
@@ -298,7 +296,7 @@ def test_a_subscription_to_sentinels_that_is_refused_is_told(server: RedisServer
         assert ours.ear.refused
 
 
-def test_a_lock_that_had_reached_the_new_primary_is_held_on(guarded: Guarded, us: Ours, them: Ours) -> None:
+def test_a_lock_that_the_new_primary_has_stays_held(guarded: Guarded, us: Ours, them: Ours) -> None:
     held = us.take()
     us.watch(held)
     waiter = them.wait()
@@ -317,7 +315,7 @@ def test_a_lock_that_had_reached_the_new_primary_is_held_on(guarded: Guarded, us
     assert (them.take(waiter)[1].token or 0) > (held[1].token or 0)
 
 
-def test_a_holder_that_lost_its_lock_by_a_failover_is_told_at_once(guarded: Guarded, us: Ours) -> None:
+def test_a_holder_that_lost_its_lock_by_a_failover_is_notified_at_once(guarded: Guarded, us: Ours) -> None:
     held = us.take()
     us.watch(held)
     forgotten_by_the_replicas(guarded)
@@ -330,7 +328,7 @@ def test_a_holder_that_lost_its_lock_by_a_failover_is_told_at_once(guarded: Guar
     assert on(new) is None
 
 
-def test_nobody_is_given_a_lock_by_the_former_primary_while_it_thinks_that_it_is_one(
+def test_a_former_primary_that_still_believes_in_its_role_grants_no_lock(
     guarded: Guarded, us: Ours, them: Ours
 ) -> None:
     """An operator demands this failover, so no connection breaks."""
@@ -351,9 +349,7 @@ def test_nobody_is_given_a_lock_by_the_former_primary_while_it_thinks_that_it_is
         assert isinstance(them.attempt(them.claim()), Busy)
 
 
-def test_a_new_primary_is_followed_from_its_promotion_on_and_not_when_the_last_replica_has_followed(
-    guarded: Guarded, connect: Connect
-) -> None:
+def test_a_new_primary_is_followed_from_its_promotion_on(guarded: Guarded, connect: Connect) -> None:
     """The failover may take three minutes, in which the leading Sentinel still describes the former primary."""
     leading, following = guarded.guards[:2]
     us, them = (connect(guarded.url_to([guard])) for guard in (leading, following))
@@ -376,7 +372,7 @@ def test_a_new_primary_is_followed_from_its_promotion_on_and_not_when_the_last_r
         assert on(former) is None
 
 
-def test_an_answer_of_a_primary_that_stood_still_does_not_count(guarded: Guarded, us: Ours, them: Ours) -> None:
+def test_a_reply_of_a_former_primary_that_was_frozen_does_not_count(guarded: Guarded, us: Ours, them: Ours) -> None:
     us.release(us.take()[0])
     former = guarded.primary()
     guarded.await_replicas(former)
@@ -399,7 +395,7 @@ def test_an_answer_of_a_primary_that_stood_still_does_not_count(guarded: Guarded
         assert on(new) == held[0].owner
 
 
-def test_a_release_that_a_failover_swallowed_is_made_at_the_new_primary(guarded: Guarded) -> None:
+def test_a_release_that_a_failover_lost_is_repeated_at_the_new_primary(guarded: Guarded) -> None:
     with multilock.connect(guarded.url, ttl=20, request_timeout=2) as client:
         lease = client.lock("a").acquire()
         former = guarded.primary()
@@ -442,7 +438,7 @@ def one_waits(client: multilock.Client) -> bool:
     return False
 
 
-def test_without_sentinels_all_goes_on_as_long_as_the_connections_do(guarded: Guarded, us: Ours) -> None:
+def test_without_sentinels_the_client_keeps_using_its_connections(guarded: Guarded, us: Ours) -> None:
     held = us.take()
     us.watch(held)
     for guard in guarded.guards[1:]:
@@ -488,7 +484,7 @@ def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server:
 # what the server reports about itself
 
 
-def test_what_weakens_a_failover_is_found(guarded: Guarded, us: Ours) -> None:
+def test_diagnose_finds_settings_that_weaken_a_failover(guarded: Guarded, us: Ours) -> None:
     codes = {finding.code: finding for finding in us.backend.diagnose(5)}
     assert codes.keys() >= {"failover", "min-replicas-to-write"}
     assert not codes.keys() & {"sentinel", "sentinels-differ", "quorum", "no-replicas"}
@@ -500,7 +496,7 @@ def test_what_weakens_a_failover_is_found(guarded: Guarded, us: Ours) -> None:
     assert "min-replicas-to-write" not in codes
 
 
-def test_a_single_sentinel_without_replicas_is_found(server: RedisServer, connect: Connect) -> None:
+def test_diagnose_reports_a_single_sentinel_without_replicas(server: RedisServer, connect: Connect) -> None:
     with SentinelServer(list) as alone, alone.client() as guard:
         guard.execute_command("SENTINEL", "MONITOR", "m", server.host, server.port, 2)
         ours = connect(f"redis+sentinel://{alone.endpoint}/m")
@@ -509,7 +505,7 @@ def test_a_single_sentinel_without_replicas_is_found(server: RedisServer, connec
         assert findings["no-replicas"].level == "warning"
 
 
-def test_it_does_not_promise_to_survive_a_failover() -> None:
+def test_the_capabilities_do_not_promise_to_survive_a_failover() -> None:
     backend = open_backend("redis+sentinel://s/m", {"ttl": 10.0})
     assert backend.capabilities.survives_failover is False
     assert "failover" in backend.capabilities.fencing_scope
@@ -527,7 +523,7 @@ def locked() -> Iterator[tuple[SentinelServer, RedisServer]]:
         yield guard, server
 
 
-def test_the_sentinels_and_the_primary_have_passwords_of_their_own(
+def test_the_sentinels_and_the_primary_may_have_different_passwords(
     locked: tuple[SentinelServer, RedisServer], connect: Connect
 ) -> None:
     guard, server = locked
@@ -553,7 +549,7 @@ def test_the_sentinels_and_the_primary_have_passwords_of_their_own(
         ),
     ],
 )
-def test_a_password_that_is_missing_or_wrong_is_told_for_whom(
+def test_an_error_about_a_password_names_sentinel_or_primary(
     locked: tuple[SentinelServer, RedisServer], connect: Connect, options: dict[str, str], remedy: str
 ) -> None:
     ours = connect(f"redis+sentinel://{locked[0].endpoint}/m", **options)
@@ -562,13 +558,13 @@ def test_a_password_that_is_missing_or_wrong_is_told_for_whom(
     assert "of-guard" not in str(caught.value)
 
 
-def test_a_name_that_no_sentinel_knows_is_told(guarded: Guarded, connect: Connect) -> None:
+def test_a_primary_name_that_no_sentinel_knows_is_reported(guarded: Guarded, connect: Connect) -> None:
     ours = connect(guarded.url.replace(NAME, "yours"))
     with pytest.raises(BackendRejected, match=r"No such master.*redis\+sentinel://host/NAME"):
         ours.take()
 
 
-def test_redis_and_sentinel_taken_for_each_other_are_reported(
+def test_redis_and_sentinel_addresses_that_are_confused_are_reported(
     guarded: Guarded, server: RedisServer, connect: Connect
 ) -> None:
     with pytest.raises(BackendRejected, match=r"it is not a Sentinel: give redis:// with this address"):
@@ -581,7 +577,7 @@ def test_redis_and_sentinel_taken_for_each_other_are_reported(
 # a client passed in
 
 
-def test_a_client_that_asks_sentinels_is_handed_over(guarded: Guarded, connect: Connect) -> None:
+def test_a_redis_py_client_that_asks_sentinels_can_be_passed_to_connect(guarded: Guarded, connect: Connect) -> None:
     guards = [(guard.host, guard.port) for guard in guarded.guards]
     asks = Sentinel(guards, sentinel_kwargs={"socket_timeout": 1})  # type: ignore[no-untyped-call]
     with asks.master_for(NAME, db=2, decode_responses=True) as client:  # type: ignore[no-untyped-call]
@@ -592,7 +588,7 @@ def test_a_client_that_asks_sentinels_is_handed_over(guarded: Guarded, connect: 
         assert client.ping() is True
 
 
-def test_a_client_that_reads_replicas_is_refused() -> None:
+def test_a_redis_py_client_that_reads_replicas_is_refused() -> None:
     asks = Sentinel([("s", 1)])  # type: ignore[no-untyped-call]
     with pytest.raises(multilock.ConfigurationError, match="master_for"):
         open_backend("redis+sentinel://", {"client": asks.slave_for("m")})  # type: ignore[no-untyped-call]

@@ -33,14 +33,14 @@ def end_lease(bare: Bare, claim: Claim) -> None:
 # which claims fit together
 
 
-def test_readers_hold_a_name_together_and_each_keeps_everybody_else_out(us: Ours, them: Ours) -> None:
+def test_readers_hold_together_and_exclude_writers_and_permits(us: Ours, them: Ours) -> None:
     us.take(us.reader())
     them.take(them.reader())
     for other in (them.claim(), them.claim(fair=False), them.permit(3)):
         assert isinstance(them.attempt(other), Busy)
 
 
-def test_as_many_hold_permits_as_there_are_and_they_keep_everybody_else_out(us: Ours, them: Ours) -> None:
+def test_permits_hold_together_up_to_their_number_and_exclude_other_modes(us: Ours, them: Ours) -> None:
     first, *_ = [ours.take(ours.permit(3)) for ours in (us, them, us)]
     for other in (them.permit(3), them.claim(), them.claim(fair=False), them.reader()):
         assert isinstance(them.attempt(other), Busy)
@@ -48,7 +48,7 @@ def test_as_many_hold_permits_as_there_are_and_they_keep_everybody_else_out(us: 
     them.take(them.permit(3))
 
 
-def test_who_holds_it_alone_keeps_readers_and_permits_out(us: Ours, them: Ours) -> None:
+def test_a_plain_lock_excludes_readers_and_permits(us: Ours, them: Ours) -> None:
     us.take()
     assert isinstance(them.attempt(them.reader()), Busy)
     assert isinstance(them.attempt(them.permit(3)), Busy)
@@ -70,7 +70,7 @@ def test_another_number_of_permits_is_rejected_at_once_and_leaves_nothing(
     them.take(them.permit(permits))
 
 
-def test_another_number_that_waited_is_rejected_when_it_meets_one_and_those_behind_it_are_served(
+def test_a_waiter_with_another_number_is_rejected_and_later_waiters_are_served(
     us: Ours, them: Ours, bare: Bare
 ) -> None:
     alone, _ = us.take()
@@ -84,7 +84,7 @@ def test_another_number_that_waited_is_rejected_when_it_meets_one_and_those_behi
     assert keys(bare) == {LOCK, TOKEN, HOLDERS}
 
 
-def test_one_permit_is_like_a_lock_whose_number_is_checked(us: Ours, them: Ours) -> None:
+def test_a_semaphore_with_one_permit_is_a_lock_with_a_checked_number(us: Ours, them: Ours) -> None:
     us.take(us.permit(1))
     assert isinstance(them.attempt(them.permit(1)), Busy)
     with pytest.raises(BackendRejected, match="has 1 permit"):
@@ -92,7 +92,7 @@ def test_one_permit_is_like_a_lock_whose_number_is_checked(us: Ours, them: Ours)
 
 
 @pytest.mark.oracle
-def test_the_same_id_again_is_the_same_holder_with_another_token(us: Ours, bare: Bare) -> None:
+def test_a_repeated_acquire_is_the_same_holder_with_another_token(us: Ours, bare: Bare) -> None:
     claim, granted = us.take(us.permit(2))
     _, again = us.take(claim)
     assert bare.zcard(HOLDERS) == 1
@@ -103,9 +103,7 @@ def test_the_same_id_again_is_the_same_holder_with_another_token(us: Ours, bare:
 # keys
 
 
-def test_the_key_is_a_marker_and_the_holders_stand_beside_it_with_their_own_ends(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_the_key_is_a_marker_and_each_holder_has_an_expiry_of_its_own(us: Ours, them: Ours, bare: Bare) -> None:
     short, granted = us.take(us.reader(ttl=5))
     long, _ = them.take(them.reader(ttl=20))
     assert holder_of(bare) == f"#multilock:r:{granted.token}"
@@ -118,12 +116,12 @@ def test_the_key_is_a_marker_and_the_holders_stand_beside_it_with_their_own_ends
     assert 29_000 < bare.pttl(HOLDERS) <= 30_000
 
 
-def test_the_marker_names_the_number_of_permits(us: Ours, bare: Bare) -> None:
+def test_the_marker_contains_the_number_of_permits(us: Ours, bare: Bare) -> None:
     _, granted = us.take(us.permit(3))
     assert holder_of(bare) == f"#multilock:p3:{granted.token}"
 
 
-def test_after_the_last_holder_only_the_counter_is_left(us: Ours, them: Ours, bare: Bare) -> None:
+def test_after_the_last_holder_only_the_token_counter_is_left(us: Ours, them: Ours, bare: Bare) -> None:
     first, last = us.take(us.reader())[0], them.take(them.reader())[0]
     assert us.release(first) is True
     assert us.release(first) is False
@@ -131,7 +129,7 @@ def test_after_the_last_holder_only_the_counter_is_left(us: Ours, them: Ours, ba
     assert keys(bare) == {TOKEN}
 
 
-def test_the_end_of_the_key_is_put_off_only_when_it_is_near(us: Ours, bare: Bare) -> None:
+def test_the_expiry_of_the_key_is_extended_only_when_it_is_near(us: Ours, bare: Bare) -> None:
     held = us.take(us.reader(ttl=10))
     bare.pexpire(LOCK, 12_000)
     us.renew(held)
@@ -154,7 +152,7 @@ def test_a_refused_try_leaves_nothing_behind(us: Ours, them: Ours, bare: Bare) -
 # the end of one holder's lease
 
 
-def test_a_permit_is_free_at_its_own_end(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_permit_becomes_free_at_its_own_end(us: Ours, them: Ours, bare: Bare) -> None:
     dead, _ = us.take(us.permit(2))
     us.take(us.permit(2))
     end_lease(bare, dead)
@@ -162,7 +160,7 @@ def test_a_permit_is_free_at_its_own_end(us: Ours, them: Ours, bare: Bare) -> No
     assert us.release(dead) is False
 
 
-def test_a_writer_enters_when_the_last_reader_s_lease_is_over_though_the_key_is_still_there(
+def test_a_writer_enters_when_the_last_readers_lease_has_ended_although_the_key_exists(
     us: Ours, them: Ours, bare: Bare
 ) -> None:
     dead, _ = us.take(us.reader())
@@ -173,7 +171,7 @@ def test_a_writer_enters_when_the_last_reader_s_lease_is_over_though_the_key_is_
     assert bare.exists(HOLDERS) == 0
 
 
-def test_a_lease_that_is_over_is_not_renewed(us: Ours, bare: Bare) -> None:
+def test_an_ended_lease_is_not_renewed(us: Ours, bare: Bare) -> None:
     dead, alive = us.take(us.reader()), us.take(us.reader())
     end_lease(bare, dead[0])
     lost, renewed = us.renew(dead, alive)
@@ -196,7 +194,7 @@ def test_a_waiter_is_told_when_the_last_reader_or_the_first_permit_ends(us: Ours
 # order
 
 
-def test_nobody_overtakes_a_writer_that_waits(us: Ours, them: Ours, bare: Bare) -> None:
+def test_no_newcomer_overtakes_a_waiting_writer(us: Ours, them: Ours, bare: Bare) -> None:
     reader, _ = us.take(us.reader())
     writer = them.wait()
     behind = us.reader()
@@ -209,9 +207,7 @@ def test_nobody_overtakes_a_writer_that_waits(us: Ours, them: Ours, bare: Bare) 
     us.take(behind)
 
 
-def test_a_writer_s_release_lets_in_all_readers_before_the_next_writer_and_none_behind_it(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_a_release_of_a_writer_admits_all_readers_up_to_the_next_writer(us: Ours, them: Ours, bare: Bare) -> None:
     alone, _ = us.take()
     first, second = them.wait(them.reader()), us.wait(us.reader())
     them.wait()
@@ -223,7 +219,7 @@ def test_a_writer_s_release_lets_in_all_readers_before_the_next_writer_and_none_
     us.ear.hears("wake", second.id)
 
 
-def test_a_permit_that_is_given_back_goes_to_the_first_who_waits(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_released_permit_goes_to_the_first_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     held = [us.take(us.permit(2))[0] for _ in range(2)]
     first, second = them.wait(them.permit(2)), them.wait(them.permit(2))
     us.release(held[1])
@@ -233,7 +229,9 @@ def test_a_permit_that_is_given_back_goes_to_the_first_who_waits(us: Ours, them:
     assert sharing(bare) == {first.owner, second.owner}
 
 
-def test_a_handed_over_lock_lasts_for_a_waiters_liveness_and_then_for_its_ttl(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_lock_that_was_handed_over_lasts_for_the_waiters_liveness_until_confirmed(
+    us: Ours, them: Ours, bare: Bare
+) -> None:
     alone, _ = us.take()
     waiter = them.wait(them.reader(ttl=30))
     us.release(alone)
@@ -242,7 +240,7 @@ def test_a_handed_over_lock_lasts_for_a_waiters_liveness_and_then_for_its_ttl(us
     assert 29_000 < bare.pttl(LOCK) <= 45_000
 
 
-def test_three_hundred_readers_that_wait_are_let_in_though_one_script_lets_in_a_part(us: Ours, bare: Bare) -> None:
+def test_three_hundred_waiting_readers_enter_although_one_script_admits_only_some(us: Ours, bare: Bare) -> None:
     alone, _ = us.take()
     readers = [us.wait(us.reader()) for _ in range(300)]
     us.release(alone)
@@ -252,7 +250,7 @@ def test_three_hundred_readers_that_wait_are_let_in_though_one_script_lets_in_a_
     assert bare.zcard(HOLDERS) == 300
 
 
-def test_forty_waiters_for_three_permits_are_all_served_whoever_leaves_first(us: Ours, bare: Bare) -> None:
+def test_three_permits_serve_forty_waiters_in_any_order_of_releases(us: Ours, bare: Bare) -> None:
     order = random.Random(8)
     waiting = [us.permit(3) for _ in range(40)]
     for claim in waiting:
@@ -280,7 +278,7 @@ def test_when_a_writer_gives_up_the_readers_behind_it_enter(us: Ours, them: Ours
         us.take(behind)
 
 
-def test_when_a_writer_gives_up_on_a_name_whose_readers_died_those_behind_it_enter(
+def test_when_a_writer_gives_up_on_a_name_with_dead_readers_those_behind_it_enter(
     us: Ours, them: Ours, bare: Bare
 ) -> None:
     dead, _ = us.take(us.reader())
@@ -290,7 +288,7 @@ def test_when_a_writer_gives_up_on_a_name_whose_readers_died_those_behind_it_ent
     assert sharing(bare) == {behind.owner}
 
 
-def test_a_writer_whose_process_was_killed_keeps_no_reader_out(us: Ours, connect: Connect, bare: Bare) -> None:
+def test_a_killed_writer_that_waited_blocks_no_reader(us: Ours, connect: Connect, bare: Bare) -> None:
     us.take(us.reader())
     killed = connect()
     killed.wait()
@@ -299,7 +297,7 @@ def test_a_writer_whose_process_was_killed_keeps_no_reader_out(us: Ours, connect
     us.take(us.reader())
 
 
-def test_a_fair_newcomer_does_not_pass_readers_that_wait_on_a_free_name(us: Ours, them: Ours, bare: Bare) -> None:
+def test_on_a_free_name_a_fair_newcomer_does_not_overtake_waiting_readers(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     waiter = us.wait(us.reader())
     bare.delete(LOCK)
@@ -311,9 +309,7 @@ def test_a_fair_newcomer_does_not_pass_readers_that_wait_on_a_free_name(us: Ours
 
 
 @pytest.mark.oracle
-def test_a_token_of_one_alone_is_greater_than_all_before_it_and_a_reader_s_than_each_alone(
-    us: Ours, them: Ours
-) -> None:
+def test_each_writer_has_a_greater_token_than_all_before_it(us: Ours, them: Ours) -> None:
     alone, shared = 0, 0
     for _ in range(3):
         readers = [ours.take(ours.reader()) for ours in (us, them)]
@@ -331,7 +327,7 @@ def test_a_token_of_one_alone_is_greater_than_all_before_it_and_a_reader_s_than_
 
 
 @pytest.mark.oracle
-def test_a_renewal_keeps_the_token_and_the_life_of_the_counter(us: Ours, bare: Bare) -> None:
+def test_a_renewal_keeps_the_token_and_the_life_of_the_token_counter(us: Ours, bare: Bare) -> None:
     held = us.take(us.reader())
     bare.expire(TOKEN, 100)
     [renewed] = us.renew(held)
@@ -344,7 +340,7 @@ def test_a_renewal_keeps_the_token_and_the_life_of_the_counter(us: Ours, bare: B
 # operators
 
 
-def test_holders_from_before_a_deleted_marker_count_for_nothing(us: Ours, them: Ours, bare: Bare) -> None:
+def test_holders_from_before_a_deleted_marker_do_not_count(us: Ours, them: Ours, bare: Bare) -> None:
     former = us.take(us.permit(2))
     bare.delete(LOCK)
     assert us.renew(former) == [None]
@@ -356,7 +352,7 @@ def test_holders_from_before_a_deleted_marker_count_for_nothing(us: Ours, them: 
     them.take(them.permit(2))
 
 
-def test_force_release_takes_it_from_all_who_hold_it_and_passes_it_on(us: Ours, them: Ours, bare: Bare) -> None:
+def test_force_release_removes_every_holder_and_passes_the_name_on(us: Ours, them: Ours, bare: Bare) -> None:
     held = [ours.take(ours.reader()) for ours in (us, them)]
     us.watch(held[0])
     them.watch(held[1])
@@ -369,13 +365,13 @@ def test_force_release_takes_it_from_all_who_hold_it_and_passes_it_on(us: Ours, 
     assert us.renew(held[0]) == them.renew(held[1]) == [None]
 
 
-def test_force_release_of_a_name_whose_readers_all_died_took_it_from_nobody(us: Ours, bare: Bare) -> None:
+def test_force_release_of_a_name_with_only_dead_readers_returns_false(us: Ours, bare: Bare) -> None:
     dead, _ = us.take(us.reader())
     end_lease(bare, dead)
     assert us.backend.force_release("a", 1) is False
 
 
-def test_inspect_tells_the_holder_that_ends_first_and_the_others(us: Ours, them: Ours) -> None:
+def test_inspect_shows_the_holder_that_ends_first_and_the_others(us: Ours, them: Ours) -> None:
     long, short = us.take(us.permit(3, ttl=20))[0], them.take(them.permit(3, ttl=10))[0]
     us.take(us.permit(3, ttl=30))
     them.wait()
@@ -390,7 +386,7 @@ def test_inspect_tells_the_holder_that_ends_first_and_the_others(us: Ours, them:
     assert (listed.owner, listed.holders, listed.permits, listed.others) == (short.owner, 3, 3, ())
 
 
-def test_inspect_names_a_hundred_of_many_readers_and_counts_all(us: Ours) -> None:
+def test_inspect_lists_a_hundred_of_many_readers_and_counts_all(us: Ours) -> None:
     for _ in range(120):
         us.take(us.reader())
     info = us.backend.inspect("a", 1)
@@ -398,7 +394,7 @@ def test_inspect_names_a_hundred_of_many_readers_and_counts_all(us: Ours) -> Non
     assert (info.kind, info.holders, info.permits, len(info.others)) == ("read", 120, None, 99)
 
 
-def test_a_name_whose_readers_all_died_is_shown_as_nobody_s(us: Ours, bare: Bare) -> None:
+def test_a_name_with_only_dead_readers_is_shown_as_free(us: Ours, bare: Bare) -> None:
     dead, _ = us.take(us.reader())
     end_lease(bare, dead)
     assert us.backend.inspect("a", 1) is None
@@ -408,7 +404,7 @@ def test_a_name_whose_readers_all_died_is_shown_as_nobody_s(us: Ours, bare: Bare
 # losses
 
 
-def test_two_leases_of_one_name_in_one_client_end_each_by_itself(us: Ours, bare: Bare) -> None:
+def test_two_leases_of_one_name_in_one_client_end_independently(us: Ours, bare: Bare) -> None:
     first, second = us.take(us.reader()), us.take(us.reader())
     us.watch(first, second)
     assert us.release(first[0])
@@ -420,7 +416,7 @@ def test_two_leases_of_one_name_in_one_client_end_each_by_itself(us: Ours, bare:
     assert us.ear.heard == []
 
 
-def test_all_readers_hear_of_a_deleted_marker_also_if_another_reader_makes_a_new_one_at_once(
+def test_readers_are_notified_of_a_deleted_marker_even_if_another_recreates_it_at_once(
     us: Ours, them: Ours, connect: Connect, bare: Bare
 ) -> None:
     held = [us.take(us.reader()), us.take(us.reader())]
@@ -442,7 +438,7 @@ def test_readers_that_come_and_go_cost_the_others_nothing(us: Ours, them: Ours) 
     assert us.ear.heard == []
 
 
-def test_the_end_of_one_reader_is_not_told_to_another(us: Ours, them: Ours, bare: Bare) -> None:
+def test_the_end_of_one_reader_is_not_reported_to_another(us: Ours, them: Ours, bare: Bare) -> None:
     stopped, alive = us.take(us.reader()), them.take(them.reader())
     us.watch(stopped)
     them.watch(alive)
@@ -457,9 +453,7 @@ def test_the_end_of_one_reader_is_not_told_to_another(us: Ours, them: Ours, bare
 # rest
 
 
-def test_a_permit_that_rests_is_taken_until_its_end_and_no_request_of_its_id_touches_it(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_a_resting_permit_stays_taken_and_ignores_late_requests_of_its_holder(us: Ours, them: Ours, bare: Bare) -> None:
     held, other = us.take(us.permit(2)), them.take(them.permit(2))
     assert us.backend.rest(*held, False, 60, 1).ours
     assert us.renew(held) == [None]
@@ -475,9 +469,7 @@ def test_a_permit_that_rests_is_taken_until_its_end_and_no_request_of_its_id_tou
     assert bare.pttl(TOKEN) > 659_000
 
 
-def test_a_permit_s_rest_that_comes_again_only_ends_earlier_and_then_the_permit_is_free(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_a_repeated_rest_of_a_permit_only_ends_earlier(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take(us.permit(1))
     waiter = them.wait(them.permit(1))
     for seconds in (60, 3600, 30):
@@ -492,14 +484,14 @@ def test_a_permit_s_rest_that_comes_again_only_ends_earlier_and_then_the_permit_
 
 
 @pytest.mark.oracle
-def test_the_last_one_that_rests_leaves_no_key_without_an_end(us: Ours, bare: Bare) -> None:
+def test_the_last_resting_holder_leaves_no_key_without_an_expiry(us: Ours, bare: Bare) -> None:
     held = us.take(us.permit(1))
     assert us.backend.rest(*held, False, 1, 1).ours
     assert keys(bare) == {LOCK, TOKEN, HOLDERS}
     assert [key for key in keys(bare) if bare.pttl(key) < 0] == []
 
 
-def test_a_permit_that_was_lost_does_not_rest(us: Ours, them: Ours, bare: Bare) -> None:
+def test_a_lost_permit_does_not_rest(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take(us.permit(1))
     end_lease(bare, held[0])
     claim, _ = them.take(them.permit(1))

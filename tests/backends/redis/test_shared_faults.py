@@ -31,7 +31,7 @@ shared = pytest.mark.parametrize(
 
 
 @shared
-def test_redis_pys_lock_is_kept_out_of_what_is_shared_and_keeps_us_out(us: Ours, bare: Bare, make: Make) -> None:
+def test_readers_and_permits_exclude_redis_pys_lock_and_the_reverse(us: Ours, bare: Bare, make: Make) -> None:
     theirs = bare.lock(LOCK, timeout=10)
     claim, granted = us.take(make(us))
     assert theirs.acquire(blocking=False) is False
@@ -45,7 +45,7 @@ def test_redis_pys_lock_is_kept_out_of_what_is_shared_and_keeps_us_out(us: Ours,
 
 
 @shared
-def test_redis_pys_lock_cannot_release_what_we_share_nor_we_its(us: Ours, bare: Bare, make: Make) -> None:
+def test_neither_redis_pys_lock_nor_a_shared_holder_can_release_the_other(us: Ours, bare: Bare, make: Make) -> None:
     theirs = bare.lock(LOCK, timeout=10)
     theirs.acquire()
     assert us.release(make(us)) is False
@@ -57,12 +57,12 @@ def test_redis_pys_lock_cannot_release_what_we_share_nor_we_its(us: Ours, bare: 
     assert holder_of(bare) == before
 
 
-def test_redis_pys_lock_enters_when_all_readers_died_at_the_end_of_the_key(us: Ours, bare: Bare) -> None:
+def test_redis_pys_lock_enters_at_the_expiry_of_the_key_if_all_readers_died(us: Ours, bare: Bare) -> None:
     us.take(us.reader(ttl=0.2))
     assert bare.lock(LOCK, timeout=10).acquire(blocking_timeout=1)
 
 
-def test_a_waiter_behind_redis_pys_lock_is_told_when_it_ends(us: Ours, bare: Bare) -> None:
+def test_a_waiter_behind_redis_pys_lock_learns_when_that_lock_ends(us: Ours, bare: Bare) -> None:
     bare.lock(LOCK, timeout=5).acquire()
     answer = us.attempt(us.reader(), join=True)
     assert isinstance(answer, Busy)
@@ -75,7 +75,7 @@ def test_a_waiter_behind_redis_pys_lock_is_told_when_it_ends(us: Ours, bare: Bar
 
 @pytest.mark.oracle
 @shared
-def test_an_acquire_whose_reply_is_lost_is_found_by_the_same_id_and_has_a_greater_token(
+def test_a_shared_acquire_whose_reply_is_lost_is_found_by_its_id_with_a_greater_token(
     connect: Connect, proxy: FaultProxy, bare: Bare, make: Make
 ) -> None:
     us = connect(proxy.url)
@@ -93,7 +93,7 @@ def test_an_acquire_whose_reply_is_lost_is_found_by_the_same_id_and_has_a_greate
 
 
 @shared
-def test_a_cancel_is_final_however_late_its_request_comes(
+def test_a_cancel_is_final_however_late_its_request_arrives(
     connect: Connect, proxy: FaultProxy, bare: Bare, make: Make
 ) -> None:
     us = connect(proxy.url, within=1.0)
@@ -112,7 +112,7 @@ def test_a_cancel_is_final_however_late_its_request_comes(
 
 
 @shared
-def test_a_cancel_that_meets_the_hand_over_passes_the_name_on(us: Ours, them: Ours, bare: Bare, make: Make) -> None:
+def test_a_cancel_during_the_handover_passes_the_name_on(us: Ours, them: Ours, bare: Bare, make: Make) -> None:
     holder, _ = us.take()
     leaving, staying = us.wait(make(us)), them.wait()
     us.release(holder)
@@ -121,7 +121,7 @@ def test_a_cancel_that_meets_the_hand_over_passes_the_name_on(us: Ours, them: Ou
 
 
 @shared
-def test_a_renewal_whose_reply_is_lost_is_asked_again(connect: Connect, proxy: FaultProxy, make: Make) -> None:
+def test_a_renewal_whose_reply_is_lost_is_repeated(connect: Connect, proxy: FaultProxy, make: Make) -> None:
     us = connect(proxy.url)
     held = us.take(make(us))
     us.renew(held)
@@ -132,9 +132,7 @@ def test_a_renewal_whose_reply_is_lost_is_asked_again(connect: Connect, proxy: F
 
 
 @shared
-def test_a_release_whose_reply_is_lost_answers_no_the_second_time(
-    connect: Connect, proxy: FaultProxy, bare: Bare, make: Make
-) -> None:
+def test_a_repeated_release_returns_false(connect: Connect, proxy: FaultProxy, bare: Bare, make: Make) -> None:
     us = connect(proxy.url)
     claim, _ = us.take(make(us))
     us.release(us.claim("b"))
@@ -145,7 +143,7 @@ def test_a_release_whose_reply_is_lost_answers_no_the_second_time(
     assert holder_of(bare) is None
 
 
-def test_scripts_that_the_server_forgot_are_loaded_again_in_the_same_call(us: Ours, bare: Bare) -> None:
+def test_scripts_that_the_server_lost_are_loaded_again_in_the_same_call(us: Ours, bare: Bare) -> None:
     alone, reader, permit = us.take(us.claim("x")), us.take(us.reader("r")), us.take(us.permit(2, "p"))
     bare.script_flush()
     assert None not in us.renew(alone, reader, permit)
@@ -157,7 +155,7 @@ def test_scripts_that_the_server_forgot_are_loaded_again_in_the_same_call(us: Ou
 
 
 @shared
-def test_under_a_full_memory_nobody_new_gets_a_free_name_and_what_is_shared_lives_on(
+def test_a_full_server_admits_no_new_holder_and_keeps_the_shared_ones(
     us: Ours, them: Ours, bare: Bare, make: Make
 ) -> None:
     held, other = us.take(make(us)), them.take(make(them))
@@ -204,7 +202,7 @@ def test_a_client_that_may_not_subscribe_is_never_taken_for_dead(
 
 
 @pytest.mark.parametrize("right", ["pubsub", "publish"])
-def test_without_these_rights_what_is_shared_is_handed_over_all_the_same(
+def test_without_channel_permissions_shared_locks_are_still_handed_over(
     server: RedisServer, bare: Bare, connect: Connect, right: str
 ) -> None:
     lacking, them = connect(without(bare, server, right)), connect()
@@ -219,7 +217,7 @@ def test_without_these_rights_what_is_shared_is_handed_over_all_the_same(
 @pytest.mark.parametrize(
     "right", ["zadd", "zrem", "zscore", "zcard", "zrange", "zremrangebyscore", "pexpire", "exists", "hset", "publish"]
 )
-def test_a_missing_right_leaves_no_key_without_an_end(
+def test_a_missing_permission_leaves_no_key_without_an_expiry(
     server: RedisServer, bare: Bare, connect: Connect, right: str
 ) -> None:
     whole, lacking = connect(), connect(without(bare, server, right))
@@ -253,7 +251,7 @@ def test_a_key_of_another_type_is_rejected_and_loses_the_lease(us: Ours, bare: B
 # over a channel, as an event loop does
 
 
-def test_a_channel_takes_shares_is_refused_and_gives_back(us: Ours) -> None:
+def test_a_channel_asks_for_readers_and_permits_refuses_and_releases_them(us: Ours) -> None:
     us.take(us.claim("b"))  # this loads the scripts
     us.release(us.take(us.reader())[0])
     channel = us.backend.channel(1)
@@ -283,7 +281,7 @@ def test_a_channel_takes_shares_is_refused_and_gives_back(us: Ours) -> None:
 # many
 
 
-def test_a_thousand_readers_are_renewed_in_a_few_requests_and_a_writer_enters_after_the_last(
+def test_few_requests_renew_a_thousand_readers_and_a_writer_enters_after_the_last(
     us: Ours, them: Ours, bare: Bare
 ) -> None:
     held = [us.take(us.reader()) for _ in range(1000)]
@@ -304,7 +302,7 @@ def test_a_thousand_readers_are_renewed_in_a_few_requests_and_a_writer_enters_af
     bare.delete(LOCK)
 
 
-def test_a_reader_s_acquire_and_renewal_ask_the_server_as_much_beside_a_thousand_as_beside_one(
+def test_a_reader_sends_as_many_requests_beside_a_thousand_readers_as_beside_one(
     us: Ours, them: Ours, bare: Bare
 ) -> None:
     def commands() -> int:
@@ -323,7 +321,7 @@ def test_a_reader_s_acquire_and_renewal_ask_the_server_as_much_beside_a_thousand
     assert commands() == beside_one
 
 
-def test_readers_that_renew_are_pushed_to_the_others_only_now_and_then(connect: Connect, bare: Bare) -> None:
+def test_renewals_of_readers_rarely_notify_the_other_readers(connect: Connect, bare: Bare) -> None:
     since(bare, "7.0", "NOLOOP for scripts: renewals are looked at")
     clients = [connect() for _ in range(10)]
     ttl = 4.0

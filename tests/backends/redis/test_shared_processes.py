@@ -23,7 +23,7 @@ START = 20.0  # seconds for a process to start on an overloaded machine
 LATE = 3.0  # seconds by which a process may be late on a machine that freezes at times
 
 
-def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_others_lose_nothing(
+def test_a_frozen_reader_delays_a_writer_by_its_own_lease_and_other_readers_are_unaffected(
     server: RedisServer,
 ) -> None:
     with (
@@ -45,7 +45,7 @@ def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_other
         assert stopped.wait_for("state", START)[1:] == ["LOST", "False"]
 
 
-def test_a_writer_that_is_stopped_while_it_waits_keeps_readers_out_for_its_liveness_and_a_killed_one_not_at_all(
+def test_a_frozen_waiting_writer_blocks_readers_for_its_liveness_and_a_killed_one_never(
     server: RedisServer, bare: Bare
 ) -> None:
     with (
@@ -70,7 +70,7 @@ def test_a_writer_that_is_stopped_while_it_waits_keeps_readers_out_for_its_liven
 
 
 @pytest.mark.oracle
-def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_more_than_there_are(
+def test_permits_of_killed_holders_become_free_within_the_takeover_bound(
     server: RedisServer,
 ) -> None:
     with ExitStack() as helpers, multilock.connect(server.url, ttl=TTL) as client:
@@ -90,7 +90,7 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
 
 
 @pytest.mark.oracle
-def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(server: RedisServer) -> None:
+def test_a_waiting_writer_enters_before_later_readers_of_four_processes(server: RedisServer) -> None:
     with ExitStack() as helpers, multilock.connect(server.url, ttl=STEADY) as client:
         streaming = [Helper("tests.backends.holders:stream", server.url, PREFIX, STEADY) for _ in range(4)]
         for reader in streaming:
@@ -98,7 +98,7 @@ def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(s
         writes_and_reads_are_in_order(client, streaming, START)
 
 
-def test_processes_that_name_the_same_locks_in_other_orders_never_wait_for_each_other(
+def test_processes_that_name_the_same_locks_in_different_orders_never_deadlock(
     server: RedisServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "count"

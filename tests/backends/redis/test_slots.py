@@ -17,7 +17,7 @@ def node(address: Address) -> list[Any]:
     return [address.host.encode(), address.port, b"id", []]
 
 
-def test_each_slot_has_its_primary_and_each_primary_its_replicas() -> None:
+def test_the_slot_table_gives_each_slot_its_primary_and_its_replicas() -> None:
     table = SlotTable.of([[0, 99, node(A), node(C)], [100, SLOTS - 1, node(B)], [50, 50, node(B)]], A)
     assert [table.owner(slot) for slot in (0, 49, 50, 51, 99, 100, SLOTS - 1)] == [A, A, B, A, A, B, B]
     assert table.primaries == (A, B)
@@ -25,19 +25,19 @@ def test_each_slot_has_its_primary_and_each_primary_its_replicas() -> None:
     assert table.uncovered() == 0
 
 
-def test_slots_that_nobody_serves_are_counted() -> None:
+def test_slots_without_a_node_are_counted() -> None:
     table = SlotTable.of([[10, 19, node(A)]], A)
     assert table.owner(9) is None
     assert table.uncovered() == SLOTS - 10
 
 
 @pytest.mark.parametrize("host", [b"", None, b"?"])
-def test_a_host_that_is_not_told_is_that_of_the_node_that_was_asked(host: bytes | None) -> None:
+def test_a_missing_host_means_the_node_that_was_asked(host: bytes | None) -> None:
     table = SlotTable.of([[0, 1, [host, 7001]]], A)
     assert table.owner(0) == B
 
 
-def test_a_slot_that_moved_has_another_primary_at_once() -> None:
+def test_a_moved_slot_has_another_primary_at_once() -> None:
     table = SlotTable.of([[0, SLOTS - 1, node(A)]], A)
     table.moved(5, C)
     assert (table.owner(4), table.owner(5)) == (A, C)
@@ -47,7 +47,7 @@ def test_a_slot_that_moved_has_another_primary_at_once() -> None:
 @pytest.mark.parametrize(
     "answer", [b"OK", [1], [[0, 1]], [[0, SLOTS, node(A)]], [[2, 1, node(A)]], [[0, 1, [b"h", b"x"]]], [[0, 1, None]]]
 )
-def test_a_reply_that_is_not_a_slot_table_is_told_apart(answer: Any) -> None:
+def test_a_reply_that_is_not_a_slot_table_is_recognised(answer: Any) -> None:
     with pytest.raises(ValueError, match="which node serves which slot"):
         SlotTable.of(answer, A)
 
@@ -63,7 +63,7 @@ def test_a_reply_that_is_not_a_slot_table_is_told_apart(answer: Any) -> None:
         ("MOVED 1 ?:7000", (False, 1, "", 7000)),
     ],
 )
-def test_a_redirection_is_read(text: str, told: tuple[bool, int, str, int]) -> None:
+def test_a_redirection_is_parsed(text: str, told: tuple[bool, int, str, int]) -> None:
     error = refusal(text, "redis://h:1/0")
     assert isinstance(error, Redirected)
     assert (error.once, error.slot, error.host, error.port) == told

@@ -16,7 +16,7 @@ from tests.backends.redis.kit import Bare, Ours, connected
 SLOW = 0.3
 
 
-def test_validity_counts_from_the_sending_however_slow_the_answer(connect: Connect, proxy: FaultProxy) -> None:
+def test_validity_counts_from_the_sending_however_late_the_reply(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url)
     us.release(us.take()[0])
     proxy.delay(SLOW, "down")
@@ -27,7 +27,7 @@ def test_validity_counts_from_the_sending_however_slow_the_answer(connect: Conne
     assert now() - renewed.sent_at >= SLOW
 
 
-def test_a_slow_answer_is_never_taken_for_that_of_the_next_request(connect: Connect, proxy: FaultProxy) -> None:
+def test_a_late_reply_is_never_taken_for_the_reply_to_the_next_request(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url)
     held, _ = us.take()
     proxy.delay(4 * SLOW, "down")
@@ -37,7 +37,7 @@ def test_a_slow_answer_is_never_taken_for_that_of_the_next_request(connect: Conn
     assert us.release(us.claim("another")) is False
 
 
-def test_a_client_that_was_stopped_until_it_was_connected_sends_nothing(
+def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim may have been cancelled meanwhile, and the server remembers that for no longer than a minute."""
@@ -60,7 +60,7 @@ def test_a_client_that_was_stopped_until_it_was_connected_sends_nothing(
 
 
 @pytest.mark.parametrize("within", [0.0, -60.0])
-def test_a_request_without_time_left_is_not_sent_on_an_idle_connection(us: Ours, bare: Bare, within: float) -> None:
+def test_an_expired_request_is_not_sent_on_an_idle_connection(us: Ours, bare: Bare, within: float) -> None:
     us.release(us.take()[0])
     bare.flushall()
     before = connected(bare)
@@ -77,7 +77,7 @@ def test_a_request_without_time_left_is_not_sent_on_an_idle_connection(us: Ours,
     assert connected(bare) == before  # the old connection is still used
 
 
-def test_a_client_that_was_stopped_while_it_subscribed_sends_nothing(
+def test_a_client_that_was_frozen_while_it_subscribed_sends_nothing_late(
     us: Ours, them: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     them.take()

@@ -85,7 +85,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     nodes.backend.close()
 
 
-def test_an_empty_table_is_silence(nodes: Nodes) -> None:
+def test_an_empty_slot_table_counts_as_silence(nodes: Nodes) -> None:
     """A node that was reset or restarted empty knows no other node. The client keeps its old table."""
     nodes.say[A] = []
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_an_empty_table_is_silence(nodes: Nodes) -> None:
         nodes.topology.table(WITHIN)
 
 
-def test_an_address_of_the_url_is_asked_after_all_that_were_learnt(nodes: Nodes) -> None:
+def test_the_addresses_of_the_url_are_asked_after_the_learnt_ones(nodes: Nodes) -> None:
     """Another cluster may have this address by now. So its reply counts only if no other node replies, not even a
     silent one."""
     nodes.say[SEED] = lines(C)
@@ -113,7 +113,7 @@ def test_an_address_of_the_url_is_asked_after_all_that_were_learnt(nodes: Nodes)
     assert nodes.topology.table(WITHIN).primaries == (C,)
 
 
-def test_a_node_that_was_cut_off_leads_back_to_no_former_primary(nodes: Nodes) -> None:
+def test_an_isolated_node_does_not_lead_back_to_a_former_primary(nodes: Nodes) -> None:
     nodes.say = {A: lines(A, B), B: lines(C, B), C: lines(C, B), SEED: lines(A, B)}
     nodes.epochs = {B: 2, C: 2}
     nodes.topology.redirected(B, Redirected("", f"MOVED 0 {C}"))
@@ -128,7 +128,7 @@ def test_a_node_that_was_cut_off_leads_back_to_no_former_primary(nodes: Nodes) -
     assert nodes.topology.table(WITHIN).primaries == (C, B), "the nodes that were cut off are no majority"
 
 
-def test_a_cluster_that_was_made_anew_with_lower_epochs_is_followed(nodes: Nodes) -> None:
+def test_a_recreated_cluster_with_lower_epochs_is_followed(nodes: Nodes) -> None:
     nodes.epochs = dict.fromkeys((A, B, SEED), 7)
     nodes.look()
     nodes.epochs.clear()
@@ -154,7 +154,7 @@ def test_a_removed_node_is_not_remembered_as_silent(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("order", [(SILENCE, REFUSAL), (REFUSAL, SILENCE)])
-def test_one_that_refuses_says_nothing_of_those_that_are_silent(
+def test_a_node_that_refuses_is_not_confused_with_silent_nodes(
     monkeypatch: pytest.MonkeyPatch, order: tuple[MultilockError, MultilockError]
 ) -> None:
     nodes = Nodes(monkeypatch, A, B)
@@ -173,7 +173,7 @@ def hanging() -> Iterator[socket.socket]:
         yield listening
 
 
-def test_an_answer_that_a_former_primary_owes_does_not_count(nodes: Nodes, hanging: socket.socket) -> None:
+def test_a_late_reply_of_a_former_primary_does_not_count(nodes: Nodes, hanging: socket.socket) -> None:
     """The new table names another primary: the request ends, and its late reply does not count."""
     nodes.servers[A] = hanging.getsockname()[1]
     ended: list[BackendUnavailable] = []
@@ -196,7 +196,7 @@ def test_an_answer_that_a_former_primary_owes_does_not_count(nodes: Nodes, hangi
     assert [error.unknown for error in ended] == [True], "it may have been executed"
 
 
-def test_an_answer_that_lies_there_unread_does_not_count_either(hanging: socket.socket) -> None:
+def test_an_unread_reply_of_a_former_primary_does_not_count_either(hanging: socket.socket) -> None:
     """The primary was replaced after the reply arrived and before the client read it."""
     endpoint = Endpoint("redis://h", Connection, {"host": "127.0.0.1", "port": hanging.getsockname()[1]})
     wire = endpoint.connect(WITHIN, now)
@@ -213,7 +213,7 @@ def test_an_answer_that_lies_there_unread_does_not_count_either(hanging: socket.
 
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("step", ["owner", "node"])
-def test_a_client_sent_to_a_former_primary_no_longer_asks_it(
+def test_a_client_that_left_a_former_primary_no_longer_asks_it(
     nodes: Nodes,
     monkeypatch: pytest.MonkeyPatch,
     redis_server: RedisServer,
@@ -244,9 +244,7 @@ def test_a_client_sent_to_a_former_primary_no_longer_asks_it(
     assert held_at == [None, "owner"]
 
 
-def test_one_node_that_hangs_keeps_nobody_else_from_being_watched(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_node_that_hangs_delays_no_watch_on_other_nodes(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of a node have moved to two others, and one of these hangs. Its names stay and are tried again; the other
     node gets its own. Both orders are tried."""
     to = {"first": B, "second": C}
@@ -313,7 +311,7 @@ def name_on(address: Address) -> str:
     )
 
 
-def test_what_one_node_refuses_another_one_has_renewed(renewing: Renewing) -> None:
+def test_if_one_node_refuses_a_renewal_the_others_are_still_renewed(renewing: Renewing) -> None:
     renewing.say[B] = refuses
     moved, kept = renewing(B, A)
     assert isinstance(kept, Granted)
@@ -323,7 +321,7 @@ def test_what_one_node_refuses_another_one_has_renewed(renewing: Renewing) -> No
         renewing(B)
 
 
-def test_the_node_of_a_group_is_asked_first_and_leaves_its_answers_time(renewing: Renewing) -> None:
+def test_the_first_node_of_a_group_is_asked_first_and_leaves_time_for_its_replies(renewing: Renewing) -> None:
     renewing.say[B] = silent
     moved, kept = renewing(B, A)
     assert isinstance(kept, Granted)
@@ -333,7 +331,7 @@ def test_the_node_of_a_group_is_asked_first_and_leaves_its_answers_time(renewing
     assert half < whole * 0.6
 
 
-def test_one_thread_of_a_group_at_most_waits_for_another_node_that_hangs(renewing: Renewing) -> None:
+def test_at_most_one_thread_of_a_group_waits_for_a_node_that_hangs(renewing: Renewing) -> None:
     """Meanwhile the other threads renew only the rest. When the node replies, all threads use it again."""
     asked, over = threading.Event(), threading.Event()
 

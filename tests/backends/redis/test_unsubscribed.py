@@ -51,7 +51,7 @@ def kill_tracked(bare: Bare) -> None:
             bare.client_kill_filter(_id=client["id"])
 
 
-def test_a_login_refused_for_a_moment_does_not_end_prompt_losses(us: Ours, bare: Bare, password: Password) -> None:
+def test_a_login_that_is_refused_briefly_does_not_end_pushed_losses(us: Ours, bare: Bare, password: Password) -> None:
     held = us.take()
     us.watch(held)
     listener = us.backend._node.listener
@@ -72,7 +72,7 @@ def test_a_login_refused_for_a_moment_does_not_end_prompt_losses(us: Ours, bare:
 
 
 @pytest.mark.parametrize("missing", ["-client|tracking", "-subscribe", "-mget"])
-def test_what_was_refused_is_asked_for_again(server: RedisServer, bare: Bare, connect: Connect, missing: str) -> None:
+def test_a_refused_subscription_is_tried_again(server: RedisServer, bare: Bare, connect: Connect, missing: str) -> None:
     since(bare, "7.0", "rights on subcommands")
     bare.execute_command("ACL", "SETUSER", "managed", "reset", "on", "nopass", *EVERYTHING, missing)
     us = connect(server.url.replace("//", "//managed:x@"))
@@ -103,7 +103,7 @@ def test_a_subscription_that_stays_refused_is_tried_less_and_less_often(
     eventually(lambda: "changes" in listener.refused)
 
 
-def test_a_loss_is_found_while_the_subscription_cannot_be_made_again(us: Ours, bare: Bare) -> None:
+def test_a_loss_is_found_while_the_subscription_is_down(us: Ours, bare: Bare) -> None:
     held = us.take()
     us.watch(held)
     us.backend.follow(frozenset({"b"}), 1)
@@ -119,7 +119,7 @@ def test_a_loss_is_found_while_the_subscription_cannot_be_made_again(us: Ours, b
     us.ear.hears("changed", "b", within=5)
 
 
-def test_a_waiter_whose_subscription_cannot_be_made_again_is_served_in_its_turn(
+def test_a_waiter_is_served_in_order_while_its_subscription_is_down(
     us: Ours, bare: Bare, password: Password, connect: Connect
 ) -> None:
     first, last = connect(), connect()
@@ -142,7 +142,7 @@ def test_a_waiter_whose_subscription_cannot_be_made_again_is_served_in_its_turn(
     last.ear.hears("wake", later.id)
 
 
-def test_a_tracked_connection_that_a_firewall_forgot_is_replaced_before_it_is_needed(
+def test_a_tracked_connection_that_a_firewall_dropped_is_replaced_early(
     connect: Connect, proxy: FaultProxy, bare: Bare
 ) -> None:
     us = connect(proxy.url)
@@ -163,7 +163,7 @@ def test_a_tracked_connection_that_a_firewall_forgot_is_replaced_before_it_is_ne
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
-def test_a_silent_tracked_connection_costs_a_watch_a_second_only(connect: Connect, proxy: FaultProxy) -> None:
+def test_a_silent_tracked_connection_delays_a_watch_by_only_a_second(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url, within=20)
     us.watch(us.take(us.claim("b")))
     held = us.take()
@@ -174,7 +174,7 @@ def test_a_silent_tracked_connection_costs_a_watch_a_second_only(connect: Connec
     assert now() - started < 10
 
 
-def test_a_follower_hears_of_what_its_own_client_holds_and_renews_unwatched(us: Ours, them: Ours, bare: Bare) -> None:
+def test_an_observer_sees_its_own_clients_locks_although_their_watch_is_down(us: Ours, them: Ours, bare: Bare) -> None:
     """The observer of an election in the leading client is such a follower: the renewal uses the tracked connection."""
     other = us.take(us.claim("other"))
     us.watch(other)

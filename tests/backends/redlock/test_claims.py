@@ -35,7 +35,7 @@ def places(servers: RedisServers, claim: Claim) -> list[float]:
     return found
 
 
-def test_a_majority_has_it_and_a_minority_has_not(contend: Contend, servers: RedisServers) -> None:
+def test_a_majority_of_servers_grants_the_lock_and_a_minority_does_not(contend: Contend, servers: RedisServers) -> None:
     us, them = contend(), contend()
     us.cut_off(2)
     claim, _ = us.take()
@@ -45,7 +45,7 @@ def test_a_majority_has_it_and_a_minority_has_not(contend: Contend, servers: Red
     assert holders(servers)[:2] == [claim.id, claim.id]
 
 
-def test_what_a_refused_try_took_is_given_back(contend: Contend, servers: RedisServers) -> None:
+def test_a_refused_try_releases_its_votes(contend: Contend, servers: RedisServers) -> None:
     us, them = contend(), contend()
     us.cut_off(2)
     claim, _ = us.take()
@@ -56,7 +56,7 @@ def test_what_a_refused_try_took_is_given_back(contend: Contend, servers: RedisS
     assert not them.backend.rounds.claims
 
 
-def test_a_release_is_told_to_who_refused_too(contend: Contend, servers: RedisServers) -> None:
+def test_a_release_is_also_sent_to_servers_that_refused(contend: Contend, servers: RedisServers) -> None:
     us, them = contend(), contend()
     held, _ = us.take()
     waits = them.claim()
@@ -87,13 +87,13 @@ def test_the_token_is_greater_than_each_that_a_majority_has(contend: Contend, se
     assert (third.token or 0) > (second.token or 0)
 
 
-def test_without_a_token_there_is_none(contend: Contend) -> None:
+def test_without_a_token_nothing_is_granted(contend: Contend) -> None:
     us = contend(token=False)
     assert us.take()[1].token is None
     assert not us.backend.capabilities.fencing
 
 
-def test_an_answer_on_which_nothing_depends_is_not_waited_for(contend: Contend) -> None:
+def test_acquire_does_not_wait_for_replies_that_cannot_change_the_result(contend: Contend) -> None:
     us = contend()
     us.proxies[1].black_hole()
     began = now()
@@ -102,7 +102,7 @@ def test_an_answer_on_which_nothing_depends_is_not_waited_for(contend: Contend) 
     assert now() - began < 2.5  # a server that does not reply has three seconds
 
 
-def test_nor_where_a_majority_has_said_that_it_is_taken(contend: Contend) -> None:
+def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Contend) -> None:
     them, us = contend(), contend()
     held, _ = them.take()
     them.settle(held)
@@ -128,7 +128,7 @@ def test_all_servers_are_asked_at_the_same_time(contend: Contend, servers: Redis
     assert holders(servers) == [claim.id] * 3
 
 
-def test_servers_that_are_silent_do_not_use_up_the_time(contend: Contend) -> None:
+def test_silent_servers_do_not_use_up_the_time(contend: Contend) -> None:
     us = contend()
     for proxy in us.proxies[:2]:
         proxy.black_hole()
@@ -138,7 +138,7 @@ def test_servers_that_are_silent_do_not_use_up_the_time(contend: Contend) -> Non
     assert now() - began < 5.0  # out of ten seconds
 
 
-def test_a_reply_that_is_late_for_its_round_counts_and_costs_no_connection(
+def test_a_reply_that_is_late_for_its_round_still_counts_and_keeps_its_connection(
     contend: Contend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     us = contend()
@@ -166,14 +166,14 @@ def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: Re
         assert places(servers, claim) == [claim.arrived] * 3
 
 
-def test_uptime_is_told_in_seconds_that_may_have_just_begun() -> None:
+def test_uptime_in_whole_seconds_counts_as_its_smallest_possible_value() -> None:
     """A server that started at 0.9 s reports at 5.1 s that it has been up for 5 s."""
     guarded = Guarded.around(Endpoint("redis://h", redis.Connection, {}), 30.0)
     guarded._wait_for_those_before(b"5", 5.1)
     assert guarded.counts_from >= 0.9 + 30.0
 
 
-def test_a_claim_that_was_given_up_is_not_asked_for_any_more(contend: Contend, servers: RedisServers) -> None:
+def test_a_cancelled_claim_sends_no_further_requests(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim = us.claim()
     assert not us.release(claim, unsure=True).ours
@@ -183,7 +183,7 @@ def test_a_claim_that_was_given_up_is_not_asked_for_any_more(contend: Contend, s
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_a_lost_answer_to_the_first_request_leaves_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
+def test_a_lost_reply_to_the_first_request_leaves_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
     us = contend()
     claim = us.claim(ttl=10.0)
     faults = [proxy.drop_reply(claim.id.encode()) for proxy in us.proxies[:lost]]
@@ -200,7 +200,7 @@ def test_a_lost_answer_to_the_first_request_leaves_nothing(contend: Contend, ser
     assert not us.backend.rounds.claims
 
 
-def test_a_request_that_comes_after_its_cancel_takes_nothing(contend: Contend, servers: RedisServers) -> None:
+def test_a_request_that_arrives_after_its_cancel_acquires_nothing(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim = us.claim(ttl=10.0)
     fault = us.proxies[0].hold_request(claim.id.encode())
@@ -214,7 +214,7 @@ def test_a_request_that_comes_after_its_cancel_takes_nothing(contend: Contend, s
     assert granted.token
 
 
-def test_a_lost_answer_to_a_release_is_told_again_where_it_was_lost(contend: Contend, servers: RedisServers) -> None:
+def test_a_release_whose_reply_is_lost_is_repeated_at_that_server(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, _ = us.take(us.claim(ttl=10.0))
     us.settle(claim)
@@ -224,7 +224,7 @@ def test_a_lost_answer_to_a_release_is_told_again_where_it_was_lost(contend: Con
     eventually(lambda: not us.backend.rounds.claims, within=WITHIN)
 
 
-def test_one_lost_answer_to_a_renewal_is_no_risk_and_two_are(contend: Contend) -> None:
+def test_one_lost_reply_to_a_renewal_is_harmless_and_two_put_the_lease_at_risk(contend: Contend) -> None:
     us = contend()
     claim, granted = us.take(us.claim(ttl=10.0))
     us.settle(claim)
@@ -238,7 +238,7 @@ def test_one_lost_answer_to_a_renewal_is_no_risk_and_two_are(contend: Contend) -
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_lost_answers_to_a_renewal_take_nothing_away(contend: Contend, servers: RedisServers, lost: int) -> None:
+def test_lost_replies_to_a_renewal_end_no_lease(contend: Contend, servers: RedisServers, lost: int) -> None:
     us = contend()
     us.teach()
     claim, granted = us.take()
@@ -256,7 +256,7 @@ def test_lost_answers_to_a_renewal_take_nothing_away(contend: Contend, servers: 
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_lost_answers_to_a_release_leave_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
+def test_lost_replies_to_a_release_leave_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
     us = contend()
     us.teach()
     claim, _ = us.take()
@@ -277,7 +277,7 @@ def test_lost_answers_to_a_release_leave_nothing(contend: Contend, servers: Redi
     assert not us.backend.rounds.claims
 
 
-def test_a_lost_answer_to_a_release_never_says_that_the_lock_was_lost(contend: Contend) -> None:
+def test_a_lost_reply_to_a_release_never_reports_a_lost_lock(contend: Contend) -> None:
     us = contend()
     us.teach()
     claim, _ = us.take()
@@ -290,7 +290,7 @@ def test_a_lost_answer_to_a_release_never_says_that_the_lock_was_lost(contend: C
     assert silence.value.unknown
 
 
-def test_who_is_not_told_how_long_a_server_is_up_has_asked_nothing(contend: Contend) -> None:
+def test_a_server_whose_uptime_is_not_known_receives_no_acquire(contend: Contend) -> None:
     """Otherwise the claim would be cancelled there for minutes, and the kernel would warn of each."""
     us = contend()
     us.proxies[0].black_hole()
@@ -299,7 +299,7 @@ def test_who_is_not_told_how_long_a_server_is_up_has_asked_nothing(contend: Cont
     assert not silence.value.unknown
 
 
-def test_a_renewal_counts_though_newer_answers_overtook_it(contend: Contend) -> None:
+def test_a_renewal_counts_although_newer_replies_arrived_first(contend: Contend) -> None:
     """Newer replies come in when the clerk asks for a missing vote, or the watchdog renews, at the same time."""
     us = contend()
     claim, granted = us.take()
@@ -312,7 +312,7 @@ def test_a_renewal_counts_though_newer_answers_overtook_it(contend: Contend) -> 
     assert isinstance(renewed, Granted)
 
 
-def test_a_renewal_of_what_was_given_back_is_a_loss(contend: Contend) -> None:
+def test_renewing_a_released_lease_is_a_loss(contend: Contend) -> None:
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
@@ -322,7 +322,7 @@ def test_a_renewal_of_what_was_given_back_is_a_loss(contend: Contend) -> None:
     assert us.renew((claim, granted)) == [None]
 
 
-def test_it_is_lost_where_no_majority_can_have_it(contend: Contend, servers: RedisServers) -> None:
+def test_a_lease_is_lost_once_no_majority_can_have_it(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     held = us.take()
     us.settle(held[0])
@@ -334,7 +334,9 @@ def test_it_is_lost_where_no_majority_can_have_it(contend: Contend, servers: Red
         assert (renewed is None) if expected is None else isinstance(renewed, expected)
 
 
-def test_a_server_that_lost_it_is_asked_again_with_the_next_renewal(contend: Contend, servers: RedisServers) -> None:
+def test_the_next_renewal_repeats_the_acquire_at_a_server_that_lost_the_lease(
+    contend: Contend, servers: RedisServers
+) -> None:
     us = contend()
     held = us.take()
     us.settle(held[0])
@@ -345,7 +347,7 @@ def test_a_server_that_lost_it_is_asked_again_with_the_next_renewal(contend: Con
     eventually(lambda: holders(servers) == [held[0].id] * 3)
 
 
-def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: RedisServers) -> None:
+def test_a_deleted_key_is_a_loss_only_on_a_majority(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
@@ -361,7 +363,7 @@ def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: R
     us.ear.hears("gone", claim.id, LossReason.TAKEN, within=WITHIN)
 
 
-def test_one_forgetful_server_ends_a_lease_of_a_bare_majority(contend: Contend, servers: RedisServers) -> None:
+def test_one_server_that_lost_its_data_ends_a_lease_of_a_bare_majority(contend: Contend, servers: RedisServers) -> None:
     us, them = contend(), contend()
     us.cut_off(2)
     held = us.take()
@@ -373,7 +375,7 @@ def test_one_forgetful_server_ends_a_lease_of_a_bare_majority(contend: Contend, 
     them.take()
 
 
-def test_a_renewal_loses_what_only_a_minority_keeps(contend: Contend, servers: RedisServers) -> None:
+def test_a_renewal_loses_a_lease_that_only_a_minority_keeps(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     us.cut_off(2)
     held = us.take()
@@ -382,7 +384,7 @@ def test_a_renewal_loses_what_only_a_minority_keeps(contend: Contend, servers: R
     assert us.renew(held) == [None]
 
 
-def test_a_server_that_has_it_again_tells_of_the_next_loss(contend: Contend, servers: RedisServers) -> None:
+def test_a_server_that_granted_the_lease_again_reports_its_next_loss(contend: Contend, servers: RedisServers) -> None:
     """This is what happens when servers restart one after the other while a majority always has the vote."""
     us = contend()
     held = us.take()
@@ -404,9 +406,7 @@ def test_a_server_that_has_it_again_tells_of_the_next_loss(contend: Contend, ser
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
 
 
-def test_a_server_that_could_not_be_asked_to_tell_of_losses_is_asked_after_a_renewal(
-    contend: Contend, servers: RedisServers
-) -> None:
+def test_a_server_whose_watch_failed_gets_the_watch_after_a_renewal(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     held = us.take()
     us.settle(held[0])
@@ -427,7 +427,7 @@ def test_a_server_that_could_not_be_asked_to_tell_of_losses_is_asked_after_a_ren
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
 
 
-def test_what_an_operator_takes_is_lost_though_a_renewal_comes_between_two_servers(
+def test_a_force_release_is_reported_although_a_renewal_arrives_between_two_servers(
     contend: Contend, servers: RedisServers
 ) -> None:
     us = contend()
@@ -444,7 +444,7 @@ def test_what_an_operator_takes_is_lost_though_a_renewal_comes_between_two_serve
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
 
 
-def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> None:
+def test_the_later_of_two_claims_gives_its_votes_up(contend: Contend, servers: RedisServers) -> None:
     first, second, third = contend(), contend(), contend()
     arrived = 10**6 * int(time.time())
     claims = [each.claim(arrived=arrived + n) for n, each in enumerate((first, second, third))]
@@ -467,7 +467,7 @@ def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> No
     assert holders(servers) == [claims[0].id] * 3
 
 
-def test_a_hand_over_is_a_grant_once_a_majority_has_told(contend: Contend) -> None:
+def test_a_handover_grants_the_lock_once_a_majority_has_reported_it(contend: Contend) -> None:
     us, them = contend(), contend()
     held, former = us.take()
     us.settle(held)
@@ -488,7 +488,7 @@ def test_a_hand_over_is_a_grant_once_a_majority_has_told(contend: Contend) -> No
 
 
 @pytest.mark.oracle
-def test_a_token_does_not_go_back_after_somebody_else_had_it(contend: Contend) -> None:
+def test_a_token_never_falls_back_after_another_holder(contend: Contend) -> None:
     former, us, them = contend(), contend(), contend()
     held, _ = former.take()
     waits = us.claim()
@@ -505,7 +505,7 @@ def test_a_token_does_not_go_back_after_somebody_else_had_it(contend: Contend) -
     assert (ours.token or 0) > (granted.token or 0)
 
 
-def test_operators_are_not_told_what_a_silent_server_could_change(contend: Contend) -> None:
+def test_inspect_does_not_report_anything_that_a_silent_server_could_change(contend: Contend) -> None:
     us, operator = contend(), contend()
     us.cut_off(1)
     claim, _ = us.take(us.claim(ttl=60.0))
@@ -529,7 +529,7 @@ def test_operators_are_not_told_what_a_silent_server_could_change(contend: Conte
     assert silence.value.unknown
 
 
-def test_a_server_that_refuses_hides_nothing_from_operators(contend: Contend, servers: RedisServers) -> None:
+def test_a_server_that_refuses_hides_nothing_from_inspect(contend: Contend, servers: RedisServers) -> None:
     us, operator = contend(), contend()
     claim, _ = us.take()
     us.settle(claim)
@@ -541,7 +541,7 @@ def test_a_server_that_refuses_hides_nothing_from_operators(contend: Contend, se
             bare.execute_command("ACL", "SETUSER", "default", "+scan")
 
 
-def test_a_name_rests_on_a_majority(contend: Contend) -> None:
+def test_a_name_rests_if_a_majority_of_servers_lets_it_rest(contend: Contend) -> None:
     us = contend()
     claim, granted = us.take()
     assert us.backend.rest(claim, granted, False, 30.0, WITHIN).ours
@@ -553,7 +553,7 @@ def test_a_name_rests_on_a_majority(contend: Contend) -> None:
     us.take()
 
 
-def test_a_rest_is_confirmed_again_and_a_release_after_it_ends_nothing(contend: Contend) -> None:
+def test_a_rest_is_confirmed_again_and_a_later_release_does_not_end_it(contend: Contend) -> None:
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
@@ -563,7 +563,7 @@ def test_a_rest_is_confirmed_again_and_a_release_after_it_ends_nothing(contend: 
     assert not us.release(claim).ours
 
 
-def test_operators_are_told_what_a_majority_says(contend: Contend, servers: RedisServers) -> None:
+def test_inspect_reports_the_state_of_a_majority(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
@@ -580,7 +580,7 @@ def test_operators_are_told_what_a_majority_says(contend: Contend, servers: Redi
 
 
 @pytest.mark.parametrize("url", ["redlock://h1", "redlock://h1,h1:6379", "redlock://h1,h2,h1:6379/0"])
-def test_one_server_is_no_majority(url: str) -> None:
+def test_a_majority_needs_at_least_three_servers(url: str) -> None:
     with pytest.raises(ConfigurationError):
         open_backend(url, {})
 
@@ -589,7 +589,7 @@ def test_one_server_is_no_majority(url: str) -> None:
     ("options", "ttl", "fits"),
     [({}, 30.0, True), ({}, 30.001, False), ({"restart_guard": 60}, 60.0, True), ({"restart_guard": 0}, 3600.0, True)],
 )
-def test_nothing_lasts_longer_than_the_guard_remembers(options: dict[str, Any], ttl: float, fits: bool) -> None:
+def test_no_lease_lasts_longer_than_the_restart_guard(options: dict[str, Any], ttl: float, fits: bool) -> None:
     refused = contextlib.nullcontext() if fits else pytest.raises(ValueError, match="restart_guard is 30 s: give all")
     with multilock.connect("redlock://h1,h2,h3", **options) as client:
         with refused:
@@ -598,12 +598,12 @@ def test_nothing_lasts_longer_than_the_guard_remembers(options: dict[str, Any], 
             client.lock("a", hold_at_least=ttl)
 
 
-def test_a_guard_shorter_than_the_ttl_is_an_error() -> None:
+def test_a_restart_guard_shorter_than_the_ttl_raises_an_error() -> None:
     with pytest.raises(ConfigurationError, match="restart_guard is 10 s"):
         multilock.connect("redlock://h1,h2,h3", ttl=30, restart_guard=10)
 
 
-def test_a_server_of_two_names_has_one_vote(contend: Contend, servers: RedisServers) -> None:
+def test_a_server_with_two_names_has_one_vote(contend: Contend, servers: RedisServers) -> None:
     first, _, third = servers.members
     twice = RedisServers(0)
     twice.members = [first, first, third]
@@ -620,7 +620,7 @@ def test_a_server_of_two_names_has_one_vote(contend: Contend, servers: RedisServ
 @pytest.mark.parametrize(
     "options", [{"restart_guard": -1}, {"restart_guard": "soon"}, {"token": "perhaps"}, {"restart": 1}, {"ca": "/x"}]
 )
-def test_an_option_that_means_nothing_is_an_error(options: dict[str, object]) -> None:
+def test_an_option_without_effect_raises_an_error(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
         open_backend("redlock://h1,h2,h3", options)
 
@@ -634,7 +634,7 @@ def test_each_server_may_have_a_login_of_its_own() -> None:
     assert [each._settings["host"] for each in backend._endpoints] == ["h1", "h2", "::1"]
 
 
-def test_clients_that_are_handed_over_say_where_the_servers_are() -> None:
+def test_the_addresses_are_read_from_client_objects_passed_to_connect() -> None:
     clients = [redis.Redis(host=f"h{n}", db=1) for n in range(3)]
     backend = open_backend("redlock://", {"client": clients})
     assert repr(backend) == "<RedlockBackend redis://h0:6379/1, redis://h1:6379/1, redis://h2:6379/1>"
@@ -643,14 +643,14 @@ def test_clients_that_are_handed_over_say_where_the_servers_are() -> None:
             open_backend("redlock://", {"client": wrong})
 
 
-def test_an_even_number_is_a_finding(contend: Contend, servers: RedisServers) -> None:
+def test_diagnose_reports_an_even_number_of_servers(contend: Contend, servers: RedisServers) -> None:
     pair = RedisServers(0)
     pair.members = servers.members[:2]
     assert "even" in [finding.code for finding in contend(pair).backend.diagnose(WITHIN)]
     assert "even" not in [finding.code for finding in contend(servers).backend.diagnose(WITHIN)]
 
 
-def test_a_lock_held_for_long_is_released_like_any_other(
+def test_a_long_held_lock_is_released_like_any_other(
     servers: RedisServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(votes, "ENDS_WITHIN", 0)
@@ -663,7 +663,7 @@ def test_a_lock_held_for_long_is_released_like_any_other(
     assert [record for record in caplog.records if "goes on in the background" in record.getMessage()] == []
 
 
-def test_a_server_that_is_slower_than_the_limit_confirms_every_release(contend: Contend) -> None:
+def test_a_server_slower_than_the_limit_confirms_every_release(contend: Contend) -> None:
     us = contend()
     us.teach()
     us.proxies[2].delay(0.3)

@@ -15,7 +15,7 @@ def releases(count: int) -> list[Evidence]:
     return [Evidence(claim, 3, lambda which: True, token=True) for claim in claims]
 
 
-def test_a_server_that_confirms_nothing_gets_one_batch_a_pause() -> None:
+def test_a_server_that_confirms_nothing_gets_one_batch_in_each_pause() -> None:
     unconfirmed, all_of_them = Unconfirmed(), releases(BATCH + 10)
     assert [unconfirmed.failed(each) for each in all_of_them] == [REPEAT_AFTER] + [None] * (BATCH + 9)
     pauses = []
@@ -27,7 +27,7 @@ def test_a_server_that_confirms_nothing_gets_one_batch_a_pause() -> None:
     assert pauses == pytest.approx([min(LONGEST_PAUSE, REPEAT_AFTER * 2**n) for n in range(1, 9)])
 
 
-def test_what_is_confirmed_is_not_told_again_nor_kept() -> None:
+def test_a_confirmed_release_is_neither_repeated_nor_kept() -> None:
     unconfirmed, (first, second) = Unconfirmed(), releases(2)
     unconfirmed.failed(first)
     unconfirmed.failed(second)
@@ -37,7 +37,7 @@ def test_what_is_confirmed_is_not_told_again_nor_kept() -> None:
     assert unconfirmed.all() == []
 
 
-def test_the_first_answer_of_a_batch_makes_room_for_the_next() -> None:
+def test_the_first_reply_of_a_batch_makes_room_for_the_next_batch() -> None:
     unconfirmed, all_of_them = Unconfirmed(), releases(BATCH + 1)
     for each in all_of_them:
         unconfirmed.failed(each)

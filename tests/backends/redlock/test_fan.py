@@ -51,7 +51,7 @@ def lane_of(wire: Any, now: Callable[[], float]) -> tuple[Fan, Lane]:
     return fan, fan.lanes[0]
 
 
-def test_a_send_handles_no_answer() -> None:
+def test_sending_a_request_handles_no_reply() -> None:
     """The sender holds the lock of its claim, and a reply to another claim needs that claim's lock."""
     wire: Wire | Broken = Broken()
     fan, lane = lane_of(wire, lambda: 0.0)
@@ -66,7 +66,7 @@ def test_a_send_handles_no_answer() -> None:
     fan.close()
 
 
-def test_a_spare_connection_that_has_ended_is_not_taken() -> None:
+def test_a_spare_connection_that_has_ended_is_not_used() -> None:
     class Spare(Broken):
         def __init__(self, *, ended: bool) -> None:
             self.ended = ended
@@ -85,7 +85,7 @@ def test_a_spare_connection_that_has_ended_is_not_taken() -> None:
     fan.close()
 
 
-def test_a_late_answer_ends_its_connection_and_marks_the_server_down() -> None:
+def test_a_late_reply_ends_its_connection_and_marks_the_server_as_down() -> None:
     class Silent(Broken):
         def finish(self) -> Any:
             raise BlockingIOError
@@ -103,7 +103,7 @@ def test_a_late_answer_ends_its_connection_and_marks_the_server_down() -> None:
     fan.close()
 
 
-def test_a_pool_that_closes_sends_again_what_a_server_had_forgotten() -> None:
+def test_a_closing_pool_sends_again_the_script_that_a_server_lost() -> None:
     ours, server = socket.socketpair()
     sent: list[bytes] = []
     answers: list[Any] = [ScriptMissing("no such script"), 1, 1]
@@ -137,7 +137,7 @@ def test_a_pool_that_closes_sends_again_what_a_server_had_forgotten() -> None:
     server.close()
 
 
-def test_no_caller_makes_a_connection_itself(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_never_make_connections_themselves(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that hangs during the connect would delay the caller, and all who wait for that caller."""
     connected: set[int] = set()
     connect = Guarded.connect
@@ -154,7 +154,7 @@ def test_no_caller_makes_a_connection_itself(contend: Contend, monkeypatch: pyte
     assert threading.get_ident() not in connected
 
 
-def test_an_ask_that_did_not_join_leaves_nobody_in_a_queue(contend: Contend) -> None:
+def test_a_try_that_does_not_join_leaves_nothing_in_any_queue(contend: Contend) -> None:
     """The client has subscribed since then, but what counts is the request that was sent."""
     them, us = contend(), contend()
     held, _ = them.take()
@@ -216,7 +216,9 @@ def test_a_cancel_while_all_servers_are_asked_leaves_nothing(proxies: list[Fault
     asyncio.run(main())
 
 
-def test_a_close_while_all_servers_are_asked_leaves_nothing(proxies: list[FaultProxy], servers: RedisServers) -> None:
+def test_closing_the_client_while_all_servers_are_asked_leaves_nothing(
+    proxies: list[FaultProxy], servers: RedisServers
+) -> None:
     async def main() -> None:
         client = multilock.connect_async(before(proxies), ttl=30)
         async with client.lock("a"):
@@ -236,7 +238,7 @@ def test_a_close_while_all_servers_are_asked_leaves_nothing(proxies: list[FaultP
     asyncio.run(main())
 
 
-def test_a_close_while_a_thread_asks_all_servers_leaves_nothing(
+def test_closing_the_client_while_a_thread_asks_all_servers_leaves_nothing(
     proxies: list[FaultProxy], servers: RedisServers
 ) -> None:
     client = multilock.connect(before(proxies), ttl=30)

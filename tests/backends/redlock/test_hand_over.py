@@ -52,7 +52,7 @@ def hand_over(former: Contender, us: Contender) -> tuple[Claim, Granted]:
     return claim, granted
 
 
-def test_a_hand_over_has_one_stamp_and_needs_no_further_round(contend: Contend) -> None:
+def test_a_handover_has_one_stamp_and_needs_no_further_round(contend: Contend) -> None:
     us = contend()
     claim, first = hand_over(contend(), us)
     us.ear.hears("wake", claim.id, within=WITHIN)
@@ -62,7 +62,7 @@ def test_a_hand_over_has_one_stamp_and_needs_no_further_round(contend: Contend) 
     assert (granted.token or 0) > (first.token or 0)
 
 
-def test_a_timer_that_outlasts_a_hand_over_asks_only_servers_that_lack_it(contend: Contend) -> None:
+def test_a_look_after_a_handover_asks_only_servers_that_did_not_report_it(contend: Contend) -> None:
     """A minority of votes starts the timer, and the votes of the others arrive before it ends."""
     us = contend()
     claim, _ = hand_over(contend(), us)
@@ -77,7 +77,7 @@ def test_a_timer_that_outlasts_a_hand_over_asks_only_servers_that_lack_it(conten
     rounds.give(fan)
 
 
-def test_a_round_notices_replies_that_another_thread_reads(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_uses_replies_that_another_thread_reads(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other thread reads them just after this thread has found that they are missing."""
     us = contend()
     rounds, evidence = us.backend.rounds, us.backend.rounds.enter(us.claim())
@@ -104,7 +104,7 @@ def test_a_round_notices_replies_that_another_thread_reads(contend: Contend, mon
     rounds.give(fan)
 
 
-def test_a_minority_gives_way_and_somebody_holds_the_name(contend: Contend, servers: RedisServers) -> None:
+def test_claims_with_a_minority_give_way_and_one_of_them_gets_the_name(contend: Contend, servers: RedisServers) -> None:
     """Each of three claims has one server, and the kernel sends no request meanwhile."""
     contenders = [contend() for _ in range(3)]
     arrived = time.time_ns() // 1000
@@ -122,7 +122,7 @@ def test_a_minority_gives_way_and_somebody_holds_the_name(contend: Contend, serv
     eventually(lambda: holders(servers) == [claims[0].id] * 3, within=WITHIN)
 
 
-def test_an_operator_takes_back_a_hand_over_that_nobody_has_looked_at(contend: Contend, servers: RedisServers) -> None:
+def test_a_force_release_undoes_a_handover_that_nobody_has_confirmed(contend: Contend, servers: RedisServers) -> None:
     former, us = contend(), contend()
     claim, _ = hand_over(former, us)
     us.ear.hears("wake", claim.id, within=WITHIN)
@@ -134,7 +134,7 @@ def test_an_operator_takes_back_a_hand_over_that_nobody_has_looked_at(contend: C
 
 
 @pytest.mark.oracle
-def test_votes_with_two_stamps_are_raised_to_one_token(contend: Contend, servers: RedisServers) -> None:
+def test_votes_with_two_stamps_get_one_common_token(contend: Contend, servers: RedisServers) -> None:
     ahead = time.time_ns() // 1000 + 10**9
     for member, token in zip(servers.members, (ahead, ahead + 1, ahead + 2), strict=True):
         with redis.Redis(port=member.port) as bare:
@@ -148,7 +148,7 @@ def test_votes_with_two_stamps_are_raised_to_one_token(contend: Contend, servers
     assert (second.token or 0) > (granted.token or 0)
 
 
-def test_a_lost_give_way_ends_the_claim_at_once(contend: Contend) -> None:
+def test_a_give_way_without_a_reply_ends_the_claim_at_once(contend: Contend) -> None:
     them, us = contend(), contend()
     them.cut_off(2)
     them.take()
@@ -170,7 +170,7 @@ def test_a_lost_give_way_ends_the_claim_at_once(contend: Contend) -> None:
     assert busy.heartbeat < 0.1
 
 
-def test_single_tries_on_a_free_name_let_one_in(contend: Contend, servers: RedisServers) -> None:
+def test_of_several_single_tries_on_a_free_name_one_succeeds(contend: Contend, servers: RedisServers) -> None:
     """Two claims have one server each, and the third server is down. The earlier claim gets the other's server."""
     first, second = contend(), contend()
     arrived = time.time_ns() // 1000
@@ -188,7 +188,7 @@ def test_single_tries_on_a_free_name_let_one_in(contend: Contend, servers: Redis
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_a_wrong_clock_changes_no_place_by_more_than_a_second(
+def test_a_wrong_client_clock_moves_a_place_by_at_most_a_second(
     contend: Contend, servers: RedisServers, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     them, us = contend(), contend()
@@ -206,7 +206,7 @@ def test_a_wrong_clock_changes_no_place_by_more_than_a_second(
 
 
 @pytest.mark.oracle
-def test_a_restarted_server_keeps_the_token_again_after_a_renewal(contend: Contend, servers: RedisServers) -> None:
+def test_a_renewal_restores_the_token_on_a_restarted_server(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     held = us.take()
     us.settle(held[0])
@@ -222,7 +222,7 @@ def test_a_restarted_server_keeps_the_token_again_after_a_renewal(contend: Conte
     assert info.token == held[1].token
 
 
-def test_nobody_is_granted_and_all_are_told_why_after_a_cold_start(contend: Contend) -> None:
+def test_after_a_cold_start_no_claim_is_granted_and_each_learns_why(contend: Contend) -> None:
     us = contend(guard=10**6)
     with pytest.raises(BackendUnavailable, match="3 of 3 servers have restarted"):
         us.attempt(us.claim())

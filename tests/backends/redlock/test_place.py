@@ -34,7 +34,7 @@ class Told(Evidence):
 TAKEN = (5000, 0, 8)
 
 
-def test_a_majority_of_votes_with_one_stamp_is_the_lock() -> None:
+def test_a_majority_of_votes_with_one_stamp_is_a_grant() -> None:
     told = Told()
     told.ask(0, 100, 7)
     assert told.proof(110) is None
@@ -42,7 +42,7 @@ def test_a_majority_of_votes_with_one_stamp_is_the_lock() -> None:
     assert told.proof(110) == Proof(7, 100, TTL)
 
 
-def test_votes_with_two_stamps_are_no_token() -> None:
+def test_votes_with_two_stamps_give_no_token() -> None:
     told = Told()
     told.ask(0, 100, 7)
     told.ask(1, 100, 8)
@@ -59,7 +59,7 @@ def test_without_tokens_the_stamps_may_differ() -> None:
     assert told.proof(110) is not None
 
 
-def test_a_vote_counts_until_it_ends_and_the_first_to_end_of_a_majority_decides() -> None:
+def test_a_lease_ends_when_its_first_vote_of_a_bare_majority_ends() -> None:
     told = Told()
     for which, at in enumerate((100, 300, 200)):
         told.ask(which, at, 7)
@@ -67,7 +67,7 @@ def test_a_vote_counts_until_it_ends_and_the_first_to_end_of_a_majority_decides(
     assert told.proof(200 + TTL) is None
 
 
-def test_a_server_that_has_restarted_does_not_count() -> None:
+def test_a_restarted_server_does_not_count() -> None:
     told = Told(deaf=[0])
     told.ask(0, 100, 7)
     told.ask(1, 100, 7)
@@ -86,7 +86,7 @@ def test_a_request_under_way_cannot_lose_a_vote() -> None:
     assert told.spent()
 
 
-def test_a_request_that_did_not_leave_changes_nothing() -> None:
+def test_a_request_that_was_not_sent_changes_nothing() -> None:
     told = Told()
     told.ask(0, 100, 7)
     before = told.asks(0, 200, None, gives_way=True)
@@ -109,7 +109,7 @@ def test_a_push_older_than_a_refusal_is_dropped() -> None:
     assert not told.votes(310)
 
 
-def test_the_answer_of_the_request_that_a_push_echoes_comes_before_it() -> None:
+def test_a_push_waits_for_the_reply_to_the_request_that_it_names() -> None:
     told = Told()
     told.asks(0, 100, None, gives_way=False)
     assert told.pushed(0, 100, 6_000_000, 9)
@@ -129,7 +129,7 @@ def test_a_push_from_before_a_give_way_is_dropped() -> None:
     assert told.votes(300)
 
 
-def test_nothing_counts_after_a_give_way_without_an_answer() -> None:
+def test_after_a_give_way_without_a_reply_no_vote_counts() -> None:
     told = Told()
     told.ask(0, 100, 5)
     told.ask(0, 200, LOST, gives_way=True)
@@ -140,7 +140,7 @@ def test_nothing_counts_after_a_give_way_without_an_answer() -> None:
     assert not told.votes(410)
 
 
-def test_a_give_way_that_was_refused_was_not_executed() -> None:
+def test_a_refused_give_way_was_not_executed() -> None:
     told = Told()
     told.ask(0, 100, 5)
     told.ask(0, 200, BackendRejected("no right"), gives_way=True)
@@ -154,11 +154,11 @@ def test_a_push_that_promises_more_than_the_ttl_is_dropped() -> None:
     assert not told.pushed(0, 100, TTL + 1, 7)
 
 
-def test_a_push_to_a_server_that_was_never_asked_is_dropped() -> None:
+def test_a_push_of_a_server_that_was_never_asked_is_dropped() -> None:
     assert not Told().pushed(0, 100, 6_000_000, 7)
 
 
-def test_a_hint_takes_back_what_the_server_had_stated() -> None:
+def test_a_hint_cancels_the_vote_of_its_server() -> None:
     told = Told()
     for which in range(3):
         told.ask(which, 100, TAKEN)
@@ -169,7 +169,7 @@ def test_a_hint_takes_back_what_the_server_had_stated() -> None:
     assert told.proof(110) is None
 
 
-def test_an_answer_that_a_hint_overtook_is_asked_again() -> None:
+def test_a_reply_older_than_a_hint_leads_to_another_request() -> None:
     told = Told()
     told.asks(0, 100, None, gives_way=False)
     told.hinted(0)
@@ -178,7 +178,7 @@ def test_an_answer_that_a_hint_overtook_is_asked_again() -> None:
     assert told.look
 
 
-def test_one_forgetful_server_ends_a_bare_majority() -> None:
+def test_one_server_that_lost_its_data_ends_a_bare_majority() -> None:
     told = Told(5)
     for which in range(3):
         told.ask(which, 100, 7)
@@ -187,7 +187,7 @@ def test_one_forgetful_server_ends_a_bare_majority() -> None:
     assert told.lacks_majority(110, WINDOW)
 
 
-def test_a_server_whose_vote_has_ended_lacks_the_lease() -> None:
+def test_a_server_whose_vote_has_ended_counts_as_missing() -> None:
     told = Told()
     told.ask(0, 100, 7)
     told.ask(1, 100, 7)
@@ -195,7 +195,7 @@ def test_a_server_whose_vote_has_ended_lacks_the_lease() -> None:
     assert told.lacks_majority(100 + TTL, WINDOW)
 
 
-def test_what_an_operator_took_counts_as_taken_for_a_while() -> None:
+def test_after_a_force_release_the_server_counts_as_taken_for_a_while() -> None:
     told = Told()
     for which in range(3):
         told.ask(which, 100, 7)
@@ -208,7 +208,7 @@ def test_what_an_operator_took_counts_as_taken_for_a_while() -> None:
     assert not told.lacks_majority(400 + WINDOW, WINDOW)
 
 
-def test_a_renewal_extends_and_a_denied_one_ends_a_vote() -> None:
+def test_a_confirmed_renewal_extends_a_vote_and_a_denied_one_ends_it() -> None:
     told = Told()
     told.ask(0, 100, 7)
     assert told.renewed(0, 500, True)
@@ -219,7 +219,7 @@ def test_a_renewal_extends_and_a_denied_one_ends_a_vote() -> None:
     assert told.states()[0] == "out"
 
 
-def test_a_renewal_that_a_newer_vote_overtook_is_a_vote() -> None:
+def test_a_renewal_followed_by_a_newer_vote_keeps_the_vote() -> None:
     told = Told()
     told.ask(0, 600, 7)
     assert told.renewed(0, 500, True)
@@ -228,7 +228,7 @@ def test_a_renewal_that_a_newer_vote_overtook_is_a_vote() -> None:
     assert told.states()[0] == "votes"
 
 
-def test_a_renewal_that_a_newer_refusal_overtook_is_no_vote() -> None:
+def test_a_renewal_followed_by_a_newer_refusal_is_not_a_vote() -> None:
     told = Told()
     told.ask(0, 100, 7)
     told.ask(0, 600, TAKEN)
@@ -247,7 +247,7 @@ def test_a_majority_of_refusals_with_one_stamp_means_one_holder() -> None:
     assert told.taken()
 
 
-def test_a_release_is_told_where_anything_may_be() -> None:
+def test_a_release_is_sent_to_each_server_that_may_have_a_vote() -> None:
     told = Told()
     told.ask(0, 100, 7)
     told.ask(1, 100, LOST)
@@ -260,7 +260,7 @@ def test_a_release_is_told_where_anything_may_be() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "stays"), [(50, [False, True]), (119, [False, True]), (121, [False, False])])
-def test_a_request_without_an_answer_is_undone_for_longer_than_a_lease(seconds: int, stays: list[bool]) -> None:
+def test_a_request_without_a_reply_is_undone_for_longer_than_a_lease(seconds: int, stays: list[bool]) -> None:
     told = Told()
     told.ask(0, 0, 7)
     told.ask(1, 0, LOST)
@@ -276,7 +276,7 @@ def test_a_request_without_an_answer_is_undone_for_longer_than_a_lease(seconds: 
         ([True, False, None], None),
     ],
 )
-def test_a_majority_says_whether_a_release_ended_a_lease(released: list[bool | None], ours: bool | None) -> None:
+def test_a_majority_decides_whether_a_release_ended_a_lease(released: list[bool | None], ours: bool | None) -> None:
     told = Told()
     for which, each in enumerate(released):
         told.ask(which, 100, 7)
@@ -284,7 +284,7 @@ def test_a_majority_says_whether_a_release_ended_a_lease(released: list[bool | N
     assert told.was_ours() is ours
 
 
-def test_a_claim_that_is_renewed_stays_until_its_release_is_confirmed() -> None:
+def test_a_renewed_claim_is_kept_until_its_release_is_confirmed() -> None:
     told = Told()
     for which in range(3):
         told.ask(which, 100, 7)
@@ -296,7 +296,7 @@ def test_a_claim_that_is_renewed_stays_until_its_release_is_confirmed() -> None:
     assert [told.stays(which, later + TTL) for which in range(3)] == [True] * 3
 
 
-def test_a_release_told_again_finds_nothing_and_proves_nothing() -> None:
+def test_a_repeated_release_that_finds_nothing_proves_nothing() -> None:
     told = Told()
     for which in range(3):
         told.ask(which, 100, 7)

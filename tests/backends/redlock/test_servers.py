@@ -56,7 +56,7 @@ def client(five: RedisServers) -> Iterator[Client]:
         yield client
 
 
-def test_locks_go_on_when_two_of_five_are_killed(five: RedisServers, client: Client) -> None:
+def test_locks_continue_to_work_when_two_of_five_servers_are_killed(five: RedisServers, client: Client) -> None:
     def all_have_it() -> bool:
         lease.renew()  # a server that was silent for a moment is asked again after it
         return all(holders(five, escape(NAME)))
@@ -72,7 +72,7 @@ def test_locks_go_on_when_two_of_five_are_killed(five: RedisServers, client: Cli
         lease.renew()
 
 
-def test_it_is_lost_before_its_validity_when_three_are_killed_and_a_waiter_goes_on_when_one_is_back(
+def test_a_lock_is_lost_with_three_of_five_servers_and_a_waiter_continues_afterwards(
     five: RedisServers,
 ) -> None:
     losses: Recorder[multilock.Loss] = Recorder()
@@ -101,7 +101,7 @@ def test_it_is_lost_before_its_validity_when_three_are_killed_and_a_waiter_goes_
 
 
 @pytest.mark.parametrize("guard", [0.0, 60.0])
-def test_a_server_that_comes_back_empty_does_not_count_until_what_it_granted_is_over(
+def test_a_server_that_lost_its_data_counts_only_after_its_former_grants_ended(
     contend: Contend, three: RedisServers, guard: float
 ) -> None:
     us, them = contend(three, ttl=60.0), contend(three, guard=guard, ttl=60.0)
@@ -123,7 +123,7 @@ def test_a_server_that_comes_back_empty_does_not_count_until_what_it_granted_is_
     assert "restarted" in [finding.code for finding in them.backend.diagnose(5.0)]
 
 
-def test_a_server_that_is_slow_keeps_nobody_waiting(three: RedisServers) -> None:
+def test_a_slow_server_delays_no_client(three: RedisServers) -> None:
     with FaultProxy.before(three.members[2].url) as proxy:
         proxy.delay(4.0)
         places = [member.endpoint for member in three.members[:2]]
@@ -134,7 +134,7 @@ def test_a_server_that_is_slow_keeps_nobody_waiting(three: RedisServers) -> None
                 assert now() - began < 4.0
 
 
-def test_a_server_that_is_gone_makes_no_queue_and_no_warnings(
+def test_an_absent_server_builds_up_no_backlog_and_no_warnings(
     three: RedisServers, caplog: pytest.LogCaptureFixture
 ) -> None:
     three.members[0].kill()
@@ -146,7 +146,7 @@ def test_a_server_that_is_gone_makes_no_queue_and_no_warnings(
     assert not caplog.records
 
 
-def test_waiters_are_served_in_the_order_in_which_they_called(five: RedisServers) -> None:
+def test_waiters_are_served_in_the_order_of_their_calls(five: RedisServers) -> None:
     def queued(many: int) -> bool:
         info = holder.inspect(NAME)
         return info is not None and info.waiting == many
@@ -177,14 +177,14 @@ def test_readers_and_permits_are_refused(client: Client) -> None:
         client.semaphore(NAME, 3)
 
 
-def test_a_client_of_redis_py_excludes_where_it_has_a_majority(five: RedisServers, client: Client) -> None:
+def test_a_redis_py_lock_on_a_majority_excludes_ours(five: RedisServers, client: Client) -> None:
     for member in five.members[:3]:
         with redis.Redis(port=member.port) as bare:
             bare.set("multilock/theirs", "them", px=60_000)
     assert client.lock("theirs").try_acquire() is None
 
 
-def test_operators_wait_only_a_moment_for_a_server_that_is_stopped(three: RedisServers) -> None:
+def test_inspect_waits_only_a_moment_for_a_frozen_server(three: RedisServers) -> None:
     with multilock.connect(three.url, ttl=30) as client:
         client.lock(NAME).acquire()
         three.members[2].pause()
@@ -197,9 +197,7 @@ def test_operators_wait_only_a_moment_for_a_server_that_is_stopped(three: RedisS
             three.members[2].resume()
 
 
-def test_changes_are_pushed_once_a_server_that_was_down_is_back(
-    three: RedisServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_are_pushed_once_a_server_is_back(three: RedisServers, monkeypatch: pytest.MonkeyPatch) -> None:
     three.members[2].kill()
     with multilock.connect(three.url, ttl=30) as client:
         followers, backend = client._kernel.followers, client._kernel.backend
@@ -218,7 +216,7 @@ def test_changes_are_pushed_once_a_server_that_was_down_is_back(
         eventually(lambda: NAME in followers._pushed, within=20)
 
 
-def test_a_server_that_refuses_the_login_is_logged_once_and_found(
+def test_a_refused_login_is_logged_once_and_reported_by_diagnose(
     three: RedisServers, caplog: pytest.LogCaptureFixture
 ) -> None:
     with redis.Redis(port=three.members[2].port) as bare:

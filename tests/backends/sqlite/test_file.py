@@ -59,13 +59,13 @@ def rejection(path: Path) -> str:
     "url",
     ["sqlite://locks.db", "sqlite://", "sqlite:///", "sqlite:////", "sqlite:///var/", "sqlite://host/var/locks.db"],
 )
-def test_only_an_absolute_path_of_a_file_is_taken(url: str) -> None:
+def test_only_an_absolute_path_of_a_file_is_accepted(url: str) -> None:
     with pytest.raises(ConfigurationError, match="absolute path"):
         multilock.connect(url)
 
 
 @pytest.mark.parametrize("path", ["/locks.db", "//locks.db", "/./locks.db", "/locks.db?ttl=5"])
-def test_file_in_the_root_directory_is_refused_as_a_slip(path: str) -> None:
+def test_file_in_the_root_directory_is_refused_as_a_likely_mistake(path: str) -> None:
     with pytest.raises(ConfigurationError, match=r"absolute: write sqlite:////directory/file, with four slashes"):
         multilock.connect(f"sqlite://{path}")
     assert not Path("/locks.db").exists()
@@ -78,12 +78,12 @@ def test_a_url_without_a_file_is_shown_without_its_user_info() -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite:///:memory:"])
-def test_database_in_memory_is_refused_with_the_backend_to_use(url: str) -> None:
+def test_database_in_memory_is_refused_and_the_memory_backend_is_named(url: str) -> None:
     with pytest.raises(ConfigurationError, match="memory://"):
         multilock.connect(url)
 
 
-def test_three_and_four_slashes_and_escapes_name_one_file(tmp_path: Path) -> None:
+def test_a_path_with_three_slashes_four_slashes_or_escapes_is_the_same_file(tmp_path: Path) -> None:
     with (
         multilock.connect(f"sqlite://{tmp_path}/a b?.db".replace(" ", "%20").replace("?", "%3F")) as three,
         multilock.connect(f"sqlite:///{tmp_path}/a%20b%3F.db") as four,
@@ -93,7 +93,7 @@ def test_three_and_four_slashes_and_escapes_name_one_file(tmp_path: Path) -> Non
     assert (tmp_path / "a b?.db").exists()
 
 
-def test_new_file_is_for_its_owner_only_whatever_the_umask(path: Path, url: str) -> None:
+def test_new_file_is_accessible_only_to_its_owner_whatever_the_umask(path: Path, url: str) -> None:
     before = os.umask(0)
     try:
         with multilock.connect(url) as client, client.lock("n"):
@@ -103,7 +103,7 @@ def test_new_file_is_for_its_owner_only_whatever_the_umask(path: Path, url: str)
     assert modes == {"locks.db": 0o600, "locks.db-wal": 0o600, "locks.db-shm": 0o600}
 
 
-def test_directory_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_directory_is_named(tmp_path: Path) -> None:
     assert f"the directory {tmp_path}/missing does not exist: create it" in rejection(tmp_path / "missing" / "locks.db")
     assert not (tmp_path / "missing").exists()
 
@@ -162,7 +162,7 @@ def test_two_clients_may_create_the_file_at_once(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("existing", [True, False], ids=["read-only-file", "read-only-directory"])
-def test_user_who_may_not_write_is_told_so(common: Path, existing: bool) -> None:
+def test_missing_write_permission_is_reported(common: Path, existing: bool) -> None:
     path = common / "locks.db"
     if existing:
         with multilock.connect(f"sqlite://{path}") as client, client.lock("n"):
@@ -174,13 +174,13 @@ def test_user_who_may_not_write_is_told_so(common: Path, existing: bool) -> None
     assert "let this user" in told
 
 
-def test_read_only_file_system_is_told(tmp_path: Path) -> None:
+def test_read_only_file_system_is_reported(tmp_path: Path) -> None:
     with apart("read_only_mount", tmp_path) as helper:
         for _ in ("existing", "new"):
             assert "is on a read-only file system" in " ".join(helper.wait_for("BackendRejected", within=10))
 
 
-def test_full_disk_is_told_at_once_and_the_file_is_good_afterwards(tmp_path: Path) -> None:
+def test_full_disk_is_reported_at_once_and_the_file_stays_valid(tmp_path: Path) -> None:
     with apart("fill_the_disk", tmp_path) as helper:
         helper.wait_for("full", within=10)
         for _ in ("acquire", "renew"):
@@ -188,12 +188,12 @@ def test_full_disk_is_told_at_once_and_the_file_is_good_afterwards(tmp_path: Pat
         assert helper.wait_for("again", within=10) == ["again", "True"]
 
 
-def test_too_many_open_files_is_silence_and_not_a_refusal(url: str) -> None:
+def test_too_many_open_files_count_as_silence_and_not_as_a_refusal(url: str) -> None:
     with Helper(f"{HELPERS}:try_with_few_files", url) as helper:
         assert "Too many open files" in " ".join(helper.wait_for("BackendUnavailable", within=10))
 
 
-def test_holder_hears_that_the_file_was_deleted(path: Path, url: str, ask: Ask) -> None:
+def test_holder_is_notified_that_the_file_was_deleted(path: Path, url: str, ask: Ask) -> None:
     losses: list[multilock.Loss] = []
     with multilock.connect(url) as client:
         lease = client.lock("n", on_lost=losses.append).acquire()
@@ -215,7 +215,7 @@ def delete(path: Path, *endings: str) -> None:
         Path(f"{path}{ending}").unlink()
 
 
-def test_holder_hears_that_the_log_with_its_lease_was_deleted(path: Path, url: str, ask: Ask) -> None:
+def test_holder_is_notified_that_the_log_with_its_lease_was_deleted(path: Path, url: str, ask: Ask) -> None:
     one = ask()
     claim = one.claim(ttl=3600, renew=False)
     granted = one.hold(claim)
@@ -226,7 +226,7 @@ def test_holder_hears_that_the_log_with_its_lease_was_deleted(path: Path, url: s
 
 
 @pytest.mark.parametrize("gone", [["-shm"], ["-wal", "-shm"]], ids=" ".join)
-def test_name_taken_after_the_log_was_deleted_is_not_taken_again(
+def test_name_acquired_after_the_log_was_deleted_is_not_acquired_again(
     path: Path, url: str, ask: Ask, gone: list[str]
 ) -> None:
     one = ask()
@@ -237,7 +237,7 @@ def test_name_taken_after_the_log_was_deleted_is_not_taken_again(
         assert isinstance(one.attempt(one.claim(), join=False), Busy)
 
 
-def test_log_that_was_deleted_is_there_again_after_the_next_request(path: Path, url: str, ask: Ask) -> None:
+def test_deleted_log_is_recreated_by_the_next_request(path: Path, url: str, ask: Ask) -> None:
     one = ask()
     claim = one.claim(ttl=3600, renew=False)
     granted = one.hold(claim)
@@ -247,7 +247,7 @@ def test_log_that_was_deleted_is_there_again_after_the_next_request(path: Path, 
         other.wait_for("LockTimeout", within=20)
 
 
-def test_a_client_opens_while_the_last_connection_removes_the_log(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_can_open_while_the_last_connection_deletes_the_log(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = threading.Event()
 
     def close_slowly(self: Connection) -> None:
@@ -269,7 +269,7 @@ def test_a_client_opens_while_the_last_connection_removes_the_log(url: str, monk
         closing.join()
 
 
-def test_deleted_log_of_a_request_under_way_is_shared_with_nobody(path: Path, ask: Ask) -> None:
+def test_deleted_log_of_a_running_request_is_not_shared(path: Path, ask: Ask) -> None:
     one, two = ask(), ask()
     with one.backend._database.request(5):  # type: ignore[attr-defined]
         delete(path, "-wal", "-shm")
@@ -282,7 +282,7 @@ def test_deleted_log_of_a_request_under_way_is_shared_with_nobody(path: Path, as
 # ---- names of one file
 
 
-def test_file_with_two_names_is_refused_by_each_of_them(path: Path, tmp_path: Path) -> None:
+def test_file_with_two_names_is_refused_under_each_of_them(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere" / "locks.db"
     other.parent.mkdir()
     with multilock.connect(f"sqlite://{path}") as client, client.lock("n") as lease:
@@ -296,7 +296,7 @@ def test_file_with_two_names_is_refused_by_each_of_them(path: Path, tmp_path: Pa
         pass
 
 
-def test_file_that_is_mounted_itself_is_refused_and_its_directory_is_not(path: Path, tmp_path: Path) -> None:
+def test_file_that_is_a_mount_point_is_refused_and_its_directory_is_not(path: Path, tmp_path: Path) -> None:
     name = tmp_path / "a b" / "locks.db"  # the table of mounts escapes a blank
     name.parent.mkdir()
     directory = tmp_path / "directory"
@@ -324,7 +324,7 @@ def test_symbolic_links_in_two_directories_lead_to_one_lock(path: Path, tmp_path
     assert not list(links[0].parent.glob("*-wal"))
 
 
-def test_link_that_is_turned_to_another_file_is_followed(path: Path, tmp_path: Path) -> None:
+def test_changed_symbolic_link_is_followed_to_its_new_file(path: Path, tmp_path: Path) -> None:
     link, target = tmp_path / "link", tmp_path / "other.db"
     link.symlink_to(path)
     with multilock.connect(f"sqlite://{link}") as client, multilock.connect(f"sqlite://{target}") as other:
@@ -354,7 +354,7 @@ def reboot(boot: Callable[[str | None], None], clock: Clock, now: float) -> None
 
 
 @pytest.mark.oracle
-def test_reboot_ends_what_its_clock_cannot_explain_and_skips_the_tokens_reserved(
+def test_reboot_ends_leases_that_cannot_be_older_and_skips_reserved_tokens(
     ask: Ask, clock: Clock, boot: Callable[[str | None], None]
 ) -> None:
     boot("before")
@@ -370,7 +370,7 @@ def test_reboot_ends_what_its_clock_cannot_explain_and_skips_the_tokens_reserved
     assert one.renew((claim, granted)) == [None]
 
 
-def test_lease_of_a_short_former_boot_lives_for_its_ttl_at_most(
+def test_lease_from_before_a_reboot_lasts_for_its_ttl_at_most(
     ask: Ask, clock: Clock, boot: Callable[[str | None], None]
 ) -> None:
     boot("before")
@@ -385,7 +385,7 @@ def test_lease_of_a_short_former_boot_lives_for_its_ttl_at_most(
     three.hold(three.claim())
 
 
-def test_another_boot_id_alone_ends_no_lease_no_place_and_no_cancel(
+def test_different_boot_id_alone_ends_no_lease_no_place_and_no_cancel(
     ask: Ask, clock: Clock, boot: Callable[[str | None], None]
 ) -> None:
     boot("host")
@@ -405,7 +405,7 @@ def test_another_boot_id_alone_ends_no_lease_no_place_and_no_cancel(
     assert one.hold(first).token > granted.token  # type: ignore[operator]
 
 
-def test_container_with_a_boot_id_of_its_own_ends_nobodys_lease(path: Path, url: str, tmp_path: Path) -> None:
+def test_container_with_a_boot_id_of_its_own_ends_no_lease_of_others(path: Path, url: str, tmp_path: Path) -> None:
     with multilock.connect(url) as client, client.lock("n") as lease:
         with apart("try_once_under_a_boot_id_of_its_own", url, tmp_path / "boot_id") as helper:
             helper.wait_for("LockTimeout", within=10)
@@ -413,7 +413,7 @@ def test_container_with_a_boot_id_of_its_own_ends_nobodys_lease(path: Path, url:
 
 
 @pytest.mark.oracle
-def test_power_failure_that_loses_the_last_grants_gives_no_token_twice(
+def test_power_failure_that_loses_the_last_grants_repeats_no_token(
     path: Path, ask: Ask, boot: Callable[[str | None], None]
 ) -> None:
     boot("before")
@@ -430,7 +430,7 @@ def test_power_failure_that_loses_the_last_grants_gives_no_token_twice(
     assert two.hold(two.claim()).token > max(tokens)  # type: ignore[operator,type-var]
 
 
-def test_process_that_cannot_know_the_boot_leaves_the_leases_of_others(
+def test_process_that_cannot_read_the_boot_id_keeps_the_leases_of_others(
     ask: Ask, boot: Callable[[str | None], None]
 ) -> None:
     boot("this")
@@ -449,7 +449,7 @@ def test_process_that_cannot_know_the_boot_leaves_the_leases_of_others(
     assert all(one.renew((claim, granted)))
 
 
-def test_lease_that_ends_later_than_its_ttl_from_now_is_of_another_boot(
+def test_lease_that_ends_later_than_a_ttl_from_now_is_from_another_boot(
     path: Path, ask: Ask, boot: Callable[[str | None], None]
 ) -> None:
     boot(None)
@@ -466,7 +466,7 @@ def test_lease_that_ends_later_than_its_ttl_from_now_is_of_another_boot(
 
 
 @pytest.mark.parametrize(("kind", "code"), [("nfs4", "network_file_system"), ("tmpfs", "volatile_file_system")])
-def test_file_system_that_weakens_the_lock_is_found(
+def test_diagnose_reports_a_file_system_that_weakens_the_lock(
     kind: str, code: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "file_system", lambda directory: kind)
@@ -474,13 +474,13 @@ def test_file_system_that_weakens_the_lock_is_found(
         assert code in [finding.code for finding in client.diagnose()]
 
 
-def test_healthy_file_has_no_findings(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnose_finds_nothing_on_a_healthy_file(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "file_system", lambda directory: "ext4")
     with multilock.connect(url) as client:
         assert client.diagnose() == []
 
 
-def test_kernel_without_lasting_locks_is_found_and_sqlites_own_locks_exclude(
+def test_kernel_without_open_file_locks_is_reported_and_sqlites_locks_are_used(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exclusion, "_SETLK", 9999)  # a command that no kernel knows: EINVAL
@@ -492,14 +492,14 @@ def test_kernel_without_lasting_locks_is_found_and_sqlites_own_locks_exclude(
         assert "no_lasting_locks" in [finding.code for finding in client.diagnose()]
 
 
-def test_file_that_others_may_write_is_found(path: Path, url: str) -> None:
+def test_diagnose_reports_a_file_that_others_may_write(path: Path, url: str) -> None:
     with multilock.connect(url) as client:
         client.ping()
         path.chmod(0o666)
         assert "writable_by_others" in [finding.code for finding in client.diagnose()]
 
 
-def test_host_that_does_not_tell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnose_reports_a_host_without_the_needed_information(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "boot_id", lambda: None)
     monkeypatch.setattr(host.Process, "current", lambda: None)
     monkeypatch.setattr(host, "is_mount_point", lambda path: None)
@@ -509,5 +509,5 @@ def test_host_that_does_not_tell_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert codes == ["no_boot_id", "no_process_identity", "no_mount_table", "time_namespace"]
 
 
-def test_file_system_of_a_directory_is_the_nearest_mount() -> None:
+def test_file_system_of_a_directory_is_found_by_the_nearest_mount() -> None:
     assert host.file_system("/proc/self") == "proc"

@@ -117,7 +117,7 @@ def test_a_writer_that_gives_up_wakes_the_readers_behind_it(one: Waiter, two: Wa
     assert ("wake", last.id) not in two.ear.told
 
 
-def test_a_claim_for_other_permits_that_is_refused_wakes_those_behind_it(one: Waiter, two: Waiter) -> None:
+def test_a_refused_claim_for_another_number_of_permits_wakes_those_behind_it(one: Waiter, two: Waiter) -> None:
     held, first, other, behind = one.writer(), one.permit(3), one.permit(4), two.permit(3)
     granted = one.hold(held)
     one.wait(first)
@@ -131,7 +131,7 @@ def test_a_claim_for_other_permits_that_is_refused_wakes_those_behind_it(one: Wa
     two.hears_wake(behind)
 
 
-def test_a_new_holder_of_a_permit_wakes_the_next_that_fits(one: Waiter, two: Waiter) -> None:
+def test_a_new_holder_of_a_permit_wakes_the_next_waiter_that_fits(one: Waiter, two: Waiter) -> None:
     held = [one.permit(3) for _ in range(3)]
     for permit in held:
         one.hold(permit)
@@ -146,7 +146,7 @@ def test_a_new_holder_of_a_permit_wakes_the_next_that_fits(one: Waiter, two: Wai
     assert len(two.ear.told) == 2, "it was called, so it need not call"
 
 
-def test_a_forced_release_wakes_a_waiter_and_makes_the_holder_renew(one: Waiter, two: Waiter, ask: Ask) -> None:
+def test_a_force_release_wakes_a_waiter_and_makes_the_holder_renew(one: Waiter, two: Waiter, ask: Ask) -> None:
     held, waiting = one.claim(), two.claim()
     granted = one.hold(held)
     one.backend.watch("sqlite", [(held, granted)], WITHIN)
@@ -156,7 +156,7 @@ def test_a_forced_release_wakes_a_waiter_and_makes_the_holder_renew(one: Waiter,
     two.hears_wake(waiting)
 
 
-def test_a_name_that_rests_wakes_its_first_waiter_once(one: Waiter, two: Waiter) -> None:
+def test_a_resting_name_wakes_its_first_waiter_once(one: Waiter, two: Waiter) -> None:
     held, waiting = one.claim(), two.claim()
     granted = one.hold(held)
     two.wait(waiting)
@@ -180,7 +180,7 @@ def test_the_first_waiter_of_a_client_looks_again_soon(one: Waiter, two: Waiter)
 # ---- a message is only a hint
 
 
-def test_forged_messages_make_nobody_a_holder_or_lost(path: Path, url: str) -> None:
+def test_forged_messages_create_no_holder_and_no_loss(path: Path, url: str) -> None:
     with multilock.connect(url) as holder, multilock.connect(url) as client:
         lease = holder.lock("n").acquire()
         got = threading.Event()
@@ -228,7 +228,7 @@ def test_a_full_fifo_wakes_every_waiter_and_renews_every_lease(one: Waiter, path
 
 
 @pytest.mark.parametrize("why", ["no room", "no right", "no thread", "planted link", "another owner"])
-def test_without_a_fifo_waiters_look_as_often_as_ever(
+def test_without_a_fifo_waiters_look_at_their_usual_intervals(
     one: Waiter, two: Waiter, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     one.hold(one.claim())
@@ -261,7 +261,7 @@ def test_without_a_fifo_waiters_look_as_often_as_ever(
     worker.try_again()  # a thread that was refused ends now
 
 
-def test_a_woken_waiter_looks_by_its_place_and_before_each_heartbeat(url: str) -> None:
+def test_a_woken_waiter_looks_at_a_time_that_depends_on_its_place(url: str) -> None:
     clock = [1000.0]
     holder, waiter = Waiter(url, lambda: clock[0]), Waiter(url, lambda: clock[0])
     holder.hold(holder.claim(ttl=300))
@@ -279,7 +279,7 @@ def test_a_woken_waiter_looks_by_its_place_and_before_each_heartbeat(url: str) -
         each.backend.close()
 
 
-def test_one_heartbeat_keeps_the_places_of_all_waiters_that_look(url: str) -> None:
+def test_one_heartbeat_keeps_the_places_of_all_waiters_of_its_client(url: str) -> None:
     clock = [1000.0]
     holder, waiter = Waiter(url, lambda: clock[0]), Waiter(url, lambda: clock[0])
     holder.hold(holder.claim(ttl=300))
@@ -337,7 +337,7 @@ def test_a_look_reads_one_row_of_a_queue_of_thousands(one: Waiter, two: Waiter) 
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
-def test_directory_and_fifo_are_for_the_users_of_the_file(one: Waiter, path: Path, mode: int) -> None:
+def test_directory_and_fifo_are_accessible_to_the_users_of_the_file(one: Waiter, path: Path, mode: int) -> None:
     one.hold(one.claim())
     path.chmod(mode)
     umask = os.umask(0o077)
@@ -364,7 +364,7 @@ def test_a_closed_client_leaves_no_fifo_and_no_thread(one: Waiter, two: Waiter, 
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_client_that_nobody_closes_leaves_no_fifo(url: str, path: Path) -> None:
+def test_a_client_that_is_never_closed_leaves_no_fifo(url: str, path: Path) -> None:
     client = multilock.connect(url)
     client.ping()
     client._kernel.backend.watch("sqlite", [], WITHIN)
@@ -376,7 +376,7 @@ def test_a_client_that_nobody_closes_leaves_no_fifo(url: str, path: Path) -> Non
         gc.collect()
 
 
-def test_a_fifo_that_was_deleted_is_there_again_with_the_next_claim(one: Waiter, two: Waiter, path: Path) -> None:
+def test_a_deleted_fifo_is_recreated_with_the_next_claim(one: Waiter, two: Waiter, path: Path) -> None:
     held = one.claim()
     granted = one.hold(held)
     first, second = two.claim(), two.claim()
@@ -402,7 +402,7 @@ def test_fifos_of_killed_processes_are_deleted_and_others_stay(one: Waiter, two:
 
 
 @pytest.mark.parametrize("planted", ["file", "link", "unread FIFO"])
-def test_what_is_planted_in_the_place_of_a_fifo_gets_no_message(
+def test_a_planted_file_in_place_of_a_fifo_gets_no_message(
     one: Waiter, two: Waiter, path: Path, tmp_path: Path, planted: str
 ) -> None:
     held, waiting = one.claim(), two.claim()
@@ -427,7 +427,7 @@ def test_what_is_planted_in_the_place_of_a_fifo_gets_no_message(
     two.hold(waiting)
 
 
-def test_ids_that_are_no_claims_name_no_file(one: Waiter, path: Path) -> None:
+def test_an_invalid_claim_id_never_becomes_a_file_name(one: Waiter, path: Path) -> None:
     one.hold(one.claim())
     one.wait(one.claim())
     target = path.parent / "target"
@@ -472,7 +472,7 @@ def test_users_of_a_shared_file_wake_each_other(url: str, path: Path, common: Pa
             waiter.wait_for("held", SOON)
 
 
-def test_a_client_without_messages_and_one_with_them_are_both_served(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_with_and_without_messages_are_both_served(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with multilock.connect(url) as old, multilock.connect(url) as new:
         for each, name in ((old, "open"), (old, "send")):
             monkeypatch.setattr(vars(each._kernel.backend)["_mailbox"], name, lambda *_: False)
@@ -491,7 +491,7 @@ def test_a_client_without_messages_and_one_with_them_are_both_served(url: str, m
     assert sorted(served) == ["new"] * 20 + ["old"] * 20
 
 
-def test_lost_messages_delay_a_waiter_by_its_look_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_message_delays_a_waiter_only_until_its_next_look(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mailbox, "send", lambda *_: None)
     with multilock.connect(url) as one, multilock.connect(url) as two:
         lease = one.lock("n").acquire()
@@ -509,7 +509,7 @@ def test_lost_messages_delay_a_waiter_by_its_look_only(url: str, monkeypatch: py
         waiting.join()
 
 
-def test_a_forked_child_leaves_the_fifo_of_its_parent_alone(url: str) -> None:
+def test_a_forked_child_keeps_the_fifo_of_its_parent(url: str) -> None:
     """The kernel opens the backend again in its own fork hook, in the child: that must not delete the parent's FIFO.
     And once the parent is killed, its FIFO has no reader, although the child lives."""
     with Helper(f"{HELPERS}:fork_while_waiting", url) as helper:

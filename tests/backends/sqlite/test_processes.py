@@ -44,7 +44,7 @@ def apart(function: str, *arguments: object) -> Helper:
 
 
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
-def test_killed_holder_is_freed_at_once(client: multilock.Client, url: str, reaped: bool) -> None:
+def test_lock_of_a_killed_holder_is_free_at_once(client: multilock.Client, url: str, reaped: bool) -> None:
     with Helper(f"{HELPERS}:hold", url, 30) as holder:
         (_, token) = holder.wait_for("held", within=10)
         assert client.lock("n").try_acquire() is None
@@ -59,7 +59,7 @@ def test_killed_holder_is_freed_at_once(client: multilock.Client, url: str, reap
 
 
 @pytest.mark.oracle
-def test_permits_of_a_killed_process_are_free_at_once_and_never_one_more(client: multilock.Client, url: str) -> None:
+def test_permits_of_a_killed_process_are_free_at_once_and_never_exceeded(client: multilock.Client, url: str) -> None:
     semaphore = client.semaphore("n", 3)
     with Helper(f"{HELPERS}:hold_several", url, 3, 2) as holder:
         holder.wait_for("held", within=10)
@@ -73,7 +73,7 @@ def test_permits_of_a_killed_process_are_free_at_once_and_never_one_more(client:
     assert all(lease.release() for lease in (mine, *others))
 
 
-def test_stopped_reader_delays_a_writer_by_its_own_lease_and_no_other_hears_of_it(
+def test_frozen_reader_delays_a_writer_by_its_own_lease_and_other_readers_are_unaffected(
     client: multilock.Client, url: str
 ) -> None:
     reading = client.read_write_lock("n", ttl=30).reader().acquire()
@@ -94,14 +94,14 @@ def test_stopped_reader_delays_a_writer_by_its_own_lease_and_no_other_hears_of_i
 
 
 @pytest.mark.oracle
-def test_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(url: str) -> None:
+def test_waiting_writer_enters_before_later_readers_of_four_processes(url: str) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(multilock.connect(url, prefix="", ttl=30))
         readers = [stack.enter_context(Helper("tests.backends.holders:stream", url, "", 30)) for _ in range(4)]
         writes_and_reads_are_in_order(client, readers, START)
 
 
-def test_processes_that_name_the_same_locks_in_other_orders_never_wait_for_each_other(url: str, tmp_path: Path) -> None:
+def test_processes_that_name_the_same_locks_in_different_orders_never_deadlock(url: str, tmp_path: Path) -> None:
     file = tmp_path / "count"
     file.write_text("0")
     with ExitStack() as stack:
@@ -113,7 +113,7 @@ def test_processes_that_name_the_same_locks_in_other_orders_never_wait_for_each_
     assert file.read_text() == "80"
 
 
-def test_killed_holder_that_does_not_renew_keeps_its_ttl(client: multilock.Client, url: str) -> None:
+def test_killed_holder_without_renewal_keeps_its_lock_until_its_ttl(client: multilock.Client, url: str) -> None:
     with Helper(f"{HELPERS}:hold", url, 2, "no") as holder:
         holder.wait_for("held", within=10)
         holder.kill()
@@ -123,7 +123,7 @@ def test_killed_holder_that_does_not_renew_keeps_its_ttl(client: multilock.Clien
             assert time.monotonic() - killed_at < 2 + AT_ONCE
 
 
-def test_stopped_holder_keeps_its_ttl_and_not_longer(client: multilock.Client, url: str) -> None:
+def test_frozen_holder_keeps_its_lock_until_its_ttl_and_no_longer(client: multilock.Client, url: str) -> None:
     with Helper(f"{HELPERS}:hold", url, 6) as holder:
         holder.wait_for("held", within=10)
         with holder.paused():
@@ -133,13 +133,13 @@ def test_stopped_holder_keeps_its_ttl_and_not_longer(client: multilock.Client, u
 
 
 @pytest.mark.oracle
-def test_process_killed_at_any_statement_leaves_nothing_and_no_token_comes_again(url: str) -> None:
+def test_process_killed_at_any_statement_leaves_nothing_and_repeats_no_token(url: str) -> None:
     with Helper(f"{HELPERS}:die_at_every_statement", url) as helper:
         (_, deaths, _) = helper.wait_for("died", within=40)
     assert int(deaths) > 40
 
 
-def test_killed_waiter_is_passed_over_at_once(client: multilock.Client, url: str) -> None:
+def test_killed_waiter_is_skipped_at_once(client: multilock.Client, url: str) -> None:
     held = client.lock("n").acquire()
     with Helper(f"{HELPERS}:wait_fairly", url) as waiter:
         waiter.wait_for("waiting", within=10)
@@ -154,7 +154,7 @@ def test_killed_waiter_is_passed_over_at_once(client: multilock.Client, url: str
 
 
 @pytest.mark.oracle
-def test_two_processes_count_without_a_loss(url: str, tmp_path: Path) -> None:
+def test_two_processes_with_one_counter_lose_no_count(url: str, tmp_path: Path) -> None:
     file = tmp_path / "count"
     file.write_text("0 0")
     with Helper(f"{HELPERS}:count", url, file, 200) as one, Helper(f"{HELPERS}:count", url, file, 200) as two:
@@ -173,17 +173,17 @@ def test_killed_holder_of_another_pid_namespace_keeps_its_ttl(client: multilock.
             assert time.monotonic() - killed_at < 3 + AT_ONCE
 
 
-def test_live_holder_is_not_freed_by_another_pid_namespace(client: multilock.Client, url: str) -> None:
+def test_live_holder_is_not_released_from_another_pid_namespace(client: multilock.Client, url: str) -> None:
     with client.lock("n"), apart("try_once", url) as other:
         other.wait_for("LockTimeout", within=10)
 
 
-def test_pid_namespace_with_the_proc_of_another_proves_nothing(client: multilock.Client, url: str) -> None:
+def test_proc_directory_of_another_pid_namespace_proves_nothing(client: multilock.Client, url: str) -> None:
     with client.lock("n"), apart("try_once_below_the_proc_of_another", url) as other:
         other.wait_for("LockTimeout", within=10)
 
 
-def test_client_made_before_a_fork_works_in_the_child_after_the_parent_ended(
+def test_client_from_before_a_fork_works_in_the_child_after_the_parent_ended(
     client: multilock.Client, url: str
 ) -> None:
     with Helper(f"{HELPERS}:fork_and_hold", url) as helper:
@@ -199,14 +199,14 @@ def test_client_made_before_a_fork_works_in_the_child_after_the_parent_ended(
         helper.tell("end")
 
 
-def test_fork_waits_for_a_request_under_way(url: str) -> None:
+def test_fork_waits_for_a_running_request(url: str) -> None:
     with Helper(f"{HELPERS}:fork_while_asking", url) as helper:
         helper.wait_for("child", within=10)
         assert helper.wait_for("parent", within=10) == ["parent", "True"]
         assert not any(line.startswith("failed") for line in helper.lines), helper.lines
 
 
-def test_fork_that_waits_for_one_file_does_not_stop_another(url: str, tmp_path: Path) -> None:
+def test_fork_that_waits_for_one_file_does_not_block_another_file(url: str, tmp_path: Path) -> None:
     with Helper(f"{HELPERS}:fork_while_another_file_is_locked", f"sqlite://{tmp_path}/locked.db", url) as helper:
         (_, took, longest, held, child) = helper.wait_for("forked", within=20)
     assert float(took) > 1, "nothing was slow"
@@ -233,7 +233,7 @@ def test_child_forked_by_c_code_is_refused(url: str) -> None:
         helper.wait_for("parent", within=10)
 
 
-def test_child_of_a_process_killed_while_writing_keeps_nobody_out(url: str) -> None:
+def test_child_of_a_process_killed_while_writing_blocks_no_other_process(url: str) -> None:
     with Helper(f"{HELPERS}:end_inside_a_request", url) as helper, multilock.connect(url) as other:
         (_, child) = helper.wait_for("child", within=START)
         try:
@@ -242,7 +242,7 @@ def test_child_of_a_process_killed_while_writing_keeps_nobody_out(url: str) -> N
             os.kill(int(child), signal.SIGKILL)
 
 
-def test_the_lock_of_a_daemon_made_by_c_code_names_the_daemon(url: str) -> None:
+def test_lock_of_a_daemon_made_by_c_code_names_the_daemon(url: str) -> None:
     with Helper(f"{HELPERS}:daemon_of_c_code", url) as helper, multilock.connect(url) as other:
         _, pid, recorded = helper.wait_for("held", within=START)
         assert pid == recorded != str(helper.pid)
@@ -281,7 +281,7 @@ def test_shared_memory_counts_as_used_although_its_process_reads_it(path: Path, 
             fcntl.lockf(memory, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
 
 
-def test_processes_count_without_a_loss_while_one_reads_the_file(url: str, tmp_path: Path) -> None:
+def test_processes_lose_no_count_while_one_of_them_reads_the_file(url: str, tmp_path: Path) -> None:
     file = tmp_path / "count"
     file.write_text("0 0")
     with ExitStack() as stack:
@@ -314,12 +314,12 @@ def test_an_interrupt_that_ends_a_close_early_blocks_no_other_process(
         other.wait_for("held", within=START)
 
 
-def test_fork_waits_until_a_closing_connection_has_given_back_its_locks(url: str) -> None:
+def test_fork_waits_until_a_closing_connection_has_released_its_locks(url: str) -> None:
     with Helper(f"{HELPERS}:fork_while_closing", url) as helper:
         assert helper.wait_for("child", within=START)[1:] == ["True", "0"]
 
 
-def test_all_connections_of_a_process_have_their_locks_on_two_descriptors(path: Path, url: str) -> None:
+def test_all_connections_of_a_process_take_their_locks_on_two_descriptors(path: Path, url: str) -> None:
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     with ExitStack() as requests:
         for _ in range(CONNECTIONS):
@@ -329,7 +329,7 @@ def test_all_connections_of_a_process_have_their_locks_on_two_descriptors(path: 
     assert descriptors_of(path) == 0
 
 
-def test_only_one_connection_of_a_process_is_inside_at_a_time(url: str) -> None:
+def test_only_one_connection_of_a_process_writes_at_a_time(url: str) -> None:
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     request = asker.backend._database.request  # type: ignore[attr-defined]
     with request(5) as one, request(5) as two:
@@ -342,7 +342,7 @@ def test_only_one_connection_of_a_process_is_inside_at_a_time(url: str) -> None:
     asker.backend.close()
 
 
-def test_threads_count_without_a_loss_on_the_descriptors_of_their_process(url: str, tmp_path: Path) -> None:
+def test_threads_on_the_same_descriptors_lose_no_count(url: str, tmp_path: Path) -> None:
     file = tmp_path / "count"
     file.write_text("0 0")
     with Helper(f"{HELPERS}:count_in_threads", url, file, 8, 20) as helper:
@@ -358,7 +358,7 @@ def read_files(path: Path) -> None:
 # ---- what a process knows about another
 
 
-def test_process_that_lives_is_never_known_to_be_gone() -> None:
+def test_living_process_never_counts_as_dead() -> None:
     me = Process.current()
     assert me is not None
     assert not me.knows_gone(me)

@@ -36,7 +36,7 @@ class TestSqlite(SharedRules):
         with asker.backend._database.request(WITHIN) as sql:
             return [id_ for (id_,) in sql.execute("SELECT id FROM locks UNION ALL SELECT id FROM queue")]
 
-    def test_waiter_looks_more_seldom_the_longer_it_waits(self, one: Asker, two: Asker, clock: Clock) -> None:
+    def test_waiter_looks_less_often_the_longer_it_waits(self, one: Asker, two: Asker, clock: Clock) -> None:
         one.hold(one.claim())
         waiting = two.claim()
         periods = []
@@ -57,7 +57,7 @@ class TestSqlite(SharedRules):
         with writer(path):
             two.attempt(two.claim(), join=False)
 
-    def test_waiter_that_was_passed_over_joins_again_by_its_heartbeat(
+    def test_waiter_that_lost_its_place_joins_again_by_its_heartbeat(
         self, one: Asker, two: Asker, clock: Clock
     ) -> None:
         early, late = one.claim(fair=True), two.claim(fair=True)
@@ -74,7 +74,7 @@ class TestSqlite(SharedRules):
         one.hold(early)
 
     @pytest.mark.parametrize("stopped", [True, False])
-    def test_places_end_when_nobody_can_write_for_as_long_as_they_live(
+    def test_places_end_after_their_liveness_if_nobody_can_write(
         self, one: Asker, two: Asker, path: Path, clock: Clock, stopped: bool
     ) -> None:
         """A process stopped in the middle of a transaction keeps all waiters from renewing their places. At any other
@@ -92,7 +92,7 @@ class TestSqlite(SharedRules):
         assert isinstance(one.attempt(early), Busy) is stopped
 
     @pytest.mark.oracle
-    def test_tokens_reserved_in_blocks_grow_over_the_end_of_a_block(
+    def test_tokens_grow_over_the_end_of_a_reserved_block(
         self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(multilock_sqlite.recipe, "RESERVE", 2)
@@ -104,7 +104,7 @@ class TestSqlite(SharedRules):
             asker.release(claim, granted)
         assert tokens == list(range(1, 9))
 
-    def test_what_ended_long_ago_is_swept_when_tokens_are_reserved(
+    def test_old_rows_are_deleted_when_tokens_are_reserved(
         self, one: Asker, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(multilock_sqlite.recipe, "RESERVE", 0)
@@ -117,7 +117,7 @@ class TestSqlite(SharedRules):
 
     # ---- several rows of one name, left by programs that know shared modes in a file of this format
 
-    def test_any_of_several_holders_keeps_a_name_until_the_last_has_gone(
+    def test_several_holders_keep_a_name_until_the_last_has_left(
         self, one: Asker, two: Asker, path: Path, clock: Clock
     ) -> None:
         one.backend.ping(WITHIN)
@@ -131,7 +131,7 @@ class TestSqlite(SharedRules):
         two.hold(last)
         assert self.leftovers(one) == [last.id], "a holder that another pid namespace would believe in"
 
-    def test_release_leaves_other_holders_of_the_name(self, one: Asker, path: Path, clock: Clock) -> None:
+    def test_release_keeps_other_holders_of_the_name(self, one: Asker, path: Path, clock: Clock) -> None:
         claim = one.claim()
         granted = one.hold(claim)
         put(path, "other", clock.now + 20, NOBODYS)
@@ -146,7 +146,7 @@ class TestSqlite(SharedRules):
         assert one.backend.rest(claim, granted, False, 5, WITHIN)  # type: ignore[attr-defined]
         assert sorted(self.leftovers(one)) == [f"!rests:{claim.id}", "other"]
 
-    def test_operator_takes_a_name_from_all_its_holders(self, one: Asker, path: Path, clock: Clock) -> None:
+    def test_force_release_removes_all_holders_of_a_name(self, one: Asker, path: Path, clock: Clock) -> None:
         one.backend.ping(WITHIN)
         for id_, process in (("a", GONE), ("b", NOBODYS), ("c", NOBODYS)):
             put(path, id_, clock.now + 20, process)
@@ -154,15 +154,13 @@ class TestSqlite(SharedRules):
         assert one.backend.force_release("n", WITHIN) is True
         assert self.leftovers(one) == []
 
-    def test_operator_takes_nothing_from_those_who_are_gone(self, one: Asker, path: Path, clock: Clock) -> None:
+    def test_force_release_of_only_dead_holders_returns_false(self, one: Asker, path: Path, clock: Clock) -> None:
         one.backend.ping(WITHIN)
         put(path, "a", clock.now + 20, GONE)
         assert one.backend.force_release("n", WITHIN) is False
         assert self.leftovers(one) == []
 
-    def test_permits_of_gone_processes_count_for_nothing(
-        self, one: Asker, two: Asker, path: Path, clock: Clock
-    ) -> None:
+    def test_permits_of_dead_processes_do_not_count(self, one: Asker, two: Asker, path: Path, clock: Clock) -> None:
         one.backend.ping(WITHIN)
         put(path, "a", clock.now + 50, GONE, "p2")
         put(path, "b", clock.now + 50, NOBODYS, "p2")
@@ -174,7 +172,7 @@ class TestSqlite(SharedRules):
         assert (info.holders, len(info.others)) == (2, 1)
 
     @pytest.mark.parametrize("permits", [1, 3])
-    def test_permit_given_back_between_two_reads_of_one_look_is_free(
+    def test_permit_released_between_two_reads_of_one_look_is_free(
         self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch, permits: int
     ) -> None:
         """A look is not a transaction: its second read may find no holder where the first found all permits taken."""
@@ -193,7 +191,7 @@ class TestSqlite(SharedRules):
         monkeypatch.setattr(Recipe, "_is_full", given_back_meanwhile)
         two.hold(waiting)
 
-    def test_permit_of_a_gone_process_is_free_though_another_waits_for_one(
+    def test_permit_of_a_dead_process_is_free_although_others_wait_for_it(
         self, one: Asker, two: Asker, path: Path, clock: Clock
     ) -> None:
         one.backend.ping(WITHIN)
@@ -209,14 +207,16 @@ class TestSqlite(SharedRules):
         two.hold(second)
         one.hold(first)
 
-    def test_mode_of_gone_holders_is_nobodys(self, one: Asker, two: Asker, path: Path, clock: Clock) -> None:
+    def test_mode_of_dead_holders_does_not_count(self, one: Asker, two: Asker, path: Path, clock: Clock) -> None:
         one.backend.ping(WITHIN)
         put(path, "a", clock.now + 50, GONE, "p3")
         one.hold(one.reader())
         two.hold(two.reader())
         assert "a" not in self.leftovers(one)
 
-    def test_reader_costs_no_more_beside_thousands(self, one: Asker, two: Asker, path: Path, clock: Clock) -> None:
+    def test_reader_costs_no_more_beside_thousands_of_readers(
+        self, one: Asker, two: Asker, path: Path, clock: Clock
+    ) -> None:
         def steps() -> int:
             """Return how many tens of SQLite's machine instructions a reader's whole life takes."""
             database = one.backend._database  # type: ignore[attr-defined]
@@ -279,7 +279,7 @@ def asker(url: str) -> Iterator[Asker]:
     asker.backend.close()
 
 
-def test_a_file_locked_for_longer_than_the_request_may_take_gives_no_answer(asker: Asker, path: Path) -> None:
+def test_a_file_locked_for_longer_than_a_request_counts_as_silence(asker: Asker, path: Path) -> None:
     asker.backend.ping(WITHIN)
     with writer(path):
         started = time.monotonic()
@@ -290,13 +290,13 @@ def test_a_file_locked_for_longer_than_the_request_may_take_gives_no_answer(aske
     asker.hold(asker.claim())
 
 
-def test_no_time_to_wait_for_a_locked_file_is_said_without_a_tiny_number(asker: Asker, path: Path) -> None:
+def test_an_error_without_time_to_wait_names_no_tiny_number(asker: Asker, path: Path) -> None:
     asker.backend.ping(WITHIN)
     with writer(path), pytest.raises(BackendUnavailable, match="program and less than 1 ms was left to wait: find"):
         asker.backend.attempt(asker.claim(), True, 5.32e-06)
 
 
-def test_file_locked_for_less_is_waited_for(asker: Asker, path: Path) -> None:
+def test_file_locked_for_less_time_is_waited_for(asker: Asker, path: Path) -> None:
     asker.backend.ping(WITHIN)
     began = threading.Event()
 
@@ -313,7 +313,7 @@ def test_file_locked_for_less_is_waited_for(asker: Asker, path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_interrupted_request_is_rolled_back_and_blocks_nobody(
+def test_interrupted_request_is_rolled_back_and_blocks_no_other(
     asker: Asker, url: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = asker.claim()
@@ -333,14 +333,14 @@ def test_interrupted_request_is_rolled_back_and_blocks_nobody(
     other.backend.close()
 
 
-def test_keyboard_interrupts_anywhere_leave_no_lock_behind(asker: Asker, url: str) -> None:
+def test_keyboard_interrupts_at_any_point_leave_no_lock_behind(asker: Asker, url: str) -> None:
     with Helper("tests.backends.sqlite.helpers:interrupt_often", url, 200) as helper:
         helper.wait_for("struck", within=30)
         claim = asker.claim()
         assert isinstance(asker.backend.attempt(claim, True, 0.5), Granted)
 
 
-def test_requests_beyond_the_connections_wait_for_one_in_vain(asker: Asker) -> None:
+def test_request_beyond_the_limit_of_connections_times_out(asker: Asker) -> None:
     database = asker.backend._database  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
         for _ in range(multilock_sqlite.transport.CONNECTIONS):

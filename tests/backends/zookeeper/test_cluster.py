@@ -16,9 +16,7 @@ pytestmark = pytest.mark.timeout(150)
 
 
 @pytest.mark.oracle
-def test_a_lock_survives_the_death_of_the_leader_and_tokens_go_on_growing(
-    cluster: ZooKeeperCluster, connect: Connect
-) -> None:
+def test_a_lock_survives_the_loss_of_the_leader_and_tokens_grow(cluster: ZooKeeperCluster, connect: Connect) -> None:
     """Its validity must outlast the election, in which a server may accept a connection and not answer for T/3."""
     client, other = connect(cluster.url, ttl=36), connect(cluster.url, ttl=36)
     lease = client.lock("job").acquire()
@@ -33,7 +31,9 @@ def test_a_lock_survives_the_death_of_the_leader_and_tokens_go_on_growing(
     assert waits.result(40).fence() > token
 
 
-def test_a_frozen_leader_costs_the_lock_in_time_and_others_go_on(cluster: ZooKeeperCluster, connect: Connect) -> None:
+def test_a_frozen_leader_costs_the_lock_in_time_and_other_clients_continue(
+    cluster: ZooKeeperCluster, connect: Connect
+) -> None:
     lost = Recorder[Loss]()
     leader = cluster.leader()
     holder = connect(f"zookeeper://{leader.endpoint}", ttl=2).lock("job", on_lost=lost).acquire()
@@ -50,7 +50,7 @@ def test_a_frozen_leader_costs_the_lock_in_time_and_others_go_on(cluster: ZooKee
     leader.resume()
 
 
-def test_without_a_majority_nobody_believes_and_with_it_all_goes_on(
+def test_without_a_majority_no_client_holds_a_lock_and_with_one_all_continue(
     cluster: ZooKeeperCluster, connect: Connect
 ) -> None:
     lost = Recorder[Loss]()

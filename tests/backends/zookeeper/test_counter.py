@@ -17,7 +17,7 @@ SEAL = struct.pack("!i", 1) + b"/"
 
 
 @pytest.mark.parametrize("style", ["kazoo", "curator"])
-def test_the_last_number_is_not_a_place(style: str) -> None:
+def test_the_last_sequence_number_is_not_a_place_in_the_queue(style: str) -> None:
     nodes = Nodes("multilock/", style)
     mark = {"kazoo": "__lock__", "curator": "-lock-"}[style]
     assert nodes.is_last(f"a{mark}2147483647")
@@ -26,7 +26,7 @@ def test_the_last_number_is_not_a_place(style: str) -> None:
     assert not nodes.is_last("another node")
 
 
-def test_a_foreign_node_with_an_absurd_number_of_permits_counts_as_a_lock() -> None:
+def test_another_programs_node_with_an_invalid_number_of_permits_counts_as_a_lock() -> None:
     [foreign] = Nodes("multilock/", "kazoo").queue([f"x!p{'9' * 5000}__lock__0000000001"])
     assert (foreign.mode, foreign.permits) == ("x", 0)
 
@@ -50,7 +50,7 @@ def count_to(server: ZooKeeperServer, path: str, number: int) -> None:
 
 
 @pytest.mark.oracle
-def test_a_counter_at_its_end_makes_no_two_holders(
+def test_a_sequence_number_at_its_maximum_causes_no_second_holder(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     by = operator(server.endpoint)

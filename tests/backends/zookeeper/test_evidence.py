@@ -35,9 +35,7 @@ ALL_BUT_READING = [ACL(Permissions.ALL & ~Permissions.READ, Id("world", "anyone"
 # ---- answers that kazoo does not understand
 
 
-def test_an_answer_that_is_left_out_costs_the_connection_and_not_the_session(
-    server: ZooKeeperServer, connect: Connect
-) -> None:
+def test_a_missing_reply_costs_the_connection_and_not_the_session(server: ZooKeeperServer, connect: Connect) -> None:
     """A server that passes a session on to another server leaves out one reply and sends the next."""
     client = connect(server.url, ttl=10)
     lost = Recorder[Loss]()
@@ -57,13 +55,13 @@ def test_an_answer_that_is_left_out_costs_the_connection_and_not_the_session(
 
 @pytest.mark.parametrize("error", [RuntimeError("xids do not match"), IndexError("empty"), struct.error("too short")])
 @pytest.mark.parametrize("step", ["_connect", "_send_request", "_send_ping", "_read_socket"])
-def test_whatever_kazoo_does_not_expect_of_a_server_is_a_dropped_connection(error: Exception, step: str) -> None:
+def test_a_reply_that_kazoo_does_not_expect_drops_the_connection(error: Exception, step: str) -> None:
     with pytest.raises(ConnectionDropped):
         getattr(_connection(error), step)(1.0)
 
 
 @pytest.mark.parametrize("error", [AuthFailedError(), KazooTimeoutError(), ConnectionResetError()])
-def test_what_kazoo_expects_of_a_server_stays_what_it_is(error: Exception) -> None:
+def test_a_reply_that_kazoo_expects_is_passed_on_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)):
         _connection(error)._read_socket(1.0)
 
@@ -82,7 +80,7 @@ def _connection(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize("nth", range(1, 7))
-def test_one_refused_thread_costs_neither_a_notice_nor_the_end(
+def test_one_refused_thread_costs_neither_a_notice_nor_an_orderly_close(
     server: ZooKeeperServer, operator: Operator, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     before = connections_of_ours()  # some belong to clients of earlier tests
@@ -134,7 +132,7 @@ def connections_of_ours() -> set[threading.Thread]:
 
 
 @pytest.mark.oracle
-def test_an_acquire_refused_after_its_node_was_made_leaves_no_node(
+def test_an_acquire_that_is_refused_after_creating_its_node_leaves_no_node(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     """A client without the right to list the contenders may still create a node."""
@@ -152,7 +150,7 @@ def test_an_acquire_refused_after_its_node_was_made_leaves_no_node(
     assert connect(server.url, ttl=20).lock("job").try_acquire() is not None
 
 
-def test_a_waiter_behind_a_node_it_may_not_read_is_woken_by_its_end(
+def test_a_waiter_behind_an_unreadable_node_is_woken_by_its_end(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     client = connect(server.url, ttl=60)
@@ -173,7 +171,7 @@ def test_a_waiter_behind_a_node_it_may_not_read_is_woken_by_its_end(
     eventually(lambda: contenders(theirs) == [])
 
 
-def test_a_holder_whose_node_may_not_be_read_is_shown_by_its_number(
+def test_a_holder_with_an_unreadable_node_is_shown_by_its_number(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     client = connect(server.url, ttl=20)
@@ -206,7 +204,7 @@ def test_a_used_up_quota_is_refused_at_once_and_costs_no_held_lock(connect: Conn
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("acl", [READ_ONLY, ALL_BUT_READING], ids=["read-only", "unreadable"])
-def test_a_node_with_another_acl_costs_none_of_the_locks_of_its_session(
+def test_a_node_with_another_acl_costs_no_other_lock_of_its_session(
     server: ZooKeeperServer, connect: Connect, operator: Operator, first: bool, acl: Any
 ) -> None:
     by = operator(server.endpoint)
@@ -228,7 +226,7 @@ def test_a_node_with_another_acl_costs_none_of_the_locks_of_its_session(
 # ---- which proof a renewal by hand carries
 
 
-def test_a_renewal_by_hand_leaves_what_a_fresh_grant_leaves(server: ZooKeeperServer, connect: Connect) -> None:
+def test_a_renewal_by_hand_gives_the_same_validity_as_a_fresh_grant(server: ZooKeeperServer, connect: Connect) -> None:
     client = connect(server.url, ttl=6)
     lease = client.lock("job", renew=False).acquire()
     fresh = lease.remaining()
@@ -244,7 +242,7 @@ def test_a_renewal_by_hand_leaves_what_a_fresh_grant_leaves(server: ZooKeeperSer
     assert connect(server.url, ttl=6).lock("job").try_acquire(timeout=lease.ttl) is not None
 
 
-def test_renewals_of_the_session_do_not_lengthen_a_lease_without_renewal(
+def test_renewals_of_the_session_do_not_extend_a_lease_without_renewal(
     server: ZooKeeperServer, connect: Connect
 ) -> None:
     client = connect(server.url, ttl=20)
@@ -259,7 +257,7 @@ def test_renewals_of_the_session_do_not_lengthen_a_lease_without_renewal(
 # ---- notifications while the grant is on its way
 
 
-def test_a_claim_whose_session_ended_before_it_was_watched_is_told_so(shared: ZooKeeperServer) -> None:
+def test_a_claim_is_notified_if_its_session_ended_before_its_watch(shared: ZooKeeperServer) -> None:
     ours = Ours(shared.url, prefix="ended-unwatched/")
     claim = ours.take(ours.mutex())
     steal_and_close(shared, ours.backend._transport._client.client_id)

@@ -92,7 +92,7 @@ def test_a_lost_reply_to_an_acquire_leaves_one_holder_and_nothing_else(
 
 
 @pytest.mark.parametrize("then", ["cut", "hold"])
-def test_a_lost_reply_to_a_try_is_given_back_in_the_background(
+def test_a_single_try_whose_reply_is_lost_is_released_in_the_background(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, then: Any
 ) -> None:
     client = connect(proxy.url, ttl=10)
@@ -106,7 +106,9 @@ def test_a_lost_reply_to_a_try_is_given_back_in_the_background(
     eventually(client.is_healthy)
 
 
-def test_a_lost_reply_to_a_release_is_a_release(server: ZooKeeperServer, proxy: FaultProxy, connect: Connect) -> None:
+def test_a_release_whose_reply_is_lost_frees_the_lock(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+) -> None:
     client, other = connect(proxy.url, ttl=10), connect(server.url, ttl=10)
     lease = client.lock("job").acquire()
     lost = proxy.drop_reply(b"__lock__", then="hold")
@@ -115,7 +117,7 @@ def test_a_lost_reply_to_a_release_is_a_release(server: ZooKeeperServer, proxy: 
     assert other.lock("job").try_acquire(timeout=5) is not None
 
 
-def test_a_lost_reply_to_a_renewal_does_not_lose_the_lease(
+def test_a_renewal_whose_reply_is_lost_costs_nothing(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     client = connect(proxy.url, ttl=9)
@@ -127,7 +129,7 @@ def test_a_lost_reply_to_a_renewal_does_not_lose_the_lease(
     assert lease.state is LeaseState.HELD
 
 
-def test_a_create_that_is_executed_after_its_timeout_is_found_and_deleted(
+def test_a_node_created_after_its_timeout_is_found_and_deleted(
     server: ZooKeeperServer, proxy: FaultProxy, operator: Operator
 ) -> None:
     ear = Ear()
@@ -152,7 +154,7 @@ def test_a_create_that_is_executed_after_its_timeout_is_found_and_deleted(
     backend.close()
 
 
-def test_a_client_that_was_stopped_until_it_had_a_session_creates_nothing(
+def test_a_client_that_was_frozen_until_it_had_a_session_creates_nothing_late(
     shared: ZooKeeperServer, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ear = Ear()
@@ -178,7 +180,7 @@ def test_a_client_that_was_stopped_until_it_had_a_session_creates_nothing(
     backend.close()
 
 
-def test_a_node_of_an_earlier_session_is_deleted_and_never_taken_over(
+def test_a_node_of_an_earlier_session_is_deleted_and_never_reused(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     """The node has our id but another session, as after a reconnect to a server that still shows the old node."""
@@ -219,7 +221,7 @@ def test_a_lock_survives_a_restart_of_the_server(server: ZooKeeperServer, connec
     assert client.lock("job").acquire(timeout=5).fence() > token
 
 
-def test_a_server_that_is_silent_past_the_ttl_costs_the_lock_before_another_gets_it(
+def test_a_silent_server_costs_its_holder_the_lock_before_another_client_gets_it(
     server: ZooKeeperServer, connect: Connect
 ) -> None:
     lost = Recorder[Loss]()
@@ -236,7 +238,7 @@ def test_a_server_that_is_silent_past_the_ttl_costs_the_lock_before_another_gets
     assert lost.stays_at(1)
 
 
-def test_waiting_outlasts_an_outage_and_hears_of_a_release_during_it(
+def test_a_wait_continues_through_an_outage_and_notices_a_release_during_it(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     holder = connect(server.url, ttl=10).lock("job").acquire()
@@ -250,7 +252,7 @@ def test_waiting_outlasts_an_outage_and_hears_of_a_release_during_it(
     assert time.monotonic() - begun < 8  # its safety timer would take ten seconds
 
 
-def test_a_node_deleted_while_the_connection_is_broken_is_a_loss_once_it_is_back(
+def test_a_node_deleted_during_a_broken_connection_is_a_loss_after_the_reconnect(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, operator: Operator
 ) -> None:
     lost = Recorder[Loss]()
@@ -265,7 +267,7 @@ def test_a_node_deleted_while_the_connection_is_broken_is_a_loss_once_it_is_back
     assert kept.is_held()
 
 
-def test_a_connection_that_says_nothing_is_given_up_for_another(
+def test_a_silent_connection_is_replaced_by_another(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     """kazoo keeps such a connection for minutes while it has something to send."""
@@ -277,7 +279,7 @@ def test_a_connection_that_says_nothing_is_given_up_for_another(
     eventually(lambda: lease.state is LeaseState.HELD)
 
 
-def test_a_handshake_that_is_not_answered_is_given_up_for_another(proxy: FaultProxy, connect: Connect) -> None:
+def test_a_connection_without_a_handshake_reply_is_replaced_by_another(proxy: FaultProxy, connect: Connect) -> None:
     """With one address, kazoo waits for that reply as long as the whole session lasts."""
     lost = Recorder[Loss]()
     client = connect(proxy.url, ttl=9)
@@ -322,7 +324,7 @@ def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
     assert lost.stays_at(1)
 
 
-def test_a_session_that_a_restored_server_brings_back_is_not_taken_up_again(
+def test_a_session_revived_by_a_restored_server_is_not_used_again(
     server: ZooKeeperServer, connect: Connect, tmp_path: Path
 ) -> None:
     """The nodes of that session belong to nobody, and would stay forever if we kept the session alive."""
@@ -345,9 +347,7 @@ def test_a_session_that_a_restored_server_brings_back_is_not_taken_up_again(
     assert session_of(client) != before
 
 
-def test_an_outage_longer_than_the_ttl_that_the_session_survives_keeps_it(
-    server: ZooKeeperServer, connect: Connect
-) -> None:
+def test_a_lock_survives_an_outage_that_its_session_survives(server: ZooKeeperServer, connect: Connect) -> None:
     """A server that starts counts every session from its start."""
     client = connect(server.url, ttl=6)
     client.lock("job").acquire()
@@ -362,7 +362,7 @@ def test_an_outage_longer_than_the_ttl_that_the_session_survives_keeps_it(
 # ---- sessions and nodes
 
 
-def test_a_reason_without_an_answer_holds_no_notice_up(
+def test_a_missing_reason_delays_no_notice_of_a_loss(
     server: ZooKeeperServer,
     proxy: FaultProxy,
     connect: Connect,
@@ -384,9 +384,7 @@ def test_a_reason_without_an_answer_holds_no_notice_up(
     proxy.cut()  # closing the client waits for replies, too
 
 
-def test_a_session_closed_by_somebody_else_ends_every_lock_on_it_once(
-    server: ZooKeeperServer, connect: Connect
-) -> None:
+def test_a_session_closed_elsewhere_loses_each_of_its_locks_once(server: ZooKeeperServer, connect: Connect) -> None:
     lost = Recorder[Loss]()
     client = connect(server.url, ttl=10)
     held = [client.lock(f"job-{n}", on_lost=lost).acquire() for n in range(20)]
@@ -399,7 +397,7 @@ def test_a_session_closed_by_somebody_else_ends_every_lock_on_it_once(
     assert client.lock("job-0").acquire(timeout=5) is not None  # this acquire uses a new session
 
 
-def test_a_waiter_whose_session_expires_joins_again_on_a_new_one(server: ZooKeeperServer, connect: Connect) -> None:
+def test_a_waiter_whose_session_expires_joins_again_in_a_new_one(server: ZooKeeperServer, connect: Connect) -> None:
     ours, theirs = connect(server.url, ttl=10), connect(server.url, ttl=10)
     holder = theirs.lock("job").acquire()
     waits = background(lambda: ours.lock("job").acquire(timeout=10))
@@ -425,7 +423,7 @@ def test_a_waiter_whose_node_is_deleted_joins_again(
     assert waits.result(5).is_held()
 
 
-def test_a_killed_holder_is_followed_within_the_session_timeout_and_a_tick(
+def test_a_killed_holder_is_succeeded_within_the_session_timeout_and_a_tick(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     holder = connect(proxy.url, ttl=2).lock("job").acquire()
@@ -438,7 +436,7 @@ def test_a_killed_holder_is_followed_within_the_session_timeout_and_a_tick(
         assert time.monotonic() - cut_at < 2 + 2 * TICK + 2.0
 
 
-def test_the_parent_of_a_free_lock_is_a_container_and_the_server_removes_it(operator: Operator) -> None:
+def test_the_parent_of_a_free_lock_is_a_container_that_the_server_removes(operator: Operator) -> None:
     with ZooKeeperServer(java=["-Dznode.container.checkIntervalMs=200"]) as server:
         by = operator(server.endpoint)
         client = open_client(server)
@@ -463,7 +461,7 @@ def test_sequence_numbers_are_compared_as_numbers() -> None:
     assert [one.node for one in queue] == ["a__lock__-000000001", "a-lock-0000000001", "b__lock__0000000002"]
 
 
-def test_a_timeout_that_is_not_granted_in_full_is_what_the_lease_has(connect: Connect) -> None:
+def test_a_shortened_session_timeout_shortens_the_lease(connect: Connect) -> None:
     with ZooKeeperServer(maxSessionTimeout=4000) as server:
         client = connect(server.url, ttl=30)
         lease = client.lock("job", ttl=20).acquire()
@@ -548,7 +546,7 @@ def test_a_thousand_locks_are_renewed_by_one_request(server: ZooKeeperServer, co
     assert all(lease.is_held() for lease in held)
 
 
-def test_no_exception_of_kazoo_ever_leaves(server: ZooKeeperServer, connect: Connect) -> None:
+def test_exceptions_of_kazoo_never_reach_the_caller(server: ZooKeeperServer, connect: Connect) -> None:
     client = connect(server.url, ttl=3, outage_timeout=2)
     lock = client.lock("job")
     lease = lock.acquire()

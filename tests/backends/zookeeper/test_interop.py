@@ -60,7 +60,7 @@ def waiting(client: Client, name: str) -> int:
     return info.waiting or 0 if info else 0
 
 
-def test_we_wait_for_kazoo(client: Client, kazoo: Callable[..., Any]) -> None:
+def test_our_lock_waits_for_kazoo(client: Client, kazoo: Callable[..., Any]) -> None:
     theirs = kazoo("job", identifier="node-7")
     theirs.acquire()
     assert client.lock("job").try_acquire() is None
@@ -76,7 +76,7 @@ def test_we_wait_for_kazoo(client: Client, kazoo: Callable[..., Any]) -> None:
     assert lease.fence() > info.token
 
 
-def test_kazoo_waits_for_us(client: Client, kazoo: Callable[..., Any]) -> None:
+def test_kazoo_waits_for_our_lock(client: Client, kazoo: Callable[..., Any]) -> None:
     lease = client.lock("job").acquire()
     theirs = kazoo("job")
     assert not theirs.acquire(blocking=False)
@@ -89,7 +89,7 @@ def test_kazoo_waits_for_us(client: Client, kazoo: Callable[..., Any]) -> None:
     assert client.lock("job").try_acquire() is None
 
 
-def test_kazoo_and_we_stand_in_one_queue_in_order_of_arrival(client: Client, kazoo: Callable[..., Any]) -> None:
+def test_kazoo_and_multilock_share_one_queue_in_order_of_arrival(client: Client, kazoo: Callable[..., Any]) -> None:
     holder = client.lock("job").acquire()
     theirs = kazoo("job")
     taken = background(theirs.acquire)
@@ -103,7 +103,7 @@ def test_kazoo_and_we_stand_in_one_queue_in_order_of_arrival(client: Client, kaz
     assert ours.result(WITHIN).is_held()
 
 
-def test_we_wait_for_curator(curator_style: Client, curator: Callable[[str], Curator]) -> None:
+def test_our_lock_waits_for_curator(curator_style: Client, curator: Callable[[str], Curator]) -> None:
     theirs = curator("job")
     assert theirs.tell("acquire").result(WITHIN) == "held"
     assert curator_style.lock("job").try_acquire() is None
@@ -114,7 +114,7 @@ def test_we_wait_for_curator(curator_style: Client, curator: Callable[[str], Cur
     assert ours.result(WITHIN).is_held()
 
 
-def test_curator_waits_for_us(curator_style: Client, curator: Callable[[str], Curator]) -> None:
+def test_curator_waits_for_our_lock(curator_style: Client, curator: Callable[[str], Curator]) -> None:
     theirs = curator("job")
     lease = curator_style.lock("job").acquire()
     assert theirs.tell("try").result(WITHIN) == "taken"
@@ -126,7 +126,7 @@ def test_curator_waits_for_us(curator_style: Client, curator: Callable[[str], Cu
     assert curator_style.lock("job").try_acquire() is None
 
 
-def test_the_other_style_is_refused_and_nothing_of_us_stays(
+def test_the_other_node_style_is_refused_and_leaves_no_node(
     client: Client, curator_style: Client, kazoo: Callable[..., Any]
 ) -> None:
     theirs = kazoo("job")
@@ -163,7 +163,7 @@ BLIND = {("reader", "Lock")}  # kazoo's Lock does not look at readers, not even 
 
 @pytest.mark.parametrize("theirs", ["Lock", "ReadLock", "WriteLock"])
 @pytest.mark.parametrize("ours", OURS)
-def test_kazoos_locks_and_each_of_ours_exclude_each_other(
+def test_kazoos_locks_and_our_locks_of_each_mode_exclude_each_other(
     client: Client, kazoo: Callable[..., Any], ours: str, theirs: str
 ) -> None:
     """Two readers share the name, and kazoo's Lock ignores our readers. A program that must wait for readers uses
@@ -189,12 +189,12 @@ def test_kazoos_locks_and_each_of_ours_exclude_each_other(
         assert lease.result(WITHIN).is_held()
 
 
-def test_kazoos_lock_enters_beside_its_own_reader_too(kazoo: Callable[..., Any]) -> None:
+def test_known_limit_kazoos_lock_enters_beside_its_own_reader(kazoo: Callable[..., Any]) -> None:
     assert kazoo("job", "ReadLock").acquire()
     assert kazoo("job", "Lock").acquire(blocking=False)
 
 
-def test_a_waiting_writer_of_kazoo_keeps_our_readers_out_and_ours_its_readers(
+def test_a_waiting_writer_of_kazoo_blocks_our_readers_and_ours_blocks_its_readers(
     client: Client, kazoo: Callable[..., Any]
 ) -> None:
     first = OURS["reader"](client).acquire()
@@ -212,7 +212,7 @@ def test_a_waiting_writer_of_kazoo_keeps_our_readers_out_and_ours_its_readers(
 
 
 @pytest.mark.parametrize("ours", OURS)
-def test_kazoos_semaphore_keeps_off_a_name_of_ours_and_we_off_its(
+def test_kazoos_semaphore_and_our_locks_never_share_a_name(
     client: Client, kazoo: Callable[..., Any], ours: str
 ) -> None:
     """kazoo's Semaphore would count any node of ours as its own."""
@@ -259,7 +259,7 @@ def test_curators_read_write_lock_and_ours_exclude_each_other(
             theirs.tell("release", kind).result(WITHIN)
 
 
-def test_curators_mutex_waits_for_our_permits_but_it_does_not_see_read_write_locks_nor_they_it(
+def test_known_limit_curators_mutex_ignores_read_write_locks_but_waits_for_our_permits(
     curator_style: Client, curator: Callable[[str], Curator]
 ) -> None:
     """Curator's mutex does not see Curator's read-write locks either. We wait for all of them."""
@@ -278,7 +278,7 @@ def test_curators_mutex_waits_for_our_permits_but_it_does_not_see_read_write_loc
         theirs.tell("release", kind).result(WITHIN)
 
 
-def test_a_semaphore_of_curator_is_refused_and_nothing_of_us_stays(
+def test_a_semaphore_of_curator_is_refused_and_leaves_no_node(
     curator_style: Client, shared: ZooKeeperServer, operator: Operator, prefix: str
 ) -> None:
     """A semaphore of Curator has two folders below its path."""

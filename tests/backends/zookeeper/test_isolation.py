@@ -67,14 +67,16 @@ def gaps(islands: Archipelago) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_holder_stops_believing_before_the_next_one_gets_in(islands: Archipelago) -> None:
+def test_a_cut_off_holder_stops_believing_before_the_next_one_enters(islands: Archipelago) -> None:
     found = sorted(gap for _ in range(CUTS) for gap in gaps(islands))
     assert found[0] > 0, found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_if_reads_were_a_proof_two_would_believe(islands: Archipelago, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_reads_counted_as_proof_two_clients_would_believe(
+    islands: Archipelago, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Shows that the test above finds an overlap if reads count as proof."""
     monkeypatch.setattr(Transport, "put", lambda transport, path, value: transport.exists(path))
     assert min(gaps(islands)) < 0

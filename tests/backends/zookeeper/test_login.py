@@ -34,7 +34,9 @@ def login(server: ZooKeeperServer, who: str) -> str:
 # ---- digest
 
 
-def test_what_a_user_locks_nobody_else_may_touch(server: ZooKeeperServer, connect: Connect, operator: Operator) -> None:
+def test_a_lock_of_one_user_is_protected_from_other_users(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
     ours = connect(login(server, "app:s3cret"), ttl=3)
     with ours.lock("job") as lease:
         assert connect(server.url, username="app", password="s3cret", ttl=10).lock("job").try_acquire() is None
@@ -49,7 +51,7 @@ def test_what_a_user_locks_nobody_else_may_touch(server: ZooKeeperServer, connec
         eventually(lambda: lease.state is LeaseState.HELD)  # renewals are allowed, too
 
 
-def test_a_directory_made_by_hand_may_be_shared_by_several_users(
+def test_several_users_may_share_a_directory_made_by_hand(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     by = operator(server.endpoint, auth_data=[("digest", "app:s3cret")])
@@ -64,7 +66,7 @@ def test_a_directory_made_by_hand_may_be_shared_by_several_users(
     assert waits.result(10).is_held()
 
 
-def test_no_password_is_logged_and_what_else_kazoo_says_is(
+def test_messages_of_kazoo_are_logged_without_passwords(
     server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(1)
@@ -77,7 +79,7 @@ def test_no_password_is_logged_and_what_else_kazoo_says_is(
     assert any(name.startswith("kazoo.client") and "Auth" in message for name, message in said)
 
 
-def test_what_kazoo_says_is_filtered_by_the_level_of_its_logger(
+def test_messages_of_kazoo_are_filtered_by_the_level_of_its_logger(
     server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect(server.url, ttl=10)
@@ -92,7 +94,7 @@ def test_what_kazoo_says_is_filtered_by_the_level_of_its_logger(
 # ---- chroot
 
 
-def test_a_chroot_is_made_and_names_are_without_it(
+def test_a_missing_chroot_is_created_and_names_do_not_include_it(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     client = connect(f"{server.url}/apps/one", ttl=10)
@@ -145,7 +147,7 @@ def secured(pems: Path) -> Iterator[tuple[ZooKeeperServer, str]]:
         yield server, f"zookeeper://127.0.0.1:{port}"
 
 
-def test_mutual_tls(secured: tuple[ZooKeeperServer, str], pems: Path, connect: Connect) -> None:
+def test_mutual_tls_works(secured: tuple[ZooKeeperServer, str], pems: Path, connect: Connect) -> None:
     files = {"ca": str(pems / "ca.pem"), "cert": str(pems / "client.crt"), "key": str(pems / "client.key")}
     client = connect(secured[1], ttl=3, **files)
     with client.lock("job") as lease:
@@ -155,7 +157,7 @@ def test_mutual_tls(secured: tuple[ZooKeeperServer, str], pems: Path, connect: C
     assert client.diagnose() is not None
 
 
-def test_a_server_that_the_ca_does_not_vouch_for_is_refused(secured: tuple[ZooKeeperServer, str]) -> None:
+def test_a_server_with_an_unknown_certificate_is_refused(secured: tuple[ZooKeeperServer, str]) -> None:
     import multilock
 
     with multilock.connect(secured[1], tls=True, ttl=3) as client, pytest.raises(BackendRejected, match="ca="):
@@ -188,7 +190,7 @@ def answering(farewell: bytes | None) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("farewell", [b"", None])
-def test_a_host_that_hangs_up_during_the_tls_greeting_is_waited_out(farewell: bytes | None, connect: Connect) -> None:
+def test_a_connection_lost_during_the_tls_handshake_is_tried_again(farewell: bytes | None, connect: Connect) -> None:
     """A load balancer without a server behind it behaves like this."""
     with answering(farewell) as url:
         client = connect(url, ttl=3, tls=True, outage_timeout=1.5)
@@ -199,7 +201,7 @@ def test_a_host_that_hangs_up_during_the_tls_greeting_is_waited_out(farewell: by
 
 
 @pytest.mark.parametrize("farewell", [b"hello, I speak no TLS\n", b"\x15\x03\x03\x00\x02\x02\x28"])
-def test_a_host_that_speaks_no_tls_or_sends_an_alert_is_refused(farewell: bytes, connect: Connect) -> None:
+def test_a_host_without_tls_or_with_a_tls_alert_is_refused(farewell: bytes, connect: Connect) -> None:
     with answering(farewell) as url, pytest.raises(BackendRejected, match="TLS failed"):
         connect(url, ttl=3, tls=True).lock("job").acquire(timeout=10)
 
@@ -207,7 +209,7 @@ def test_a_host_that_speaks_no_tls_or_sends_an_alert_is_refused(farewell: bytes,
 # ---- a client passed in
 
 
-def test_a_kazoo_client_is_used_with_its_session_and_never_closed(
+def test_a_kazoo_client_object_is_used_with_its_session_and_never_closed(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     theirs = operator(server.endpoint, timeout=4)
@@ -225,7 +227,7 @@ def test_a_kazoo_client_is_used_with_its_session_and_never_closed(
     assert theirs.get_children("/multilock/job") == []
 
 
-def test_the_session_of_a_kazoo_client_that_is_stopped_is_a_loss(
+def test_stopping_the_kazoo_client_object_loses_its_locks(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     theirs = operator(server.endpoint, timeout=10)
@@ -235,7 +237,7 @@ def test_the_session_of_a_kazoo_client_that_is_stopped_is_a_loss(
     assert lost.wait().reason is LossReason.SESSION_LOST
 
 
-def test_a_kazoo_client_that_reconnects_keeps_its_locks(connect: Connect, operator: Operator) -> None:
+def test_a_kazoo_client_object_that_reconnects_keeps_its_locks(connect: Connect, operator: Operator) -> None:
     with ZooKeeperServer() as server, FaultProxy.before(server.url, server.port) as proxy:
         theirs = operator(f"{proxy.host}:{proxy.port}", timeout=6)
         lease = connect("zookeeper://", client=theirs, ttl=6).lock("job").acquire()
@@ -267,18 +269,16 @@ def test_a_kazoo_client_that_reconnects_keeps_its_locks(connect: Connect, operat
         ("zookeeper://h", {"ttl": 86400.0 * 30}, "2147483 s at most"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_told_before_any_request(
-    url: str, options: dict[str, Any], message: str
-) -> None:
+def test_an_unusable_option_is_reported_before_any_request(url: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         open_backend(url, options)
 
 
-def test_a_ttl_below_the_least_is_rounded_up() -> None:
+def test_a_ttl_below_the_minimum_is_rounded_up() -> None:
     assert open_backend("zookeeper://h", {"ttl": 0.05}).capabilities.ttl_max == 0.1
 
 
-def test_a_lock_cannot_have_more_than_the_clients_ttl(shared: ZooKeeperServer, connect: Connect) -> None:
+def test_a_lock_cannot_have_a_longer_ttl_than_its_client(shared: ZooKeeperServer, connect: Connect) -> None:
     client = connect(shared.url, ttl=6, prefix="limits/")
     with pytest.raises(ValueError, match="6 s at most"):
         client.lock("job", ttl=7)
@@ -290,7 +290,7 @@ def test_no_password_shows_in_a_repr() -> None:
     assert "s3cret" not in repr(open_backend("zookeeper://app:s3cret@h", {}))
 
 
-def test_a_kazoo_client_that_was_not_started_yet_is_started(server: ZooKeeperServer, connect: Connect) -> None:
+def test_a_kazoo_client_object_that_was_not_started_is_started(server: ZooKeeperServer, connect: Connect) -> None:
     theirs = KazooClient(server.endpoint, timeout=6)
     client = connect("zookeeper://", client=theirs, ttl=6)
     with client.lock("job") as lease:

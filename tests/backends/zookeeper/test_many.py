@@ -41,7 +41,7 @@ def packets(server: ZooKeeperServer) -> int:
     return server.metric("zk_packets_received")
 
 
-def test_two_hundred_nodes_deleted_at_once_are_two_hundred_losses_at_once(
+def test_two_hundred_nodes_deleted_at_once_are_reported_at_once(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, operator: Operator
 ) -> None:
     lost = Recorder[Loss]()
@@ -63,7 +63,7 @@ def test_two_hundred_nodes_deleted_at_once_are_two_hundred_losses_at_once(
     assert {loss.reason for loss in lost.calls} == {LossReason.TAKEN}
 
 
-def test_a_thousand_followed_names_are_watched_again_after_a_reconnect_and_then_there_is_silence(
+def test_after_a_reconnect_a_thousand_observed_names_are_watched_again_once(
     server: ZooKeeperServer, proxy: FaultProxy, backend: ZooKeeperBackend, ear: Ear
 ) -> None:
     names = frozenset(f"job-{number}" for number in range(1000))
@@ -79,7 +79,7 @@ def test_a_thousand_followed_names_are_watched_again_after_a_reconnect_and_then_
     assert len(ear.changes) == told == 1000
 
 
-def test_a_name_whose_watch_was_not_answered_is_not_taken_for_watched(
+def test_a_name_whose_watch_got_no_reply_does_not_count_as_watched(
     server: ZooKeeperServer, backend: ZooKeeperBackend, ear: Ear, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.ping(5.0)
@@ -93,7 +93,9 @@ def test_a_name_whose_watch_was_not_answered_is_not_taken_for_watched(
     assert ear.wait(lambda: "job" in ear.changes, within=5)
 
 
-def test_following_gets_further_each_time(backend: ZooKeeperBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observing_many_names_advances_with_each_turn(
+    backend: ZooKeeperBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each call has time for only some of the names."""
     backend.ping(5.0)
     transport = backend._transport
@@ -117,7 +119,7 @@ def test_following_gets_further_each_time(backend: ZooKeeperBackend, monkeypatch
     assert 16 < len(asked) < 32
 
 
-def test_a_renewal_is_answered_although_some_nodes_could_not_be_looked_at(
+def test_a_renewal_succeeds_although_some_nodes_could_not_be_read(
     backend: ZooKeeperBackend, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that could not be read in time is not lost: the write has proved the session."""
@@ -130,7 +132,7 @@ def test_a_renewal_is_answered_although_some_nodes_could_not_be_looked_at(
     assert all(answer is not None and answer.sent_at >= before for answer in answers)
 
 
-def test_leases_that_end_one_after_the_other_leave_the_renewals_of_the_session_alone(
+def test_leases_without_renewal_that_end_leave_the_session_renewals_alone(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     """Each round trip takes longer than the time until the next lease ends."""
@@ -167,7 +169,7 @@ def test_the_ttl_of_a_lease_without_renewal_counts_from_its_grant_and_not_from_i
     assert remaining > 2.5 - pulse.stopped()  # 4 less the tenth for the callback
 
 
-def test_waiting_for_longer_than_its_ttl_costs_nobody_the_turn(
+def test_a_waiter_keeps_its_place_for_longer_than_its_ttl(
     server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder = connect(server.url, ttl=30).lock("job").acquire()
@@ -191,9 +193,7 @@ def test_waiting_for_longer_than_its_ttl_costs_nobody_the_turn(
     assert "silent" not in caplog.text
 
 
-def test_a_lease_without_renewal_that_was_released_is_not_deleted_again(
-    server: ZooKeeperServer, connect: Connect
-) -> None:
+def test_a_released_lease_without_renewal_is_not_deleted_again(server: ZooKeeperServer, connect: Connect) -> None:
     client = connect(server.url, ttl=60, request_timeout=10.0)  # a request that is repeated would cost more
     client.lock("job", renew=False, ttl=1).acquire().release()
     before = packets(server)
@@ -204,7 +204,7 @@ def test_a_lease_without_renewal_that_was_released_is_not_deleted_again(
     assert packets(server) - before - 1 <= 153 + 3
 
 
-def test_what_is_planned_for_released_leases_is_forgotten(backend: ZooKeeperBackend, ear: Ear) -> None:
+def test_the_planned_end_of_a_released_lease_is_forgotten(backend: ZooKeeperBackend, ear: Ear) -> None:
     for _ in range(200):
         claim = ear.claim(renew=False, ttl=20)
         granted: Any = backend.attempt(claim, True, 5.0)

@@ -80,7 +80,7 @@ def unequal() -> Iterator[ZooKeeperCluster]:
 
 @pytest.mark.oracle
 @pytest.mark.timeout(150)
-def test_a_client_that_moves_to_a_server_with_a_lower_limit_is_never_one_of_two_holders(
+def test_moving_to_a_server_with_a_lower_limit_causes_no_second_holder(
     unequal: ZooKeeperCluster, connect: Connect
 ) -> None:
     generous, _, mean = unequal.members
@@ -106,7 +106,7 @@ def test_a_client_that_moves_to_a_server_with_a_lower_limit_is_never_one_of_two_
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_what_is_held_is_cut_before_anything_is_sent_on_the_new_connection(
+def test_held_leases_are_shortened_before_anything_is_sent_on_the_new_connection(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, renew: bool
 ) -> None:
     client = connect(proxy.url, ttl=LONG, request_timeout=1.0)
@@ -121,7 +121,7 @@ def test_what_is_held_is_cut_before_anything_is_sent_on_the_new_connection(
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_a_cut_in_the_middle_of_a_grant_is_a_cut_of_that_grant(
+def test_a_shortened_session_also_shortens_a_grant_under_way(
     server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, renew: bool
 ) -> None:
     client = connect(server.url, ttl=LONG)
@@ -142,7 +142,7 @@ def test_a_cut_in_the_middle_of_a_grant_is_a_cut_of_that_grant(
     assert lease.remaining() < SHORT * 2 / 3
 
 
-def test_the_kernel_knows_a_session_before_anything_can_be_granted_in_it(
+def test_the_kernel_is_told_of_a_session_before_anything_is_granted_in_it(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = open_backend(server.url, {"ttl": LONG})
@@ -164,7 +164,7 @@ def test_the_timeout_is_read_from_the_handshake_itself(server: ZooKeeperServer, 
     assert server.metric("zk_packets_received") - before <= 4
 
 
-def test_a_client_handed_over_is_asked_again_at_each_connection(
+def test_a_kazoo_client_object_is_asked_for_its_timeout_at_each_connection(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
     theirs: Any = operator(server.endpoint, timeout=LONG)

@@ -75,7 +75,7 @@ def watcher(server: Server, ear: Ear) -> Watcher:
     return watcher
 
 
-def test_a_watch_that_was_set_on_the_connection_before_is_none(server: Server, watcher: Watcher) -> None:
+def test_a_watch_from_an_earlier_connection_does_not_count(server: Server, watcher: Watcher) -> None:
     """The reply to the watch came just before the connection broke, and is read just after that."""
     server.before_answer = lambda: watcher.suspended(server.session)
     watcher.hold({"/job/1": "claim"}, now() + 1)
@@ -85,7 +85,7 @@ def test_a_watch_that_was_set_on_the_connection_before_is_none(server: Server, w
     assert watcher.covers("/job/1")
 
 
-def test_a_name_that_changes_before_its_watch_is_noted_is_looked_at_again(
+def test_a_name_that_changes_before_its_watch_is_recorded_is_read_again(
     server: Server, watcher: Watcher, ear: Ear
 ) -> None:
     server.before_answer = lambda: watcher.suspended(server.session)
@@ -98,7 +98,7 @@ def test_a_name_that_changes_before_its_watch_is_noted_is_looked_at_again(
     watcher.close()
 
 
-def test_a_reconnect_does_not_wait_for_the_look_that_was_planned_after_a_failure(
+def test_a_reconnect_does_not_wait_for_the_retry_of_a_failed_read(
     server: Server, watcher: Watcher, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multilock_zookeeper.notices.LOOK_AGAIN", 3600.0)
@@ -162,7 +162,7 @@ def refuse() -> None:
 
 
 @pytest.mark.parametrize("many", [3, 40])
-def test_one_of_those_awaited_that_went_before_the_watch_was_set_is_noticed(
+def test_a_watched_node_deleted_before_its_watch_was_set_is_noticed(
     server: Server, watcher: Watcher, many: int
 ) -> None:
     ahead = [f"/job/{number}" for number in range(many)]
@@ -172,7 +172,7 @@ def test_one_of_those_awaited_that_went_before_the_watch_was_set_is_noticed(
     assert watcher.wait("claim", ahead[1:], "/job/own", now() + 1)
 
 
-def test_a_waiter_for_one_of_many_watches_their_parent_and_is_woken_by_each_change(
+def test_a_waiter_behind_many_nodes_watches_their_parent_and_each_change_wakes_it(
     server: Server, watcher: Watcher, ear: Ear
 ) -> None:
     ahead = [f"/job/{number}" for number in range(40)]
@@ -186,7 +186,7 @@ def test_a_waiter_for_one_of_many_watches_their_parent_and_is_woken_by_each_chan
     assert len(ear.wakes) == 2
 
 
-def test_nobody_is_woken_by_what_it_has_ceased_to_wait_for(server: Server, watcher: Watcher, ear: Ear) -> None:
+def test_a_waiter_is_not_woken_by_nodes_that_it_no_longer_waits_for(server: Server, watcher: Watcher, ear: Ear) -> None:
     """It waited for several nodes. The first that went has woken it, and the others must not."""
     assert watcher.wait("claim", ["/job/0", "/job/1"], "/job/own", now() + 1)
     for path in ("/job/0", "/job/1", "/job/own"):

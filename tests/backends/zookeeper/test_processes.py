@@ -14,7 +14,7 @@ def answers(function: str, url: str) -> dict[str, str]:
         return {word: rest for word, _, rest in (line.partition(" ") for line in helper.lines)}
 
 
-def test_children_forked_after_use_have_locks_of_their_own_and_the_parent_keeps_its(server: ZooKeeperServer) -> None:
+def test_children_forked_later_have_their_own_locks_and_the_parent_keeps_its_locks(server: ZooKeeperServer) -> None:
     said = answers("fork_after_use", server.url)
     assert said["children"] == "[0, 0, 0]"
     assert said["parent"] == "True"
@@ -22,12 +22,12 @@ def test_children_forked_after_use_have_locks_of_their_own_and_the_parent_keeps_
     assert "done" in said
 
 
-def test_a_client_handed_over_is_replaced_in_a_forked_child(server: ZooKeeperServer) -> None:
+def test_a_kazoo_client_object_is_replaced_in_a_forked_child(server: ZooKeeperServer) -> None:
     said = answers("fork_with_a_client_handed_over", server.url)
     assert said["children"] == "[0]"
     assert said["parent"] == "True"
 
 
-def test_a_process_that_ends_gives_back_what_it_held(server: ZooKeeperServer, connect: Connect) -> None:
+def test_a_process_that_ends_releases_its_locks(server: ZooKeeperServer, connect: Connect) -> None:
     assert answers("exit_while_holding", server.url)["held"] == "True"
     assert connect(server.url, ttl=10).lock("job").try_acquire() is not None

@@ -17,7 +17,7 @@ def test_a_session_counts_from_its_handshake() -> None:
     assert until(Session(1, T, 100.0)) == pytest.approx(100 + T * 2 / 3)
 
 
-def test_renewals_in_time_are_worth_two_thirds_of_the_timeout() -> None:
+def test_timely_renewals_prove_two_thirds_of_the_timeout() -> None:
     session = Session(1, T, 100.0)
     for step in range(1, 20):
         session.prove(100 + step * T / 6)
@@ -30,13 +30,13 @@ def test_the_first_write_after_a_silence_counts_from_before_the_silence() -> Non
     assert until(session) == pytest.approx(100 + T)
 
 
-def test_after_a_silence_longer_than_the_timeout_the_first_write_proves_nothing() -> None:
+def test_the_first_write_after_a_silence_longer_than_the_timeout_proves_nothing() -> None:
     session = Session(1, T, 100.0)
     session.prove(150.0)
     assert until(session) < 150
 
 
-def test_a_third_of_the_timeout_after_a_silence_all_is_as_before() -> None:
+def test_a_third_of_the_timeout_after_a_silence_writes_prove_as_before() -> None:
     session = Session(1, T, 100.0)
     for sent_at in (104.0, 105.0):
         session.prove(sent_at)
@@ -45,7 +45,7 @@ def test_a_third_of_the_timeout_after_a_silence_all_is_as_before() -> None:
     assert until(session) == pytest.approx(106 + T * 2 / 3)
 
 
-def test_a_reconnect_ends_a_silence_for_the_leader_confirms_it() -> None:
+def test_a_reconnect_ends_a_silence_because_the_leader_confirms_the_session() -> None:
     session = Session(1, T, 100.0)
     session.touch(104.0)
     assert until(session) == pytest.approx(100 + T * 2 / 3)  # only an acknowledged write moves validity
@@ -53,7 +53,7 @@ def test_a_reconnect_ends_a_silence_for_the_leader_confirms_it() -> None:
     assert until(session) == pytest.approx(104.1 + T * 2 / 3)
 
 
-def test_an_older_write_that_is_answered_late_moves_nothing_back() -> None:
+def test_a_late_reply_to_an_older_write_does_not_move_the_validity_back() -> None:
     session = Session(1, T, 100.0)
     session.prove(101.0)
     session.prove(100.5)

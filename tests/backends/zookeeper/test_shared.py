@@ -98,7 +98,7 @@ def test_only_equal_modes_hold_together_and_every_other_pair_excludes(
 
 
 @pytest.mark.parametrize("style", ["kazoo", "curator"])
-def test_no_more_hold_it_than_there_are_permits(open_ours: Callable[..., Ours], style: str) -> None:
+def test_there_are_never_more_holders_than_permits(open_ours: Callable[..., Ours], style: str) -> None:
     us, them = open_ours(style), open_ours(style)
     first, *_ = us.take(us.permit()), them.take(them.permit()), us.take(us.permit())
     assert not them.holds(them.permit())
@@ -106,7 +106,7 @@ def test_no_more_hold_it_than_there_are_permits(open_ours: Callable[..., Ours], 
     them.take(them.permit())
 
 
-def test_a_client_that_made_its_node_reports_an_unknown_outcome(
+def test_a_client_that_created_its_node_reports_an_unknown_outcome(
     us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     us.take(us.mutex())
@@ -126,7 +126,7 @@ def test_a_client_that_made_its_node_reports_an_unknown_outcome(
 
 
 @pytest.mark.oracle
-def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
+def test_another_number_of_permits_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
     held = us.take(us.permit(3))
     for join in (False, True):
         with pytest.raises(BackendRejected, match="has 3 permits here, but 5 were requested"):
@@ -136,14 +136,16 @@ def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ou
     them.take(them.permit(5))
 
 
-def test_another_number_meets_a_refusal_also_where_the_first_still_waits(us: Ours, them: Ours) -> None:
+def test_another_number_of_permits_is_refused_even_behind_a_waiter(us: Ours, them: Ours) -> None:
     us.take(us.mutex())
     us.wait(us.permit(3))
     with pytest.raises(BackendRejected, match="has 3 permits here"):
         them.attempt(them.permit(5), join=True)
 
 
-def test_a_client_being_refused_for_its_number_refuses_nobody_else(us: Ours, them: Ours, below: Below) -> None:
+def test_a_client_about_to_be_refused_for_its_number_refuses_no_other_client(
+    us: Ours, them: Ours, below: Below
+) -> None:
     us.take(us.permit(3))
     leaving = below.stand("other!p5__lock__")
     behind = them.wait(them.permit(3))
@@ -155,7 +157,7 @@ def test_a_client_being_refused_for_its_number_refuses_nobody_else(us: Ours, the
 # ---- which claim waits for which
 
 
-def test_a_reader_overtakes_no_waiting_writer_nor_does_a_try(us: Ours, them: Ours) -> None:
+def test_neither_a_reader_nor_a_single_try_overtakes_a_waiting_writer(us: Ours, them: Ours) -> None:
     reading = us.take(us.reader())
     writing = them.wait(them.writer())
     asking = us.wait(us.reader())
@@ -177,7 +179,7 @@ def test_a_writer_waits_for_the_last_of_the_readers_ahead(us: Ours, them: Ours) 
     assert them.holds(writing)
 
 
-def test_all_readers_behind_one_writer_are_woken_by_its_end_and_by_nothing_else(us: Ours, them: Ours) -> None:
+def test_only_the_end_of_the_writer_ahead_wakes_the_readers_behind_it(us: Ours, them: Ours) -> None:
     writing = us.take(us.writer())
     readers = [them.wait(them.reader()) for _ in range(5)]
     us.release(writing)
@@ -188,7 +190,7 @@ def test_all_readers_behind_one_writer_are_woken_by_its_end_and_by_nothing_else(
     assert len(them.ear.wakes) == len(readers)
 
 
-def test_readers_behind_a_writer_that_leaves_the_queue_come_in_at_once(us: Ours, them: Ours) -> None:
+def test_readers_behind_a_writer_that_leaves_the_queue_enter_at_once(us: Ours, them: Ours) -> None:
     us.take(us.reader())
     writing = them.wait(them.writer())
     behind = [us.wait(us.reader()) for _ in range(3)]
@@ -197,7 +199,7 @@ def test_readers_behind_a_writer_that_leaves_the_queue_come_in_at_once(us: Ours,
     assert all(us.holds(reader) for reader in behind)
 
 
-def test_a_permit_that_any_of_the_holders_gives_back_is_taken(us: Ours, them: Ours) -> None:
+def test_a_permit_released_by_any_holder_is_granted_again(us: Ours, them: Ours) -> None:
     """The waiter is woken by any holder, not only by the one just ahead or the one whose number is lower by the number
     of permits."""
     for leaver in range(3):
@@ -210,7 +212,7 @@ def test_a_permit_that_any_of_the_holders_gives_back_is_taken(us: Ours, them: Ou
         assert them.release(waiting)
 
 
-def test_permits_wait_for_a_writer_ahead_and_then_for_room(us: Ours, them: Ours) -> None:
+def test_permits_wait_for_a_writer_ahead_and_then_for_a_free_permit(us: Ours, them: Ours) -> None:
     first = us.take(us.permit(1))
     writing, waiting = them.wait(them.writer()), us.wait(us.permit(1))
     us.release(first)
@@ -222,7 +224,7 @@ def test_permits_wait_for_a_writer_ahead_and_then_for_room(us: Ours, them: Ours)
 
 
 @pytest.mark.parametrize("permits", [3, 20])
-def test_forty_waiters_are_served_whoever_leaves_and_no_timer_helps(
+def test_forty_waiters_are_served_in_any_order_of_releases_without_a_timer(
     open_ours: Callable[..., Ours], below: Below, permits: int
 ) -> None:
     clients = [open_ours() for _ in range(4)]
@@ -274,9 +276,7 @@ def test_forty_waiters_are_served_whoever_leaves_and_no_timer_helps(
 
 
 @pytest.mark.oracle
-def test_tokens_grow_when_the_parent_is_gone_between_and_its_numbers_begin_again(
-    us: Ours, them: Ours, below: Below
-) -> None:
+def test_tokens_grow_although_the_parent_node_is_recreated_with_low_numbers(us: Ours, them: Ours, below: Below) -> None:
     """A writer's token exceeds those of all readers before it, and is exceeded by those of all after it."""
     tokens = []
     for make in (Ours.writer, Ours.reader, Ours.permit, Ours.writer):
@@ -291,7 +291,9 @@ def test_tokens_grow_when_the_parent_is_gone_between_and_its_numbers_begin_again
 # ---- losses, and actions of operators
 
 
-def test_a_reader_whose_node_is_deleted_is_told_and_the_others_are_renewed(us: Ours, them: Ours, below: Below) -> None:
+def test_a_reader_whose_node_is_deleted_is_notified_and_the_others_are_renewed(
+    us: Ours, them: Ours, below: Below
+) -> None:
     claims = [us.take(us.reader()), us.take(us.reader())]
     other = them.take(them.reader())
     held = [(claim, us.grant(claim)) for claim in claims]
@@ -303,7 +305,7 @@ def test_a_reader_whose_node_is_deleted_is_told_and_the_others_are_renewed(us: O
     assert them.ear.losses == []
 
 
-def test_force_takes_it_from_all_who_hold_it_and_from_no_waiter(us: Ours, them: Ours, below: Below) -> None:
+def test_force_release_takes_the_name_from_all_holders_and_from_no_waiter(us: Ours, them: Ours, below: Below) -> None:
     for claim in [us.reader(), us.reader()]:
         us.take(claim)
     writing, behind = them.wait(them.writer()), them.wait(them.reader())
@@ -320,7 +322,7 @@ def test_force_takes_it_from_all_who_hold_it_and_from_no_waiter(us: Ours, them: 
     assert below.empty()
 
 
-def test_inspection_tells_holders_from_waiters_whoever_they_are(us: Ours, them: Ours, below: Below) -> None:
+def test_inspect_distinguishes_holders_from_waiters_of_every_mode(us: Ours, them: Ours, below: Below) -> None:
     first, second = us.take(us.reader()), them.take(them.reader())
     below.stand("kazoo__rlock__")
     them.wait(them.writer())
@@ -337,7 +339,7 @@ def test_inspection_tells_holders_from_waiters_whoever_they_are(us: Ours, them: 
     assert (listed.holders, listed.waiting, listed.others) == (3, 2, ())
 
 
-def test_inspection_tells_of_permits_how_many_may_hold_it(us: Ours, below: Below) -> None:
+def test_inspect_shows_how_many_permits_there_are(us: Ours, below: Below) -> None:
     below.stand("other!p2__lock__")
     us.take(us.permit(2))
     us.wait(us.permit(2))
@@ -347,7 +349,7 @@ def test_inspection_tells_of_permits_how_many_may_hold_it(us: Ours, below: Below
     assert [(one.kind, one.permits) for one in info.others] == [("permit", 2)]
 
 
-def test_of_hundreds_of_holders_the_first_are_told_and_all_are_taken_from(us: Ours, below: Below) -> None:
+def test_of_hundreds_of_holders_inspect_shows_some_and_force_release_removes_all(us: Ours, below: Below) -> None:
     many = DELETED_AT_ONCE + 20
     below.client.ensure_path(below.path)
     made = [
@@ -390,7 +392,7 @@ def answered(ours: Ours, claim: Claim) -> bool:
 @pytest.mark.oracle
 @pytest.mark.parametrize("then", ["cut", "hold"])
 @pytest.mark.parametrize(("mode", "request_"), [("reader", b"__rlock__"), ("permit", b"!p3__lock__")])
-def test_a_lost_reply_leaves_one_node_and_its_token(
+def test_an_acquire_whose_reply_is_lost_leaves_one_node_and_its_token(
     quick: Ours, proxy: FaultProxy, below: Below, mode: str, request_: bytes, then: Any
 ) -> None:
     first, claim = quick.take(MODES[mode](quick)), MODES[mode](quick)
@@ -406,7 +408,7 @@ def test_a_lost_reply_leaves_one_node_and_its_token(
 
 
 @pytest.mark.parametrize(("mode", "request_"), [("reader", b"__rlock__"), ("permit", b"!p3__lock__")])
-def test_a_cancel_of_what_is_executed_late_is_final(
+def test_a_cancel_also_stops_a_request_that_is_executed_later(
     quick: Ours, proxy: FaultProxy, below: Below, mode: str, request_: bytes
 ) -> None:
     kept, claim = quick.take(MODES[mode](quick)), MODES[mode](quick)

@@ -36,7 +36,7 @@ def start(shared: ZooKeeperServer, prefix: str) -> Iterator[Callable[..., Helper
         )
 
 
-def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_others_are_told_nothing(
+def test_a_frozen_reader_delays_a_writer_by_its_own_lease_and_other_readers_are_unaffected(
     shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
     lost = Recorder[Loss[Lease]]()
@@ -59,7 +59,7 @@ def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_other
     assert lost.calls == []
 
 
-def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_session_ends(
+def test_a_writer_killed_while_it_waits_blocks_readers_until_its_session_ends(
     shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
     client = connect(shared.url, prefix=prefix, ttl=STEADY)
@@ -79,7 +79,7 @@ def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_sess
 
 
 @pytest.mark.oracle
-def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_more_than_there_are(
+def test_permits_of_killed_holders_become_free_within_the_takeover_bound(
     shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
     client = connect(shared.url, prefix=prefix, ttl=STEADY)
@@ -100,7 +100,7 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
 
 
 @pytest.mark.oracle
-def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(
+def test_a_waiting_writer_enters_before_later_readers_of_four_processes(
     shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
     client = connect(shared.url, prefix=prefix, ttl=STEADY)

@@ -45,7 +45,7 @@ def ready(handler: Handler, reading: list[Any], writing: Any = (), timeout: floa
 
 
 @pytest.mark.parametrize("piece", [1, 5, 12, 100])
-def test_the_granted_timeout_is_known_with_its_last_byte_in_whatever_pieces_it_comes(
+def test_the_granted_timeout_is_known_only_with_its_last_byte(
     pair: tuple[_Buffered, socket.socket], piece: int
 ) -> None:
     ours, theirs = pair
@@ -56,7 +56,7 @@ def test_the_granted_timeout_is_known_with_its_last_byte_in_whatever_pieces_it_c
     assert ours.granted == 6.0
 
 
-def test_answers_that_came_as_one_are_read_one_by_one_and_none_is_waited_for(
+def test_replies_that_arrived_together_are_read_without_waiting(
     pair: tuple[_Buffered, socket.socket], pipe: tuple[socket.socket, socket.socket], handler: Handler
 ) -> None:
     """kazoo waits for the operating system between two replies, but that has delivered the second already."""
@@ -70,7 +70,7 @@ def test_answers_that_came_as_one_are_read_one_by_one_and_none_is_waited_for(
     assert ready(handler, [ours, requests]) == ([], [])
 
 
-def test_a_request_is_not_choked_by_answers_that_are_there(
+def test_unread_replies_do_not_block_a_request(
     pair: tuple[_Buffered, socket.socket], pipe: tuple[socket.socket, socket.socket], handler: Handler
 ) -> None:
     (ours, theirs), (requests, end) = pair, pipe
@@ -80,7 +80,7 @@ def test_a_request_is_not_choked_by_answers_that_are_there(
     assert ready(handler, [ours, requests], timeout=60.0) == ([ours, requests], [])
 
 
-def test_what_is_read_is_what_was_sent_when_it_is_more_than_is_taken_at_once(
+def test_the_data_read_equals_the_data_sent_even_in_several_parts(
     pair: tuple[_Buffered, socket.socket],
 ) -> None:
     ours, theirs = pair
@@ -92,7 +92,7 @@ def test_what_is_read_is_what_was_sent_when_it_is_more_than_is_taken_at_once(
     assert said == sent
 
 
-def test_a_connection_that_was_closed_can_be_read_and_says_so(
+def test_a_closed_connection_can_be_read_and_reports_its_end(
     pair: tuple[_Buffered, socket.socket], handler: Handler
 ) -> None:
     ours, theirs = pair
@@ -113,7 +113,7 @@ def test_a_wait_ends_after_its_time_and_not_before(pair: tuple[_Buffered, socket
     assert ready(handler, [], [ours], timeout=5.0) == ([], [ours])
 
 
-def test_a_watch_is_told_on_the_thread_that_heard_of_it_and_what_it_raises_stays_there(handler: Handler) -> None:
+def test_a_watch_reports_on_the_reading_thread_and_its_exceptions_stay_there(handler: Handler) -> None:
     told: list[int] = []
 
     def fail() -> None:

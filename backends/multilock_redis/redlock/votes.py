@@ -76,6 +76,7 @@ class Ballot:
     unsure = False  #: such a request had no reply, and the server may execute it at any time
     kept = False  #: the claim has held the name or waited at this server
     doubted = False  #: the server sent a hint while a request was under way
+    hinted_at: At | None = None  #: order of the vote after which the server sent a hint
     asked = LONG_AGO  #: when the last request was sent that may take, keep or extend the name
     silent: Exception | None = None  #: the error of the newest request, if it had no usable reply
     ends: int | None = None  #: when the claim may ask again because the present lease may have expired by itself
@@ -97,6 +98,14 @@ class Ballot:
         not asked again before the release.
         """
         return self.state is YIELDS and not self.pending
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the server keeps the name for the claim, as far as we know.
+
+        A hint may be older than the vote that it follows here. So it counts against a grant, but it is no loss.
+        """
+        return self.state is VOTES or self.hinted_at == self.at
 
 
 class Evidence:
@@ -209,6 +218,8 @@ class Evidence:
         """Record a hint of the server to ask again. Another claim may have taken what this claim had there."""
         ballot = self.ballots[which]
         ballot.doubted = ballot.pending > 0  # the reply under way may be older or newer than the hint
+        if ballot.state is VOTES:
+            ballot.hinted_at = ballot.at
         if ballot.state in (VOTES, WAITS):
             ballot.state = OUT
 
@@ -218,6 +229,7 @@ class Evidence:
         ballot.watched = False
         ballot.lost_at = now
         self.hinted(which)
+        ballot.hinted_at = None
 
     def renews(self, which: int, at: int) -> None:
         """Record that a renewal is being sent. If the server executes it, the claim lives there for another ttl."""
@@ -273,7 +285,7 @@ class Evidence:
         An operator takes the name away on one server after the other, and a server may meanwhile vote for the claim
         again. So no vote counts for ``window`` microseconds after its server reported the loss.
         """
-        keep = sum(b.state is VOTES and now < b.until and now - b.lost_at >= window for b in self.ballots)
+        keep = sum(b.keeps and now < b.until and now - b.lost_at >= window for b in self.ballots)
         return keep < self.need
 
     def spent(self) -> bool:

@@ -187,6 +187,30 @@ def test_one_server_that_lost_its_data_ends_a_bare_majority() -> None:
     assert told.lacks_majority(110, WINDOW)
 
 
+def test_a_hint_that_arrives_late_is_no_loss() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    told.ask(1, 100, 7)
+    told.hinted(0)
+    told.gone(2, 200)
+    assert told.proof(210) is None
+    assert not told.lacks_majority(210, WINDOW)
+    told.ask(0, 220, TAKEN)
+    assert told.lacks_majority(230, WINDOW)
+
+
+def test_a_report_after_a_hint_is_a_loss_until_the_server_votes_again() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    told.ask(1, 100, 7)
+    told.hinted(0)
+    told.gone(0, 200)
+    assert told.lacks_majority(210 + WINDOW, WINDOW)
+    told.renews(0, 300 + WINDOW)
+    assert told.renewed(0, 300 + WINDOW, ours=True)
+    assert not told.lacks_majority(310 + WINDOW, WINDOW)
+
+
 def test_a_server_whose_vote_has_ended_counts_as_missing() -> None:
     told = Told()
     told.ask(0, 100, 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -22,6 +23,7 @@ from multilock_redis.transport import Endpoint
 from tests.simulation.network import Connection
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.scheduler import Over, Process, simulation
+from tests.simulation.threads import InOrder
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -109,3 +111,8 @@ log_thread.QueuedLogger._say = _say  # type: ignore[method-assign]
 vars(log_thread)["defer"] = lambda call: None
 vars(log_thread)["flush"] = lambda seconds: True
 vars(runtime)["KillingTimer"] = Killer
+for _name, _module in sorted(sys.modules.items()):
+    if _name.startswith("multilock"):
+        vars(_module)["set"] = InOrder
+gc.disable()  # garbage is collected between two runs only: a finalizer at another moment would change a run
+gc.freeze()

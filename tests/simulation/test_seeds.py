@@ -54,11 +54,12 @@ def test_a_plan_that_failed_once_passes_now(path: Path) -> None:
     assert code == PASSED, said
 
 
-def test_a_seed_gives_the_same_run_in_every_interpreter(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "backend", "face"), [("1", "redis", "asyncio"), ("4", "redlock", "blocking")])
+def test_a_seed_gives_the_same_run_in_every_interpreter(seed: str, backend: str, face: str, tmp_path: Path) -> None:
     traces = []
     for hashes in ("1", "2"):
         out = tmp_path / hashes
-        code, said = simulation("replay", "1", "--face", "asyncio", "--out", str(out), hashes=hashes)
+        code, said = simulation("replay", seed, "--backend", backend, "--face", face, "--out", str(out), hashes=hashes)
         assert code == PASSED, said
         traces.append(out.read_bytes())
     assert traces[0] == traces[1]

@@ -11,8 +11,9 @@ import os
 import select
 import selectors
 import sys
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
 from pathlib import Path
 from queue import Empty
 from types import SimpleNamespace
@@ -358,6 +359,47 @@ class Poll:
         return [1]
 
 
+class InOrder(MutableSet[Any]):
+    """A set that yields its items in the order in which they were added.
+
+    The built-in set yields objects in the order of their addresses, which differ from run to run.
+    """
+
+    _kind: Callable[[], MutableMapping[Any, None]] = dict
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self._items = self._kind()
+        self.update(items)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, value: Any) -> None:
+        self._items[value] = None
+
+    def discard(self, value: Any) -> None:
+        self._items.pop(value, None)
+
+    def copy(self) -> Self:
+        return type(self)(self)
+
+    def update(self, items: Iterable[Any]) -> None:
+        for item in items:
+            self.add(item)
+
+
+class WeakInOrder(InOrder):
+    """The same with weak references."""
+
+    _kind = weakref.WeakKeyDictionary
+
+
 def sleep(seconds: float) -> None:
     simulation().block(seconds, "sleep")
 
@@ -392,7 +434,12 @@ STAND_INS: dict[str, Any] = {
 
 
 def install() -> None:
-    """Make the library use the stand-ins. Call it before the first import of multilock in this interpreter."""
+    """Make the library use the stand-ins. Call it before the first import of multilock in this interpreter.
+
+    If the hashes of text are random, begin this program again without that, because sets of text are iterated.
+    """
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
     if any(name.split(".")[0].startswith("multilock") for name in sys.modules):
         raise RuntimeError("multilock was imported before the simulation")
     found = (Path(folder) / "multilock" / "system.py" for folder in sys.path)
@@ -406,4 +453,5 @@ def install() -> None:
     if missing:
         raise RuntimeError(f"multilock.system has no {', '.join(missing)}")
     vars(system).update(STAND_INS)
+    vars(weakref)["WeakSet"] = WeakInOrder
     sys.modules["multilock.system"] = system

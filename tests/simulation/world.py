@@ -10,6 +10,7 @@ import gc
 import inspect
 import shutil
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -437,26 +438,14 @@ class Run:
 def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
     """Run a plan. The plan is not changed. ``halts``: The first violation ends it."""
     backends.forget_everything()
-    was_enabled = gc.isenabled()
-    gc.disable()  # a finalizer that comes at another moment would change the run
+    world = World(plan, trace=trace, halts=halts)
     try:
-        world = World(plan, trace=trace, halts=halts)
-        try:
-            world.run()
-        except Exception as error:
-            world.oracles.bad("Crash", f"{type(error).__name__}: {error}")
-            raise
-    finally:
-        backends.forget_everything()
-        if was_enabled:
-            gc.enable()
+        world.run()
+    except Exception:
+        world.oracles.bad("Crash", traceback.format_exc())
     sim, oracles = world.sim, world.oracles
-    return Run(
-        plan,
-        oracles.violations,
-        sim.hash,
-        oracles.grants,
-        sim.trace or [],
-        world.begun,
-        world.struck,
-    )
+    found = Run(plan, oracles.violations, sim.hash, oracles.grants, sim.trace or [], world.begun, world.struck)
+    del world, oracles
+    sim.processes.clear()  # so that nothing of this run ends during the next one
+    gc.collect()
+    return found

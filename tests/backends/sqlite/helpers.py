@@ -98,10 +98,10 @@ def wait_by_a_mount(source: str, at: str, file: str) -> None:
 
 
 def wait_for_messages(url: str) -> None:
-    """Wait for a lock without ever looking by a timer."""
+    """Wait for a lock without ever looking by a timer. Print the name of the FIFO."""
     _never_look_by_a_timer()
     with multilock.connect(url) as client:
-        say("waiting")
+        say("waiting", client._kernel.client)
         with client.lock("n"):
             say("held")
             hear()
@@ -126,7 +126,7 @@ def fork_while_waiting(url: str) -> None:
             hear()
 
     threading.Thread(target=wait, daemon=True).start()
-    while not (info := holder.inspect("n")) or not info.waiting:
+    while not os.path.exists(fifo):  # a waiter joins the queue before it makes its FIFO
         time.sleep(0.01)
     parent = os.getpid()
     if os.fork() == 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 
 from multilock import AtRisk, BackendUnavailable, Client, Event, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
@@ -23,6 +24,7 @@ from multilock_zookeeper import ZooKeeperBackend, open_backend
 from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.servers_zookeeper import TICK, ZooKeeperServer
 
+CLOSE = struct.pack("!iii", 8, 1, -11)  # a request to close the session
 EXISTS_ROOT = b"\0\0\0\3\0\0\0\1/"  # operation 3, and the path with its length
 
 
@@ -55,11 +57,25 @@ def risks(client: Client) -> Recorder[Event]:
 
 
 def steal_and_close(server: ZooKeeperServer, client_id: Any) -> None:
-    """Close the session from another client that has its id and password."""
-    thief = KazooClient(server.endpoint, client_id=client_id)
-    thief.start()
-    thief.stop()
-    thief.close()
+    """Close the session from another client that has its id and password.
+
+    The owner reconnects at once, and so takes the session back before a slow thief has closed it. Then the thief tries
+    again.
+    """
+    eventually(lambda: _closed(server, client_id), within=20)
+
+
+def _closed(server: ZooKeeperServer, client_id: Any) -> bool:
+    """Open and close the session. Returns whether the server has ended it."""
+    said = b""
+    with suppress(ConnectionError), socket.create_connection((server.host, server.port), timeout=20) as thief:
+        thief.sendall(struct.pack("!iiqiqi16s?", 45, 0, 0, 10_000, client_id[0], 16, client_id[1], False) + CLOSE)
+        while piece := thief.recv(4096):
+            said += piece
+    if len(said) < 12:
+        return False
+    length, _, granted = struct.unpack_from("!iii", said)
+    return bool(granted == 0 or len(said) > 4 + length)  # it had ended before, or the close has a reply
 
 
 @contextmanager

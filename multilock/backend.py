@@ -83,7 +83,7 @@ class Notices(Protocol):
         """Report that the server handed the name to this waiting claim.
 
         Like `wake`, it wakes the waiter. The kernel may also use ``granted`` as the reply to an `attempt`. The server
-        counts the end of the hand-over from the execution of one particular request of the claim, and ``sent_at`` is
+        counts the end of the handover from the execution of one particular request of the claim, and ``sent_at`` is
         the time at which that request was sent. It is not the time of the newest request, nor of the push.
 
         The report may be lost, late or repeated. The kernel sends an `attempt` instead of using the report if a `wake`

@@ -178,7 +178,7 @@ class Client(ForWith, ClientOfAFace):
         ends ``ttl`` seconds after the grant.
 
         ``reentrant``: The thread that holds the lock may acquire it again and gets the same lease, with the options of
-        the first acquire. Every release counts down, and the last one gives the lock back. After a release by hand
+        the first acquire. Every release counts down, and the last one releases the lock. After a release by hand
         inside a nested ``with``, the end of that ``with`` does not count down again. If the outer acquire has no
         ``with``, it does: so do not release by hand there. In asyncio, acquires of one task that wait at the same
         time (`asyncio.gather`) wait for each other: acquire one after the other.
@@ -324,8 +324,8 @@ class Client(ForWith, ClientOfAFace):
         wait for each other. The ``timeout`` of acquire() covers all of them.
 
         The lease is held as long as each of its ``leases`` is. If one of them is lost, ``on_lost`` is called once. The
-        other locks are kept until the release or the end of ``with``, for one ttl at most, because the work may go on
-        until then. The lease has no token of its own: use ``lease.leases[i].fence()``, sorted by key.
+        other locks are kept until the release or the end of ``with``, for one ttl at most, because the work may
+        continue until then. The lease has no token of its own: use ``lease.leases[i].fence()``, sorted by key.
 
         Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """
@@ -386,7 +386,7 @@ class Client(ForWith, ClientOfAFace):
         max_hold: float | None = None,
         hard_fence: bool = False,
     ) -> Election:
-        """Return a candidate in the election ``name``. Sends no request, and does not stand for election yet.
+        """Return a candidate in the election ``name``. Sends no request, and does not campaign yet.
 
         ``identity``: The text by which other nodes know this one. Default: the client's identity.
 
@@ -407,7 +407,7 @@ class Client(ForWith, ClientOfAFace):
 
         ``max_hold``: Seconds from the election for which this node leads at most. Then the leadership is lost (reason
         HELD_TOO_LONG). Another node can lead once work, ``on_elected`` and ``on_lost`` have all ended, at the latest
-        at ``loss.valid_until``. This node stands again after that, behind the candidates that wait. See `lock`.
+        at ``loss.valid_until``. This node campaigns again after that, behind the candidates that wait. See `lock`.
 
         ``hard_fence``: Linux only. The operating system kills this process if the validity of a leadership passes
         before work, ``on_elected`` and ``on_lost`` have all ended. After `Election.campaign`, the work ends with
@@ -489,9 +489,9 @@ class Client(ForWith, ClientOfAFace):
     # The end
 
     def close(self) -> None:
-        """End elections in order, give back every lock, and end all threads and connections of this client.
+        """End elections in order, release every lock, and end all threads and connections of this client.
 
-        A lease that is still held is lost (reason CLOSED): its callback starts first, then the lock is given back.
+        A lease that is still held is lost (reason CLOSED): its callback starts first, then the lock is released.
         Waiters and later calls get ClientClosed.
 
         Waits for the work and callbacks of elections for their ``grace``, and for other callbacks and for answers for

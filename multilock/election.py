@@ -62,7 +62,7 @@ class Leadership(Leading, HeldLease):
             raise
 
     def _no_body(self) -> None:
-        """Record that this body has not begun. Another body, which entered the leadership before, may go on."""
+        """Record that this body has not begun. Another body, which entered the leadership before, may continue."""
         self._term.body_ends(not self._open)
 
     def release(self) -> bool:
@@ -127,7 +127,7 @@ class ThreadTerm(Term[Leadership]):
 
 
 class Leaders:
-    """The iterator that `Election.observe` returns. An interrupted ``next()`` loses nothing: the next call goes on.
+    """The iterator that `Election.observe` returns. An interrupted ``next()`` loses nothing: the next call continues.
 
     It is not a generator. A generator ends at the first interrupt. If a generator never ran, its clean-up is not
     called.
@@ -171,12 +171,12 @@ class Election(ForWith, Candidacy[Leadership]):
 
         Raises LockTimeout if the election was not won in time, or if `stop` was called meanwhile. Raises
         BackendUnavailable if the backend did not answer at the end of ``timeout``, BackendRejected if it refuses the
-        request, and ClientClosed. When the leadership is lost or resigned, this node does not stand again by itself.
+        request, and ClientClosed. When the leadership is lost or resigned, this node does not campaign again by itself.
         """
         return run(self._campaign_once(timeout, None))
 
     def run(self, work: Callable[[Leadership], R]) -> R | None:
-        """Stand for election, run ``work(leadership)`` in this thread while leading, and stand again after a loss.
+        """Campaign, run ``work(leadership)`` in this thread while leading, and campaign again after a loss.
 
         ``work``: A function that should check ``leadership.is_held()`` often, because nothing else stops it. If it ends
         while this node leads, this node resigns, and `run` returns its result or raises its exception.
@@ -201,7 +201,7 @@ class Election(ForWith, Candidacy[Leadership]):
             self._end_standing(stop)
 
     def start(self) -> None:
-        """Stand for election in the background until `stop`, and call the callbacks. A second call does nothing.
+        """Campaign in the background until `stop`, and call the callbacks. A second call does nothing.
 
         Raises ClientClosed, and RuntimeError if a `stop` before it has returned although work or callbacks still run.
         If the operating system refuses every thread, this call waits until there is one.
@@ -222,19 +222,19 @@ class Election(ForWith, Candidacy[Leadership]):
                 self._kernel.spawn(stand, "multilock-election")
                 while not self._kernel.starts_threads():
                     system.sleep(SOON)
-        except BaseException:  # interrupted: the thread may have begun, and must not go on
+        except BaseException:  # interrupted: the thread may have begun, and must not continue
             if self._stop is stop:
                 self._end_interrupted()
             self._end_standing(stop)
             raise
 
     def stop(self, grace: float | None = None) -> None:
-        """Stop standing for election, and end a leadership in order.
+        """Stop campaigning, and end a leadership in order.
 
         ``is_held()`` is False and ``on_lost`` (reason RESIGNED) begins at once. The lease is kept until work,
         ``on_elected`` and ``on_lost`` have all ended, and `stop` returns after that.
 
-        ``grace``: Seconds after which the lease is given back even if something still runs. Default: the election's.
+        ``grace``: Seconds after which the lease is released even if something still runs. Default: the election's.
 
         Work and callbacks of this election may call it, and do not wait then. Do not call it in a signal handler, which
         may have interrupted a thread that holds a lock of multilock.
@@ -255,10 +255,10 @@ class Election(ForWith, Candidacy[Leadership]):
     def resign(self, grace: float | None = None) -> bool:
         """End a leadership in order, as `stop` does. Another candidate can then be elected without waiting for a ttl.
 
-        ``grace``: Seconds after which the lease is given back even if something still runs. Default: the election's.
+        ``grace``: Seconds after which the lease is released even if something still runs. Default: the election's.
 
         Returns True if this call ended the leadership, False if this node did not lead. Under `run` and `start` this
-        node stands again, behind the candidates that wait.
+        node campaigns again, behind the candidates that wait.
         """
         return run(self._step_down(check_grace(grace)))
 

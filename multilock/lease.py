@@ -96,13 +96,13 @@ class Lease(AnyLease, Protocol):
         """The leases of the single locks: one for each name of `Client.lock_all`, otherwise only this lease."""
 
     def release(self) -> bool:
-        """Give the lock back.
+        """Release the lock.
 
         Returns True if the lock was ours until this call, False if it was lost before or released already. Never
-        raises. Waits for the answer for one ``request_timeout`` at most. Without an answer the release goes on in the
+        raises. Waits for the answer for one ``request_timeout`` at most. Without an answer the release continues in the
         background, and this call returns True. If the release finds that the lock was gone, that is a loss: ``on_lost``
         runs and the end of ``with`` raises LockLost. For a reentrant lock every release counts down, and the last one
-        gives the lock back.
+        releases the lock.
         """
 
     def renew(self) -> None:
@@ -141,7 +141,7 @@ class AsyncLease(AnyLease, Protocol):
         """The leases of the single locks: one for each name of `AsyncClient.lock_all`, otherwise only this lease."""
 
     async def release(self) -> bool:
-        """Give the lock back. If this call is cancelled, the release goes on in the background.
+        """Release the lock. If this call is cancelled, the release continues in the background.
 
         Returns True if the lock was ours until this call, False if it was lost before or released already. Never
         raises, and waits for one ``request_timeout`` at most: see `multilock.Lease.release`.

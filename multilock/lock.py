@@ -149,7 +149,7 @@ class DistributedLock(AnyLock, Protocol):
 
         Raises LockTimeout if the lock was still taken at the end of ``timeout``. Raises BackendUnavailable if the
         backend did not answer for the client's ``outage_timeout``, or at the end of ``timeout``: what may have been
-        taken is then given back in the background. Raises BackendRejected if the backend refuses the request, and
+        taken is then released in the background. Raises BackendRejected if the backend refuses the request, and
         ClientClosed. A negative or NaN ``timeout`` is a ValueError, and anything but a number is a TypeError.
 
         Waiters are served in order of arrival only if the lock was made with ``fair=True``.

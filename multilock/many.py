@@ -61,7 +61,7 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
     """Acquire all parts in their order. Returns None if a part was still taken after ``timeout`` seconds.
 
     Raises what `acquire` raises, and leaves nothing behind in any case. If the acquire fails, the parts that were
-    already held are released within the remaining time. A release that takes longer goes on in the background.
+    already held are released within the remaining time. A release that takes longer continues in the background.
     """
     deadline = math.inf if timeout is None else kernel.now() + timeout
     held: list[tuple[Holding, int]] = []  # each part, and its acquire count with this call included
@@ -134,7 +134,7 @@ class HeldSet(AnyHeld):
         self._parts = tuple(parts)
         # Once the work has ended: each part that must still be released, with its acquires and bodies at that time.
         self._not_let_go: list[tuple[Holding, int, int]] | None = None
-        self._kept: list[HeldSet] = []  # this lease itself, until the other parts are given back after a loss
+        self._kept: list[HeldSet] = []  # this lease itself, until the other parts are released after a loss
         due = math.inf
         with kernel.lock:
             kernel.apart.add(self)
@@ -259,7 +259,7 @@ class HeldSet(AnyHeld):
             if part._open == bodies:  # otherwise an interrupted call before this one has ended it
                 part._open -= 1
             if part.count == count:  # likewise
-                # Other bodies may go on under a part that was released by hand, and other leases may hold that part
+                # Other bodies may continue under a part that was released by hand, and other leases may hold that part
                 # too.
                 if count <= part._open or part._count_down():
                     part._not_at_end(self._look)
@@ -279,7 +279,7 @@ class HeldSet(AnyHeld):
             part._give_back_early()
 
     def _give_back_parts(self) -> None:
-        """Give every part back in the background. A second call changes nothing."""
+        """Release every part in the background. A second call changes nothing."""
         with self._kernel.lock:
             self._let_go()
         for part in self._going_back():

@@ -234,7 +234,7 @@ class Guarded(Service):
                 client.config_set("masterauth", "" if follow else "wrong")
 
     def promoted_by(self, guard: SentinelServer) -> RedisServer:
-        """Return the primary that this Sentinel gives to clients, even while the failover goes on."""
+        """Return the primary that this Sentinel gives to clients, even while the failover continues."""
         with guard.client() as client:
             _, port = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
         return self._at(port)

@@ -105,7 +105,7 @@ def safe_delay(ttl: float) -> float:
     given up.
 
     A session can end without a notice to its holder. If the server that is its agent freezes, the others remove that
-    node with all its sessions, and the holder goes on for what is left of its ttl.
+    node with all its sessions, and the holder continues for what is left of its ttl.
     """
     return min(max(HEARD_WITHIN, ttl - REMOVED_AFTER), LOCK_DELAY_MAX)
 

@@ -52,7 +52,7 @@ class _Handed(Generic[R]):
 
 
 class Aside:
-    """Runs the main thread's calls on another thread. If an interrupt ends the wait for a call, the call may go on
+    """Runs the main thread's calls on another thread. If an interrupt ends the wait for a call, the call may continue
     there.
 
     There is a second thread only while a signal handler makes a call during another call of the main thread.

@@ -8,7 +8,7 @@ connection makes are not pushed (``NOLOOP``). They read the renewed keys again, 
 
 Both connections are opened when they are first needed. A program that takes only free locks, and holds them briefly,
 opens neither. A push is lost when a connection breaks. So every key is read once after each reconnect. Until then
-waiters find a free name by their heartbeats, and holders find a loss by their renewals. The push of a hand-over
+waiters find a free name by their heartbeats, and holders find a loss by their renewals. The push of a handover
 contains the time at which the waiter's request was sent, and is a proof for as long as that time allows
 (`Recipe.pushed`). Every other push is a hint.
 """

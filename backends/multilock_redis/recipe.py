@@ -135,9 +135,9 @@ class Recipe:
         """Return the request of an attempt."""
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        # A push is a grant, except in two cases. With replicas=, no request has waited for the replicas at a hand-over,
+        # A push is a grant, except in two cases. With replicas=, no request has waited for the replicas at a handover,
         # so the waiter must send one. And in a cluster all nodes forward a push, so it does not show which node's clock
-        # ends the hand-over.
+        # ends the handover.
         by_push = claim.renew and not self.replicas.of_grants and not self._keys.in_slots
         how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, by_push)
         if echo:
@@ -275,7 +275,7 @@ def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool)
 
     If a push can only be a hint, the echo is empty and part of the arguments. That is so for a lock that is not
     renewed, because only a reply grants the whole ttl. It is also so for a ttl below the liveness, because a confirmed
-    grant would then end earlier than the hand-over.
+    grant would then end earlier than the handover.
     """
     wait = round(liveness(ttl) * 1000) if join else 0
     last = b"%d" % (not join and not fair) if mode == "x" else mode.encode()

@@ -1,7 +1,7 @@
 """The primary whose address comes from Redis Sentinels: ``redis+sentinel://``, or ``rediss+sentinel://`` with TLS.
 
 Sentinels are asked before each connection is made, and the server at the address must confirm that it is the primary.
-That is not enough. After a failover the former primary goes on replying on its existing connections until a Sentinel
+That is not enough. After a failover the former primary continues replying on its existing connections until a Sentinel
 demotes it. Until then it would grant locks that the new primary grants as well. (That takes 10 s if an operator asked
 for the failover.) So the client subscribes to one Sentinel, and asks all of them in turn, including those that only
 another Sentinel names. `primary` decides from their replies which primary the client follows. Then every connection to

@@ -316,7 +316,7 @@ class Wire:
     def drop(self) -> None:
         """Close the descriptor, and nothing else, in a forked child.
 
-        The connection belongs to the parent, which goes on using it. But if the parent is killed while the child has
+        The connection belongs to the parent, which continues using it. But if the parent is killed while the child has
         the descriptor open, the server believes that the parent lives.
         """
         self.alive = False
@@ -460,7 +460,7 @@ class Endpoint:
         except system.Empty:
             outcome = TimeoutError(f"not connected within {within:g} s")
         finally:
-            if worker is None:  # no thread was started, or it gives back what this finds given back already
+            if worker is None:  # no thread was started, or it releases what this finds released already
                 give_back()
             done.set()
             _close_late(result)

@@ -235,7 +235,7 @@ def forget_exclusions() -> None:
                 locks.close()
 
 
-_registering = system.Lock()  # held while a connection gets its locks or gives them back
+_registering = system.Lock()  # held while a connection gets its locks or releases them
 _all_locks: dict[tuple[int, int], _Locks] = {}  # of this process, by file
 _REQUESTS = {
     (kind, where): struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0)

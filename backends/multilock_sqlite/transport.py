@@ -393,9 +393,9 @@ def _primary_code(error: sqlite3.Error) -> int:
 
 # ---- fork
 #
-# No connection may be open while the process forks. First all files are stopped for a moment. If a request has not
-# ended by then, only its file stays stopped until the request has ended, and the others go on. A healthy file must not
-# lose its leases because another program holds up a different one.
+# No connection may be open while the process forks. First no new request to any file begins. If a running request
+# takes longer than a moment, only its own file stays blocked until it has ended, and requests to other files continue.
+# So leases in one file are not lost because another program delays a request to a different file.
 
 _pid = os.getpid()  # the process to which all this belongs
 _opening = system.Lock()  # held while a connection is opened, and while the process forks

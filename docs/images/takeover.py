@@ -1,4 +1,4 @@
-"""Draw a takeover as it happened: three processes stand for election, and the leader is killed with SIGKILL.
+"""Draw a takeover as it happened: three processes campaign, and the leader is killed with SIGKILL.
 
     python -m docs.images.takeover redis://127.0.0.1:6379/0 > docs/images/takeover.svg
 

@@ -275,7 +275,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         max_hold: float | None = None,
         hard_fence: bool = False,
     ) -> AsyncElection:
-        """Return a candidate in the election ``name``. Sends no request, and does not stand for election yet.
+        """Return a candidate in the election ``name``. Sends no request, and does not campaign yet.
 
         The arguments and errors are those of `multilock.Client.election`. The callbacks may be ``async def``.
         """
@@ -345,7 +345,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         return self._kernel.now() - before
 
     async def close(self) -> None:
-        """End elections in order, give back every lock, and end all threads and connections of this client.
+        """End elections in order, release every lock, and end all threads and connections of this client.
 
         See `multilock.Client.close` for the order and for how long it waits. If this call is cancelled, closing goes
         on in the background.

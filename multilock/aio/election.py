@@ -54,7 +54,7 @@ class AsyncLeadership(Leading, HeldAsyncLease):
         try:
             return super()._enter()
         except BaseException:
-            self._term.body_ends(not self._open)  # another body may go on, which entered the leadership before
+            self._term.body_ends(not self._open)  # another body may continue, which entered the leadership before
             raise
 
     def _loss_for_the_body(self) -> Loss[Any] | None:
@@ -180,7 +180,7 @@ class LoopTerm(Term[AsyncLeadership]):
 class AsyncLeaders:
     """The iterator that `AsyncElection.observe` returns.
 
-    A cancelled ``anext()``, as by ``asyncio.wait_for``, loses nothing: the next call goes on.
+    A cancelled ``anext()``, as by ``asyncio.wait_for``, loses nothing: the next call continues.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -254,7 +254,7 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         return await self._campaign_once(timeout, scope)
 
     async def run(self, work: Callable[[AsyncLeadership], Awaitable[R]]) -> R | None:
-        """Stand for election, run ``work(leadership)`` while leading, and stand again after a loss.
+        """Campaign, run ``work(leadership)`` while leading, and campaign again after a loss.
 
         ``work``: A coroutine function, which is cancelled when the leadership ends. If it ends while this node leads,
         this node resigns, and `run` returns its result or raises its exception.
@@ -284,7 +284,7 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
             raise
 
     def start(self) -> None:
-        """Stand for election in the background until `stop`, and call the callbacks. A second call does nothing.
+        """Campaign in the background until `stop`, and call the callbacks. A second call does nothing.
 
         See `multilock.Election.start` for the errors.
         """
@@ -309,9 +309,9 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         self._background = go_on_if_cancelled(stand(), "multilock-election", again, ended)
 
     async def stop(self, grace: float | None = None) -> None:
-        """Stop standing for election, and end a leadership in order. Work and ``on_elected`` are cancelled and awaited.
+        """Stop campaigning, and end a leadership in order. Work and ``on_elected`` are cancelled and awaited.
 
-        ``grace``: Seconds after which the lease is given back even if something still runs. Default: the election's.
+        ``grace``: Seconds after which the lease is released even if something still runs. Default: the election's.
 
         See `multilock.Election.stop` for the order of events.
         """

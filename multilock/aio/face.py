@@ -376,7 +376,7 @@ def go_on_if_cancelled(
 ) -> asyncio.Task[None]:
     """Run ``coroutine`` as a background task, and call ``ended()`` at its end.
 
-    If a program cancels all its tasks and goes on, the background task must go on too: ``again()`` is called soon
+    If a program cancels all its tasks and continues, the background task must continue too: ``again()`` is called soon
     afterwards to start it again. If the event loop ends instead, ``again()`` is never called.
     """
     task = asyncio.get_running_loop().create_task(coroutine, name=name)

@@ -186,7 +186,7 @@ class AsyncDistributedLock(AnyLock, Protocol):
         ``timeout``: Seconds for the whole wait. Without it, or with ``math.inf``, the wait has no limit. 0 tries once.
 
         The lease belongs to the task that calls `acquire`, even if another task awaits the result. If the wait is
-        cancelled, what may have been taken is given back in the background.
+        cancelled, what may have been taken is released in the background.
 
         Raises LockTimeout, BackendUnavailable, BackendRejected or ClientClosed: see
         `multilock.DistributedLock.acquire`.

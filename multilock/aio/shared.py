@@ -18,7 +18,7 @@ __all__ = ["AsyncReadWriteLock", "AsyncSemaphore", "AsyncSemaphoreLock", "AsyncS
 class AsyncSemaphore(AsyncDistributedLock, Protocol):
     """A lock that up to ``permits`` tasks or processes may hold at a time. The asyncio twin of `multilock.Semaphore`.
 
-    Its leases have a ``token``, which tells grants apart. With more than one permit ``fence()`` raises
+    Its leases have a ``token``, which distinguishes grants. With more than one permit ``fence()`` raises
     CapabilityMissing, because no token shows which of several holders is outdated.
     """
 

@@ -99,7 +99,7 @@ class Child:
             try:
                 said = os.read(self._report, 16)
             except BlockingIOError:
-                self.poll()  # a launcher that Ctrl-Z has stopped goes on
+                self.poll()  # a launcher that Ctrl-Z has stopped continues
                 pause(left, self._report)
                 continue
             if not said:

@@ -139,7 +139,7 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
         if loss := lease.wait_lost(0):
             signals.forget_survived()
             _end(child, loss, command[0], signals)
-            lease.release()  # not before CMD has ended: it reports that to multilock, which gives the name back then
+            lease.release()  # not before CMD has ended: it reports that to multilock, which releases the name then
         child.close()
     return code if ours else None
 

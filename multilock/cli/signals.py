@@ -40,7 +40,7 @@ class Signals:
     """Signal handlers, installed in the main thread while the context is entered.
 
     Enter it before the client and leave it after ``close()``: a second Ctrl-C must not end this process before it has
-    given the lock back. Outside of `end_the_wait` and `go_to`, a signal is only remembered.
+    released the lock. Outside of `end_the_wait` and `go_to`, a signal is only remembered.
 
     A signal that was ignored before stays ignored (nohup).
     """

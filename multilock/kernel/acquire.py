@@ -338,7 +338,7 @@ class _Contender:
             raise self._unavailable(silence) from behind(silence)
 
     def _unavailable(self, silence: BackendUnavailable) -> BackendUnavailable:
-        undone = "; what may have been taken is being given back" if self.stands or self.unsure else ""
+        undone = "; what may have been taken is being released" if self.stands or self.unsure else ""
         return BackendUnavailable(
             f"lock {self.want.name!r}: no answer from {self.kernel.scheme} ({silence}){undone}",
             unknown=silence.unknown,

@@ -6,7 +6,7 @@ with a tombstone, so that a late request has no effect.
 
 A lease that nobody renews expires, so its cancel may give up after a while. A lock in a session lives as long as the
 session, which is renewed while the client is open. If its cancel gave up, the lock would stay taken forever. So that
-cancel goes on for as long as the session is renewed. After an outage it tries again before the next renewal would
+cancel continues for as long as the session is renewed. After an outage it tries again before the next renewal would
 prolong the session.
 
 Until the cancel is answered, the claim may be in the queue or hold the name. A single try by the same client waits for
@@ -36,12 +36,12 @@ __all__ = ["Cancels", "call_to_give_back"]
 
 AT_LEAST = 60.0  # seconds of trying, or 2 × ttl if that is more: a lease that nobody renews has expired by then
 
-FAILED = "giving back the lock %r failed: %s"
+FAILED = "releasing the lock %r failed: %s"
 STILL = (
-    "the lock %r is still not given back (%s): it stays taken as long as the session of this client lives. The client "
-    "goes on trying until the backend answers"
+    "the lock %r is still not released (%s): it stays taken as long as the session of this client lives. The client "
+    "continues trying until the backend answers"
 )
-GAVE_UP = "gave up giving back the lock %r (%s): it may stay taken until its ttl of %g s is over"
+GAVE_UP = "gave up releasing the lock %r (%s): it may stay taken until its ttl of %g s is over"
 
 CARRIERS = 2
 
@@ -218,7 +218,7 @@ class Cancels:
         return self._kernel.watchdog.sessions.renews(cancel.granted.group if cancel.granted else None)
 
     def _tell(self, cancel: _Cancel, message: str, *about: object) -> None:
-        """Log each message only once for a claim, because the attempts may go on for hours."""
+        """Log each message only once for a claim, because the attempts may continue for hours."""
         if message not in cancel.told:
             cancel.told.append(message)
             claim = cancel.claim

@@ -226,7 +226,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         if self._stop is None:
             self._reporter.end_without_callback()
 
-    # Standing again after each term
+    # Campaigning again after each term
 
     async def _stand(self, work: Callable[[T], Any] | None, stop: Stop, handing: Handing[Any]) -> Any:
         """Campaign, lead and campaign again, until ``stop`` is called or ``work`` ends by itself.

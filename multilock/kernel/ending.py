@@ -35,7 +35,7 @@ TELL_WITHIN = 0.5  # seconds for which close() waits until the log handlers have
 class Ending(NamedTuple):
     """The answer of an election to the client that is being closed."""
 
-    at: float  # the latest time at which the election gives its lease back
+    at: float  # the latest time at which the election releases its lease
     awaits_caller: bool  # close() was called by the work or a callback for which the election waits
 
 
@@ -127,7 +127,7 @@ class End:
             for lease in leases:
                 if lease.loss:
                     kernel.cancels.add(lease.claim, lease.granted, lease.unsure, rest_until=lease.rest_until)
-        try:  # elections give back their own leases; the extra budget covers a late timer
+        try:  # elections release their own leases; the extra budget covers a late timer
             wait_until(
                 kernel.runtime, lambda: all(lease.stage != HELD for lease in leases), until + budget - kernel.now()
             )
@@ -234,7 +234,7 @@ class End:
                 call, *args = call_to_give_back(kernel.backend, kernel.now(), claim, granted, unsure, rest_until)
                 call_inside(call, *args, min(left, kernel.request_timeout(claim.ttl)))
             except Exception as error:
-                logger.warning("the lock %r could not be given back at exit: %s", claim.name, error)
+                logger.warning("the lock %r could not be released at exit: %s", claim.name, error)
                 if isinstance(error, BackendUnavailable):
                     break  # further attempts would only use up the time of the other clients
 

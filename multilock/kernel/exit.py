@@ -33,7 +33,7 @@ def _exit() -> None:
 
 def _at_exit() -> None:
     """Release all locks: first cancel the claims of waiters, in all clients, then release the held locks."""
-    notice_fork()  # a forked child must not give back the locks of its parent
+    notice_fork()  # a forked child must not release the locks of its parent
     began = now()
     kernels = living()
     shares = _shares(len(kernels), began + EXIT_TIME / 2)

@@ -2,7 +2,7 @@
 
 A POSIX timer of the process sends SIGKILL (timer_create(2)). Each proof that the lease is ours sets it anew. The timer
 needs neither the interpreter nor a thread, so it also kills a process that is stopped, swapped out, or stuck in an
-extension. It uses the same clock as all deadlines, which goes on while the machine sleeps.
+extension. It uses the same clock as all deadlines, which continues while the machine sleeps.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _abandon(self) -> bool:
-        """NEW, HELD, RELEASING → RELEASED: drop a lease that nobody can use. The caller gives its claim back.
+        """NEW, HELD, RELEASING → RELEASED: drop a lease that nobody can use. The caller releases its claim.
 
         Used if an acquire is interrupted before it could return the lease, at interpreter exit, and for a lease of
         several locks of which one was released by hand.
@@ -332,7 +332,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         )
 
     def _loss_for_the_body(self) -> Loss[Any] | None:
-        """Return the reason why the body of a ``with`` must end, or None if the body may go on."""
+        """Return the reason why the body of a ``with`` must end, or None if the body may continue."""
         return self.loss if self._is_lost() else None
 
     def _raise_lost(self, error: BaseException | None) -> None:
@@ -468,7 +468,7 @@ class Holding(AnyHeld):
         if self.claim.permits > 1:
             raise CapabilityMissing(
                 f"no token can fence {self.name!r}: it cannot show which of {self.claim.permits} permits is over. "
-                "lease.token only tells grants apart. If a resource must refuse outdated holders, use a lock",
+                "lease.token only distinguishes grants. If a resource must refuse outdated holders, use a lock",
                 name=self.name,
                 backend=self._kernel.scheme,
             )

@@ -24,7 +24,7 @@ T = TypeVar("T", bound=Holding)
 
 
 class Part:
-    """User code that must end before a leadership is given back: the work, ``on_elected`` or ``on_lost``."""
+    """User code that must end before a leadership is released: the work, ``on_elected`` or ``on_lost``."""
 
     __slots__ = ("done", "name", "office")
 

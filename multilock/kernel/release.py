@@ -96,7 +96,7 @@ class Releases:
             return await kernel.face.ask(within, call, *args)
         except Exception as error:
             logger.warning(
-                "the release of the lock %r goes on in the background: %s",
+                "the release of the lock %r continues in the background: %s",
                 lease.name,
                 error,
                 extra=kernel.extra(lease),
@@ -106,7 +106,7 @@ class Releases:
     def _finish(self, lease: Holding, returned: Returned | None, released_at: float) -> bool:
         """End the release of one lock. Returns False if the backend reports that this claim did not hold the lock.
 
-        If ``returned`` is None, there was no answer, and the release goes on in the background. A second call changes
+        If ``returned`` is None, there was no answer, and the release continues in the background. A second call changes
         nothing.
         """
         kernel = self._kernel
@@ -181,7 +181,7 @@ class Releases:
         self.later(lease)
 
     def go_on(self, lease: AnyHeld) -> None:
-        """Finish a release in the background, because the caller that waits for its answer will not go on."""
+        """Finish a release in the background, because the caller that waits for its answer will not continue."""
         now = self._kernel.now()
         with self._kernel.lock:
             lease._let_go()

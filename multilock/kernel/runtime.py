@@ -209,8 +209,8 @@ class _ThreadTicker:
                     at = min(at, now() + SOON)
                 self._planned = self._due = at
                 while (rest := at - now()) > 0:
-                    # When the machine wakes up, the wait goes on as if the machine had not slept, and the planned time
-                    # may have passed.
+                    # When the machine wakes up, the wait continues as if the machine had not slept, and the planned
+                    # time may have passed.
                     if self._wakeup.wait(rest if rest == math.inf else min(rest, LONGEST_WAIT)):
                         self._due = min(at, now())
                         break

@@ -1,12 +1,12 @@
-"""`Term`: one leadership, from the election until its lease is given back.
+"""`Term`: one leadership, from the election until its lease is released.
 
 A term goes through these steps. Each change is a method of `Term`:
 
     elected → ``elected_begins`` → (``work_begins`` → work) → ``renounce`` or ``was_lost`` → ``lost_begins`` →
-    ``part_ended`` of all → given back
+    ``part_ended`` of all → released
 
 ``on_elected`` and ``on_lost`` come in pairs. Each begins once, and ``on_lost`` never before ``on_elected``. The lease
-is renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over. Then it is given back. See
+is renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over. Then it is released. See
 docs/decisions/0011-orderly-end.md.
 """
 
@@ -178,7 +178,7 @@ class Term(Generic[T]):
         return self.loss if self.resigning and not self._resigned_by_body else None
 
     def body_ends(self, last: bool) -> None:
-        """Record that a body has ended. ``last``: No other body goes on, so the work has ended."""
+        """Record that a body has ended. ``last``: No other body continues, so the work has ended."""
         if last and self._body:
             self.part_ended(self.work)
             self._body = False
@@ -275,11 +275,11 @@ class Term(Generic[T]):
         self.office.condition.notify()
         return not again
 
-    # An orderly end. The caller that begins it waits and gives the lease back. A caller that cannot wait (it unwinds,
+    # An orderly end. The caller that begins it waits and releases the lease. A caller that cannot wait (it unwinds,
     # or it is one of the parts that must end) leaves that to the part that ends last, and to a timer.
 
     async def resign(self, grace: float | None = None) -> bool:
-        """Stop leading, wait until all parts have ended, and give the lease back.
+        """Stop leading, wait until all parts have ended, and release the lease.
 
         Returns True if this call ended the term, False after a loss or an earlier resignation.
         """
@@ -302,7 +302,7 @@ class Term(Generic[T]):
             self._give_back_later()
 
     async def give_back(self) -> bool:
-        """Wait until all parts have ended or the grace is over, then give the lease back.
+        """Wait until all parts have ended or the grace is over, then release the lease.
 
         Returns False if the lease was lost before. Several callers may do this at once.
         """
@@ -335,7 +335,7 @@ class Term(Generic[T]):
             return
         self.outlasted = True
         logger.warning(
-            "the leadership of %r is given back at the end of its grace. Still running while another node may lead: %s",
+            "the leadership of %r is released at the end of its grace. Still running while another node may lead: %s",
             self.office.name,
             running,
             extra=self.office.kernel.extra(self.leadership),

@@ -30,7 +30,7 @@ def test_the_check_accepts_plain_sentences() -> None:
 
 def test_the_check_reads_docstrings_comments_and_paragraphs(tmp_path: Path) -> None:
     code, page = tmp_path / "a.py", tmp_path / "a.md"
-    code.write_text('"""First.\n\nSecond."""\n\n# Third\n# goes on.\nx = 1  # Fourth.\n')
+    code.write_text('"""First.\n\nSecond."""\n\n# Third\n# continues.\nx = 1  # Fourth.\n')
     page.write_text("# Title\n\nOne paragraph\nof two lines.\n\n```\nno text\n```\n\n- An item\n")
-    assert [text for _, text in texts(code)] == ["First.", "Second.", "Third goes on.", "Fourth."]
+    assert [text for _, text in texts(code)] == ["First.", "Second.", "Third continues.", "Fourth."]
     assert [text for _, text in texts(page)] == ["Title", "One paragraph of two lines.", "An item"]

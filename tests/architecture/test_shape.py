@@ -18,19 +18,19 @@ SERVERS = {"redis", "consul", "etcd", "zookeeper"}
 JOBS = {
     "__init__": ("the Backend class, the options, the capabilities", set[str]()),
     "recipe": ("the algorithm: attempt, renew, release, rest", set[str]()),
-    "transport": ("the requests; exceptions of the client library become ours here", {"memory"}),
+    "transport": ("the requests; it turns exceptions of the client library into errors of multilock", {"memory"}),
     "notices": ("notifications of waiters and losses", set()),
     "diagnosis": ("settings of the server that weaken a lock", {"memory"}),
     "keys": ("names and keys, and the values of keys", {"memory", "sqlite"}),
-    "wire": ("the bytes of the protocol, without decisions", {"memory", "sqlite"}),
-    "inspection": ("the calls of operators, and force_release", {"memory", "sqlite"}),
+    "wire": ("encoding and decoding of the protocol, without decisions", {"memory", "sqlite"}),
+    "inspection": ("`inspect()`, `inspect_all()` and `force_release()`", {"memory", "sqlite"}),
 }
 # Each file that only some backends need, its job, and the backends that have it.
 EXTRAS = {
     "transactions": ("operations that the server executes completely or not at all", {"redis", "consul", "etcd"}),
     "sessions": ("the sessions or leases that keep locks alive at the server", {"consul", "etcd", "zookeeper"}),
-    "places": ("the place of each claim of this client, and the claims that were given up", {"zookeeper"}),
-    "waiters": ("the state of each claim of this client, and the claims that were given up", {"etcd"}),
+    "places": ("the place of each claim of this client, and the cancelled claims", {"zookeeper"}),
+    "waiters": ("the state of each claim of this client, and the cancelled claims", {"etcd"}),
     "queue": ("the keys ahead of a claim, counted down by notifications", {"etcd"}),
     "main_thread": ("the main thread's requests, sent by another thread", {"etcd"}),
     "sweep": ("other work of a renewal, such as looking for leftovers", {"consul", "etcd"}),
@@ -38,7 +38,7 @@ EXTRAS = {
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),
     "watched": ("which claims are watched, by claim and by name", {"redis"}),
     "node": ("the whole backend for one primary", {"redis"}),
-    "endpoints": ("the addresses of servers, from a URL or from a client that was handed over", {"redis"}),
+    "endpoints": ("the addresses of servers, from a URL or from a client object passed to connect()", {"redis"}),
     "cluster": ("a node for each primary of a cluster", {"redis"}),
     "topology": ("the choice of the node for a request", {"redis"}),
     "slots": ("the table of slots and primaries, as the nodes report it", {"redis"}),

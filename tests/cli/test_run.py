@@ -572,7 +572,7 @@ def test_a_lost_lock_ends_the_command_although_nobody_reads_stderr(
     if command == "run":
         assert process.wait(WITHIN) == 76
     else:
-        assert line_of(process) != str(pid), "it stands again"
+        assert line_of(process) != str(pid), "it campaigns again"
         assert line_of(process) == "ready"
         process.terminate()
         assert process.wait(WITHIN) == 5

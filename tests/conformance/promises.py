@@ -55,7 +55,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LeaseConformance.test_a_lease_is_renewed_until_released",
             "LeaseConformance.test_a_lease_is_renewed_even_if_no_reference_to_it_is_left",
         ),
-        "max_hold: at that time the lease is lost, and the name is free when its holder gives it back": (
+        "max_hold: at that time the lease is lost, and the name is free when its holder releases it": (
             "LossConformance.test_a_lease_held_beyond_max_hold_is_lost_and_its_release_frees_the_name",
             "tests/unit/test_max_hold.py::test_a_lease_is_renewed_until_its_max_hold_and_then_lost",
             "tests/unit/test_max_hold.py::test_after_max_hold_the_name_is_kept_while_its_holder_still_works",
@@ -88,12 +88,12 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockConformance.test_fair_waiters_get_the_lock_in_order_of_arrival",
             "BackendConformance.test_fair_waiters_are_served_in_order_of_arrival",
         ),
-        "reentrant=True gives the same thread the same lease; the last release gives it back": (
+        "reentrant=True gives the same thread the same lease; the last release releases it": (
             "LockConformance.test_a_reentrant_lock_returns_the_same_lease_and_counts_the_acquires",
             "LockConformance.test_a_reentrant_lock_excludes_other_threads",
             "LockConformance.test_a_lock_that_is_not_reentrant_refuses_its_own_thread",
         ),
-        "Lost inside with: LockLost at a normal end; an exception of its own goes on with a note": (
+        "Lost inside with: LockLost at a normal end; an exception of its own continues with a note": (
             "WithConformance.test_after_a_loss_the_normal_end_of_a_with_body_raises_lock_lost",
             "WithConformance.test_after_a_loss_a_return_inside_with_raises_lock_lost",
             "WithConformance.test_after_a_loss_an_exception_of_the_body_is_raised_with_a_note",
@@ -275,7 +275,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Lease.renew": {
         "One renewal now": ("LeaseConformance.test_renew_moves_the_deadline",),
         "Raises LockLost when it is gone": ("LossConformance.test_renew_raises_lock_lost_when_the_lock_is_gone",),
-        "Raises BackendUnavailable if unanswered, and the lease goes on": (
+        "Raises BackendUnavailable if unanswered, and the lease continues": (
             "LossConformance.test_renew_raises_backend_unavailable_without_a_reply",
         ),
         "Raises NotHeld after a release": ("LeaseConformance.test_a_released_lease_is_never_held_again",),
@@ -290,7 +290,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockConformance.test_a_release_by_another_client_never_frees_the_lock",
             "BackendConformance.test_release_affects_no_other_claim",
         ),
-        "Never raises; unanswered, it goes on in the background": (
+        "Never raises; unanswered, it continues in the background": (
             "LossConformance.test_a_release_without_a_reply_returns_and_continues_in_the_background",
             "LossConformance.test_a_release_whose_reply_is_lost_frees_the_lock",
         ),
@@ -396,7 +396,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "SemaphoreConformance.test_under_contention_permits_are_never_exceeded_and_no_waiter_starves",
             "SemaphoreConformance.test_a_decorated_function_runs_with_a_permit",
         ),
-        "A permit that is given back, or whose holder is dead, goes to the next, and concerns no other": (
+        "A permit that is released, or whose holder is dead, goes to the next, and concerns no other": (
             "SemaphoreConformance.test_a_released_permit_goes_to_a_waiter",
             "SemaphoreConformance.test_the_permit_of_a_silent_client_becomes_free_at_its_own_end",
             "SemaphoreConformance.test_inspect_shows_how_many_permits_are_taken",
@@ -431,7 +431,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockAllConformance.test_the_end_of_with_raises_the_loss_of_a_set",
             "LockAllConformance.test_a_closed_client_releases_all_locks_of_a_set",
         ),
-        "A part lost while the next is awaited: all are given back, and it begins anew": (
+        "A part lost while the next is awaited: all are released, and it begins anew": (
             "LockAllConformance.test_a_lock_of_a_set_that_is_lost_during_the_wait_is_acquired_again",
         ),
         "An interrupt anywhere leaves nothing behind": (
@@ -497,7 +497,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "Client.close": {
-        "A held lease is LOST first, its callback called, and then it is given back": (
+        "A held lease is LOST first, its callback called, and then it is released": (
             "CloseConformance.test_close_reports_each_held_lease_as_lost_before_it_releases_it",
         ),
         "Waiters and later calls get ClientClosed": (
@@ -531,13 +531,13 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "on_lost comes before anybody else leads": (
             "ElectionConformance.test_a_lost_leadership_is_reported_before_another_candidate_leads",
         ),
-        "A running on_elected never delays on_lost; the node stands again when both have ended": (
+        "A running on_elected never delays on_lost; the node campaigns again when both have ended": (
             "ElectionConformance.test_a_running_on_elected_never_delays_on_lost_and_the_node_waits_for_both",
         ),
         "An on_elected that raises resigns": (
             "ElectionConformance.test_an_on_elected_that_raises_ends_the_leadership",
         ),
-        "An orderly end: given back when work, on_elected and on_lost have ended, or after the grace": (
+        "An orderly end: released when work, on_elected and on_lost have ended, or after the grace": (
             "ElectionConformance.test_new_work_begins_after_the_work_of_the_former_leader_has_ended",
             "ElectionConformance.test_a_new_on_elected_begins_after_that_of_the_former_leader_has_ended",
             "ElectionConformance.test_if_on_elected_raises_the_lease_is_released_after_the_work_has_ended",
@@ -573,7 +573,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Never gives up during an outage": ("ElectionConformance.test_elections_never_give_up_during_an_outage",),
     },
     "Election.stop": {
-        "on_lost (RESIGNED) BEFORE the lease is given back, which is kept for the grace at most": (
+        "on_lost (RESIGNED) BEFORE the lease is released, which is kept for the grace at most": (
             "ElectionConformance.test_start_campaigns_in_the_background_and_stop_resigns",
             "ElectionConformance.test_on_lost_is_called_before_the_lease_is_released",
             "ElectionConformance.test_an_on_lost_that_hangs_delays_the_release_by_one_ttl_at_most",
@@ -604,7 +604,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Another candidate is elected without waiting for a ttl": (
             "ElectionConformance.test_after_a_resignation_the_next_candidate_leads_without_waiting_for_a_ttl",
         ),
-        "It stands again behind those waiting": (
+        "It campaigns again behind those waiting": (
             "ElectionConformance.test_a_node_that_resigned_queues_behind_the_other_candidates",
         ),
     },
@@ -716,7 +716,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ProcessConformance.test_a_forked_child_holds_no_lock_and_opens_its_own_connections",
             "BackendConformance.test_a_backend_can_be_opened_again",
         ),
-        "At the end of the interpreter what is held is given back, without callbacks": (
+        "At the end of the interpreter what is held is released, without callbacks": (
             "ProcessConformance.test_a_process_that_ends_releases_its_locks",
             "ProcessConformance.test_an_exiting_process_never_passes_its_locks_to_its_own_waiters",
         ),

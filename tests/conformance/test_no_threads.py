@@ -1,4 +1,4 @@
-"""A process that cannot start one thread, whichever it is, is notified of a loss and of a hand-over as soon as any
+"""A process that cannot start one thread, whichever it is, is notified of a loss and of a handover as soon as any
 other."""
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def _work(client: Client, inherited: Lease, losses: list[Loss]) -> None:
 
 
 def serve_on_loops(url: str, workers: str) -> None:
-    """Fork workers of the asyncio face. The loop ends before the fork, and the client goes on in each worker's own
+    """Fork workers of the asyncio face. The loop ends before the fork, and the client continues in each worker's own
     loop."""
     client = multilock.connect_async(url, ttl=6.0)
     asyncio.run(_use(client))

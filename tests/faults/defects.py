@@ -80,7 +80,7 @@ def validity_from_the_acquire() -> None:
 
 
 def end_the_newest() -> None:
-    """Give back the newest lease at the end of a ``with`` whose beginning is unknown, although another task holds
+    """Release the newest lease at the end of a ``with`` whose beginning is unknown, although another task holds
     that lease."""
     from multilock.kernel.scopes import Entered
 

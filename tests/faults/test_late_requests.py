@@ -49,7 +49,7 @@ def test_a_release_at_a_frozen_server_frees_the_lock_when_the_server_resumes(
     lease = connect(ttl=2.0).lock("n", ttl=6.0).acquire(timeout=5)
     with redis_server.paused():
         began = now()
-        assert lease.release()  # the release goes on in the background
+        assert lease.release()  # the release continues in the background
         assert now() - began < 2.0
         assert not lease.is_held()
     _nothing_is_taken(operator)
@@ -62,7 +62,7 @@ def test_a_release_after_max_hold_at_a_frozen_server_frees_the_lock_when_it_resu
     assert lease.wait_lost(timeout=20)
     with redis_server.paused():
         began = now()
-        assert not lease.release()  # the release goes on in the background
+        assert not lease.release()  # the release continues in the background
         assert now() - began < 2.0
     eventually(lambda: operator.get(KEY) is None)  # long before the lease would have ended
 

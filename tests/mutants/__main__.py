@@ -41,7 +41,7 @@ INVARIANTS = {
     "I4": "nobody overtakes a waiter that is alive and does not fit",
     "I5": "each grant has a token of its own, which orders it among those who do not hold together",
     "I6": "what was deleted is never renewed",
-    "I7": "whatever is given back or up, nobody who fits since then is left standing",
+    "I7": "whatever is released or up, nobody who fits since then is left standing",
     "I8": "those who hold at the server are of one mode, and no more than there are permits",
 }
 LIMIT = 180.0  # seconds for the tests of one mutant; one that hangs counts as caught

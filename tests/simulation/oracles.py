@@ -117,7 +117,7 @@ class Permits(Oracle):
 
 
 class Early(Oracle):
-    """Nobody gets a name before the validity of a lease that nobody gave back has ended."""
+    """Nobody gets a name before the validity of a lease that nobody released has ended."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
@@ -238,7 +238,7 @@ class Refusal(Oracle):
 
 
 class HandOver(Oracle):
-    """A waiter gets a name soon after it was given back (I7, O5), and in order of arrival (I4)."""
+    """A waiter gets a name soon after it was released (I7, O5), and in order of arrival (I4)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         if not self.world.plan.is_quiet:

@@ -308,11 +308,11 @@ class RedisServer:
     # Faults
 
     def stop(self) -> None:
-        """Stop the server's process. What arrives is executed when it goes on."""
+        """Stop the server's process. What arrives is executed when it continues."""
         self.paused = True
 
     def go_on(self) -> None:
-        """Let a stopped server go on."""
+        """Let a stopped server continue."""
         self.paused = False
         late, self._late = self._late, []
         for client, data in late:

@@ -40,7 +40,7 @@ class Process:
         self.killed_at = math.inf
         self.pauses: list[list[float]] = []  # each [from, until]
         self.offset, self.rate = 0.0, 1.0  # of its clock, compared with the time of the simulation
-        self.deferred: list[tuple[Task, int, Any]] = []  # what happens when it goes on
+        self.deferred: list[tuple[Task, int, Any]] = []  # what happens when it continues
         self.tasks: dict[Task, None] = {}
         self.files: dict[int, Any] = {}  # its open descriptors
         self.at_death: list[Callable[[bool], None]] = []  # called with whether its host died too
@@ -262,7 +262,7 @@ class Simulation:
             process.pauses.append([self.time, math.inf])
 
     def resume(self, process: Process) -> None:
-        """Let a stopped process go on (SIGCONT)."""
+        """Let a stopped process continue (SIGCONT)."""
         if process.paused:
             self.note(process, "SIGCONT")
             process.paused = False

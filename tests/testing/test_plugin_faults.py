@@ -189,7 +189,7 @@ def helper(multilock_url, multilock_believers):
 
 def test_it(multilock_client, helper):
     helper.wait_for("held", 40)
-    pause(helper)  # and nobody says whether it believes in it still when it goes on
+    pause(helper)  # and nobody says whether it believes in it still when it continues
     multilock_client.lock("n").acquire(40)
 """
 

@@ -405,7 +405,7 @@ class Scripted:
 
 
 class _Point:
-    """The point at which a coroutine on a `StepFace` is suspended, and the condition for it to go on."""
+    """The point at which a coroutine on a `StepFace` is suspended, and the condition for it to continue."""
 
     def __init__(self, ready: Callable[[], bool] = lambda: True) -> None:
         self.ready = ready
@@ -415,7 +415,7 @@ class _Point:
 
 
 class StepFace:
-    """A face whose coroutines stop at every await until the test lets them go on, so that many run in one thread."""
+    """A face whose coroutines stop at every await until the test lets them continue, so that many run in one thread."""
 
     asynchronous = False
 

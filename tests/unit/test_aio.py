@@ -888,7 +888,7 @@ def leave_on_a_closed_loop(main: Callable[[], Coroutine[Any, Any, list[asyncio.T
     return tasks
 
 
-@pytest.mark.parametrize("then", ["go on", "close"])
+@pytest.mark.parametrize("then", ["continue", "close"])
 @pytest.mark.parametrize("fair", [False, True])
 def test_a_waiter_of_a_closed_loop_delays_no_other(backend: Scripted, then: str, fair: bool) -> None:
     client = AsyncClient(backend)
@@ -904,7 +904,7 @@ def test_a_waiter_of_a_closed_loop_delays_no_other(backend: Scripted, then: str,
     del backend.holders["n"]
 
     async def go_on() -> None:
-        if then == "go on":
+        if then == "continue":
             async with lock.acquire(timeout=3):
                 pass
         began = time.monotonic()
@@ -933,7 +933,7 @@ def test_a_waiter_of_a_closed_loop_gives_up_its_place_without_further_calls(back
     asyncio.run(client.close())
 
 
-@pytest.mark.parametrize("then", ["go on", "close"])
+@pytest.mark.parametrize("then", ["continue", "close"])
 def test_a_release_left_on_a_closed_loop_continues_in_the_background(backend: Scripted, then: str) -> None:
     client = AsyncClient(backend)
     answer = threading.Event()
@@ -953,7 +953,7 @@ def test_a_release_left_on_a_closed_loop_continues_in_the_background(backend: Sc
     answer.set()
 
     async def go_on() -> None:
-        if then == "go on":
+        if then == "continue":
             await client.ping()
             await until(lambda: not client._kernel.held)
         began = time.monotonic()
@@ -965,7 +965,7 @@ def test_a_release_left_on_a_closed_loop_continues_in_the_background(backend: Sc
     assert not any(task.done() for task in tasks)
 
 
-@pytest.mark.parametrize("then", ["go on", "close"])
+@pytest.mark.parametrize("then", ["continue", "close"])
 def test_a_callback_that_a_closed_loop_never_ran_does_not_delay_close(backend: Scripted, then: str) -> None:
     client = AsyncClient(backend)
 
@@ -981,7 +981,7 @@ def test_a_callback_that_a_closed_loop_never_ran_does_not_delay_close(backend: S
     tasks = leave_on_a_closed_loop(lose)
 
     async def go_on() -> None:
-        if then == "go on":
+        if then == "continue":
             await client.ping()
         began = time.monotonic()
         await client.close()

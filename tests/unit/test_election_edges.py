@@ -313,7 +313,7 @@ def test_of_two_simultaneous_starts_one_campaigns_and_the_other_does_nothing(
 
     def checked_together() -> None:
         check_open()
-        if election._stop is None:  # one thread at most may be here; if both are, they go on together
+        if election._stop is None:  # one thread at most may be here; if both are, they continue together
             with contextlib.suppress(threading.BrokenBarrierError):
                 both.wait(0.3)
 

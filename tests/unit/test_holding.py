@@ -1,4 +1,4 @@
-"""The state that a lease reports: it asks the clock at every call, whatever else goes on."""
+"""The state that a lease reports: it asks the clock at every call, whatever else continues."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_lease_that_is_not_renewed_is_never_at_risk(client: Client, backend: S
     runtime.advance(0.2)
     assert state_of(lease) is LeaseState.LOST
     runtime.advance(TTL)
-    assert backend.holders == {}, "given back although nobody renews or releases it"
+    assert backend.holders == {}, "released although nobody renews or releases it"
 
 
 def test_a_released_lease_is_not_held_and_never_lost(client: Client, backend: Scripted, runtime: HandRuntime) -> None:

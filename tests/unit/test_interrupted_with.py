@@ -1,4 +1,4 @@
-"""Ctrl-C, or a time limit by signal, at any point of a ``with``: the lock is given back."""
+"""Ctrl-C, or a time limit by signal, at any point of a ``with``: the lock is released."""
 
 from __future__ import annotations
 

@@ -460,7 +460,7 @@ def test_the_with_of_a_generator_ends_its_own_lease_in_any_thread(
     lose_newest(backend)
     second.enter(pools[1])
     assert isinstance(first.exit(pools[where]), LockLost)
-    assert list(backend.holders) == ["n"], "the second request goes on"
+    assert list(backend.holders) == ["n"], "the second request continues"
     assert second.exit(pools[where - 1]) is None
     assert backend.holders == {}
 

@@ -57,7 +57,7 @@ def heard_by(handler: Handler) -> Iterator[Handler]:
 
 @contextmanager
 def blocked() -> Iterator[tuple[Handler, threading.Event]]:
-    """Return a handler that blocks in its first record, and the event that lets it go on."""
+    """Return a handler that blocks in its first record, and the event that lets it continue."""
     entered, go_on = threading.Event(), threading.Event()
 
     def block(record: logging.LogRecord) -> None:
@@ -361,5 +361,5 @@ if not {threads}:
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'backends'}"},
         check=False,
     )
-    assert done.stderr.splitlines() == ["WARNING MainThread the lock 'n' could not be given back at exit: silent"]
+    assert done.stderr.splitlines() == ["WARNING MainThread the lock 'n' could not be released at exit: silent"]
     assert done.returncode == 0

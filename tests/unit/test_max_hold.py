@@ -1,4 +1,4 @@
-"""``max_hold``: a lease that is held for too long is lost at an exact time, and then given back."""
+"""``max_hold``: a lease that is held for too long is lost at an exact time, and then released."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_loss_that_release_discovers_is_a_loss(client: Client, backend: Script
     assert lease.release() is False
     assert losses.reasons == [LossReason.TAKEN]
     assert state_of(lease) is LeaseState.LOST
-    assert len(backend.called("release")) == 1, "there is nothing more to give back"
+    assert len(backend.called("release")) == 1, "there is nothing more to release"
     assert backend.holders == {"n": "somebody else"}
 
 

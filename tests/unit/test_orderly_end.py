@@ -1,4 +1,4 @@
-"""Leadership is given back when its work, on_elected and on_lost have all ended, or when the grace is over."""
+"""Leadership is released when its work, on_elected and on_lost have all ended, or when the grace is over."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_a_loss_during_the_grace_is_reported_once_and_ends_the_grace_with_a_warn
     take(server)
     assert resigning.join() is False, "it did not lead until the end"
     eventually(lambda: "before its orderly end. Still running while another node may lead: its work" in caplog.text)
-    assert stopping.runs(), "there is nothing to give back, but the work is waited for"
+    assert stopping.runs(), "there is nothing to release, but the work is waited for"
     job.go.set()
     stopping.join()
     assert running.join() is None

@@ -166,7 +166,7 @@ def test_a_pushed_grant_counts_after_a_reply_that_was_older(
 def test_a_pushed_grant_is_void_once_a_later_request_was_refused(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
 ) -> None:
-    """Somebody deleted the name after the hand-over, and another client has it. The refusal overtook the push."""
+    """Somebody deleted the name after the handover, and another client has it. The refusal overtook the push."""
 
     def refused_before_the_push_came(backend: Scripted, call: Call) -> Any:
         kernel, [claim], answer = client._kernel, call.claims, call.execute()

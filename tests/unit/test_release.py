@@ -67,7 +67,7 @@ def test_a_cancel_stops_after_a_minute_or_two_ttls_and_names_the_lock(
     with caplog.at_level(logging.WARNING, "multilock"):
         runtime.advance(1000)
     assert patience - 6 <= backend.called("release")[-1].at - began <= patience + 1
-    assert "gave up giving back the lock 'n'" in caplog.text
+    assert "gave up releasing the lock 'n'" in caplog.text
     assert client._kernel.cancels.wait(0)
     assert client._kernel.timers._heap == []
 
@@ -85,7 +85,7 @@ def test_a_cancel_never_stops_while_its_session_is_renewed(
         lose_a_reply(client, backend)
     with caplog.at_level(logging.WARNING, "multilock"):
         runtime.advance(1000)
-    assert caplog.text.count("is still not given back") == 1, "it says so once"
+    assert caplog.text.count("is still not released") == 1, "it says so once"
     assert "gave up" not in caplog.text
     backend.always("release", None)
     runtime.advance(5)
@@ -128,8 +128,8 @@ def test_a_cancel_that_stays_refused_is_logged_twice(
     with caplog.at_level(logging.WARNING, "multilock"):
         client.lock("n").acquire().release()
         runtime.advance(1000)
-    assert caplog.text.count("giving back the lock 'n' failed: no space") == 1
-    assert caplog.text.count("the lock 'n' is still not given back (no space)") == 1
+    assert caplog.text.count("releasing the lock 'n' failed: no space") == 1
+    assert caplog.text.count("the lock 'n' is still not released (no space)") == 1
 
 
 def test_an_uncertain_claim_stays_uncertain_in_the_background(
@@ -197,7 +197,7 @@ def test_many_cancels_run_side_by_side(client: Client, backend: Scripted, runtim
 
 
 def answered_after(client: Client, runtime: HandRuntime, seconds: float) -> None:
-    """Let the worker threads of the clean-up go on ``seconds`` from now."""
+    """Let the worker threads of the clean-up continue ``seconds`` from now."""
     client._kernel.timers.at(runtime.now() + seconds, runtime.release_jobs)
 
 

@@ -1,6 +1,6 @@
 """The kernel against the reference backend in a world where everything goes wrong, on a clock driven by hand.
 
-Several clients take, keep and give back a few names. The world loses requests and replies, answers late, executes
+Several clients take, keep and release a few names. The world loses requests and replies, answers late, executes
 requests long after their callers gave up, refuses requests, and stops whole processes. An operator takes locks away.
 """
 
@@ -371,7 +371,7 @@ class World(RuleBasedStateMachine):
         for name, entry in self.backends[0].inner._store.names.items():
             for id_, holder in entry.holders.items():
                 if holder.until > self.runtime.now():
-                    assert id_ in known, f"{name!r} is held by a claim that nobody will give back"
+                    assert id_ in known, f"{name!r} is held by a claim that nobody will release"
 
     def teardown(self) -> None:
         if not hasattr(self, "clients"):

@@ -471,7 +471,7 @@ def test_a_watchdog_that_dies_is_a_loss_for_every_lease(
     assert not any(lease.is_held() for lease in leases)
     assert not client.is_healthy()
     runtime.advance(100)
-    assert backend.holders == {}, "what they held is given back all the same"
+    assert backend.holders == {}, "what they held is released all the same"
     assert len(losses.calls) == 3
 
 

@@ -256,7 +256,7 @@ class Fan:
     def __init__(self, links: Sequence[Link]) -> None:
         self._selector = system.DefaultSelector()
         self.lanes = [Lane(self, link) for link in links]
-        self.used = 0.0  # when the fan was last given back to the pool
+        self.used = 0.0  # when the fan was last released to the pool
         self.unanswered: list[tuple[Owed, Exception]] = []  # missing replies of connections that ended
 
     def fileno(self) -> int | None:
@@ -408,7 +408,7 @@ class Pool:
             return True
 
     def give(self, fan: Fan) -> None:
-        """Give back a fan that was taken or made."""
+        """Release a fan that was taken or made."""
         fan.used = self._now()
         old: Fan | None = None
         with self._lock:
@@ -422,7 +422,7 @@ class Pool:
             old.close()
 
     def close(self) -> None:
-        """Close the idle fans now, and each fan in use when it is given back.
+        """Close the idle fans now, and each fan in use when it is released.
 
         A server may reply to a release that it does not know the script. The release must then be sent again. So wait a
         moment for the missing replies.

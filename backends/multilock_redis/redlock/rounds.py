@@ -33,7 +33,7 @@ ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of st
 LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for more votes before it gives way
 LEAST_GRACE = 0.003  # seconds at least to wait for the other replies, after a majority has replied
 TRIES = 10  # rounds of a single try while no claim is seen to have the name
-AT_ONCE = 0.01  # seconds until the kernel goes on with a new claim
+AT_ONCE = 0.01  # seconds until the kernel continues with a new claim
 # Seconds after which the connection of a missing reply is ended. A round does not wait for so long. But a reply that is
 # late for its round still counts, and a new connection for each of them would keep a loaded machine busy.
 LATEST = 1.0
@@ -266,7 +266,7 @@ class Rounds:
             self.give(fan)
 
     def give(self, fan: Fan) -> None:
-        """Give back the fan. If replies are missing, the clerk reads them later."""
+        """Release the fan. If replies are missing, the clerk reads them later."""
         self.pool.give(fan)
         if fan.owes():
             self.clerk.mind(fan)

@@ -226,8 +226,8 @@ class Servers:
     def listen(self, within: float = 0.0) -> None:
         """Subscribe to the servers that do not push yet, and wait up to ``within`` seconds for a majority.
 
-        The subscriptions may go on for `LISTEN_WITHIN` seconds, because the caller may have little time left. A waiter
-        that no server can notify asks again at its next heartbeat.
+        The subscriptions may continue for `LISTEN_WITHIN` seconds, because the caller may have little time left. A
+        waiter that no server can notify asks again at its next heartbeat.
         """
         now = self.now()
         for which, node in enumerate(self.nodes):

@@ -289,7 +289,7 @@ class Evidence:
         return keep < self.need
 
     def spent(self) -> bool:
-        """Return whether the kernel must end this claim and go on with a new one.
+        """Return whether the kernel must end this claim and continue with a new one.
 
         Only the end of the claim cancels a request without a reply. A minority that cannot give way would keep all
         claims waiting.

@@ -21,7 +21,7 @@ with (
     try:
         client.lock("another").acquire()
     except multilock.BackendUnavailable:
-        print("no answer: whether it was taken is unknown, so it is being given back")
+        print("no answer: whether it was taken is unknown, so it is being released")
     loss = lease.wait_lost(timeout=30)
     assert loss is not None
     print(f"lost ({loss.reason.value}) {loss.time_left:.2f} s before others can get in")

@@ -64,7 +64,7 @@ def judge(
     if over <= earliest:
         return Apart(Outcome.KEPT, over - earliest)
     if any(start <= earliest and other.began <= end for start, end in frozen) and over < math.inf:
-        return Apart(Outcome.KEPT, 0.0, "the first one stood still, and knew when it went on")
+        return Apart(Outcome.KEPT, 0.0, "the first one stood still, and knew when it continued")
     if over == math.inf:
         return Apart(Outcome.UNDECIDED, math.nan, "nobody saw the belief of the first one end")
     if earliest < other.began:

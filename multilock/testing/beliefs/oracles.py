@@ -72,7 +72,7 @@ class Record:
 
     def __init__(self, taken: Mapping[str, float] | None = None) -> None:
         self.taken = {} if taken is None else taken
-        """The sessions that an operator ended, with the time. A holder that cannot be notified of that goes on until
+        """The sessions that an operator ended, with the time. A holder that cannot be notified of that continues until
         its deadline. It is not promised that nobody gets in before (docs/guarantees.md), so it is not a violation."""
         self.beliefs: dict[str, Belief] = {}
         self.sessions: dict[str, str] = {}  #: by id of the lease: the session that keeps it alive

@@ -33,7 +33,7 @@ END_WITHIN = 30.0
 EACH_WITHIN = 0.05  # seconds more for each of many locks
 PAIRS = 200  # the most acquires and releases whose cost is measured
 BEHIND = "Q"  # the first letter of roles behind a proxy; other roles begin with P
-COUNTED = 0.5  # share of the seconds for which contention goes on behind a proxy, which counts the requests
+COUNTED = 0.5  # share of the seconds for which contention continues behind a proxy, which counts the requests
 DIGITS = 6
 
 

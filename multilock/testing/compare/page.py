@@ -108,7 +108,7 @@ class Shown:
 GAPS = {
     "belief": "A last believed",
     "lease": "A's lease had ended",
-    "release": "A gave it back",
+    "release": "A released it",
     "kill": "A was killed",
 }
 HIDDEN = ("cycle", "what", "at", "id", "pid", "seed", "name", "kind")
@@ -304,7 +304,7 @@ class _Page:
         rows = [row for row in self.contentions() if row.get("wait")]
         for face, hold in dict.fromkeys(map(_way, rows)):
             mine = [row for row in rows if _way(row) == (face, hold)]
-            title = f"{face}, each holds it for {hold * 1000:g} ms" if hold else f"{face}, given back at once"
+            title = f"{face}, each holds it for {hold * 1000:g} ms" if hold else f"{face}, released at once"
             samples: list[list[tuple[int, str, list[tuple[float, float]]]]] = [[], []]
             for who in sorted({row["contestant"] for row in mine}, key=self.order):
                 its = [row for row in mine if row["contestant"] == who]

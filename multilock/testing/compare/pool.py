@@ -117,7 +117,7 @@ class Mate:
 
 
 class Mates:
-    """All worker processes of a run. One that was given back is used again.
+    """All worker processes of a run. One that was released is used again.
 
     They end with the thread that makes them. So one thread calls `make`, and others `borrow` what it makes.
     """

@@ -385,7 +385,7 @@ def _cost(loads: Sequence[dict[str, Any]]) -> Iterator[Row]:
             yield _who(row), *map(_ms, _of(spread)), NONE if ping is None else f"{ping:.1f}"
 
 
-CONTENTION = ("contestant", "waiters", "hold", "grants/s", "wait", "hand-over", "each", "none", "sends")
+CONTENTION = ("contestant", "waiters", "hold", "grants/s", "wait", "handover", "each", "none", "sends")
 CROWD = "waiters/processes; each: of one waiter, least to most; none: so many got none; sends: for each grant"
 
 

@@ -92,7 +92,7 @@ class ReadWriteConformance(Conformance):
         assert not lock.is_held()
 
     def test_each_reader_is_renewed_separately(self, client: Client, place: Place) -> None:
-        """One lease of a name can end while another one in the same client goes on."""
+        """One lease of a name can end while another one in the same client continues."""
         lock = reader(client, ttl=place.steady_ttl)
         first, second = lock.acquire(), background(lock.acquire).result(SOON)
         first.release()
@@ -421,7 +421,7 @@ class SemaphoreConformance(Conformance):
     def test_the_permit_of_a_silent_client_becomes_free_at_its_own_end(
         self, client: Client, other: Client, place: Place, make: Callable[..., Client]
     ) -> None:
-        """Its neighbour's permit goes on."""
+        """Its neighbour's permit continues."""
         dead = client.semaphore(NAME, 2, ttl=place.steady_ttl).acquire()
         kept = other.semaphore(NAME, 2, ttl=place.steady_ttl).acquire()
         with place.silence():

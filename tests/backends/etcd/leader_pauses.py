@@ -48,4 +48,4 @@ def ended_early(pauses: int) -> tuple[int, int]:
 if __name__ == "__main__":
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     revoked, outlived = ended_early(number)
-    print(f"{number} pauses of the leader: {revoked} leases ended although renewed, {outlived} went on")
+    print(f"{number} pauses of the leader: {revoked} leases ended although renewed, {outlived} continued")

@@ -1,4 +1,4 @@
-"""The push of a hand-over is a grant: what it contains, from when it counts, and which waiters must ask in spite of
+"""The push of a handover is a grant: what it contains, from when it counts, and which waiters must ask in spite of
 it."""
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def test_a_late_push_for_a_taken_name_is_not_believed(server: RedisServer, bare:
             proxy.black_hole()  # neither the push nor a heartbeat arrives
             held.release()
             assert str(holder_of(bare)).startswith(two._kernel.client)
-            third = one.lock("a").acquire(timeout=15)  # acquired once the hand-over has expired
+            third = one.lock("a").acquire(timeout=15)  # acquired once the handover has expired
             proxy.heal()  # now the push comes
             eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=10)
             assert third.is_held()

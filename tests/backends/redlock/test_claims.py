@@ -660,7 +660,7 @@ def test_a_long_held_lock_is_released_like_any_other(
         eventually(lambda: now() > begun + 2.5 and lease.remaining() > 1.2, within=WITHIN)
         assert lease.release()
     assert holders(servers) == [""] * 3
-    assert [record for record in caplog.records if "goes on in the background" in record.getMessage()] == []
+    assert [record for record in caplog.records if "continues in the background" in record.getMessage()] == []
 
 
 def test_a_server_slower_than_the_limit_confirms_every_release(contend: Contend) -> None:

@@ -191,7 +191,7 @@ def test_client_from_before_a_fork_works_in_the_child_after_the_parent_ended(
         # The last process that closes a file deletes the log, unless another process has it open.
         with multilock.connect(url) as last:
             assert last.lock("n").try_acquire() is None
-        helper.tell("go on")
+        helper.tell("continue")
         (_, second) = helper.wait_for("second", within=10)
         assert int(second) > int(token)
         with client.lock("third") as lease:
@@ -365,7 +365,7 @@ def test_living_process_never_counts_as_dead() -> None:
     with Helper(f"{HELPERS}:end_the_main_thread") as helper:
         helper.wait_for("zombie", within=10)
         start = int(Path(f"/proc/{helper.pid}/stat").read_text().split()[21])
-        assert not me.knows_gone(Process(me.space, helper.pid, start)), "it goes on in another thread"
+        assert not me.knows_gone(Process(me.space, helper.pid, start)), "it continues in another thread"
         assert me.knows_gone(Process(me.space, helper.pid, start - 1)), "the pid was used again"
         assert not me.knows_gone(Process("elsewhere", helper.pid, start - 1))
         helper.kill()

@@ -264,7 +264,9 @@ class _File(NamedTuple):
             line = int(at[1]) if at else text.count("\n") + 1
             raise ConfigurationError(f"{path}, line {line}: not valid TOML: {error}") from error
         if os.path.basename(path) == PROJECT_FILE:
-            top = top.get("tool", {}).get("multilock")
+            if not isinstance(tool := top.get("tool", {}), dict):
+                raise ConfigurationError(f"{path}: tool must be a table, such as [tool.multilock], not {tool!r:.60}")
+            top = tool.get("multilock")
             path = f"[tool.multilock] of {path}"
             if top is None and optional:
                 return cls(None)

@@ -27,6 +27,7 @@ class ConnectOptions(TypedDict, total=False):
     cert: str | None
     key: str | None
     tls: bool | None
+    tls_verify: bool | None
     db: int | None
     replicas: int | None
     replicas_on_renew: bool | None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from multilock.config import COMMON, unknown_option
 from multilock.errors import ConfigurationError
+from multilock.model import Finding
 
 if TYPE_CHECKING:
     import ssl
@@ -20,6 +21,7 @@ __all__ = [
     "LOGIN",
     "NO_TLS",
     "TLS_FILES",
+    "TLS_OPTIONS",
     "belong_together",
     "client_alone",
     "host_list",
@@ -29,9 +31,11 @@ __all__ = [
     "text",
     "texts",
     "tls_context",
+    "tls_findings",
     "tls_only",
     "ttl_of",
     "user_info",
+    "verifies",
     "who_answered",
     "yes_or_no",
 ]
@@ -39,6 +43,7 @@ __all__ = [
 Number = TypeVar("Number", int, float)
 
 TLS_FILES = ("ca", "cert", "key")
+TLS_OPTIONS = (*TLS_FILES, "tls_verify")
 LOGIN = ("username", "password")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]+)(?::(\d+))?")
 _YES_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -141,11 +146,17 @@ def _host(host: str, port: int, called: str) -> str:
 
 
 def tls_only(options: Mapping[str, object], scheme: str, secure: str) -> dict[str, str]:
-    """Return ``ca``, ``cert`` and ``key`` as far as they were given. Only the scheme ``secure`` may have them."""
-    files = texts(options, TLS_FILES)
-    if files and scheme != secure:
-        raise ConfigurationError(f"{', '.join(files)}: only {secure}:// has these, use that scheme or leave them out")
-    return files
+    """Return ``ca``, ``cert`` and ``key`` as far as they were given. Only the scheme ``secure`` may have options of
+    TLS."""
+    given = [name for name in TLS_OPTIONS if name in options]
+    if given and scheme != secure:
+        raise ConfigurationError(f"{', '.join(given)}: only {secure}:// has these, use that scheme or leave them out")
+    return texts(options, TLS_FILES)
+
+
+def verifies(options: Mapping[str, object]) -> bool:
+    """Return whether TLS verifies the server: always, unless ``tls_verify`` says no."""
+    return yes_or_no("tls_verify", options.get("tls_verify", True))
 
 
 def tls_context(files: Mapping[str, str | None], *, folder: str | None = None, verify: bool = True) -> ssl.SSLContext:
@@ -166,6 +177,22 @@ def tls_context(files: Mapping[str, str | None], *, folder: str | None = None, v
     except OSError as error:  # includes ssl.SSLError
         raise ConfigurationError(f"ca=, cert= and key= must be PEM files that can be read: {error}") from error
     return context
+
+
+def tls_findings(context: ssl.SSLContext | None) -> list[Finding]:
+    """Return the finding about connections that do not verify the server. ``context`` is None without TLS."""
+    if context is None or context.check_hostname:
+        return []
+    accepted = "any certificate" if context.verify_mode == 0 else "the certificate of any host"
+    return [
+        Finding(
+            "tls-verify",
+            "warning",
+            f"TLS accepts {accepted}: a program in between can read the password, and grant a lock to two processes",
+            "give the authority of the server's certificate as ca= and leave out tls_verify=no, or make the client of "
+            "client= check certificate and host name",
+        )
+    ]
 
 
 # ---- the wrong server

@@ -27,19 +27,19 @@ class Ours(NamedTuple):
     library: str | None = None
 
 
+_REDIS = Ours("multilock_redis", "redis", "redis")
 # Our backends are entry points too, but reading entry points takes 25 ms, and fails in a clone that is not installed.
 OURS: Mapping[str, Ours] = {
     "memory": Ours("multilock_memory"),
     "sqlite": Ours("multilock_sqlite"),
-    "redis": Ours("multilock_redis", "redis", "redis"),
-    "rediss": Ours("multilock_redis", "redis", "redis"),
-    "unix": Ours("multilock_redis", "redis", "redis"),
-    "redis+cluster": Ours("multilock_redis", "redis", "redis"),
-    "rediss+cluster": Ours("multilock_redis", "redis", "redis"),
-    "redis+sentinel": Ours("multilock_redis", "redis", "redis"),
-    "rediss+sentinel": Ours("multilock_redis", "redis", "redis"),
-    "redlock": Ours("multilock_redis", "redis", "redis"),
-    "redlocks": Ours("multilock_redis", "redis", "redis"),
+    **{
+        f"{server}{kind}": _REDIS
+        for server in ("redis", "rediss", "valkey", "valkeys")
+        for kind in ("", "+cluster", "+sentinel")
+    },
+    "unix": _REDIS,
+    "redlock": _REDIS,
+    "redlocks": _REDIS,
     "etcd": Ours("multilock_etcd", "etcd", "grpc"),
     "etcds": Ours("multilock_etcd", "etcd", "grpc"),
     "consul": Ours("multilock_consul", "consul", "consul"),

@@ -21,7 +21,7 @@ import consul.base
 from multilock import BackendUnavailable, ConfigurationError
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import (
-    TLS_FILES,
+    TLS_OPTIONS,
     client_alone,
     number,
     prefix_of,
@@ -30,6 +30,7 @@ from multilock.options import (
     tls_context,
     tls_only,
     ttl_of,
+    verifies,
 )
 from multilock_consul.diagnosis import diagnose
 from multilock_consul.inspection import Inspection
@@ -42,7 +43,7 @@ from multilock_consul.transport import Address, Agents
 
 __all__ = ["ConsulBackend", "open_backend"]
 
-OPTIONS = ("token", "lock_delay", *TLS_FILES, "client")
+OPTIONS = ("token", "lock_delay", *TLS_OPTIONS, "client")
 TTL_MIN = 10.0  # seconds; the default of the servers' session_ttl_min
 TTL_FLOOR = 0.1
 TTL_MAX = 86400.0
@@ -57,7 +58,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
 
     * ``token`` is the ACL token. Without it the environment's ``CONSUL_HTTP_TOKEN`` is used.
     * ``lock_delay`` is in seconds, from 0 to 60. The default is 5 less than the ttl, and at least 1.
-    * ``ca``, ``cert`` and ``key`` are files for ``consuls://``.
+    * ``ca``, ``cert`` and ``key`` are files for ``consuls://``. With ``tls_verify=no`` any certificate is accepted.
     * ``client`` is a ``consul.Consul``. This backend opens its own connections with the client's address, token,
       datacentre and TLS settings, and never closes the client.
 
@@ -101,7 +102,7 @@ def _access_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Agen
     port = 8501 if scheme == "consuls" else 8500
     return AgentAccess(
         [_address(scheme, each, port) for each in where.split(",")] if where else [Address("localhost", port)],
-        tls=_tls(files) if scheme == "consuls" else None,
+        tls=_tls(files, verify=verifies(options)) if scheme == "consuls" else None,
         token=_token(options.get("token", os.environ.get("CONSUL_HTTP_TOKEN"))),
     )
 
@@ -113,7 +114,7 @@ def _access_of_client(url: str, options: Mapping[str, object]) -> AgentAccess:
         raise ConfigurationError(
             f"client= of {scheme}:// takes a consul.Consul, not {type(client).__module__}.{type(client).__qualname__}"
         )
-    client_alone(options, ("token", *TLS_FILES))
+    client_alone(options, ("token", *TLS_OPTIONS))
     http = client.http
     tls = None
     if http.scheme == "https":

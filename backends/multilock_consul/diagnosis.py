@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from multilock import BackendRejected, Finding
+from multilock.options import tls_findings
 from multilock_consul.sessions import REMOVED_AFTER
 from multilock_consul.transport import Agents
 
@@ -18,7 +19,7 @@ CONNECTIONS = 150  # of one address that an agent should accept: a client may ha
 def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
     """Query the agent for its settings and the servers for their peers. Raises what a request raises."""
     until = agents.now() + within
-    findings = _library()
+    findings = _library() + tls_findings(agents.tls)
     try:
         about = agents.api(within).agent.self()
     except BackendRejected as refused:

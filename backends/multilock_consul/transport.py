@@ -143,7 +143,7 @@ class Agents:
         now: Callable[[], float],
     ) -> None:
         self._addresses = addresses
-        self._tls = tls
+        self.tls = tls  #: how TLS is done, or None without it
         self._headers = f"X-Consul-Token: {token}\r\n" if token else ""
         self._dc = {"dc": dc} if dc else {}
         self.now = now
@@ -261,8 +261,8 @@ class Agents:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # However this connection ends, unsent bytes are dropped, and the agent is notified at once.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-            if self._tls:
-                sock = self._tls.wrap_socket(sock, server_hostname=address.host)
+            if self.tls:
+                sock = self.tls.wrap_socket(sock, server_hostname=address.host)
         except BaseException:
             sock.close()
             raise
@@ -315,7 +315,7 @@ class Agents:
         hint = ""
         if NO_TLS in str(error):
             hint = " (this server does not use TLS: write consul:// in the URL)"
-        elif self._tls and isinstance(error, (ssl.SSLError, TimeoutError, ConnectionResetError)):
+        elif self.tls and isinstance(error, (ssl.SSLError, TimeoutError, ConnectionResetError)):
             hint = " (does this server use TLS? If not, write consul:// in the URL)"
         return BackendUnavailable(f"{where} cannot be reached: {error}{hint}", unknown=False, backend="consul")
 

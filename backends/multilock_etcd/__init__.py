@@ -20,13 +20,16 @@ from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held,
 from multilock.options import (
     LOGIN,
     TLS_FILES,
+    TLS_OPTIONS,
     belong_together,
     host_list,
     prefix_of,
     reject_unknown,
     texts,
+    tls_only,
     ttl_of,
     user_info,
+    verifies,
 )
 from multilock_etcd.diagnosis import diagnose
 from multilock_etcd.inspection import EtcdInspection
@@ -53,7 +56,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:
     client of another library, whose ``channel`` is then used. Raises `ConfigurationError` if they do not fit together.
     """
     refuse_eventlet()
-    reject_unknown(options, (*TLS_FILES, *LOGIN, "client"), "etcd")
+    reject_unknown(options, (*TLS_OPTIONS, *LOGIN, "client"), "etcd")
     return EtcdBackend(
         _cluster(url, options),
         prefix=prefix_of(options),
@@ -153,9 +156,10 @@ def _cluster(url: str, options: Mapping[str, object]) -> Cluster:
     tls = scheme == "etcds"
     given = user_info(login) | texts(options, (*TLS_FILES, *LOGIN))
     if "client" in options:
-        return _handed_over(hosts, given, options["client"])
-    if not tls and (extra := [name for name in TLS_FILES if name in given]):
-        raise ConfigurationError(f"{extra[0]}= is for TLS: write etcds:// instead of etcd://")
+        return _handed_over(hosts, given, options)
+    tls_only(options, scheme, "etcds")
+    if not verifies(options):
+        raise ConfigurationError("tls_verify=no: gRPC always verifies the server; give the server's certificate as ca=")
     belong_together(given, "cert", "key")
     if "password" in given and "username" not in given:
         raise ConfigurationError("password= needs username=")
@@ -172,8 +176,9 @@ def _cluster(url: str, options: Mapping[str, object]) -> Cluster:
     )
 
 
-def _handed_over(hosts: str, given: Mapping[str, str], client: object) -> Cluster:
-    if hosts.rstrip("/") or given:
+def _handed_over(hosts: str, given: Mapping[str, str], options: Mapping[str, object]) -> Cluster:
+    client = options["client"]
+    if hosts.rstrip("/") or given or "tls_verify" in options:
         raise ConfigurationError(
             "with client= the URL is etcd:// alone: the client already has its hosts and its credentials"
         )

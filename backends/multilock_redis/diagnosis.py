@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from multilock import BackendRejected, Finding, MultilockError
+from multilock.options import tls_findings
 from multilock_redis.node import Node
 from multilock_redis.primary import Told
 from multilock_redis.sentinel import SentinelEndpoint
 from multilock_redis.slots import SLOTS, Address, SlotTable
 from multilock_redis.transport import Connections
-from multilock_redis.wire import pack
+from multilock_redis.wire import pack, spelled
 
 __all__ = ["diagnose", "diagnose_cluster", "diagnose_sentinels"]
 
@@ -56,7 +57,9 @@ def diagnose(
             findings.append(_hidden(f"CONFIG GET: {answer}"))
             break
         facts |= [pair for pair in [tuple(word.decode() for word in answer)] if len(pair) == 2]
-    return findings + [finding for check in checks or CHECKS if (finding := check(facts))]
+    findings += [finding for check in checks or CHECKS if (finding := check(facts))]
+    findings += tls_findings(connections.tls)
+    return [replace(finding, remedy=spelled(finding.remedy, connections.where)) for finding in findings]
 
 
 def diagnose_cluster(
@@ -153,7 +156,7 @@ def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], wit
                 "no-replicas",
                 "warning",
                 f"the Sentinels know no replica of {endpoint.primary!r}, so none can take over",
-                "add a replica, or use redis:// for a single server",
+                spelled("add a replica, or use redis:// for a single server", endpoint.name),
             )
         )
     return findings

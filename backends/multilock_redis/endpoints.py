@@ -17,7 +17,7 @@ from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection
 from multilock import ConfigurationError
 from multilock.options import (
     LOGIN,
-    TLS_FILES,
+    TLS_OPTIONS,
     client_alone,
     host_list,
     number,
@@ -26,13 +26,14 @@ from multilock.options import (
     tls_context,
     tls_only,
     user_info,
+    verifies,
     yes_or_no,
 )
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Replicas
 from multilock_redis.sentinel import Sentinel, SentinelEndpoint
 from multilock_redis.slots import Address, key_slot
-from multilock_redis.transport import Endpoint
+from multilock_redis.transport import Endpoint, other_scheme, speaks_tls
 
 __all__ = [
     "OPTIONS",
@@ -53,7 +54,7 @@ __all__ = [
     "tls_settings",
 ]
 
-OPTIONS = (*LOGIN, "db", *TLS_FILES)
+OPTIONS = (*LOGIN, "db", *TLS_OPTIONS)
 REPLICAS = ("replicas", "replicas_on_renew")
 SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
 PRIMARY = re.compile(r"[A-Za-z0-9._-]+")  # the names of a primary that a Sentinel accepts
@@ -69,8 +70,9 @@ NOT_TAKEN_OVER = {
     "event_dispatcher",
     "himport_registry",
     "connection_pool",
+    "client_cache",
 }
-NOT_TAKEN_OVER_PREFIXES = ("maint", "orig_", "oss_cluster_", "lib_", "driver_")
+NOT_TAKEN_OVER_PREFIXES = ("cache_", "maint", "orig_", "oss_cluster_", "lib_", "driver_")
 
 
 def keyspace(options: Mapping[str, object], scheme: str) -> Keyspace:
@@ -94,14 +96,19 @@ def replicas_of(options: Mapping[str, object]) -> Replicas:
     return Replicas(wanted, wanted if of_renewals else 0)
 
 
-def tls_settings(options: Mapping[str, object], scheme: str, secure: str) -> dict[str, Any]:
-    """Return ``ca``, ``cert`` and ``key`` as settings of a connection. Only the scheme ``secure`` may have them."""
-    files = tls_only(options, scheme, secure)
+def tls_settings(options: Mapping[str, object], scheme: str) -> dict[str, Any]:
+    """Return the options of TLS as settings of a connection. Only a scheme with TLS may have them."""
+    secure = speaks_tls(scheme)
+    files = tls_only(options, scheme, scheme if secure else other_scheme(scheme))
     if files.get("key") and not files.get("cert"):
         raise ConfigurationError("key= needs cert=, the certificate to which it belongs")
     if files:
         tls_context(files)
-    return {TLS[name]: path for name, path in files.items()}
+    settings: dict[str, Any] = {TLS[name]: path for name, path in files.items()}
+    if secure:  # redis-py before 6.0 does not check the host's name by default
+        verify = verifies(options)
+        settings |= {"ssl_check_hostname": verify, "ssl_cert_reqs": "required" if verify else "none"}
+    return settings
 
 
 def database(options: Mapping[str, object], path: str) -> int:
@@ -115,13 +122,10 @@ def database(options: Mapping[str, object], path: str) -> int:
 
 
 def at(scheme: str, host: str, port: int, settings: Mapping[str, Any]) -> Endpoint:
-    """Return the endpoint of one server. ``scheme`` is the scheme of the user's URL, and begins with ``rediss`` for
-    TLS.
-
-    ``settings`` are arguments of redis-py's connections.
-    """
+    """Return the endpoint of one server. ``scheme`` is the scheme of the user's URL, and ``settings`` are arguments of
+    redis-py's connections."""
     settings = {**settings, "host": host, "port": port}
-    kind = SSLConnection if scheme.startswith("rediss") else Connection
+    kind = SSLConnection if speaks_tls(scheme) else Connection
     return Endpoint(_place(scheme, host, port, settings.get("db", 0)), kind, settings)
 
 
@@ -134,7 +138,7 @@ def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> End
         "password": unquote(parts.password) if parts.password else None,
     }
     settings |= texts(options, LOGIN)
-    tls = tls_settings(options, scheme, "rediss")
+    tls = tls_settings(options, "redis" if scheme == "unix" else scheme)
     if scheme == "unix":
         settings["db"] = database(options, "")
         settings["path"] = unquote(parts.path)
@@ -142,7 +146,7 @@ def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> End
             raise ConfigurationError("unix:// takes the absolute path of a socket: unix:///run/redis/redis.sock")
         return Endpoint(f"unix://{settings['path']}", UnixDomainSocketConnection, settings)
     if "," in parts.netloc.rpartition("@")[2]:
-        several = scheme.replace("redis", "redlock"), f"{scheme}+cluster", f"{scheme}+sentinel"
+        several = "redlocks" if speaks_tls(scheme) else "redlock", f"{scheme}+cluster", f"{scheme}+sentinel"
         raise ConfigurationError(
             f"{scheme}:// takes one address, that of the primary. Did you mean {several[0]}:// (independent servers), "
             f"{several[1]}:// or {several[2]}://?"
@@ -161,10 +165,10 @@ def endpoints_of_redlock(url: str, scheme: str, options: Mapping[str, object]) -
     Options override the URL. Without ``db`` or a path, database 0 of each server is used.
     """
     login = texts(options, LOGIN)
-    tls = tls_settings(options, scheme, "redlocks")
+    tls = tls_settings(options, scheme)
     authority, _, path = url.partition("://")[2].partition("/")
     settings = {"db": database(options, path)} | tls
-    one = "rediss" if scheme == "redlocks" else "redis"
+    one = "rediss" if speaks_tls(scheme) else "redis"
     endpoints = []
     for server in authority.split(","):
         user, _, place = server.rpartition("@")
@@ -181,26 +185,24 @@ def endpoints_of_clients(url: str, clients: object, options: Mapping[str, object
         raise ConfigurationError(f"client= of {scheme}:// takes a list of redis.Redis, one for each server")
     if rest:
         raise ConfigurationError(f"client= already has the addresses of its servers: give {scheme}:// as the URL")
-    one = "rediss" if scheme == "redlocks" else "redis"
+    one = "rediss" if speaks_tls(scheme) else "redis"
     return [endpoint_of_client(f"{one}://", client, options) for client in clients]
 
 
 def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) -> Endpoint:
-    """Return where this ``redis.Redis`` connects, and how. Its own connections are not used."""
+    """Return where this ``redis.Redis`` or ``valkey.Valkey`` connects, and how. Its own connections are not used."""
     scheme, _, rest = url.partition("://")
-    if not isinstance(client, Redis):
+    if not _is(type(client), Redis):
         other = f"{type(client).__module__}.{type(client).__qualname__}"
-        hint = ": the blocking client works with asyncio too" if isinstance(client, AsyncRedis) else ""
-        raise ConfigurationError(f"client= of {scheme}:// takes a redis.Redis, not {other}{hint}")
+        hint = ": the blocking client works with asyncio too" if _is(type(client), AsyncRedis) else ""
+        raise ConfigurationError(f"client= of {scheme}:// takes a redis.Redis or valkey.Valkey, not {other}{hint}")
     client_alone(options, OPTIONS)
-    pool = client.connection_pool
-    kind = pool.connection_class
-    if issubclass(kind, SentinelManagedConnection):
+    pool: Any = client.connection_pool  # type: ignore[attr-defined]
+    if _is(pool.connection_class, SentinelManagedConnection):
         raise ConfigurationError(f"client= asks Sentinels for its primary: give {scheme}+sentinel://")
-    if not issubclass(kind, (Connection, UnixDomainSocketConnection)):
-        raise ConfigurationError(f"client= connects by {kind.__qualname__}: only one fixed server is supported")
-    if scheme == "rediss" and not issubclass(kind, SSLConnection):
-        raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis:// as the URL")
+    kind = _connection_of(pool)
+    if speaks_tls(scheme) and not issubclass(kind, SSLConnection):
+        raise _without_tls(scheme)
     settings = _settings_of(pool)
     shown = _place(scheme, settings.get("host", "localhost"), settings.get("port", 6379), settings.get("db") or 0)
     if path := settings.get("path"):
@@ -223,8 +225,8 @@ def sentinels_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Se
             f"{scheme}:// takes Sentinels, and the name by which they know the primary: "
             f"{scheme}://s1:26379,s2:26379,s3:26379/NAME (a '/' in a password is written %2F)"
         )
-    tls = tls_settings(options, scheme, "rediss+sentinel")
-    kind = SSLConnection if scheme == "rediss+sentinel" else Connection
+    tls = tls_settings(options, scheme)
+    kind = SSLConnection if speaks_tls(scheme) else Connection
     theirs = {name.removeprefix("sentinel_"): value for name, value in texts(options, SENTINEL_LOGIN).items()}
     if "password" not in theirs and "username" in theirs:
         raise ConfigurationError("sentinel_username= needs sentinel_password=")
@@ -239,20 +241,22 @@ def sentinels_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Se
 def sentinels_of_client(url: str, client: object, options: Mapping[str, object]) -> SentinelEndpoint:
     """Return which Sentinels this client of ``redis.sentinel.Sentinel(…).master_for(…)`` asks, and how it connects."""
     scheme, _, rest = url.partition("://")
-    if not isinstance(client, Redis) or not isinstance(pool := client.connection_pool, SentinelConnectionPool):
+    pool: Any = getattr(client, "connection_pool", None)
+    if not _is(type(client), Redis) or not _is(type(pool), SentinelConnectionPool):
         other = f"{type(client).__module__}.{type(client).__qualname__}"
-        hint = ": give redis://" if isinstance(client, Redis) else ""
+        hint = f": give {scheme.partition('+')[0]}://" if _is(type(client), Redis) else ""
         raise ConfigurationError(
-            f"client= of {scheme}:// takes what redis.sentinel.Sentinel(…).master_for(…) makes, not {other}{hint}"
+            f"client= of {scheme}:// takes what redis.sentinel.Sentinel(…).master_for(…) makes, or that of valkey, "
+            f"not {other}{hint}"
         )
     client_alone(options, (*OPTIONS, *SENTINEL_LOGIN))
     if not pool.is_master:
         raise ConfigurationError("client= reads from replicas, where no lock can be taken: make it with master_for(…)")
-    secure = issubclass(pool.connection_class, SSLConnection)
-    if scheme == "rediss+sentinel" and not secure:
-        raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis+sentinel://")
+    secure = _is(pool.connection_class, SSLConnection)
+    if speaks_tls(scheme) and not secure:
+        raise _without_tls(scheme)
     pools = [each.connection_pool for each in pool.sentinel_manager.sentinels]
-    sentinels = [Sentinel(scheme, each.connection_class, _settings_of(each)) for each in pools]
+    sentinels = [Sentinel(scheme, _connection_of(each), _settings_of(each)) for each in pools]
     kind = SSLConnection if secure else Connection
     endpoint = SentinelEndpoint(scheme, sentinels, pool.service_name, kind, _settings_of(pool))
     if rest and sentinels_of_url(url, scheme, {}).name != endpoint.name:
@@ -278,42 +282,72 @@ def cluster_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Node
         )
     if database(options, parts.path.strip("/")):
         raise ConfigurationError(f"a cluster has database 0 only: give {scheme}:// without another one")
-    settings = {**user_info(login), **texts(options, LOGIN), **tls_settings(options, scheme, "rediss+cluster")}
+    settings = {**user_info(login), **texts(options, LOGIN), **tls_settings(options, scheme)}
     pairs = (each.rpartition(":") for each in host_list(hosts, 6379, f"node of a {scheme} URL"))
     seeds = [Address(host.strip("[]"), int(port)) for host, _, port in pairs]
     return seeds, lambda address: at(scheme, *address, settings)
 
 
 def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -> Nodes:
-    """Return which nodes this ``redis.RedisCluster`` knows, and how it connects. Its own connections are not used."""
+    """Return which nodes this ``redis.RedisCluster`` or ``valkey.ValkeyCluster`` knows, and how it connects. Its own
+    connections are not used."""
     scheme, _, rest = url.partition("://")
-    if not isinstance(client, RedisCluster):
+    if not _is(type(client), RedisCluster):
         other = f"{type(client).__module__}.{type(client).__qualname__}"
-        hint = ": give redis://" if isinstance(client, Redis) else ""
-        raise ConfigurationError(f"client= of {scheme}:// takes a redis.RedisCluster, not {other}{hint}")
+        hint = f": give {scheme.partition('+')[0]}://" if _is(type(client), Redis) else ""
+        raise ConfigurationError(
+            f"client= of {scheme}:// takes a redis.RedisCluster or valkey.ValkeyCluster, not {other}{hint}"
+        )
     if rest:
         raise ConfigurationError(f"client= already has the addresses of its nodes: give {scheme}://")
     client_alone(options, OPTIONS)
     cluster: Any = client
-    pool = cluster.get_default_node().redis_connection.connection_pool
-    secure = issubclass(pool.connection_class, SSLConnection)
-    if scheme == "rediss+cluster" and not secure:
-        raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis+cluster://")
+    node = cluster.get_default_node()
+    pool = (getattr(node, "redis_connection", None) or node.valkey_connection).connection_pool
+    secure = _is(pool.connection_class, SSLConnection)
+    if speaks_tls(scheme) and not secure:
+        raise _without_tls(scheme)
+    shown = scheme if secure == speaks_tls(scheme) else other_scheme(scheme)
     # Without this, the cluster client's own connect function might ask for replicas.
     settings = _settings_of(pool) | {"redis_connect_func": cluster.user_on_connect_func}
     remap: Callable[[tuple[str, int]], tuple[str, int]] = cluster.nodes_manager.address_remap or Address._make
 
     def endpoint_at(address: Address) -> Endpoint:
-        return at("rediss+cluster" if secure else "redis+cluster", *remap((address.host, address.port)), settings)
+        return at(shown, *remap((address.host, address.port)), settings)
 
     return [Address(node.host, node.port) for node in cluster.nodes_manager.startup_nodes.values()], endpoint_at
+
+
+def _is(kind: type, redis_s: type) -> bool:
+    """Return whether ``kind`` is this class of redis-py, the class of valkey-py that took its place, or a subclass.
+
+    valkey-py is a fork of redis-py. Its classes are recognised by name, so that it need not be installed.
+    """
+    module, name = redis_s.__module__.replace("redis", "valkey"), redis_s.__name__.replace("Redis", "Valkey")
+    return any(each is redis_s or (each.__module__, each.__name__) == (module, name) for each in kind.__mro__)
+
+
+def _connection_of(pool: Any) -> type[Any]:
+    """Return the class of redis-py that connects as this pool does."""
+    kind: type[Any] = pool.connection_class
+    if kind.__module__ == "valkey.connection":
+        same = (SSLConnection, Connection, UnixDomainSocketConnection)
+        kind = next((each for each in same if each.__name__ == kind.__name__), kind)
+    if not issubclass(kind, (Connection, UnixDomainSocketConnection)):
+        raise ConfigurationError(f"client= connects by {kind.__qualname__}: only one fixed server is supported")
+    return kind
+
+
+def _without_tls(scheme: str) -> ConfigurationError:
+    plain = other_scheme(scheme)
+    return ConfigurationError(f"client= connects without TLS: make it with ssl=True, or give {plain}:// as the URL")
 
 
 def _settings_of(pool: Any) -> dict[str, Any]:
     if pool.connection_class.__module__.partition(".")[0] == "fakeredis":
         raise ConfigurationError("client= is a FakeRedis, to which one cannot connect: use memory:// in a test")
     return {
-        name: value
+        name.replace("valkey_", "redis_"): value
         for name, value in pool.connection_kwargs.items()
         if name not in NOT_TAKEN_OVER and not name.startswith(NOT_TAKEN_OVER_PREFIXES)
     }

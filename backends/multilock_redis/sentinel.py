@@ -28,7 +28,7 @@ from multilock.timing import LONGEST_PAUSE
 from multilock_redis.primary import Following, Told
 from multilock_redis.slots import Address
 from multilock_redis.transport import Endpoint, Wire, not_connected
-from multilock_redis.wire import pack
+from multilock_redis.wire import pack, spelled
 
 __all__ = ["Sentinel", "SentinelEndpoint"]
 
@@ -247,7 +247,7 @@ class SentinelEndpoint(Endpoint):
         remedy = next((what for word, what in _REMEDIES.items() if word in said), "")
         if not remedy and "not trusted" in str(error):
             return error
-        return BackendRejected(f"{said} ({remedy or _CHECK_LOGIN})", backend="redis")
+        return BackendRejected(f"{said} ({spelled(remedy or _CHECK_LOGIN, self.name)})", backend="redis")
 
     def _connect_to(self, told: Told, where: str, within: float, now: Callable[[], float]) -> Wire:
         deadline = now() + within

@@ -26,9 +26,9 @@ from redis.retry import Retry
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
 from multilock.options import NO_TLS, who_answered
-from multilock_redis.wire import IS_LOADING, IS_REPLICA, SILENT, Incomplete, Unclear, parse, refusal
+from multilock_redis.wire import IS_LOADING, IS_REPLICA, SILENT, Incomplete, Unclear, parse, refusal, spelled
 
-__all__ = ["Answer", "Connections", "Endpoint", "Wire", "is_down", "not_connected"]
+__all__ = ["Answer", "Connections", "Endpoint", "Wire", "is_down", "not_connected", "other_scheme", "speaks_tls"]
 
 Answer = tuple[Any, float]
 """The server's reply (or the exception made of it), and when the request was sent."""
@@ -308,6 +308,11 @@ class Wire:
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """How TLS is done on this connection, or None without it."""
+        return self._sock.context if isinstance(self._sock, ssl.SSLSocket) else None
+
     def close(self) -> None:
         self.alive = False
         self._open.discard(self)
@@ -545,21 +550,24 @@ def _hint(error: BaseException, where: str) -> str:
 
 
 def speaks_tls(where: str) -> bool:
-    """Return whether this server's URL has a scheme with TLS."""
-    return where.startswith("rediss")
+    """Return whether this server's URL has a scheme with TLS. ``where`` may also be the scheme alone."""
+    return where.startswith(("rediss", "valkeys", "redlocks"))
+
+
+def other_scheme(scheme: str) -> str:
+    """Return the scheme with TLS for one without, and the other way round: ``redis+cluster`` for ``rediss+cluster``."""
+    server, plus, kind = scheme.partition("+")
+    return (server[:-1] if speaks_tls(scheme) else f"{server}s") + plus + kind
 
 
 def other_schemes(where: str) -> str:
     """Return the schemes with TLS for a URL without TLS, or those without TLS for a URL with TLS. If the name of the
     server does not show the user's scheme, all that fit are returned."""
     scheme = where.partition("://")[0]
-    if "+" not in scheme:
-        return (
-            "redis://, redlock:// or redis+cluster://"
-            if speaks_tls(where)
-            else ("rediss://, redlocks:// or rediss+cluster://")
-        )
-    return f"{scheme.replace('rediss', 'redis', 1) if speaks_tls(where) else scheme.replace('redis', 'rediss', 1)}://"
+    if "+" in scheme:
+        return f"{other_scheme(scheme)}://"
+    without, with_ = "redis://, redlock:// or redis+cluster://", "rediss://, redlocks:// or rediss+cluster://"
+    return spelled(without if speaks_tls(where) else with_, where)
 
 
 def _never() -> bool:
@@ -601,6 +609,7 @@ class Connections:
         self._idle: deque[Wire] = deque()  # used without a lock, since its methods are atomic
         self._closed = system.Event()
         self._tended = False  # whether a thread looks after them, as it does while there are many
+        self.tls: ssl.SSLContext | None = None  #: how TLS is done on the newest connection, if it is
 
     def call(self, request: bytes, within: float) -> Answer:
         """Send one request over an idle or a new connection; return its reply, and when it was sent."""
@@ -617,6 +626,11 @@ class Connections:
             return wire.exchange(requests, left)
         finally:
             self._give(wire)
+
+    @property
+    def where(self) -> str:
+        """The server, as messages call it."""
+        return self._endpoint.name
 
     def channel(self, within: float) -> Wire | None:
         """Return a connection that never blocks, for the caller alone; or None if the server uses TLS."""
@@ -649,6 +663,7 @@ class Connections:
             wire.close()
         else:
             wire = self._endpoint.connect(within, self._now)
+            self.tls = wire.tls
         left = start + within - self._now()
         if left <= 0:
             self._give(wire)

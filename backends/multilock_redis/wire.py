@@ -21,6 +21,7 @@ __all__ = [
     "parse",
     "refusal",
     "refused",
+    "spelled",
 ]
 
 IS_LOADING = "it is loading its data"  #: part of every message about a server that loads its data
@@ -69,6 +70,15 @@ _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+)
 # The errors of a script whose user lacks a right, up to 7.0 and later; they replace NOPERM. Such a script may have
 # written before it failed. These writes expire, and never take the lock.
 _LACKING = ("The user executing the script can't", "ACL failure in script")
+
+
+_SCHEME = re.compile(r"redis(?=s?(\+[a-z]+)?://)")
+
+
+def spelled(advice: str, where: str) -> str:
+    """Return advice of ours about schemes such as ``redis://``. It says ``valkey://`` if ``where``, which begins with
+    the user's URL, does."""
+    return _SCHEME.sub("valkey", advice) if where.startswith("valkey") else advice
 
 
 class Redirected(BackendRejected):
@@ -179,10 +189,11 @@ def refusal(text: str, where: str) -> Exception:
             hint = _UNKNOWN
         elif "cluster support disabled" in text:
             hint = _IN_NO_CLUSTER
-        told = f"{where} refused: {text} ({hint})"
+        told = f"{where} refused: {text} ({spelled(hint, where)})"
         if word == "ERR" and not _NOTHING_DONE.search(text):
             return Unclear(told, backend="redis")
         return Redirected(told, text) if word in ("MOVED", "ASK") else BackendRejected(told, backend="redis")
     if word in SILENT:
-        return BackendUnavailable(f"{where}: {text} ({SILENT[word]})", unknown=False, backend="redis")
+        why = f"{where}: {text} ({spelled(SILENT[word], where)})"
+        return BackendUnavailable(why, unknown=False, backend="redis")
     return BackendUnavailable(f"{where} failed: {text}", unknown=True, backend="redis")

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 # This import comes first: it imports kazoo, and the registry explains to the user when kazoo is missing.
-from multilock_zookeeper.transport import TLS_OPTIONS, Ensemble, Transport
+from multilock_zookeeper.transport import KAZOO_TLS, Ensemble, Transport
 
 # isort: split
 from multilock import ConfigurationError
@@ -33,6 +33,7 @@ from multilock.backend import (
 from multilock.options import (
     LOGIN,
     TLS_FILES,
+    TLS_OPTIONS,
     belong_together,
     host_list,
     prefix_of,
@@ -40,6 +41,7 @@ from multilock.options import (
     texts,
     ttl_of,
     user_info,
+    verifies,
     yes_or_no,
 )
 from multilock_zookeeper.diagnosis import diagnose
@@ -62,11 +64,12 @@ _inherited: list[object] = []  # a forked child must not close these, and collec
 def open_backend(url: str, options: Mapping[str, object]) -> ZooKeeperBackend:
     """Return the backend for ``zookeeper://h1:2181,h2:2181,h3:2181/chroot``, or the same with ``zk://``.
 
-    The options are ``username`` and ``password`` (digest); ``ca``, ``cert``, ``key`` (paths of PEM files) and ``tls``;
+    The options are ``username`` and ``password`` (digest); ``tls``, ``ca``, ``cert``, ``key`` (paths of PEM files) and
+    ``tls_verify``;
     ``node_style`` (``kazoo`` or ``curator``); and ``client``, a KazooClient whose session is used and which is never
     closed. Raises `ConfigurationError` if they do not fit together.
     """
-    reject_unknown(options, (*TLS_FILES, "tls", *LOGIN, "node_style", "client"), "zookeeper")
+    reject_unknown(options, (*TLS_OPTIONS, "tls", *LOGIN, "node_style", "client"), "zookeeper")
     style = options.get("node_style", "kazoo")
     if style not in STYLES:
         raise ConfigurationError(f"node_style must be kazoo or curator, not {style!r:.60}")
@@ -188,7 +191,7 @@ def _ensemble(url: str, options: Mapping[str, object], ttl: float) -> Ensemble:
     chroot = (slash + unquote(chroot)).rstrip("/")
     given = user_info(login) | texts(options, (*TLS_FILES, *LOGIN))
     if "client" in options:
-        if hosts or chroot or given or "tls" in options:
+        if hosts or chroot or given or "tls" in options or "tls_verify" in options:
             raise ConfigurationError(
                 "with client= the URL is zookeeper:// alone: the client already has its servers and its credentials"
             )
@@ -201,20 +204,28 @@ def _ensemble(url: str, options: Mapping[str, object], ttl: float) -> Ensemble:
         raise ConfigurationError(f"{chroot!r} cannot be a node's path: one of its parts is empty, '.' or '..'")
     auth = [("digest", f"{given['username']}:{given['password']}")] if "username" in given else []
     servers = ",".join(host_list(hosts, PORT, "server of a ZooKeeper URL"))
-    return Ensemble(servers, chroot, ttl, auth, _tls(given, options.get("tls")))
+    return Ensemble(servers, chroot, ttl, auth, _tls(given, options))
 
 
-def _tls(given: Mapping[str, str], wanted: object) -> Mapping[str, Any]:
+def _tls(given: Mapping[str, str], options: Mapping[str, object]) -> Mapping[str, Any]:
     files = {name: given[name] for name in TLS_FILES if name in given}
-    if not (bool(files) if wanted is None else yes_or_no("tls", wanted)):
-        if files:
-            raise ConfigurationError(f"{next(iter(files))}= is for TLS, and tls= says not to use it")
+    if not yes_or_no("tls", options.get("tls", bool(files))):
+        if of_tls := [name for name in TLS_OPTIONS if name in options]:
+            raise ConfigurationError(f"{of_tls[0]}= is for TLS: give tls=true with it, or leave it out")
         return {}
+    verify = verifies(options)
     for name, path in files.items():
         if not os.access(path, os.R_OK):
             raise ConfigurationError(f"{name}= must be a PEM file that can be read: {path}")
     cert, key = files.get("cert"), files.get("key")
-    return {"use_ssl": True, "ca": files.get("ca"), "certfile": cert, "keyfile": key, "check_hostname": True}
+    return {
+        "use_ssl": True,
+        "ca": files.get("ca"),
+        "certfile": cert,
+        "keyfile": key,
+        "verify_certs": verify,
+        "check_hostname": verify,
+    }
 
 
 def _handed_over(client: Any) -> Ensemble:
@@ -227,6 +238,6 @@ def _handed_over(client: Any) -> Ensemble:
         client.chroot,
         client._session_timeout / 1000,
         list(client.auth_data),
-        {name: getattr(client, name) for name in TLS_OPTIONS},
+        {name: getattr(client, name) for name in KAZOO_TLS},
         client,
     )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from multilock import Finding, MultilockError, now
+from multilock.options import tls_findings
 from multilock_zookeeper.transport import NodeMissing, Transport
 
 __all__ = ["diagnose"]
@@ -15,7 +16,7 @@ def diagnose(transport: Transport, within: float) -> list[Finding]:
     """Query the server of this connection. Raises what a request raises if the server does not reply."""
     deadline = now() + within
     session = transport.session(deadline)
-    findings: list[Finding] = []
+    findings = tls_findings(transport.tls)
     if session.ttl < transport.asked:
         findings.append(
             Finding(

@@ -35,7 +35,7 @@ from multilock_zookeeper.wire import (
     remember_greetings,
 )
 
-__all__ = ["TLS_OPTIONS", "Answer", "Ensemble", "NodeExists", "NodeMissing", "SessionListener", "Transport"]
+__all__ = ["KAZOO_TLS", "Answer", "Ensemble", "NodeExists", "NodeMissing", "SessionListener", "Transport"]
 
 PERSISTENT, EPHEMERAL_SEQUENTIAL, CONTAINER = 0, 3, 4
 ANY_VERSION = -1
@@ -46,7 +46,7 @@ CLOSE_WITHIN = 1.0  # seconds to close the session; otherwise the session expire
 DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts together; kazoo would spend all of it on one dead host
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
-TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
+KAZOO_TLS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 # The leader decides on the requests with these errors in the order of all writes, so such a refusal proves the session
 # like a write.
 _ORDERED_REFUSALS = (foreign.NoAuthError, foreign.QuotaExceededError)
@@ -177,6 +177,12 @@ class Transport:
     def name(self) -> str:
         """The ensemble, as messages call it."""
         return self._ensemble.name
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """How TLS is done on the present connection, or None without it."""
+        context: ssl.SSLContext | None = getattr(self._client._connection._socket, "context", None)
+        return context
 
     @property
     def asked(self) -> float:
@@ -373,7 +379,7 @@ class Transport:
         if present is None:
             raise ConnectionError("the connection broke")
         peer = present.getpeername()[:2]
-        options = {name: getattr(client, name) for name in TLS_OPTIONS}
+        options = {name: getattr(client, name) for name in KAZOO_TLS}
         # The present connection has already checked the host name.
         return dial(peer, within, {**options, "check_hostname": False})
 

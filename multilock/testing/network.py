@@ -9,7 +9,7 @@ from multilock.testing.proxy import LOCAL, PORTS, Direction, Fault, FaultProxy, 
 __all__ = ["Network", "has_network", "why_no_network"]
 
 # Here the first server gives the client other addresses, so that it bypasses every proxy.
-TOLD = ("redis+sentinel", "redis+cluster")
+TOLD = ("+sentinel", "+cluster")  # how such schemes end
 
 
 def has_network(url: str) -> bool:
@@ -22,7 +22,7 @@ def why_no_network(url: str) -> str:
     scheme = urlsplit(url).scheme
     if scheme in LOCAL:
         return f"{scheme}:// uses no network"
-    if scheme in TOLD:
+    if scheme.endswith(TOLD):
         return f"{scheme}:// gives its clients other addresses, so they bypass every proxy"
     return ""
 

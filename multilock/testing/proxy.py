@@ -44,6 +44,8 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER 0: close() sends RST
 PORTS = {  # the backends' default ports
     "redis": 6379,
     "rediss": 6379,
+    "valkey": 6379,
+    "valkeys": 6379,
     "redlock": 6379,
     "redlocks": 6379,
     "consul": 8500,

@@ -649,6 +649,9 @@ def test_a_table_of_pyproject_toml_is_a_config_file(tmp_path: Path, monkeypatch:
         resolve()
     with pytest.raises(ConfigurationError, match=r"\[tool.multilock\] of pyproject.toml is not there"):
         resolve(config="pyproject.toml")
+    project.write_text('tool = "multilock"')
+    with pytest.raises(ConfigurationError, match=r"pyproject.toml: tool must be a table"):
+        resolve()
     project.write_text('[tool.multilock]\ndefault = "a"\n[tool.multilock.profiles.a]\nurl = "memory://n"\nttl = 7')
     assert resolve().ttl == 7.0
     assert resolve(config=project).url == "memory://n"

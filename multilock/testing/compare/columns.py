@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from typing import Any
 
@@ -264,6 +265,7 @@ def _versions_of(client: multilock.Client, within: float) -> dict[str, str]:
     return found | _library(backend.scheme)
 
 
+@cache  # looking through all installed packages takes half a second
 def _library(scheme: str) -> dict[str, str]:
     library = OURS[scheme].library if scheme in OURS else None
     if library is not None:
@@ -283,7 +285,7 @@ def _server(backend: Backend, within: float) -> str:
 def _told(backend: Backend, within: float) -> list[str]:
     its: Any = backend
     match backend.scheme:
-        case "redis" | "rediss" | "unix":
+        case "redis" | "rediss" | "valkey" | "valkeys" | "unix":
             from multilock_redis.wire import pack
 
             [(info, _)] = its._node.connections.exchange([pack("INFO", "server")], within)

@@ -332,6 +332,20 @@ def test_an_agent_with_an_unknown_certificate_is_refused_at_once(tls: ConsulServ
         connect(f"consuls://127.0.0.1:{tls.ports['https']}").lock("job").acquire()
 
 
+def test_without_verification_a_client_works_and_diagnose_says_so(
+    tls: ConsulServer, pem: Path, connect: Connect
+) -> None:
+    url, files = (
+        f"consuls://localhost:{tls.ports['https']}",
+        {"cert": str(pem / "cert.pem"), "key": str(pem / "key.pem")},
+    )
+    client = connect(f"{url}?tls_verify=no", **files)
+    assert client.lock("unverified").acquire(timeout=10).release()
+    assert "tls-verify" in {finding.code for finding in client.diagnose()}
+    with pytest.raises(ConfigurationError, match="only consuls://"):
+        connect("consul://h?tls_verify=no")
+
+
 # ---- the rest
 
 

@@ -251,6 +251,16 @@ def test_a_server_with_an_unknown_certificate_is_refused_at_once(
         connect(locked.url, ca=papers.stranger, cert=certificate, key=key).lock("job").acquire(timeout=10)
 
 
+def test_verification_cannot_be_switched_off_and_the_remedy_works(
+    locked: EtcdServer, papers: Papers, connect: Connect
+) -> None:
+    with pytest.raises(ConfigurationError, match="give the server's certificate as ca="):
+        connect(locked.url, tls_verify=False)
+    certificate, key = papers.client
+    client = connect(locked.url, ca=papers.server[0], cert=certificate, key=key, tls_verify=True)
+    assert client.lock("verified").acquire(timeout=10).release()
+
+
 def test_a_missing_file_is_named(locked: EtcdServer, connect: Connect) -> None:
     with pytest.raises(BackendRejected, match=r"no-such\.pem"):
         connect(locked.url, ca="no-such.pem").lock("job").try_acquire()

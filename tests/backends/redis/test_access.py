@@ -53,13 +53,17 @@ class Place:
             lines += [*files, f"tls-port {self._secured[-1]}", "tls-replication yes"]
         return lines
 
-    def connect(self, login: str = "", *, insecure: bool = False, **options: object) -> multilock.Client:
-        """Connect a client; with ``insecure`` it uses no TLS although the server demands it."""
+    def connect(
+        self, login: str = "", *, insecure: bool = False, server: str = "redis", **options: object
+    ) -> multilock.Client:
+        """Connect a client; with ``insecure`` it uses no TLS although the server demands it. ``server`` is the scheme's
+        first part."""
         ports = self._secured or [str(each.port) for each in (*self.servers, *([self.guard] if self.guard else []))]
         asked = ports[-1:] if self.guard else ports[: len(self.servers)]
         each = login if self.scheme == "redlock" else ""
         hosts = f",{each}".join(f"localhost:{port}" for port in asked)
         scheme = secured(self.scheme) if self._secured and not insecure else self.scheme
+        scheme = scheme.replace("redis", server)
         # Each server may take a tenth of the ttl for its reply. An overloaded machine needs that much.
         fixed: dict[str, Any] = {"ttl": 60} | ({"restart_guard": 0} if self.scheme == "redlock" else {})
         return multilock.connect(f"{scheme}://{login}{hosts}/{'m' if self.guard else '0'}", **(fixed | options))
@@ -155,12 +159,23 @@ def test_a_server_with_an_unknown_certificate_is_rejected(tls: Place) -> None:
     says(tls.connect(), r"not trusted.*ca=")
 
 
+def test_tls_without_verification_works_and_is_a_finding(tls: Place, certificates: Path) -> None:
+    with tls.connect(server="valkey", tls_verify="no", **files(certificates, "cert", "key")) as us:
+        assert us.lock("n").acquire(timeout=WITHIN).release()
+        assert "any certificate" in str([each for each in us.diagnose() if each.code == "tls-verify"])
+    with tls.connect(**files(certificates, "ca", "cert", "key")) as us:
+        us.lock("n").acquire(timeout=WITHIN).release()
+        assert "tls-verify" not in {each.code for each in us.diagnose()}
+
+
 def test_a_client_without_a_certificate_is_advised_to_give_one(tls: Place, certificates: Path) -> None:
     says(tls.connect(**files(certificates, "ca")), "cert= and key=", BackendUnavailable)
 
 
 def test_a_tls_server_at_a_plain_url_is_reported_with_the_right_scheme(tls: Place) -> None:
-    says(tls.connect(insecure=True), f"{re.escape(secured(tls.scheme))}://", BackendUnavailable)
+    for server in ("redis", "valkey"):
+        with_tls = secured(tls.scheme).replace("redis", server)
+        says(tls.connect(insecure=True, server=server), f"{re.escape(with_tls)}://", BackendUnavailable)
 
 
 # passwords and rights

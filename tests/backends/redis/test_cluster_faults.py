@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 import redis
+import valkey
 
 import multilock
 from multilock import BackendRejected, BackendUnavailable, Client, ConfigurationError, LossReason, now
@@ -297,9 +299,11 @@ def test_passwords_are_not_shown() -> None:
 # ---- the whole cluster
 
 
-def test_a_client_object_passed_to_connect_is_used_and_not_closed(cluster: RedisCluster) -> None:
-    theirs = redis.RedisCluster(host="127.0.0.1", port=cluster.members[0].port)
-    with multilock.connect("redis+cluster://", client=theirs) as client, client.lock("a") as lease:
+@pytest.mark.parametrize("library", [redis.RedisCluster, valkey.ValkeyCluster])
+def test_a_client_object_passed_to_connect_is_used_and_not_closed(cluster: RedisCluster, library: type[Any]) -> None:
+    theirs = library(host="127.0.0.1", port=cluster.members[0].port)
+    scheme = library.__name__.lower().replace("cluster", "+cluster")
+    with multilock.connect(f"{scheme}://", client=theirs) as client, client.lock("a") as lease:
         assert theirs.get("multilock/a") == lease.owner.encode()
     assert theirs.ping()
     theirs.close()

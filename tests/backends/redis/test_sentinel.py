@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from redis.sentinel import Sentinel
+import valkey
 
 import multilock
 from multilock import LossReason, now, system
@@ -577,11 +577,12 @@ def test_redis_and_sentinel_addresses_that_are_confused_are_reported(
 # a client passed in
 
 
-def test_a_redis_py_client_that_asks_sentinels_can_be_passed_to_connect(guarded: Guarded, connect: Connect) -> None:
+@pytest.mark.parametrize("library", [redis, valkey])
+def test_a_client_that_asks_sentinels_can_be_passed_to_connect(guarded: Guarded, connect: Connect, library: Any) -> None:
     guards = [(guard.host, guard.port) for guard in guarded.guards]
-    asks = Sentinel(guards, sentinel_kwargs={"socket_timeout": 1})  # type: ignore[no-untyped-call]
-    with asks.master_for(NAME, db=2, decode_responses=True) as client:  # type: ignore[no-untyped-call]
-        ours = connect("redis+sentinel://", client=client)
+    asks = library.Sentinel(guards, sentinel_kwargs={"socket_timeout": 1})
+    with asks.master_for(NAME, db=2, decode_responses=True) as client:
+        ours = connect(f"{library.__name__}+sentinel://", client=client)
         claim, _ = ours.take()
         assert client.get("multilock/a") == claim.owner
         ours.close()
@@ -589,7 +590,7 @@ def test_a_redis_py_client_that_asks_sentinels_can_be_passed_to_connect(guarded:
 
 
 def test_a_redis_py_client_that_reads_replicas_is_refused() -> None:
-    asks = Sentinel([("s", 1)])  # type: ignore[no-untyped-call]
+    asks = redis.Sentinel([("s", 1)])  # type: ignore[no-untyped-call]
     with pytest.raises(multilock.ConfigurationError, match="master_for"):
         open_backend("redis+sentinel://", {"client": asks.slave_for("m")})  # type: ignore[no-untyped-call]
 

@@ -154,7 +154,18 @@ def test_mutual_tls_works(secured: tuple[ZooKeeperServer, str], pems: Path, conn
         assert connect(secured[0].url, ttl=10).lock("job").try_acquire() is None
         time.sleep(1)
         eventually(lambda: lease.state is LeaseState.HELD)
-    assert client.diagnose() is not None
+    assert "tls-verify" not in {finding.code for finding in client.diagnose()}
+
+
+def test_without_verification_a_client_works_and_diagnose_says_so(
+    secured: tuple[ZooKeeperServer, str], pems: Path, connect: Connect
+) -> None:
+    files = {"cert": str(pems / "client.crt"), "key": str(pems / "client.key")}
+    client = connect(secured[1], ttl=10, tls_verify=False, **files)
+    assert client.lock("unverified").acquire(timeout=10).release()
+    assert "tls-verify" in {finding.code for finding in client.diagnose()}
+    with pytest.raises(ConfigurationError, match="give tls=true with it"):
+        connect(secured[1], tls_verify=False)
 
 
 def test_a_server_with_an_unknown_certificate_is_refused(secured: tuple[ZooKeeperServer, str]) -> None:

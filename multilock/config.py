@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multilock.errors import CapabilityMissing, ConfigurationError, MultilockError
 from multilock.model import Capabilities, at_most
@@ -258,7 +258,7 @@ class _File(NamedTuple):
         import tomllib  # late: most programs give a URL and have no file
 
         try:
-            top = tomllib.loads(text)
+            top: Any = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             at = re.search(r"at line (\d+)", str(error))
             line = int(at[1]) if at else text.count("\n") + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,24 @@ __all__ = [
 ]
 
 
+class InContext:
+    """A value that remembers a context. It is no field of the value, since a context can be neither copied deeply nor
+    pickled."""
+
+    __slots__ = ("_context",)
+
+    @property
+    def context(self) -> Context | None:
+        """A copy of the context (`contextvars`) in which acquire() was called, such as its trace: see `Context.run`.
+
+        None for an event that belongs to no acquire(), or to one before the first subscription.
+        """
+        context: Context | None = getattr(self, "_context", None)
+        return context.copy() if context else None
+
+
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(InContext):
     """Base of all events.
 
     ``name`` is the name of the lock. ``owner`` is the id of the acquisition, or None if there is none. ``at`` is in
@@ -97,7 +114,8 @@ class Lost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """The holder released the lock. ``held_for`` is the seconds from the grant to the call of release()."""
+    """The holder released the lock. ``at`` is the time of the call of release(), and ``held_for`` the seconds from the
+    grant until then."""
 
     held_for: float
 

@@ -63,12 +63,17 @@ class Clients:
         self._begun: set[tuple[str, str]] = set()
         self._all: dict[weakref.ref[Client | AsyncClient], _Instrumented] = {}
 
-    def add(self, client: Client | AsyncClient, name_label: NameLabel) -> Callable[[], None]:
-        """Add a client until the returned function is called. A second call for a client replaces the first."""
+    def add(
+        self, client: Client | AsyncClient, name_label: NameLabel, also: Callable[[events.Event], None] | None = None
+    ) -> Callable[[], None]:
+        """Add a client until the returned function is called. A second call for a client replaces the first.
+
+        ``also`` gets each event of this client after ``hear`` did.
+        """
         key: weakref.ref[Client | AsyncClient] = weakref.ref(client, lambda gone: self._all.pop(gone, None))
         if before := self._all.get(key):
             before.unsubscribe()
-        instrumented = self._all[key] = _Instrumented(self.tell, client, name_label)
+        instrumented = self._all[key] = _Instrumented(self.tell, client, name_label, also)
         self.begin(client._kernel.scheme, "")
 
         def remove() -> None:
@@ -129,12 +134,19 @@ class _Instrumented:
     """One instrumented client."""
 
     def __init__(
-        self, hear: Callable[[str, str, events.Event], None], client: Client | AsyncClient, name_label: NameLabel
+        self,
+        hear: Callable[[str, str, events.Event], None],
+        client: Client | AsyncClient,
+        name_label: NameLabel,
+        also: Callable[[events.Event], None] | None,
     ) -> None:
         self._hear = hear
+        self._also = also
         self._backend = client._kernel.scheme
         self.label = _labeller(name_label)
         self.unsubscribe = client.events.subscribe(self._tell)
 
     def _tell(self, event: events.Event) -> None:
         self._hear(self._backend, self.label(event.name), event)
+        if self._also:
+            self._also(event)

@@ -1,27 +1,30 @@
-"""Metrics of locks and elections for OpenTelemetry: ``pip install 'multilock[opentelemetry]'``.
+"""Metrics and spans of locks and elections for OpenTelemetry: ``pip install 'multilock[opentelemetry]'``.
 
 It has the same metrics as `multilock.contrib.prometheus`. An exporter to Prometheus turns the names here into the names
 there (``multilock.acquire.wait`` in seconds → ``multilock_acquire_wait_seconds``), so its alerts and dashboard fit.
-`Client.events` feeds the counters and histograms, on its callback thread (asyncio: in the loop). Gauges are read from
-the clients when the SDK collects.
+`Client.events` feeds the counters, histograms and spans, on its callback thread (asyncio: in the loop). Gauges are read
+from the clients when the SDK collects.
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 try:
+    from opentelemetry.context import Context, get_current
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
+    from opentelemetry.trace import Status, StatusCode, Tracer, TracerProvider, get_tracer
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "opentelemetry":
         raise
     text = "multilock.contrib.opentelemetry needs a library: pip install 'multilock[opentelemetry]'"
     raise ModuleNotFoundError(text, name=error.name) from error
 
-from multilock import __version__, events, system
+from multilock import __version__, events, now, system
 from multilock.contrib.figures import HELD, REASONS, SLACK, WAITS, Clients, NameLabel
 
 if TYPE_CHECKING:
@@ -32,11 +35,20 @@ __all__ = ["instrument"]
 
 
 def instrument(
-    client: Client | AsyncClient, *, meter_provider: MeterProvider | None = None, name_label: NameLabel = False
+    client: Client | AsyncClient,
+    *,
+    meter_provider: MeterProvider | None = None,
+    tracer_provider: TracerProvider | None = None,
+    name_label: NameLabel = False,
 ) -> Callable[[], None]:
-    """Count and measure what ``client`` does, until the returned function is called.
+    """Count, measure and trace what ``client`` does, until the returned function is called.
 
-    ``meter_provider``: by default the global one, which the program may set before or after this call.
+    Each acquire() becomes a span ``multilock.acquire``, from the call to its end, and each lease a span
+    ``multilock.hold``, from the grant to the release or the loss. Both are children of the span that was current at the
+    call of acquire(). A span is made when it has ended, so a process that is killed leaves no span of what it held.
+
+    ``meter_provider``, ``tracer_provider``: by default the global ones, which the program may set before or after this
+    call. A provider that is not set records nothing.
 
     ``name_label`` decides the attribute ``name`` of all metrics except ``leader_election_master_status``, where it is
     always the name of the election. With False there is no such attribute, and one series for each metric and backend.
@@ -48,7 +60,8 @@ def instrument(
     provider, the new call replaces the earlier one. The buckets of the histograms are only advice, which your view may
     override.
     """
-    return _metrics_of(meter_provider).clients.add(client, name_label)
+    tracer = get_tracer("multilock", __version__, tracer_provider)
+    return _metrics_of(meter_provider).clients.add(client, name_label, partial(_trace, tracer, client._kernel.scheme))
 
 
 _all: weakref.WeakKeyDictionary[MeterProvider, _Instruments] = weakref.WeakKeyDictionary()
@@ -152,6 +165,43 @@ class _Instruments:
             case events.Lost():
                 self.losses.add(1, {**attributes, "reason": event.loss.reason.value})
                 self.held.record(event.held_for, attributes)
+
+
+def _trace(tracer: Tracer, backend: str, event: events.Event) -> None:
+    """Make the span that ends with this event, if one does."""
+    match event:
+        case events.Acquired():
+            what, seconds, result = "acquire", event.waited, "acquired"
+        case events.NotAcquired():
+            what, seconds, result = "acquire", event.waited, event.result
+        case events.Released():
+            what, seconds, result = "hold", event.held_for, "released"
+        case events.Lost():
+            what, seconds, result = "hold", event.held_for, event.loss.reason.value
+        case _:
+            return
+    attributes: dict[str, str | int] = {
+        "multilock.backend": backend,
+        "multilock.name": event.name,
+        "multilock.result": result,
+    }
+    if event.owner:
+        attributes["multilock.owner"] = event.owner
+    if isinstance(event, events.Acquired) and event.token is not None:
+        attributes["multilock.token"] = event.token
+    ended = time.time_ns() - round((now() - event.at) * 1e9)
+    context = event.context
+    span = tracer.start_span(
+        f"multilock.{what}",
+        context.run(get_current) if context else Context(),  # the present one belongs to whatever runs here
+        attributes=attributes,
+        start_time=ended - round(seconds * 1e9),
+    )
+    if isinstance(event, events.Lost):
+        span.set_status(Status(StatusCode.ERROR, event.loss.message))
+    elif result in ("unavailable", "rejected"):
+        span.set_status(Status(StatusCode.ERROR, result))
+    span.end(ended)
 
 
 def _attributes(backend: str, name: str = "") -> Mapping[str, str]:

@@ -1,13 +1,15 @@
 """Metrics of locks and elections for Prometheus: ``pip install 'multilock[prometheus]'``.
 
 `Client.events` feeds the counters and histograms, on its callback thread (asyncio: in the loop). Gauges are read from
-the clients when Prometheus scrapes: like ``is_held()``, they come from the clock and not from a flag.
-``leader_election_master_status`` has the name and the meaning that Kubernetes' client-go gives it, so that its
-dashboards and alerts fit.
+the clients when Prometheus scrapes: like ``is_held()``, they come from the clock and not from a flag. A figure of a
+lock has an exemplar, the trace of the acquire(), if OpenTelemetry samples that trace. Prometheus shows exemplars if it
+scrapes in the OpenMetrics format. ``leader_election_master_status`` has the name and the meaning that Kubernetes'
+client-go gives it, so that its dashboards and alerts fit.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -100,7 +102,7 @@ class _Metrics:
         match event:
             case events.Acquired():
                 self.acquires.labels(*labels, "acquired").inc()
-                self.wait.labels(*labels).observe(event.waited)
+                self.wait.labels(*labels).observe(event.waited, _exemplar(event))
             case events.NotAcquired():
                 self.acquires.labels(*labels, event.result).inc()
             case events.Renewed():
@@ -109,10 +111,21 @@ class _Metrics:
             case events.RenewFailed():
                 self.renew_failures.labels(*labels).inc()
             case events.Released():
-                self.held.labels(*labels).observe(event.held_for)
+                self.held.labels(*labels).observe(event.held_for, _exemplar(event))
             case events.Lost():
-                self.losses.labels(*labels, event.loss.reason.value).inc()
-                self.held.labels(*labels).observe(event.held_for)
+                self.losses.labels(*labels, event.loss.reason.value).inc(1, _exemplar(event))
+                self.held.labels(*labels).observe(event.held_for, _exemplar(event))
+
+
+def _exemplar(event: events.Event) -> dict[str, str] | None:
+    """Return the trace in which acquire() was called, or None if the program traces nothing or does not sample it."""
+    opentelemetry, context = sys.modules.get("opentelemetry.trace"), event.context
+    if opentelemetry is None or context is None:
+        return None
+    its = context.run(opentelemetry.get_current_span).get_span_context()
+    if not (its.is_valid and its.trace_flags.sampled):
+        return None
+    return {"trace_id": f"{its.trace_id:032x}", "span_id": f"{its.span_id:016x}"}
 
 
 class _Gauges:

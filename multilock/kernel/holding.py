@@ -28,6 +28,8 @@ from multilock.lease import AnyLease
 from multilock.model import Claim, Granted, LeaseState, Loss
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from multilock.kernel.core import Kernel
     from multilock.kernel.lock_options import Want
     from multilock.kernel.scopes import Scope
@@ -380,6 +382,7 @@ class Holding(AnyHeld):
         "_told": None,
         "_work_over": None,
         "claim": "The claim with which the backend granted the lock.",
+        "context": "The context of the acquire, for events. None if nobody had subscribed to them.",
         "expires_at": "The time at which the lease is lost unless a newer proof arrives.",
         "granted": "The newest proof of the backend.",
         "granted_at": "The time of the grant.",
@@ -394,6 +397,7 @@ class Holding(AnyHeld):
     def __init__(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> None:
         AnyHeld.__init__(self, kernel, want)  # super() would double the cost of this call
         self.claim = claim
+        self.context: Context | None = None
         self._fenced = False  # whether a hard fence applies until the last work has ended
         self.unsure = unsure  # a request with this id has no answer, so the release must outlast a late execution
         self.schedule = Schedule(armed=not kernel.push_loss)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +16,12 @@ import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
 
 import multilock
 from multilock import Client, LockTimeout
@@ -149,6 +156,117 @@ def test_metrics_do_not_keep_an_abandoned_client_alive(figure: Telemetry) -> Non
     del client
     gc.collect()
     assert gone() is None
+
+
+class Spans:
+    """The spans that ended, as an exporter received them, and a tracer for the program's own."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = self.provider.get_tracer("program")
+
+    def ended(self, *names: str) -> list[ReadableSpan]:
+        """Return the spans of multilock with these names, once there are as many."""
+
+        def ours() -> list[ReadableSpan]:
+            return [span for span in self.exporter.get_finished_spans() if span.name.startswith("multilock.")]
+
+        eventually(lambda: [span.name.removeprefix("multilock.") for span in ours()] == [*names], within=10)
+        return ours()
+
+
+def seconds(span: ReadableSpan) -> float:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
+def test_a_wait_and_a_hold_are_spans_under_that_of_the_caller(client: Client, figure: Telemetry) -> None:
+    spans = Spans()
+    instrument(client, meter_provider=figure.provider, tracer_provider=spans.provider)
+    with spans.tracer.start_as_current_span("request") as request:
+        lease = client.lock("invoices/42").acquire()
+        assert client.lock("invoices/42").try_acquire() is None
+    lease.release()  # outside of the request that acquired it
+    acquire, refused, hold = spans.ended("acquire", "acquire", "hold")
+    for span in (acquire, refused, hold):
+        assert span.parent is not None
+        assert span.parent.span_id == request.get_span_context().span_id
+        assert span.attributes is not None
+        assert (span.attributes["multilock.name"], span.attributes["multilock.backend"]) == ("invoices/42", "memory")
+    assert acquire.attributes == {
+        **(hold.attributes or {}),
+        "multilock.result": "acquired",
+        "multilock.token": lease.token,
+    }
+    assert (refused.attributes or {})["multilock.result"] == "taken"
+    assert acquire.end_time is not None
+    assert hold.start_time is not None
+    assert abs(hold.start_time - acquire.end_time) < 5e9
+    assert abs(time.time_ns() - acquire.end_time) < 60e9
+    assert {span.status.status_code for span in (acquire, refused, hold)} == {StatusCode.UNSET}
+
+
+def test_a_loss_and_a_silent_backend_are_spans_with_errors(figure: Telemetry) -> None:
+    spans, runtime = Spans(), HandRuntime()
+    backend = Scripted(runtime)
+    losing = client_on(backend, runtime, ttl=30.0, outage_timeout=0.0)
+    instrument(losing, meter_provider=figure.provider, tracer_provider=spans.provider)
+    began = runtime.now()
+    lease = losing.lock("n").acquire()
+    backend.always("renew", silence())
+    runtime.advance(40)
+    acquire, hold = spans.ended("acquire", "hold")
+    loss = lease.wait_lost(0)
+    assert loss is not None
+    assert (acquire.parent, hold.parent) == (None, None)
+    assert seconds(hold) == pytest.approx(loss.detected_at - began, abs=0.01)
+    assert hold.status.status_code is StatusCode.ERROR
+    assert (hold.attributes or {})["multilock.result"] == "expired"
+    losing.close()
+
+
+def test_tasks_of_one_loop_have_their_own_parents(figure: Telemetry) -> None:
+    spans = Spans()
+
+    async def request(client: multilock.AsyncClient, name: str) -> None:
+        with spans.tracer.start_as_current_span(name):
+            async with client.lock(name).acquire():
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with multilock.connect_async("memory://spans") as client:
+            instrument(client, meter_provider=figure.provider, tracer_provider=spans.provider)
+            await asyncio.gather(request(client, "a"), request(client, "b"))
+            await asyncio.to_thread(eventually, lambda: len(spans.exporter.get_finished_spans()) == 6)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    ended = spans.exporter.get_finished_spans()
+    parents = {span.context.span_id: span.name for span in ended if span.context and not span.parent}
+    ours = [span for span in ended if span.parent]
+    assert len(ours) == 4
+    assert all(
+        parents[span.parent.span_id] == (span.attributes or {})["multilock.name"] for span in ours if span.parent
+    )
+
+
+def test_an_exemplar_of_prometheus_leads_to_the_trace(client: Client) -> None:
+    spans, registry = Spans(), CollectorRegistry()
+    prometheus.instrument(client, registry=registry)
+
+    def shown() -> str:
+        return str(generate_latest(registry).decode())  # type: ignore[no-untyped-call]
+
+    with client.lock("untraced"):
+        pass
+    eventually(lambda: re.search(r"multilock_held_seconds_count.* 1\.0", shown()), within=10)
+    assert "trace_id" not in shown()
+    with spans.tracer.start_as_current_span("request") as request, client.lock("n"):
+        pass
+    trace = f'trace_id="{request.get_span_context().trace_id:032x}"'
+    eventually(lambda: sum(trace in line for line in shown().splitlines()) == 2, within=10)
 
 
 GLOBAL = """

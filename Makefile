@@ -81,6 +81,10 @@ simulation: $(VENV)/.dev ## new seeds in virtual time on all cores, counted: SEC
 docs: $(VENV)/.dev ## the site, in .state/site: open index.html there
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs .state/site
 
+share: $(VENV)/.dev ## write the man page and the completions in share/ from the parser
+	$(BIN)/python -m pip install --quiet --group share
+	$(BIN)/python -m tests.cli.share
+
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
 
@@ -149,4 +153,4 @@ $(VENV)/peers/.ready: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock
 	@touch $@
 
-.PHONY: help demo test quick lint types bench compare docs interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean
+.PHONY: help demo test quick lint types bench compare docs share interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean

@@ -80,8 +80,8 @@ def test_every_extra_of_the_table_is_declared_and_is_part_of_the_extra_all(proje
 def test_the_wheel_has_every_file_of_every_package(project: dict[str, Any], wheel: zipfile.ZipFile) -> None:
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert set(packages) == {"multilock", *(f"backends/{ours.module}" for ours in OURS.values())}
-    files = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert files == set().union(*(sources(package) for package in packages))
+    files = {name.partition(".data/data/")[2] or name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert files == set().union(*(sources(package) for package in packages), sources("share"))
     assert "multilock/py.typed" in files
     assert any(name.endswith(".lua") for name in files)
 

@@ -1,0 +1,65 @@
+"""Writes the man page and the shell completions of ``multilock`` from its parser, into share/: ``make share``.
+
+They are files of the wheel, which pip puts under the environment's own share/. So nothing is installed or started for
+them at run time, and the commands need no code for them. `test_share` compares them with the parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from multilock.cli import app
+
+SHARE = Path(__file__).parents[2] / "share"
+MAN = SHARE / "man/man1/multilock.1"
+BASH = SHARE / "bash-completion/completions/multilock"
+ZSH = SHARE / "zsh/site-functions/_multilock"
+
+
+def top() -> argparse.ArgumentParser:
+    """Return the parser of the whole command."""
+    return app._parsers()[0]
+
+
+def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command."""
+    [subparsers] = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return dict(subparsers.choices)
+
+
+def shown(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Return the options that the help shows, except the help itself."""
+    for action in parser._actions:
+        if action.option_strings and action.help != argparse.SUPPRESS and action.dest != "help":
+            yield action
+
+
+def write() -> None:
+    """Write all three."""
+    import shtab
+    from argparse_manpage.manpage import Manpage
+
+    parser = top()
+    for command in commands(parser).values():
+        for action in command._actions:
+            kind = {"FILE": shtab.FILE, "CMD": shtab.FILE, "DIR": shtab.DIRECTORY}.get(str(action.metavar))
+            if kind:
+                action.complete = kind  # type: ignore[attr-defined]
+    for shell, path in (("bash", BASH), ("zsh", ZSH)):
+        path.write_text(shtab.complete(parser, shell, root_prefix="multilock"), encoding="utf-8")
+    for command in commands(parser).values():
+        # The man page would have no exit codes, because its maker shows the epilog of the whole command only.
+        command.description = f"{command.description}. {command.epilog or ''}".strip()
+    about = {
+        "project_name": "multilock",
+        "manual_title": "User commands",
+        "description": "distributed locks and leader election",
+        "format": "pretty",
+    }
+    MAN.write_text(str(Manpage(parser, about)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

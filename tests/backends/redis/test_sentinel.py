@@ -578,7 +578,9 @@ def test_redis_and_sentinel_addresses_that_are_confused_are_reported(
 
 
 @pytest.mark.parametrize("library", [redis, valkey])
-def test_a_client_that_asks_sentinels_can_be_passed_to_connect(guarded: Guarded, connect: Connect, library: Any) -> None:
+def test_a_client_that_asks_sentinels_can_be_passed_to_connect(
+    guarded: Guarded, connect: Connect, library: Any
+) -> None:
     guards = [(guard.host, guard.port) for guard in guarded.guards]
     asks = library.Sentinel(guards, sentinel_kwargs={"socket_timeout": 1})
     with asks.master_for(NAME, db=2, decode_responses=True) as client:

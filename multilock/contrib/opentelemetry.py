@@ -8,7 +8,6 @@ from the clients when the SDK collects.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
@@ -189,7 +188,7 @@ def _trace(tracer: Tracer, backend: str, event: events.Event) -> None:
         attributes["multilock.owner"] = event.owner
     if isinstance(event, events.Acquired) and event.token is not None:
         attributes["multilock.token"] = event.token
-    ended = time.time_ns() - round((now() - event.at) * 1e9)
+    ended = system.wall() * 1000 - round((now() - event.at) * 1e9)
     context = event.context
     span = tracer.start_span(
         f"multilock.{what}",

@@ -113,7 +113,7 @@ __all__ = [
     "register_backend",
 ]
 
-# The program decides where log lines go: without a handler of its own, it gets none of ours.
+# The program decides where log records go: without a handler of its own, it gets no record of multilock.
 logging.getLogger("multilock").addHandler(logging.NullHandler())
 
 

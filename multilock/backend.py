@@ -74,7 +74,7 @@ class Notices(Protocol):
         """Return the seconds on the clock of every deadline (`multilock.now()`), for ``Granted.sent_at``."""
 
     def wake(self, claim_id: str | None) -> None:
-        """Wake this waiting claim: its name may be free now, or the server took back what it had handed over.
+        """Wake this waiting claim: its name may be free now, or the server revoked a grant.
 
         It is only a hint. None wakes all waiters, as after a reconnect.
         """
@@ -138,12 +138,12 @@ class Notices(Protocol):
 
 
 class Backend(Protocol):
-    """One place where locks live.
+    """One server, or several that decide together, which store locks.
 
     Each call ends within ``within`` seconds, connecting included. It returns a reply or raises one of these:
 
-    * `BackendUnavailable`, if no usable reply came. ``unknown=False`` only if the request certainly was not executed.
-    * `BackendRejected`, if the request was refused and not executed, and asking again cannot help.
+    * `BackendUnavailable`, if no usable reply came. ``unknown=False`` is allowed only if the request certainly was not
+      executed. * `BackendRejected`, if the request was refused and not executed, and another attempt cannot help.
     """
 
     @property
@@ -215,13 +215,13 @@ class Backend(Protocol):
         """Return all held names that begin with ``prefix``. Each request of the iteration has ``within`` seconds."""
 
     def force_release(self, name: str, within: float) -> bool:
-        """Take the name away from every holder. Returns True if there was one. Each is notified of its loss (TAKEN)."""
+        """Take the name from every holder. Returns True if there was a holder. Each is notified of its loss (TAKEN)."""
 
     def diagnose(self, within: float) -> list[Finding]:
         """Return the findings about what weakens the lock at this server, each with a remedy."""
 
     def ping(self, within: float) -> None:
-        """Return if the server replies. Otherwise raise as any method does."""
+        """Return if the server replies. Otherwise raise an error as any method does."""
 
     def close(self) -> None:
         """End connections and threads. The kernel holds no claim by then. Never raises, does not wait for a server."""
@@ -296,7 +296,7 @@ class Rests(Protocol):
         release. No claim can renew it meanwhile, and only `Backend.force_release` ends it earlier. `Backend.inspect`
         reports ``resting_until``. Waiters are woken once, and their next attempt shows them when the name will be free.
 
-        In all else it is like `release`. It is idempotent: a repeated call keeps the time that is left.
+        In all other respects it is like `release`. It is idempotent: a repeated call keeps the time that is left.
         """
 
 

@@ -144,7 +144,7 @@ class Client(ForWith, ClientOfAFace):
         self._scopes = system.local()
 
     def _scope(self) -> Scope[HeldLease]:
-        """Return the leases of this thread. A forked child has none of its parent's."""
+        """Return the leases of this thread. A forked child has no lease of its parent."""
         notice_fork()
         scopes: dict[str, Scope[HeldLease]] = self._scopes.__dict__
         scope = scopes.get(self._kernel.client)
@@ -186,13 +186,13 @@ class Client(ForWith, ClientOfAFace):
         ``fair``: Serve the waiters that ask for it in order of arrival. False promises no order.
 
         ``hold_at_least``: Seconds from the grant. A lock released earlier stays taken until then, so that a short job
-        does not run again on a host whose clock is behind. The server keeps this time, whatever becomes of this
-        process. It may exceed the ttl, and it does not apply after a loss.
+        does not run again on a host whose clock is behind. The server keeps this time even if this process ends. It may
+        exceed the ttl, and it does not apply after a loss.
 
         ``max_hold``: Seconds from the grant for which the lease is held at most; at least a tenth of the ttl. Then it
-        is lost (reason HELD_TOO_LONG), although the backend would still renew it. As after every unconfirmed loss,
-        nobody else has the lock before ``loss.valid_until``, unless the holder reports before, with `release` or the
-        end of ``with``, that its work has ended. Default: no limit.
+        is lost (reason HELD_TOO_LONG), although the backend would still renew it. After a loss without a reply of the
+        backend, no other holder gets the lock before ``loss.valid_until``, unless the holder reports earlier, with
+        `release` or the end of ``with``, that its work has ended. Default: no limit.
 
         ``on_lost``: ``on_lost(loss)`` is called once for each lease that is lost. See `Lease.on_lost`.
 
@@ -235,10 +235,10 @@ class Client(ForWith, ClientOfAFace):
     ) -> ReadWriteLock:
         """Return a lock for many readers or one writer. Sends no request. The options of `lock` apply to both sides.
 
-        Later waiters do not overtake a waiter that they would keep out, so neither readers nor writers starve. With
+        Later waiters do not overtake a waiter that they would block, so neither readers nor writers starve. With
         Consul, only later readers wait for a writer. ``fair`` therefore changes no order. True refuses a backend that
-        keeps no order of arrival. False lets only one waiting writer of this client at a time ask the server. None
-        takes what the backend offers. Every other kind of lock with this name excludes readers and writers.
+        keeps no order of arrival. False lets only one waiting writer of this client at a time ask the server. None uses
+        the order that the backend offers. Every other kind of lock with this name excludes readers and writers.
 
         A thread that reads and asks to read again would wait for itself if a writer waits in between: use
         ``reentrant=True``. A reader that asks to write must release its read lease first, otherwise acquire() raises
@@ -279,7 +279,7 @@ class Client(ForWith, ClientOfAFace):
         """Return a lock that up to ``permits`` holders have at a time, each with its own lease. Sends no request.
 
         ``permits``: 1 to 1,000,000. Every program must use the same number for this name: acquire() raises
-        BackendRejected while somebody holds it with another number.
+        BackendRejected while another holder has a different number.
 
         The other options are those of `lock`, and ``fair`` is that of `read_write_lock`. Every other kind of lock with
         this name excludes the semaphore.
@@ -321,7 +321,7 @@ class Client(ForWith, ClientOfAFace):
         """Return a lock that holds all of these names, or none. Sends no request. Each name gets the options of `lock`.
 
         The locks are taken one after the other, in an order that is the same for every caller. So two callers never
-        wait for each other. The ``timeout`` of acquire() covers all of them.
+        deadlock. The ``timeout`` of acquire() covers all of them.
 
         The lease is held as long as each of its ``leases`` is. If one of them is lost, ``on_lost`` is called once. The
         other locks are kept until the release or the end of ``with``, for one ttl at most, because the work may
@@ -396,8 +396,8 @@ class Client(ForWith, ClientOfAFace):
 
         ``on_lost``: ``on_lost(loss)`` is called once for each ``on_elected``, on a loss or a resignation.
 
-        ``on_leader_changed``: Called with the new `LeaderInfo`, or None for nobody, from the first campaign until
-        `Election.stop`.
+        ``on_leader_changed``: Called with the new `LeaderInfo`, or None if there is no leader, from the first campaign
+        until `Election.stop`.
 
         ``grace``: Seconds for which an orderly end waits for work and callbacks. Default: one ttl. ``math.inf`` waits
         without limit.
@@ -443,7 +443,7 @@ class Client(ForWith, ClientOfAFace):
     # Questions to the backend
 
     def inspect(self, name: str) -> LockInfo | None:
-        """Return who holds ``name``, or None if nobody does.
+        """Return the holder of ``name``, or None if it is free.
 
         For display only, because the holder may have changed when the answer arrives. Raises BackendUnavailable,
         BackendRejected or ClientClosed.
@@ -465,9 +465,10 @@ class Client(ForWith, ClientOfAFace):
             yield from infos
 
     def force_release(self, name: str) -> bool:
-        """Take the lock away from its holder. Meant for operators. The holder's callback gets the reason TAKEN.
+        """Release the lock by force, although it has a holder. Meant for operators. The holder's callback gets the
+        reason TAKEN.
 
-        Returns False if nobody held it. The holder's work is not stopped: only a fencing token protects the resource.
+        Returns False if it had no holder. The holder's work is not stopped: only a fencing token protects the resource.
         Raises BackendUnavailable, BackendRejected or ClientClosed.
         """
         return run(self._kernel.ask(self._kernel.backend.force_release, check_name(name), name=name))
@@ -492,12 +493,12 @@ class Client(ForWith, ClientOfAFace):
         """End elections in order, release every lock, and end all threads and connections of this client.
 
         A lease that is still held is lost (reason CLOSED): its callback starts first, then the lock is released.
-        Waiters and later calls get ClientClosed.
+        Waiters and later calls raise ClientClosed.
 
-        Waits for the work and callbacks of elections for their ``grace``, and for other callbacks and for answers for
+        Waits for the work and callbacks of elections for their ``grace``. For other callbacks and for replies it waits
         one ``request_timeout`` each. A lock whose release is not answered by then ends with its ttl. If the work or a
-        callback of an election calls it, the rest happens in the background. A second call waits for the first, unless
-        that still waits for the work of an election.
+        callback of an election calls `close`, the rest happens in the background. A second call waits for the first,
+        unless the first still waits for the work of an election.
         """
         self._kernel.end.close()
 

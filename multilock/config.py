@@ -67,7 +67,7 @@ class Settings:
     )  #: the backend's own options; values from a URL are text
     requires: frozenset[str] = frozenset()  #: capabilities the backend must have
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)  #: where each option was found; no keywords
-    required_by: Mapping[str, str] = field(default_factory=dict, compare=False)  #: another place that requires it
+    required_by: Mapping[str, str] = field(default_factory=dict, compare=False)  #: other sources of ``requires``
     files: tuple[str, ...] = field(default=(), compare=False)  #: the files and profiles that have some of the settings
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)  #: values that no error may show
 
@@ -255,7 +255,7 @@ class _File(NamedTuple):
 
     @classmethod
     def _parse(cls, path: str, text: str, *, optional: bool = False) -> _File:
-        import tomllib  # late: most programs give a URL and have no file
+        import tomllib  # imported late: most programs give a URL and have no file
 
         try:
             top: Any = tomllib.loads(text)
@@ -378,7 +378,7 @@ def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:
 
 # ---- values
 
-_Found = tuple[object, str | None]  # a value, and where it was found: None for a keyword of the program
+_Found = tuple[object, str | None]  # a value and its source: None for a keyword of the program
 
 
 def _outage_timeout(value: object) -> float | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Election", "Leadership"]
 
 R = TypeVar("R")
-HEAD_START = 0.01  # seconds that on_elected, on its own thread, has to begin before on_lost begins on another thread
+HEAD_START = 0.01  # seconds that on_elected has to begin on its own thread before on_lost begins on another
 
 
 class Leadership(Leading, HeldLease):
@@ -195,7 +195,7 @@ class Election(ForWith, Candidacy[Leadership]):
             result: R | None = run(self._stand(work, stop, handing))
             return result
         finally:
-            if handing.lease is not None:  # an interrupt may have come before do_work reported the end
+            if handing.lease is not None:  # an interrupt may have come before do_work reported the end of the work
                 term = handing.lease._term
                 term.part_ended(term.work)
             self._end_standing(stop)

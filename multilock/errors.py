@@ -62,7 +62,7 @@ class LockLost(MultilockError):
 
 
 class NotHeld(MultilockError, RuntimeError):
-    """The call needs a lease, and this lock, thread, task or process does not have one."""
+    """The call needs a lease, and this lock, thread, task or process has none."""
 
 
 class ClientClosed(MultilockError, RuntimeError):

@@ -1,5 +1,4 @@
-"""Help for users of redis-py, and of the other face: using a name that exists only there raises an error that gives our
-name for it."""
+"""Help for users of redis-py and of the other face: using one of their names raises an error with the right name."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ _ARGUMENTS = {
     "timeout": "use ttl= for how long the lock outlives a dead holder, acquire(timeout=…) for how long to wait",
     "blocking_timeout": "use acquire(timeout=…) for how long to wait",
     "blocking": "use try_acquire(), which tries once and returns None if the lock is taken",
-    "sleep": "leave it out, the backend sets the pace: most servers wake the waiters",
+    "sleep": "leave it out: the backend decides how often waiters ask, and most servers wake them",
     "thread_local": "leave it out: any thread that has a lease may release it",
     "raise_on_release_error": "leave it out: release() never raises, and the end of `with` raises LockLost",
     "lock_class": "leave it out",

@@ -136,9 +136,9 @@ class DistributedLock(AnyLock, Protocol):
     ``with lock as lease:`` waits for the lock and releases it at the end.
 
     Each ``with lock`` ends the lease that it began, even if its end runs in another thread, as the end of a generator
-    may. But an exit stack that was given the lock object has to guess which lease to end, as has an ``__exit__`` called
+    may. An exit stack that was given the lock object must guess which lease to end, and so must an ``__exit__`` called
     by hand. The stack then ends the newest lease of its thread, otherwise a lost lease, otherwise the only lease. If
-    there are several leases of other threads, it raises NotHeld. So give the stack a lease instead:
+    there are several leases of other threads, it raises NotHeld. To avoid the guess, give the stack a lease:
     ``stack.enter_context(lock.acquire())``.
     """
 
@@ -175,7 +175,8 @@ class DistributedLock(AnyLock, Protocol):
         """
 
     def as_threading_lock(self) -> ThreadingLock:
-        """Return a stand-in for `threading.Lock`, for code that takes one (`threading.RLock` if reentrant).
+        """Return an adapter that works as a `threading.Lock`, for code that takes one (as a `threading.RLock` if
+        reentrant).
 
         Type checkers refuse it if an annotation says ``threading.Lock``, which is a final class, as
         ``threading.Condition(lock)`` does. Write ``cast("threading.Lock", lock.as_threading_lock())`` there.

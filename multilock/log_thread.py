@@ -115,13 +115,13 @@ class _Entry:
         self._moment = moment
         self._args = args
         self._extra = extra
-        self._context = contextvars.copy_context()  # a filter may add the request under way to every record
+        self._context = contextvars.copy_context()  # a filter may add the current request to every record
 
     def tell(self) -> None:
         """Call the handlers. A failure is printed as `logging` prints that of a handler."""
         try:
             self._context.run(self._tell)
-        except BaseException:  # SystemExit too: the next line must still be logged
+        except BaseException:  # SystemExit too: the next record must still be logged
             with contextlib.suppress(BaseException):
                 _complain(self._moment)
 
@@ -147,8 +147,8 @@ class _Entry:
 class _LogThread:
     """The queue and its thread, which starts with the first line and never ends: at exit no thread could be started.
 
-    Nothing here holds a lock for longer than a moment. A line may come from a signal handler, or from a finalizer, and
-    the garbage collector may run that between any two other lines.
+    Nothing here holds a lock for longer than a moment. A record may come from a signal handler, or from a finalizer,
+    which may run between any two lines of code.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class _LogThread:
             lines = self._lines
             self._worker = start_worker(lambda: self._run(lines), THREAD)
         elif self._worker and self._worker.missing:
-            self._worker.begin()  # retried here too: there may be no other thread that would do it
+            self._worker.begin()  # retried here too: there may be no other thread that would retry
         return not (self._worker and self._worker.missing)
 
     def _run(self, lines: system.SimpleQueue[Callable[[], object]]) -> None:

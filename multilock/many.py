@@ -1,10 +1,10 @@
 """Locks of several names: `Client.lock_all`, and the parts that both faces share.
 
-Such a lock takes one ordinary lock after the other, its parts. The order is the same for every caller, so two callers
-with the same names never wait for each other. A caller that holds a later name never waits for an earlier one. If a
+Such a lock acquires one ordinary lock after the other; these are its *parts*. The order is the same for every caller,
+so two callers with the same names never deadlock. A caller that holds a later name never waits for an earlier one. If a
 part is lost before all parts are held, all parts are released, and the caller begins again with the first.
 
-Nobody works under the parts before all of them are held. So a part has no lost callback, no hard fence, no
+No work is done under the parts before all of them are held. So a part has no lost callback, no hard fence, no
 ``hold_at_least`` and no ``max_hold`` of its own: the lease of the whole set has them. That lease is held only while all
 parts are held. If one part is lost, the other parts are kept until the work has ended. Everything else about leases is
 in `multilock.kernel`.
@@ -235,7 +235,7 @@ class HeldSet(AnyHeld):
         if loss.reason is LossReason.HELD_TOO_LONG:  # all parts end now, not only this one
             loss = replace(loss, valid_until=min(each.valid_until for each in self._parts))
         kernel.monitor.lose_with_a_part(self, loss, released)
-        if loss.reason is not LossReason.CLOSED:  # a client that is closed releases what it held: its names rest
+        if loss.reason is not LossReason.CLOSED:  # a client that is closed releases its locks with their hold_at_least
             self._no_rest()
 
     def _tell_gone(self) -> None:

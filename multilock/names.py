@@ -116,7 +116,7 @@ def escape(name: str) -> str:
     """Return the part of a key that stands for ``name``. It is readable, and two names never have the same.
 
     Letters, digits and ``-_.~:`` stay. Everything else is percent-encoded UTF-8, also ``/``, so that the lock ``a``
-    never sees ``a/b``. ``.`` and ``..`` are encoded whole because ZooKeeper forbids them as node names.
+    never sees ``a/b``. ``.`` and ``..`` are encoded completely because ZooKeeper forbids them as node names.
     """
     from urllib.parse import quote  # the import takes 5 ms, and many programs never need it
 

@@ -201,8 +201,8 @@ NO_TLS = "WRONG_VERSION_NUMBER"  # OpenSSL's error if the first reply is not TLS
 
 
 def who_answered(said: bytes) -> str | None:
-    """Return the name of the program that answered instead of the backend, for messages, or None if its first bytes do
-    not show that."""
+    """Return the name of the program that replied instead of the backend, for messages, or None if its first bytes do
+    not identify it."""
     if said[:1] in (b"\x15", b"\x16") and said[1:2] == b"\x03":
         return "what listens there speaks TLS"
     if said.startswith(b"HTTP/"):

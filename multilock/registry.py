@@ -20,7 +20,8 @@ GROUP = "multilock.backends"
 
 
 class Ours(NamedTuple):
-    """A backend of this distribution: its module, the client library it imports, and the extra that installs that."""
+    """A backend of this distribution: its module, the client library that it imports, and the extra that installs the
+    library."""
 
     module: str
     extra: str | None = None

@@ -88,7 +88,7 @@ class ThreadingLock(OfThisProcess):
             self._taken.pop(key, None)
             lease._take_back()
             raise
-        lease._open += 1  # its release is the end of a body, with or without `with`
+        lease._open += 1  # the end of a body releases it, with or without `with`
         return True
 
     def _tidy(self) -> None:
@@ -118,7 +118,7 @@ class ThreadingLock(OfThisProcess):
         try:
             for key, entry in self._mine(sys._getframe(1)):
                 lease, count, bodies = entry.lease, entry.lease.count, entry.lease._open
-                if self._taken.pop(key, None):  # two threads that release at the same time do not release the same
+                if self._taken.pop(key, None):  # two threads that release at the same time release different entries
                     break
                 lease = None
             if lease is None:
@@ -140,7 +140,7 @@ class ThreadingLock(OfThisProcess):
 
         These are the entries of this frame's ``with`` statement, or else of this thread. If there is none and the lock
         is not reentrant, an entry of any thread is returned. A ``with`` of another thread ends its own entry, so
-        entries without one come first. Among these, a lost lease is preferred to the one that is held.
+        entries without one come first. Among these, a lost lease is preferred to a held one.
         """
         taken = list(self._taken.items())[::-1]
         thread = _this_thread()
@@ -179,7 +179,7 @@ class ThreadingLock(OfThisProcess):
     def _release_save(self) -> list[_Key]:
         """Release every level.
 
-        The leases stay in ``_taken`` until `_acquire_restore` replaces them. If a wait() cannot get the lock back, its
+        The leases stay in ``_taken`` until `_acquire_restore` replaces them. If a wait() cannot reacquire the lock, its
         ``with`` then still ends with its own lease, not with that of another thread.
         """
         mine = self._mine()

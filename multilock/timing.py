@@ -1,4 +1,4 @@
-"""The numbers of time that several parts of multilock share: seconds, or shares of a ttl.
+"""The numbers of seconds, or shares of a ttl, that several parts of multilock share.
 
 The kernel and the backends use these numbers, and third-party backends may use them too. Each number is defined here
 once, with its reason. A number that only one module uses is defined in that module.
@@ -34,7 +34,8 @@ __all__ = [
 
 # A lease
 RENEWALS = 3  # in each ttl, so that two may fail
-JITTER = 0.1  # renewals and heartbeats come up to 10 % earlier or later, so that many clients do not come together
+# Renewals and heartbeats come up to 10 % earlier or later, so that many clients do not send them at the same moment.
+JITTER = 0.1
 DRIFT_SHARE = 0.01  # the clocks of client and server may differ in speed by 1 %
 DRIFT_FIXED = 0.002  # seconds, because servers count expiry in whole milliseconds
 CALLBACK_SHARE = 0.1  # the last tenth of a lease is kept for the lost callback
@@ -56,7 +57,7 @@ HEARTBEATS = 3  # in the time for which one of them keeps a waiter's place, so t
 LIVENESS_MIN = 1.0  # seconds; with a shorter ttl, a thousand waiters would still be a light load
 LIVENESS_MAX = 6.0  # seconds, so that a dead waiter does not delay the next one for long
 SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter asks again without a push
-UNPUSHED = 1.0  # seconds after which a waiter asks again for which the server pushes nothing at present
+UNPUSHED = 1.0  # seconds after which a waiter asks again while the server pushes nothing
 
 # A failure
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while a server is silent or refuses a connection

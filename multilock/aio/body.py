@@ -28,7 +28,9 @@ class Body:
     def watch(self) -> None:
         """Cancel the body when the lease is lost, or soon if it is lost already."""
         if not self._lease._at_end(self._tell):
-            self._tell()  # later: a task cancelled while it runs gets it at its next await, perhaps after the body
+            # Later: a task that is cancelled while it runs gets the cancellation at its next await, perhaps after the
+            # body.
+            self._tell()
 
     def _tell(self) -> None:
         """Have the loop cancel the body. Called by the thread that ended the lease, which can be any thread."""

@@ -23,10 +23,10 @@ PATIENT = 4  # every fourth turn goes to a patient request first, even if urgent
 
 
 class Turns:
-    """A limit for the requests under way, with two queues for the rest.
+    """A limit for the requests under way, with two queues for the others.
 
-    Requests that change something are urgent. Heartbeats of waiters that are already in the server's queue are patient.
-    Otherwise many waiters of a client could delay the release by a holder of the same client.
+    Requests that change something are *urgent*. Heartbeats of waiters that are already in the server's queue are
+    *patient*. Otherwise many waiters of a client could delay the release by a holder of the same client.
     """
 
     def __init__(self, free: int) -> None:
@@ -171,7 +171,7 @@ class LoopChannel:
             answer.set_exception(error)
         except Exception as error:
             answer.set_exception(error)
-            self.close()  # at once, because the loop would find a broken connection readable again and again
+            self.close()  # closed at once, because the loop would find a broken connection readable again and again
 
     def _plan(self) -> None:
         """Plan a read without new data, if the channel wants one (`Lingers`).
@@ -209,7 +209,8 @@ class LoopChannel:
         if self in channels.idle:
             channels.idle.remove(self)
         if not self._loop.is_closed():
-            self._loop.remove_reader(self._fileno)  # before the number can be reused by another connection
+            # Before the number of the descriptor can be reused by another connection.
+            self._loop.remove_reader(self._fileno)
             if self._timer:
                 self._timer.cancel()
             if self._answer is not None and not self._answer.done():

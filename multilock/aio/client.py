@@ -74,7 +74,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         self._scopes = weakref.WeakKeyDictionary()
 
     def _scope(self) -> Scope[HeldAsyncLease] | None:
-        """Return the leases of this task, or None if no task is running. A forked child has none of its parent's."""
+        """Return the leases of this task, or None if no task is running. A forked child has no lease of its parent."""
         notice_fork()
         try:
             task = asyncio.current_task()
@@ -306,7 +306,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         return lease
 
     async def inspect(self, name: str) -> LockInfo | None:
-        """Return who holds ``name``, or None if nobody does. For display only: see `multilock.Client.inspect`."""
+        """Return the holder of ``name``, or None if it is free. For display only: see `multilock.Client.inspect`."""
         return await self._kernel.ask(self._kernel.backend.inspect, check_name(name), name=name)
 
     def inspect_all(self, prefix: str = "") -> AsyncIterator[LockInfo]:
@@ -325,7 +325,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
                 yield info
 
     async def force_release(self, name: str) -> bool:
-        """Take the lock away from its holder. Returns False if nobody held it.
+        """Release the lock by force, although it has a holder. Returns False if it had no holder.
 
         Meant for operators. The holder's work is not stopped: see `multilock.Client.force_release`.
         """
@@ -363,17 +363,17 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
             try:
                 self._kernel.end.close()
             finally:
-                with contextlib.suppress(RuntimeError):  # the loop has ended, so nobody waits any longer
+                with contextlib.suppress(RuntimeError):  # the loop has ended, so no caller waits any longer
                     loop.call_soon_threadsafe(closed.set)
 
-        here = contextvars.copy_context()  # tells an election whether its own work closes the client
+        here = contextvars.copy_context()  # shows an election that its own work closes the client
         self._kernel.spawn(lambda: here.run(close), "multilock-close")
         while not self._kernel.starts_threads():  # noqa: ASYNC110 - no event tells of a free thread
             await asyncio.sleep(SOON)
         await closed.wait()
 
     def __await__(self) -> Generator[Any, Any, AsyncClient]:
-        yield from ()  # makes this a generator, which never suspends
+        yield from ()  # this makes the function a generator, which never suspends
         return self
 
     async def __aenter__(self) -> AsyncClient:

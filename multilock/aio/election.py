@@ -104,7 +104,7 @@ class LoopTerm(Term[AsyncLeadership]):
             return
         task = self._elected_task = asyncio.current_task()
         try:
-            if self.office.on_elected:  # even if the term is over: on_lost follows, and both come in pairs
+            if self.office.on_elected:  # even if the term is over: on_lost follows, and the two callbacks come in pairs
                 with inside(self.elected):
                     result = self.office.on_elected(self.leadership)
                     if inspect.isawaitable(result):
@@ -204,7 +204,7 @@ class AsyncLeaders:
 
 
 class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
-    """A candidate for leadership of a name. The asyncio twin of `multilock.Election`.
+    """A candidate for the leadership of a name. The asyncio twin of `multilock.Election`.
 
     Callbacks run on the event loop and may be ``async def``. ``async with election:`` calls `start` and `stop`. Made by
     `AsyncClient.election`.
@@ -330,7 +330,8 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         return await self._step_down(seconds)
 
     async def leader(self) -> LeaderInfo | None:
-        """Ask the backend who leads. Returns None if nobody does. The leader may have changed when the answer arrives.
+        """Ask the backend for the leader. Returns None if there is none. The leader may have changed when the reply
+        arrives.
 
         Raises BackendUnavailable, BackendRejected or ClientClosed.
         """

@@ -86,7 +86,8 @@ class LoopFace:
         if loop is None or not loop.is_closed():
             return ()
         waiting = list(self._kernel.monitor.waiting)
-        return waiting if self._loop is loop else ()  # claims of the next loop come after it has taken the place
+        # Claims of the next loop come after it has taken the place of the closed one.
+        return waiting if self._loop is loop else ()
 
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
         """Return the client's loop, or None if it has none yet. May be called on any thread."""
@@ -95,11 +96,11 @@ class LoopFace:
     async def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Send an attempt, or a heartbeat of a claim that waits already.
 
-        A heartbeat whose turn does not come in time is not sent. If the server answers other requests meanwhile, that
-        does not count as silence: the claim keeps its place in the server's queue.
+        A heartbeat whose turn does not come in time is not sent. If the server replies to other requests meanwhile,
+        this does not count as silence: the claim keeps its place in the server's queue.
         """
         if self._at_once:
-            await asyncio.sleep(0)  # otherwise a task that acquires in a loop would never let another one run
+            await asyncio.sleep(0)  # otherwise a task that acquires in a loop would never let another task run
         waiting = self._kernel.monitor.waiting.get(claim.id)
         told, began = waiting.told if waiting else None, self.loop().time()
         try:
@@ -161,7 +162,7 @@ class LoopFace:
                 "the request was not sent, because too many requests of this client are under way", unknown=False
             ) from None
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and not turn.exception():  # the turn had come before
+            if turn.done() and not turn.cancelled() and not turn.exception():  # the turn came before the time was over
                 turns.give_back()
             raise
         finally:
@@ -178,7 +179,7 @@ class LoopFace:
         channels.opening += 1
         try:
             channel = await self._on_thread(loop, within, channels.open, (), channels.drop)
-            if self._kernel.finished:  # the other channels were closed, or will be
+            if self._kernel.finished:  # the other channels were closed, or will be closed
                 channels.drop(channel)
                 return None
             return channels.add(loop, channel)
@@ -195,7 +196,7 @@ class LoopFace:
     ) -> R:
         """Return ``call(*args, within)``, called on a worker thread, or here if the backend answers at once.
 
-        ``unwanted`` is called with an answer for which no caller waits any longer.
+        ``unwanted`` is called with a reply for which no caller waits any longer.
         """
         if self._at_once:
             return call_inside(call, *args, within)
@@ -205,7 +206,8 @@ class LoopFace:
             result: R = await future
             return result
         except asyncio.CancelledError:
-            if unwanted and future.done() and not future.cancelled() and not future.exception():  # answered before
+            # It got its reply before.
+            if unwanted and future.done() and not future.cancelled() and not future.exception():
                 unwanted(future.result())
             raise
         finally:
@@ -442,7 +444,7 @@ class LoopCallbacks:
         result: object = None
         try:
             result = call_on_loop(callback, *args)
-        finally:  # after sys.exit() in a callback, which ends the loop, nobody must wait for this call
+        finally:  # after sys.exit() in a callback, which ends the loop, no caller must wait for this call
             if not inspect.isawaitable(result):
                 self._unfinished.discard(call)
         if not inspect.isawaitable(result):

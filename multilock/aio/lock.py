@@ -206,7 +206,7 @@ class AsyncDistributedLock(AnyLock, Protocol):
         """
 
     async def is_locked(self) -> bool:
-        """Ask the backend whether anybody holds the lock. The answer may be outdated when it arrives.
+        """Ask the backend whether the lock has a holder. The reply may be outdated when it arrives.
 
         Raises BackendUnavailable, BackendRejected or ClientClosed.
         """
@@ -249,10 +249,11 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
     def try_acquire(self, timeout: float = 0, **theirs: Never) -> Coroutine[Any, Any, AsyncLease | None]:
         if theirs:
             raise refuse("try_acquire", theirs)
-        return Trying(self._acquire(check_timeout(timeout), self._client._scope()))  # the caller's, as in acquire()
+        # The caller's task, as in acquire().
+        return Trying(self._acquire(check_timeout(timeout), self._client._scope()))
 
     async def _acquire(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease | None:
-        scope = scope or self._client._scope() or Scope()  # a new one if no task drives this coroutine
+        scope = scope or self._client._scope() or Scope()  # a new scope if no task drives this coroutine
         handing: Handing[HeldAsyncLease] = Handing(self._kernel)
         try:
             if held := handing.reenter(scope, self._want):
@@ -264,7 +265,7 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
             raise
 
     def release(self) -> Coroutine[Any, Any, bool]:
-        return self._release(self._client._scope())  # the caller's, as in acquire()
+        return self._release(self._client._scope())  # the caller's task, as in acquire()
 
     async def _release(self, scope: Scope[HeldAsyncLease] | None) -> bool:
         scope = scope or self._client._scope()

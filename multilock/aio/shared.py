@@ -40,7 +40,7 @@ class AsyncSemaphoreLock(AsyncSharedLock, AsyncSemaphore):
 
 
 class AsyncReadWriteLock(OfThisProcess):
-    """Two locks with one name: readers share the one, and a writer holds the other alone.
+    """Two locks with one name: readers share the first, and a writer holds the second alone.
 
     Use each like any `AsyncDistributedLock`: ``async with rw.reader() as lease:``. See `multilock.ReadWriteLock`.
     """

@@ -30,6 +30,6 @@ def _open_standard_streams() -> None:
                 os.close(null)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode))
-    for stream in (sys.stdout, sys.stderr):  # a name that cannot be printed must not end a command half-way
+    for stream in (sys.stdout, sys.stderr):  # a name that cannot be printed must not end a command early
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

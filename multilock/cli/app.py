@@ -45,7 +45,7 @@ def run_app() -> int:
 
 
 def _drop_output() -> None:
-    """Send further output to /dev/null, so that Python does not retry at exit what stdout refused."""
+    """Send further output to /dev/null, so that Python does not retry at exit the output that stdout refused."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
@@ -208,7 +208,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     run.add_argument("--quiet", "-q", action="store_true", help="do not say that NAME is awaited or was not obtained")
     run.add_argument("-E", metavar="CODE", dest="taken", type=int, default=TAKEN,
                      help="exit code if NAME is not obtained (default: 75)")  # fmt: skip
-    # The same in flock's long spelling. The help has no room for it.
+    # The same option with the long name that flock gives it. The help has no space for it.
     run.add_argument("--conflict-exit-code", dest="taken", type=int, help=argparse.SUPPRESS)
     elect = command("elect", _elect, "NAME -- CMD...", "run CMD while this node is the leader; resign when CMD ends",
                     f"{EXITS}. After a loss the node is a candidate again; 76 if CMD cannot be ended.")  # fmt: skip

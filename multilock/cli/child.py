@@ -17,8 +17,8 @@ from multilock.kernel.runtime import now
 
 __all__ = ["CannotStart", "Child"]
 
-# CMD inherits what the caller opened for it (`3>file`, `<(…)`, a systemd socket). This list is made before a client
-# opens anything, so that it has no connection of ours.
+# CMD inherits the descriptors that the caller opened for it (`3>file`, `<(…)`, a systemd socket). This list is made
+# before a client opens anything, so that it has no connection of ours.
 INHERITED = frozenset(inheritable_descriptors())
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 LOOK_EVERY = 0.02  # seconds between checks of a group that is being ended, which sends no event
@@ -54,7 +54,7 @@ class Child:
         self._command = command[0]
         self._owner = environment.get("MULTILOCK_OWNER", "")
         self._terminal = _in_foreground()
-        self._over = False  # True when the number of the group may belong to somebody else
+        self._over = False  # True when another group may have the same number
         self._code: int | None = None
         self._ending = False
         self._zombies: set[str] = set()
@@ -84,10 +84,10 @@ class Child:
     def go(self, seconds: Callable[[], float], pause: Pause) -> bool:
         """Let CMD begin. Returns False if it never began, because ``seconds()`` was 0. Raises CannotStart.
 
-        ``seconds()`` returns for how long CMD may still begin. The launcher is slow on a busy machine: what was true
-        when it was started may be wrong when it is ready.
+        ``seconds()`` returns for how long CMD may still begin. The launcher is slow on a busy machine: a lease that was
+        valid when the launcher was started may have ended when it is ready.
         """
-        ready = told = False  # the launcher waits for our word, or has got it
+        ready = told = False  # the launcher waits for the permission to begin, or has got it
         while True:
             asked_at = now()
             if not (left := seconds()):
@@ -146,7 +146,7 @@ class Child:
                 self._stopped(os.WSTOPSIG(status))
                 continue
             code = self._process.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait again
-            if not self._ending:  # CMD ended by itself: the rest of its group may live on
+            if not self._ending:  # CMD ended by itself, but the rest of its group may still run
                 self._dismiss_watcher()
             self.leave_terminal()
             self._code = 128 - code if code < 0 else code
@@ -225,11 +225,12 @@ class Child:
             return False
         before, self._zombies = self._zombies, _zombies(self.group)
         self._look_for_zombies_at = now() + LOOK_FOR_ZOMBIES_EVERY
-        # Only the same zombies twice: a process that was born during the first look is alive in the second.
+        # Counted only if both looks find the same zombies: a process that started during the first look is alive in the
+        # second.
         return bool(self._zombies) and self._zombies == before
 
     def close(self) -> None:
-        """Send no further signal. Call it once CMD has been waited for."""
+        """Send no further signal. Call it after CMD has been waited for."""
         self._over = True
         self._dismiss_watcher()
         for end in self._pipes:
@@ -259,7 +260,7 @@ def _zombies(group: int) -> set[str]:
     with contextlib.suppress(OSError):
         Path("/proc/1/stat").read_bytes()  # some machines hide the processes of other users
         for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is gone
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
                 fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
                 state, its_group, threads = fields[0], int(fields[2]), int(fields[17])
                 if its_group == group:
@@ -279,5 +280,5 @@ def _in_foreground() -> bool:
 
 
 def _put_in_foreground(group: int) -> None:
-    with contextlib.suppress(OSError):  # the terminal is gone
+    with contextlib.suppress(OSError):  # the terminal was closed
         os.tcsetpgrp(0, group)

@@ -94,7 +94,7 @@ def _play(client: multilock.Client, name: str, order: Mapping[str, object], plac
 
 
 class _Failed(Exception):
-    """Something is not as the demo says."""
+    """A step did not happen as the demo says."""
 
 
 class _Show:
@@ -189,7 +189,7 @@ class _Node:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            process_group=0,  # so that Ctrl-C reaches only the demo, which then ends the nodes
+            process_group=0,  # so that Ctrl-C reaches only the demo, which then ends its processes
         )
         self.pid = self._process.pid
         assert self._process.stdin is not None

@@ -70,7 +70,7 @@ def _examine(report: _Report, url: str | None, profile: str | None, config: str 
 
 
 def _try_a_lock(report: _Report, client: Client) -> int:
-    """Acquire and release a lock that nobody else uses: a server may answer everything except that."""
+    """Acquire and release a lock that no other program uses: a server may reply to all requests except these."""
     name = f"doctor-{secrets.token_hex(4)}"
     try:
         lease = client.lock(name).try_acquire()

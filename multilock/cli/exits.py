@@ -35,7 +35,7 @@ def code_of(error: BaseException) -> int:
     match error:
         case KeyboardInterrupt():
             return 130
-        case ModuleNotFoundError(name="rich"):  # another missing module is our mistake, not the user's
+        case ModuleNotFoundError(name="rich"):  # any other missing module is a mistake of multilock, not of the user
             say("this command needs rich to show its results: pip install 'multilock[cli]'")
             return USAGE
         case LockTimeout():
@@ -84,7 +84,7 @@ class _Voice:
         log_thread.flush(LAST_WORDS * LAST_WORD)
         said = system.Event()
         self._lines.put(said)
-        for _ in range(LAST_WORDS):  # in steps: if the machine stood still, the thread still gets its turn first
+        for _ in range(LAST_WORDS):  # in steps: if the machine stood still, the thread still gets time to write first
             if said.wait(LAST_WORD):
                 return
 
@@ -103,7 +103,7 @@ class _Voice:
 def _write(line: str) -> None:
     # sys.stderr is not used: its lock, held by a write that never returns, would abort the interpreter at exit.
     left = f"multilock: {line}\n".encode(getattr(sys.stderr, "encoding", None) or "utf-8", "backslashreplace")
-    with suppress(OSError):  # stderr is closed, or its reader is gone: CMD matters more
+    with suppress(OSError):  # stderr is closed, or its reader is gone: the command is more important
         while left:
             try:
                 left = left[os.write(2, left) :]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Signals", "elect", "run"]
 
-KILL_SHARE = 1 / 50  # of the ttl: CMD is killed so long before the lease ends, even if it ignores SIGTERM
+KILL_SHARE = 1 / 50  # share of the ttl: CMD is killed this long before the lease ends, even if it ignores SIGTERM
 
 
 def run(
@@ -80,7 +80,8 @@ def _check_command(command: Sequence[str]) -> None:
 
 
 def _works_in_children(client: Client) -> None:
-    """When multilock is killed, the processes of CMD are killed a moment later: until then nobody may get the name."""
+    """When multilock is killed, the processes of CMD are killed a moment later: until then no other process may get the
+    name."""
     backend = client._kernel.backend
     if isinstance(backend, FindsTheDead):
         backend.works_in_children()
@@ -91,7 +92,7 @@ def _tell_waiting(client: Client) -> None:
 
     if not sys.stderr.isatty():
         return
-    from multilock.events import Event, Waiting  # late: a cron job has no use for them
+    from multilock.events import Event, Waiting  # imported late, because a cron job does not need them
 
     def tell(event: Event) -> None:
         if isinstance(event, Waiting):

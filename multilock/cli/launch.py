@@ -16,7 +16,7 @@ import time
 PR_SET_PDEATHSIG = 1
 LOOKS = 500
 LOOK_AGAIN = 0.02  # seconds between two looks of which the first found nothing
-CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # that of `multilock.now()`
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the clock of `multilock.now()`
 
 
 def die_with(parent: int) -> None:
@@ -37,7 +37,8 @@ def leave_watcher(pipe: int) -> None:
     """Start a process that kills this whole group when multilock dies: then ``pipe`` ends without a byte.
 
     The watcher is not a child of CMD, which would not expect one. It has its own session, so that no signal to the
-    group or from the terminal reaches it. It keeps nothing else open: the reader of CMD's output must see its end.
+    group or from the terminal reaches it. It keeps no other descriptor open: the reader of CMD's output must see the
+    end of that output.
     """
     group, session = os.getpgrp(), os.getsid(0)
     if child := os.fork():
@@ -88,7 +89,7 @@ def _marked(mark: bytes, group: int, session: int) -> list[int]:
 
 
 def kill_strays(owner: str, group: int, session: int) -> None:
-    """Kill what `strays` returns, until it returns nothing: one of them may just be starting another."""
+    """Kill the processes that `strays` returns, until it returns none: one of them may just be starting another."""
     for _ in range(LOOKS):
         if not (pids := strays(owner, group, session)):
             return
@@ -117,13 +118,13 @@ def inheritable_descriptors() -> list[int]:
 
 
 def take_terminal() -> None:
-    """Take the foreground here, not in the parent: CMD must not read from the terminal before it has it."""
+    """Take the foreground here, not in the parent: CMD must not read from the terminal before it has the foreground."""
     with contextlib.suppress(OSError):  # the terminal is gone
         os.tcsetpgrp(0, os.getpgrp())
 
 
 def wait_for_go(report: int, go: int) -> None:
-    """Write a dot to ``report`` and read from ``go`` until when CMD may begin. If it is later already, ask again.
+    """Write a dot to ``report`` and read from ``go`` until when CMD may begin. If that time has passed, ask again.
 
     So CMD does not begin after the end of the lease, however long this process or multilock was stopped before.
     """

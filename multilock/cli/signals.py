@@ -16,13 +16,14 @@ from multilock.cli.exits import say
 __all__ = ["Signalled", "Signals"]
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# A suspended multilock renews nothing, and CMD, which has its own group, would run on.
+# A suspended multilock renews nothing, and CMD, which has its own group, would continue without the lock.
 IGNORED = (signal.SIGTSTP, signal.SIGTTOU)
 LOOK_AGAIN = 1.0  # seconds
 
 
 class Signalled(BaseException):
-    """A signal ended the wait. It is not an Exception, so that no handler on the way treats it as a failure."""
+    """The exception of a signal that ended the wait. It is not an Exception, so that no handler on the way treats it as
+    a failure."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -30,7 +31,7 @@ class Signalled(BaseException):
 
 
 class Target(Protocol):
-    """Something that receives the signals: CMD, or what ends it."""
+    """An object that receives the signals: CMD, or the code that ends it."""
 
     def signal(self, signum: int) -> bool:
         """Pass the signal on. Returns False if that is not permitted."""
@@ -49,7 +50,7 @@ class Signals:
         self._former: dict[int, Any] = {}
         self._waiting = False
         self._target: Target | None = None
-        self.pending: list[int] = []  #: signals that came while nobody could obey them
+        self.pending: list[int] = []  #: signals that came while no code could obey them
         self.passed_on: list[int] = []  #: signals passed on to CMD
 
     def __enter__(self) -> Signals:
@@ -81,8 +82,9 @@ class Signals:
         Returns at once if a signal or a `wake` came since the last call.
 
         Python runs a handler between two of its own instructions. If a signal comes just as a system call begins, the
-        handler waits for the end of that call, and a call that waits for CMD may never end. Nothing comes if SIGCHLD is
-        blocked, as it is for a child of some supervisors: so the caller must look at CMD itself after each call.
+        handler waits for the end of that call, and a call that waits for CMD may never end. SIGCHLD may be blocked, as
+        some supervisors do for their children, and then nothing wakes this call: so the caller must check CMD itself
+        after each call.
         """
         waits = system.poll()
         for descriptor in (self._came, *descriptors):
@@ -92,9 +94,10 @@ class Signals:
             os.read(self._came, 4096)
 
     def forget_survived(self) -> None:
-        """Forget the signals that CMD was given and has survived, as a SIGHUP that made it read its files again.
+        """Forget the signals that were passed on to CMD and did not end it, such as a SIGHUP that made it read its
+        files again.
 
-        A SIGTERM counts all the same: CMD may just be ending because of it.
+        A SIGTERM is kept: CMD may just be ending because of it.
         """
         self.passed_on = [signum for signum in self.passed_on if signum == signal.SIGTERM]
 
@@ -104,14 +107,15 @@ class Signals:
             if not self._target.signal(signum):
                 say(f"{signal.Signals(signum).name} cannot be passed on to CMD, whose processes belong to another user")
         elif self._waiting:
-            self._waiting = False  # a second exception would interrupt what cleans up after the first
+            self._waiting = False  # a second exception would interrupt the clean-up after the first
             raise Signalled(signum)
         else:
             self.pending.append(signum)
 
     @contextlib.contextmanager
     def end_the_wait(self) -> Iterator[None]:
-        """Have a signal raise Signalled inside this context. One that came earlier raises it at once."""
+        """Have a signal raise Signalled inside this context. If a signal came earlier, the context raises it at
+        once."""
         self._waiting = True
         try:
             if self.pending:
@@ -122,7 +126,8 @@ class Signals:
 
     @contextlib.contextmanager
     def go_to(self, target: Target) -> Iterator[None]:
-        """Pass signals on to ``target`` inside this context, and those that came while the target was being made."""
+        """Pass signals on to ``target`` inside this context, also those that came while ``target`` was being
+        created."""
         self._target = target
         try:
             while self.pending:

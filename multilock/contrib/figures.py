@@ -51,10 +51,11 @@ class Clients:
     """The instrumented clients.
 
     Each event of theirs is passed to ``hear``, with the backend and the label of the name. Current values come from the
-    clock, not from a flag. ``begin`` is called once for each backend and label, before the first event of it: a series
-    that starts at 1 shows no increase.
+    clock, not from a flag. ``begin`` is called once for each backend and label, before their first event: Prometheus
+    sees no increase in a series that starts at 1.
 
-    No lock is used here: a thread that does not survive a fork could hold it during a scrape, forever.
+    No lock is used here: at a fork during a scrape, a thread could hold the lock, and it would stay taken forever in
+    the child.
     """
 
     def __init__(self, hear: Callable[[str, str, events.Event], None], begin: Callable[[str, str], None]) -> None:

@@ -49,7 +49,7 @@ def instrument(
 
     Several clients may share a registry: their figures are added. If a client is instrumented again in the same
     registry, the new call replaces the earlier one. On the callback thread it costs about as much CPU as an acquire and
-    a release of ``memory://``. ``acquire()`` itself pays only for the making of an event.
+    a release of ``memory://``. ``acquire()`` itself only pays for creating an event.
     """
     return _metrics_of(registry).clients.add(client, name_label)
 

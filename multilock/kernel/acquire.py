@@ -106,7 +106,7 @@ class _Contender:
     stands = False  # the present claim may be in the backend's queue, or hold the name
     unsure = False  # some request with the present claim's id has no answer
     spent = 0.0  # seconds of the request timeout that `let_withdraw` has used up
-    refused_at = -math.inf  # when the newest request of the present claim was sent that was refused
+    refused_at = -math.inf  # when the newest refused request of the present claim was sent
 
     def __init__(
         self, kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None, scope: Scope[Any] | None
@@ -127,7 +127,7 @@ class _Contender:
     async def let_withdraw(self) -> None:
         """Before a single try, wait until this client's own background cancels of the same name are answered.
 
-        Otherwise the try could fail because of them: such a claim may be ahead in the queue, or hold the name already.
+        Otherwise the try could fail because of them: such a claim may be ahead in the queue, or already hold the name.
         The wait takes at most half of the request timeout, and leaves the other half to the try.
         """
         kernel, until = self.kernel, self.started + self.want.request_timeout / 2
@@ -136,7 +136,7 @@ class _Contender:
         self.spent = kernel.now() - self.started
 
     async def stand_in(self, line: Line) -> bool:
-        """Wait for the first place in the gate. Returns False at the deadline."""
+        """Wait for the first place in the gate (see `multilock.kernel.gate`). Returns False at the deadline."""
         kernel = self.kernel
         outage_timeout = self.want.outage_timeout
         self._tell_waiting(None)
@@ -150,7 +150,7 @@ class _Contender:
                 if line.unheard(self.started, now):  # the request of the first waiter is still under way
                     raise self._unavailable(BackendUnavailable("none since the wait began", unknown=False))
                 return False
-            # If the backend answers now, an outage that begins later cannot last for outage_timeout before the time
+            # If the backend replies now, an outage that begins later cannot last for outage_timeout before the time
             # `look`.
             look = patience_ends if line.silence else now + outage_timeout
             await self.bell.wait(min(self.deadline, look) - now)
@@ -241,11 +241,11 @@ class _Contender:
         self.kernel.ready()
         now = self.kernel.now()
         longest = max(claim.ttl, self.kernel.watchdog.sessions.ttl(granted.group))
-        if granted.sent_at > now or granted.valid_for > longest:  # forged: anyone with the right to publish can send it
+        if granted.sent_at > now or granted.valid_for > longest:  # forged: any client that may publish can send it
             return None
         if validity.half_over(now, granted.sent_at, granted.valid_for):
             return None
-        # The server has refused a later request since: somebody took the name away, and another claim may hold it.
+        # The server has refused a later request since. So an operator released the name, and another claim may hold it.
         if granted.short and granted.sent_at < self.refused_at:
             return None
         self.stands, self.granted = True, granted

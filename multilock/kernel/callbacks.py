@@ -1,4 +1,4 @@
-"""Runs the user's callbacks on separate threads, so that a callback that hangs or raises harms nothing else."""
+"""Runs the user's callbacks on separate threads, so that a callback that hangs or raises affects nothing else."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ class _Call:
 
 
 class ThreadCallbacks:
-    """The callbacks of a blocking client. At most 64 run at once, not counting those that have run for 0.1 s.
+    """The callbacks of a blocking client. At most 64 run at once, not counting those that have run for more than 0.1 s.
 
-    A lost callback should begin before the validity of its lease ends. So the queue is sorted by that time, and a
-    callback that has waited for half of its time begins in addition to the 64.
+    A lost callback should begin before the validity of its lease ends. So the queue is sorted by this deadline, and a
+    callback that has waited for half of its time gets a thread beyond the 64.
     """
 
     def __init__(self, runtime: Runtime, timers: Timers) -> None:
@@ -138,13 +138,15 @@ class ThreadCallbacks:
         self._relief_at = math.inf  # when a timer calls `_relieve`
         self._gathering = False
         self._closed = False
-        self._drains = runtime.workers("multilock-callback", THREADS)  # kept, because events come all the time
+        # The thread is kept, because events come all the time.
+        self._drains = runtime.workers("multilock-callback", THREADS)
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
         """See `Callbacks.start`."""
         now = self._runtime.now()
         until = args[0].valid_until if args and isinstance(args[0], Loss) else math.inf
-        begin_by = (now + until) / 2 if until > now else math.inf  # if it is late already, more threads do not help
+        # If the call is late already, more threads do not help.
+        begin_by = (now + until) / 2 if until > now else math.inf
         call = _Call(callback, args, begin_by, next(self._numbers))
         try:
             with self._lock:
@@ -210,15 +212,15 @@ class ThreadCallbacks:
         self._timers.at(self._runtime.now() + HUNG, self._relieve)
 
     def _run(self, first: _Call) -> None:
-        """Run queued calls on this thread until the queue is empty, or until another thread has taken this thread's
-        place."""
+        """Run queued calls on this thread until the queue is empty, or until another thread has replaced this one."""
         call: _Call | None = first
         while call is not None:
             with self._lock:
                 again, call.begun = call.begun, True
             if not again:
                 CALLED.set(call)
-                # Taken out, because the thread that started this one may drop the call last: see `Once`.
+                # The callback is removed here, because the thread that started this one may drop the call last: see
+                # `Once`.
                 callback, args, call.callback, call.args = call.callback, call.args, _nothing, ()
                 call_in_thread(callback, *args)
                 del callback, args
@@ -227,7 +229,7 @@ class ThreadCallbacks:
                 counted = self._young.pop(call, self) is None
                 if not again:
                     self._unfinished.discard(call)
-                # If this call no longer counts, another thread has already taken the place of this one, so this thread
+                # If this call no longer counts as running, another thread has already replaced this one, so this thread
                 # ends.
                 call = self._next() if counted and self._queue else None
 
@@ -238,8 +240,8 @@ class ThreadCallbacks:
         return call
 
     def _relieve(self) -> None:
-        """Stop counting callbacks that hang. Start queued callbacks in their places, and those that must not wait
-        longer."""
+        """Stop counting callbacks that hang as running. Start queued callbacks on free threads, and those that must not
+        wait longer."""
         started: list[_Call] = []
         try:
             with self._lock:

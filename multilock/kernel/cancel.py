@@ -1,8 +1,8 @@
 """The background cancel: releases a claim, again and again until the backend has answered.
 
-A request without an answer may still be executed later. No caller waits for that. Its claim goes to the background
-cancel, which releases it again and again until the backend answers. The backend makes that cancel final, for example
-with a tombstone, so that a late request has no effect.
+A request without an answer may still be executed later. No caller waits for its execution. Its claim goes to the
+background cancel, which releases it again and again until the backend answers. The backend makes that cancel final, for
+example with a tombstone, so that a late request has no effect.
 
 A lease that nobody renews expires, so its cancel may give up after a while. A lock in a session lives as long as the
 session, which is renewed while the client is open. If its cancel gave up, the lock would stay taken forever. So that
@@ -115,7 +115,7 @@ class Cancels:
             self._begin(cancel)
 
     def hurry(self, claim: Claim) -> None:
-        """Release this claim now, without waiting for the ``not_before`` of `add`. A second call changes nothing.
+        """Release this claim now, without waiting for its ``not_before``. A second call changes nothing.
 
         The caller may hold any lock, so the ticking thread sends the request.
         """
@@ -206,8 +206,8 @@ class Cancels:
         return True
 
     def _pause(self, cancel: _Cancel) -> float:
-        """Return the seconds until the next try. If a renewed session keeps the name taken, that is at most one renewal
-        period."""
+        """Return the seconds until the next try. If a renewed session keeps the name taken, the result is at most one
+        renewal period."""
         longest = LONGEST_IN_BACKGROUND
         if self._is_renewed(cancel):
             longest = min(longest, max(2 * FIRST_PAUSE, cancel.claim.ttl / RENEWALS))

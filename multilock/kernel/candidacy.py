@@ -72,7 +72,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._reporter = Reporter(kernel, name, on_leader_changed, self._call, self._report_in_background)
         self._term: Term[T] | None = None
         self._stop: Stop | None = None  # calls off the run() or start() under way
-        self._campaigns: set[Stop] = set()  # one for each call of campaign() under way
+        self._campaigns: set[Stop] = set()  # one for each running call of campaign()
         self._asking: Stop | None = None  # the `Stop` of the candidacy that asks for the name: see `_turn`
         kernel.add_election(self)
 
@@ -217,7 +217,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._office.condition.notify()
 
     def _close_no_longer(self) -> None:
-        """If this node neither campaigns nor leads, tell the client that close() has nothing to end here."""
+        """Tell the client that close() has nothing to end here, if this node neither campaigns nor leads."""
         with self._office.lock:
             if self._stop is None and not self._campaigns and (self._term is None or self._term.leadership._over()):
                 self._kernel.closers.pop(self._close, None)
@@ -249,7 +249,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         except (Stopped, ClientClosed):
             pass
         finally:
-            self._interrupted(handing)  # on a closed loop this runs late
+            self._interrupted(handing)  # on a closed loop this code runs late
         return None
 
     async def _elected(self, handing: Handing[Any], stop: Stop, *, insist: bool) -> Term[T] | None:
@@ -324,7 +324,7 @@ class Candidacy(OfThisProcess, Generic[T]):
                     return
                 await observer.bell.wait(min(LOOK_AGAIN, left))
         except (BackendUnavailable, BackendRejected):
-            pass  # without an answer this node does not wait for another leader
+            pass  # without a reply this node does not wait for another leader
         finally:
             observer.close()
 

@@ -45,8 +45,8 @@ class End:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._closing: int | None = None  # the thread that runs `close`
-        self._awaits_work = False  # that call still waits for the work of elections
-        self._over_by = math.inf  # when that call is over at the latest
+        self._awaits_work = False  # that call of close() still waits for the work of elections
+        self._over_by = math.inf  # the latest time at which that call is over
         self._ended = False  # nothing of the client is left
         self.dropped = False  # the user has dropped the client, and it has not ended yet
 
@@ -120,7 +120,7 @@ class End:
         kernel = self._kernel
         self._closing = system.get_ident()
         try:
-            kernel.monitor.wait(budget)  # until every callback is started
+            kernel.monitor.wait(budget)  # until every callback has been started
             kernel.callbacks.wait(budget)
         finally:
             kernel.lift_fences()  # before any request, because an outage must not kill a process that ends in order
@@ -186,7 +186,7 @@ class End:
         for part in (kernel.followers, kernel.watchdog, kernel.cancels, kernel.face, kernel.backend):
             try:
                 part.close()
-            except Exception:  # the other parts must end all the same
+            except Exception:  # the other parts must be closed anyway
                 logger.exception("a part of the client could not be closed")
         if kernel.ticker:
             kernel.ticker.close()
@@ -213,7 +213,8 @@ class End:
         kernel = self._kernel
         with kernel.lock:
             leases = list(kernel.held.values())
-            # A release under way may not have sent its request yet, and its thread ends with this process.
+            # A release under way may not have sent its request yet, and its thread ends with this process. So it is
+            # sent again here.
             claims = [
                 (lease.claim, lease.granted, lease.unsure or lease.stage == RELEASING, lease.rest_until)
                 for lease in leases
@@ -245,7 +246,7 @@ class End:
         """
         kernel = self._kernel
         self._closing = None
-        kernel.lock = system.RLock()  # another thread of the parent may have held it, even in a closed client
+        kernel.lock = system.RLock()  # another thread of the parent may have held this lock, even in a closed client
         kernel.fence = None  # the timer belongs to the parent
         for lease in [*kernel.held.values(), *kernel.apart]:
             lease._reset_in_child()

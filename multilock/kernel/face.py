@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class NotAsked(Busy):
-    """The result of an attempt that was not sent: the claim keeps the place that an earlier request took."""
+    """The result of an attempt that was not sent: the claim keeps the place of its earlier request."""
 
     __slots__ = ()
 
@@ -33,7 +33,8 @@ class WaiterBell(Bell, Protocol):
 
 
 class Face(Protocol):
-    """The interface of a face. Every request ends within ``within`` seconds, with the backend's answer or exception."""
+    """The interface of a face: its way to send requests, to wait, and to run callbacks. Every request ends within
+    ``within`` seconds, with the backend's answer or exception."""
 
     asynchronous: bool
     callbacks: Callbacks

@@ -1,8 +1,8 @@
 """``hard_fence``: the operating system kills this process when the validity of a lease passes.
 
-A POSIX timer of the process sends SIGKILL (timer_create(2)). Each proof that the lease is ours sets it anew. The timer
-needs neither the interpreter nor a thread, so it also kills a process that is stopped, swapped out, or stuck in an
-extension. It uses the same clock as all deadlines, which continues while the machine sleeps.
+A POSIX timer of the process sends SIGKILL (timer_create(2)). Each new proof of the lease sets the timer again. The
+timer needs neither the interpreter nor a thread, so it also kills a process that is stopped, swapped out, or stuck in
+an extension. It uses the same clock as all deadlines, which continues while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class Fence:
 
     def _set(self) -> None:
         while (at := self._first()) != self._set_to:
-            self._set_to = math.nan  # equals nothing, because an interrupt may come before or after the timer is set
+            # A value that equals nothing, because an interrupt may come before or after the timer is set.
+            self._set_to = math.nan
             self._killer.at(at)
             self._set_to = at
 

@@ -48,7 +48,8 @@ def _mark() -> mmap.mmap | _ByPid:
 FORKED, RESETTING, OURS = range(3)
 this_process = _mark()
 this_process[0] = OURS
-_resetting: dict[int, system.RLock] = {}  # by pid, because a lock of the parent may stay taken forever in a child
+# A separate lock for each pid, because a lock of the parent may stay taken forever in a child.
+_resetting: dict[int, system.RLock] = {}
 
 
 def notice_fork() -> None:

@@ -43,8 +43,8 @@ class Line:
     def unheard(self, started: float, now: float) -> bool:
         """Return whether a waiter that began at ``started`` has no evidence that the name is taken.
 
-        That is so if the backend has not answered since, although the request under way has had enough time for an
-        answer. Before the backend's very first answer, any request under way counts.
+        This is so if the backend has not replied since, although the present request has had enough time for a reply.
+        Before the backend's very first answer, any request under way counts.
         """
         if self.heard_since(started):
             return False
@@ -62,14 +62,14 @@ class Line:
 
 
 class Gate:
-    """The lines of waiters of one client, one line for each name."""
+    """The waiters of one client, in one queue for each name."""
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
         self._lock = system.RLock()
 
     def enter(self, name: str, bell: Bell) -> Line:
-        """Join the line for ``name``. The waiter of the first of ``line.bells`` may send requests. When it leaves, the
+        """Join the queue for ``name``. The waiter of the first of ``line.bells`` may send requests. When it leaves, the
         next bell rings."""
         with self._lock:
             line = self._lines.get(name)
@@ -79,7 +79,7 @@ class Gate:
             return line
 
     def leave(self, name: str, bell: Bell) -> None:
-        """Leave the line, and wake the next waiter. Call this again after an interrupt, wherever the interrupt came.
+        """Leave the queue, and wake the next waiter. Call this again after an interrupt, wherever the interrupt came.
 
         The interrupt may have come before the waiter had joined, or before the next waiter was woken.
         """

@@ -8,9 +8,9 @@ Only the named transitions in this file assign the state (see docs/decisions/001
     NEW ── adopt ──▶ HELD ── begin_release ──▶ RELEASING ── end_release ──▶ RELEASED
                        └── lose ──▶ LOST ◀── lose_released ──┘
 
-`abandon` leads from NEW, HELD and RELEASING to RELEASED, and `reset_in_child` leads there from every state. The caller
-of a transition holds the kernel's lock. A transition that does not start from the present state changes nothing and
-returns False.
+`abandon` leads from NEW, HELD and RELEASING to RELEASED, and `reset_in_child` leads to RELEASED from every state. The
+caller of a transition holds the kernel's lock. A transition that does not start from the present state changes nothing
+and returns False.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _begin_work(self, want: Want) -> None:
         """Apply the options of ``want`` that concern the work: hold_at_least and hard_fence.
 
-        A release does not say which acquire it ends. So a fence that one of several works asked for stays until the
-        last of them has ended. The caller holds the kernel's lock.
+        A release does not say which acquire it ends. So if one acquire asked for a fence, the fence stays until the
+        last release. The caller holds the kernel's lock.
         """
         raise NotImplementedError
 

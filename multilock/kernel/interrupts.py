@@ -61,7 +61,7 @@ class Once:
         except BaseException:
             self._name = repr(callback)  # for the log line
             raise
-        if result is not None:  # perhaps an awaitable, of which the log may have to speak
+        if result is not None:  # the value may be an awaitable, which the log message then mentions
             self._name = repr(callback)
         return result
 

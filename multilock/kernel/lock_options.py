@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SHARED", "Make", "Want", "check_hold_at_least", "want"]
 
 # The kinds of which several holders can share a name. Their waiters do not use the local gate. Behind the gate they
-# would join the server's queue one by one, and a writer of another process could get between them each time.
+# would join the server's queue one by one, and a writer of another process could get between two of them each time.
 SHARED = frozenset({"read", "permit"})
 NEEDS = {
     "read": ("read_write", "readers and writers"),
@@ -40,10 +40,10 @@ class Want:
     name: str
     kind: str
     ttl: float  #: as the user gave it
-    grant: float  #: rounded up to what the backend grants
+    grant: float  #: rounded up to a ttl that the backend grants
     renew: bool
     reentrant: bool
-    fair: bool  #: as its claims ask the backend for it
+    fair: bool  #: as its claims request it from the backend
     queues: bool  #: each waiter joins the backend's own queue, and none uses the local gate
     hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
     max_hold: float  #: seconds from the grant after which the lease is lost, or inf

@@ -16,7 +16,7 @@ __all__ = ["Messages"]
 
 
 class Messages:
-    """The messages of one client. They call the holder of a lease a task with asyncio, otherwise a thread."""
+    """The messages of one client. They name the holder of a lease: a task with asyncio, otherwise a thread."""
 
     def __init__(self, scheme: str, *, asynchronous: bool) -> None:
         self._scheme = scheme

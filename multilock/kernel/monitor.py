@@ -74,12 +74,12 @@ class Monitor:
     def granted(self, claim_id: str, granted: Granted) -> None:
         """See `multilock.backend.Notices.granted`."""
         if one := self.waiting.get(claim_id):
-            one.granted = granted  # before the bell, because the waiter looks for it when it wakes
+            one.granted = granted  # before the bell, because the waiter reads this when it wakes
             one.bell.ring()
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
         """See `multilock.backend.Notices.gone`."""
-        with self._kernel.lock:  # under the lock the claim either waits or has a lease, and never neither
+        with self._kernel.lock:  # under the lock, the claim is always either a waiter or a lease
             lease = self._kernel.held.get(claim_id)
             one = None if lease else self.waiting.get(claim_id)
             if one:
@@ -161,8 +161,8 @@ class Monitor:
         """Lose a lease, and start its callbacks. Returns False if the lease was already over.
 
         If a server reports the end of a lease whose validity is over, this process did not run in time. The reason is
-        then the one that `expire` gives, whichever thread notices the loss first. A report before that end is news:
-        another client may hold the name already, so the callback must not count on ``time_left``.
+        then the one that `expire` gives, whichever thread notices the loss first. A report before that end counts:
+        another client may hold the name already, so the callback must not rely on ``time_left``.
 
         ``give_back``: Have the background cancel release the claim at the server. If it is False, the caller releases
         the claim. ``released``: The caller is a release that found the lock gone.
@@ -195,15 +195,15 @@ class Monitor:
     def _tell(self, lease: AnyHeld, loss: Loss[Any], give_back: bool) -> None:
         """Report a loss: callbacks, hooks, background cancel, event and log line. A second call changes nothing."""
         kernel = self._kernel
-        for callback in lease._callbacks or ():  # before anything that could block
+        for callback in lease._callbacks or ():  # before any call that could block
             kernel.callbacks.start(callback, loss)
         lease._call_hooks()
         lease._callbacks = None
-        if not isinstance(lease, Holding):  # a lease of several locks: its lost part does the rest
+        if not isinstance(lease, Holding):  # for a lease of several locks, its lost part does the rest
             return
         if give_back:
-            # The server may still have the claim, so release it there. That waits until the callback has had its time,
-            # or until the holder reports that its work has ended.
+            # The server may still have the claim, so release it there. The release waits until the callback has had its
+            # time, or until the holder reports that its work has ended.
             not_before = None if loss.confirmed else lease.valid_until
             kernel.cancels.add(lease.claim, lease.granted, lease.unsure, not_before=not_before)
             lease._give_back_early()  # the work may have ended before there was a cancel

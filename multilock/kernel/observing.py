@@ -117,7 +117,7 @@ class Followers:
 def leader_info(info: LockInfo | None) -> LeaderInfo | None:
     """Return the leader in ``info``, or None if nobody leads.
 
-    Nobody leads while hold_at_least keeps the name taken, or while readers or permits hold it.
+    A name has no leader while hold_at_least keeps it taken, or while readers or permits hold it.
     """
     if info is None or info.resting_until or info.kind in SHARED:
         return None
@@ -127,7 +127,8 @@ def leader_info(info: LockInfo | None) -> LeaderInfo | None:
 class Observer:
     """Returns the present leader, then each change. Quick changes may be merged, but the last one is never missed.
 
-    ``told`` is the owner returned last, or None for nobody. No owner is "", so the first leader is always returned.
+    ``told`` is the owner returned last, or None if there was none. No owner is "", so the first leader is always
+    returned.
     """
 
     def __init__(self, kernel: Kernel, name: str, told: str | None = "") -> None:
@@ -139,7 +140,7 @@ class Observer:
         kernel.followers.add(name, self.bell)
 
     async def following(self) -> LeaderInfo | None:
-        """Wait for the next change and return the leader, or None for nobody. An outage only delays the result.
+        """Wait for the next change and return the leader, or None if there is none. An outage only delays the result.
 
         Raises ClientClosed at the end. After BackendRejected it may be called again.
         """

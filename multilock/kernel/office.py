@@ -40,7 +40,7 @@ _INSIDE: ContextVar[tuple[Part, ...]] = ContextVar("multilock_inside", default=(
 
 
 def mark(part: Part) -> None:
-    """Mark what this thread or task does from here on as running inside ``part``."""
+    """Mark the code that this thread or task runs from here on as part of ``part``."""
     _INSIDE.set((*[other for other in _INSIDE.get() if not other.done], part))
 
 

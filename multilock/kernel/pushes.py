@@ -39,8 +39,8 @@ class Pushes:
     def report(self, connection: str, trouble: str | None, refused: bool) -> None:
         """Record that a connection is down because of ``trouble``, or up again if that is None.
 
-        ``refused``: The server refuses the connection. Then report that at once, instead of waiting until the
-        connection is back.
+        ``refused``: The server refuses the connection. Then report this at once, instead of waiting whether the
+        connection comes back.
         """
         if trouble is None:
             with self._lock:

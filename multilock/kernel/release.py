@@ -60,7 +60,7 @@ class Releases:
                 self._finish_whole(lease)
             return ours
         except BaseException:
-            # `surely` does not fit: this is a coroutine, and the clean-up differs from the first attempt.
+            # `surely` cannot be used: this is a coroutine, and the clean-up differs from the first attempt.
             if part and (part.stage in (RELEASING, RELEASED) or returned is not None):
                 self._finish(part, returned, released_at)
             if lease.stage == RELEASING:
@@ -139,7 +139,7 @@ class Releases:
         """End the release, and return True the first time. After an interrupt the caller calls this again."""
         with self._kernel.lock:
             first = lease._end_release()
-            if not first and lease.stage != RELEASED:  # lost meanwhile
+            if not first and lease.stage != RELEASED:  # lost during the release
                 return False
         lease._lift_fence()  # an interrupt may have come before `_let_go` did this
         lease._leave_scope()

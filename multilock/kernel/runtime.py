@@ -188,7 +188,7 @@ class _ThreadTicker:
             try:
                 self._planned = at
                 self._wakeup.ring()
-            except BaseException:  # interrupted: it may not have rung
+            except BaseException:  # interrupted: the bell may not have rung
                 self._planned = math.inf
                 raise
 

@@ -61,7 +61,8 @@ class Scope(Generic[L]):
         return len(list(held)) == max(1, want.permits)
 
     def blocks_itself(self, want: Want) -> L | None:
-        """Return the read lease that keeps ``want`` from writing, or the write lease that keeps it from reading."""
+        """Return the read lease that prevents ``want`` from writing, or the write lease that prevents it from
+        reading."""
         other = {"read": "write", "write": "read"}.get(want.kind)
         held = next(self._valid(want.name), None) if other else None  # valid leases of one name are of one kind
         return held if held and held.want.kind == other else None
@@ -134,8 +135,8 @@ class Entered(Generic[L]):
 
         The result is the entry of this frame's ``with`` statement, if there is one. Otherwise the lock was entered by
         an exit stack or by hand, and the choice is a guess. The newest entry of this thread or task comes first. Then
-        follow entries whose end harms nobody: entries with a lost lease, whose loss is then raised, or with a released
-        lease. A held lease of another thread or task is chosen only if there is no second lease.
+        follow entries whose end affects no other holder: entries with a lost lease, whose loss is then raised, or with
+        a released lease. A held lease of another thread or task is chosen only if there is no second lease.
         """
         entries = [entry for entry in self._entries[::-1] if entry.is_open()]
 

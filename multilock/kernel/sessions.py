@@ -93,7 +93,7 @@ class RenewedSessions:
                     continue
                 failures = lease.schedule.failures
                 lease._accept(session.cut(lease.granted))
-                lease.schedule.failures = failures  # a cut is not a proof, so failed renewals still count
+                lease.schedule.failures = failures  # shortening is not a proof, so failed renewals still count
                 due = min(due, self._watchdog.plan(lease))
         kernel.poke(due)
         self.hurry(group)

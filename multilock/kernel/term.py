@@ -265,7 +265,7 @@ class Term(Generic[T]):
             return False
         with self.office.lock:
             if not self.resigning:
-                # Other bodies must hear of it, even if they run in other tasks.
+                # Other bodies must be notified of the loss, even if they run in other tasks.
                 self._resigned_by_body = is_inside(self.work) and self.leadership._open <= 1
             again, self.resigning = self.resigning, True
         # Also done by a second call, because the first may have been interrupted before this.
@@ -275,8 +275,9 @@ class Term(Generic[T]):
         self.office.condition.notify()
         return not again
 
-    # An orderly end. The caller that begins it waits and releases the lease. A caller that cannot wait (it unwinds,
-    # or it is one of the parts that must end) leaves that to the part that ends last, and to a timer.
+    # An orderly end. The caller that begins it waits and releases the lease. A caller that cannot wait leaves the
+    # release to the part that ends last, and to a timer. This applies to a caller that unwinds, and to a part that must
+    # itself end.
 
     async def resign(self, grace: float | None = None) -> bool:
         """Stop leading, wait until all parts have ended, and release the lease.
@@ -325,7 +326,7 @@ class Term(Generic[T]):
             kernel.timers.at(self.end_at, self._grace_over)
 
     def _grace_over(self) -> None:
-        if self.leadership.stage == LOST:  # no grace then: the part that ends last reports it
+        if self.leadership.stage == LOST:  # no grace then: the part that ends last reports the end
             return
         self._tell_outlasted()
         self.office.kernel.releases.later(self.leadership)

@@ -58,7 +58,7 @@ class Watchdog:
         check.
         """
         granted = lease.granted
-        if granted.short:  # its request may have been sent long ago, so a time counted from there may be past
+        if granted.short:  # its request may have been sent long ago, so a time counted from then may have passed
             due = validity.first_renewal_at(lease.granted_at, lease.expires_at)
         else:
             due = granted.sent_at + granted.renew_every / 2
@@ -197,7 +197,7 @@ class Watchdog:
         """Run a renewal on the threads of its group. Called by the ticking thread.
 
         If the operating system refuses all of these, the ticking thread renews. If the backend hangs, the ticking
-        thread then checks other deadlines late. But no thread could be started for their lost callbacks either.
+        thread then checks other deadlines late. But then no thread could be started for their lost callbacks either.
         """
         carriers = self._carriers.get(group)
         if carriers is None:

@@ -146,7 +146,8 @@ class HandRuntime:
         return len(self._held or ())
 
     def release_jobs(self, count: int | None = None) -> None:
-        """Run the oldest ``count`` jobs that were kept back. Without ``count`` run all and stop keeping jobs back."""
+        """Run the oldest ``count`` jobs that were kept back. Without ``count``, run all jobs and stop keeping jobs
+        back."""
         held = self._held or deque()
         if count is None:
             self._held = None

@@ -4,7 +4,7 @@
         assert lock.try_acquire(timeout=10)
     kill(worker)                         # the worker is dead when this returns
 
-The module records which process was frozen when: a frozen process believes nothing meanwhile
+The module records which process was frozen when, because a frozen process believes nothing during that time
 (`multilock.testing.beliefs`).
 """
 
@@ -36,7 +36,7 @@ class Process(Protocol):
         """The process ID, or None if the process has not been started."""
 
 
-_since: dict[int, float] = {}  # by pid: since when a process is frozen
+_since: dict[int, float] = {}  # by pid: the time since which a process is frozen
 _spans: list[tuple[int, float, float]] = []
 _lock = threading.Lock()
 
@@ -69,7 +69,7 @@ class Paused:
 
 
 class Killed:
-    """A dead process. It can be used with ``with``, at whose end nothing happens."""
+    """A dead process. It can be used with ``with``, whose end does nothing."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -150,7 +150,7 @@ class Helper:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it and its children with SIGKILL, even if frozen, and wait until it is gone."""
+        """Kill it and its children with SIGKILL, even if frozen, and wait until it has ended."""
         if self.returncode is None:
             end(self.pid)
         else:

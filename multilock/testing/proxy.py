@@ -350,7 +350,8 @@ class FaultProxy:
     def share(self, fault: Fault) -> None:
         """Count the requests of this proxy too for a fault of another one.
 
-        The fault happens once, at the proxy where the last request to be counted arrives. Not for `hold_request`.
+        The fault happens once, at the proxy where the last request to be counted arrives. This does not apply to
+        `hold_request`.
         """
         self._do(lambda: self._faults.append(fault))
 

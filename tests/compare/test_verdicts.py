@@ -40,7 +40,7 @@ def cycle(
         ("partition", [*HELD[:1], "1 held 12.5 A", "1 over 12.6 A 12.6", *NEXT, *LAST], "broken", "same time"),
         ("partition", [*HELD[:2], *NEXT, *LAST], "undecided", "end"),
         ("partition", [*HELD, "2 stall 11.5 12.4", *NEXT, *LAST], "undecided", "stood still"),
-        ("partition", [*HELD[:3], *LATE, *NEXT, *LAST], "broken", "told of its loss"),
+        ("partition", [*HELD[:3], *LATE, *NEXT, *LAST], "broken", "notified of its loss"),
         (
             "partition",
             [*HELD[:3], "1 lost 12.4 A lost 12.4", "1 stall 10.2 10.3", *NEXT, *LAST],
@@ -48,7 +48,7 @@ def cycle(
             "callback",
         ),
         ("partition", [*HELD, "1 lost 12.1 A lost 12.1", *NEXT, *LAST], "broken", "2 times"),
-        ("partition", [*HELD, *NEXT, *LAST, "2 lost 13.2 B lost 13.2"], "broken", "told of a loss too"),
+        ("partition", [*HELD, *NEXT, *LAST, "2 lost 13.2 B lost 13.2"], "broken", "also notified of a loss"),
         ("partition", [*HELD, "2 got 12.3 n B 1 1", *NEXT[1:], *LAST], "broken", "token 1 of B"),
         ("partition", [*HELD, NEXT[0], "2 over 12.7 B 12.7", *LAST], "undecided", "no fault was meant for it"),
         ("partition", HELD, "undecided", "fewer than two"),
@@ -56,7 +56,7 @@ def cycle(
         ("pause", ["1 got 10 n A 1 1", "1 held 12.61 A", "1 release 12.7 A", *NEXT, *LAST], "broken", "same time"),
         ("kill", ["1 got 10 n A 1 1", "1 held 10.5 A", "2 got 12.7 n B 2 1", *NEXT[1:], *LAST], "kept", ""),
         ("taken", ["1 got 10 n A 1 1", "1 held 12.5 A", "1 over 12.6 A 12.6", *NEXT, *LAST], "kept", ""),
-        ("taken", ["1 got 10 n A 1 1", "1 held 12.5 A", *NEXT, *LAST], "undecided", "had heard"),
+        ("taken", ["1 got 10 n A 1 1", "1 held 12.5 A", *NEXT, *LAST], "undecided", "was notified of it"),
         ("taken", ["1 got 10 n A 1 1", "1 held 17 A", "1 over 17 A 17", *NEXT, *LAST], "broken", "last moment"),
     ],
 )
@@ -88,7 +88,7 @@ LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
 def test_an_unreported_loss_is_broken_if_there_was_time_to_report_it(lines: list[str], outcome: str) -> None:
     verdict = judge_cycle(cycle("partition", *lines, *NEXT, *LAST))
     assert verdict.outcome == outcome, verdict.why
-    assert ("never told" in " ".join(verdict.why)) == (outcome == "broken")
+    assert ("never notified" in " ".join(verdict.why)) == (outcome == "broken")
 
 
 def test_a_fault_that_did_not_happen_proves_nothing() -> None:

@@ -81,7 +81,7 @@ def test_a_frozen_holder_believes_nothing_while_it_is_frozen(
             with client.lock("n").acquire(WITHIN):
                 pass
             # It may still believe that it holds, since nobody has seen it run again.
-            assert "nobody saw the belief of the first one end" in believers.judge().undecided[0]
+            assert "the end of the first holder's belief was not seen" in believers.judge().undecided[0]
         helper.tell("lost")
         helper.wait_for("done", WITHIN)
         verdict = believers.judge()

@@ -202,7 +202,7 @@ def test_an_unknown_result_is_not_a_pass_and_paused_processes_resume(pytester: p
     result.stdout.re_match_lines(
         [
             r"test_user.py::test_it\s+undecided \d",
-            r"test_user.py::test_it on sqlite is UNDECIDED: undecided: .* nobody saw the belief of the first one end",
+            r"test_user.py::test_it on sqlite is UNDECIDED: .* the end of the first holder's belief was not seen",
         ]
     )
     assert (pytester.path / "state").read_text() != "T"

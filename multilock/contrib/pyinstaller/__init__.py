@@ -1,4 +1,4 @@
-"""What PyInstaller needs to know, which finds this package by the entry point ``pyinstaller40``.
+"""The hooks for PyInstaller, which finds this package by the entry point ``pyinstaller40``.
 
 multilock imports a backend only when a URL needs it, so a program that PyInstaller builds would contain none of them.
 """

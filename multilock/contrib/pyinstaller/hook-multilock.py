@@ -1,4 +1,5 @@
-"""PyInstaller runs this file for a program that imports multilock. It adds the backends whose client library is there.
+"""PyInstaller runs this file for a program that imports multilock. It adds the backends whose client library is
+installed.
 
 A program that needs only some of them leaves the others out with ``--exclude-module multilock_etcd``.
 """

@@ -1,6 +1,6 @@
 """Record what processes believe about a lock, on one clock, and judge the records from outside.
 
-Each contender writes down its requests and their results with `note` (see `witness` for the lines). A `Record` of these
+Each contender records its requests and their results with `note` (see `witness` for the lines). A `Record` of these
 lines answers the checks below, called oracles. If an oracle finds a violation, it is certain:
 
 | | | |

@@ -45,8 +45,9 @@ __all__ = ["Believers", "Verdict"]
 class Verdict:
     """The result of a judgement.
 
-    ``broken``: pairs of holders that certainly believed in one name at once, and tokens that are not greater than
-    earlier ones. ``undecided``: pairs about which that is not certain. ``kept``: how many pairs were certainly apart.
+    ``broken``: pairs of holders that certainly believed in one name at the same time, and tokens that are not greater
+    than earlier ones. ``undecided``: pairs for which this is not certain. ``kept``: how many pairs were certainly
+    apart.
     """
 
     broken: tuple[str, ...]
@@ -146,7 +147,7 @@ def _ignore(event: object) -> None:
 
 
 def _pairs(record: Record) -> Iterator[tuple[Belief, Belief]]:
-    """Yield each belief with the next one of its name that may not be held together with it."""
+    """Yield each belief with the next belief in its name that excludes it."""
     for _, beliefs in record.by_name():
         for number, one in enumerate(beliefs):
             other = next((other for other in beliefs[number + 1 :] if not one.fits(other)), None)

@@ -1,7 +1,8 @@
 """Decide whether two holders of one name believed in it at the same time: yes, no, or *undecided*.
 
-`Record.overlaps` reports only what is certain. To count how often nothing happened, we must also know how often nothing
-could be seen: a process that does not run cannot report what it believes. Here silence never counts as a no.
+`Record.overlaps` reports only what is certain. To count the cases without a violation, we must also count the cases
+that could not be seen: a process that does not run cannot report its beliefs. So the silence of a process never counts
+as disbelief.
 
 Nothing here reads a clock.
 """
@@ -55,7 +56,7 @@ def judge(
     ``is_held()``. A belief that was never confirmed does not count.
     """
     if not (one.confirmed and other.confirmed):
-        return Apart(Outcome.UNDECIDED, math.nan, "one of them never believed in it")
+        return Apart(Outcome.UNDECIDED, math.nan, "one of the two never believed in it")
     until = min(one.until, killed)
     if until > other.began:
         return Apart(Outcome.BROKEN, until - other.began)
@@ -66,10 +67,10 @@ def judge(
     if any(start <= earliest and other.began <= end for start, end in frozen) and over < math.inf:
         return Apart(Outcome.KEPT, 0.0, "the first one stood still, and knew when it continued")
     if over == math.inf:
-        return Apart(Outcome.UNDECIDED, math.nan, "nobody saw the belief of the first one end")
+        return Apart(Outcome.UNDECIDED, math.nan, "the end of the first holder's belief was not seen")
     if earliest < other.began:
-        return Apart(Outcome.UNDECIDED, math.nan, "the second one stood still as it began to believe")
-    return Apart(Outcome.UNDECIDED, math.nan, "the first one did not say what it believed as the second began to")
+        return Apart(Outcome.UNDECIDED, math.nan, "the second holder stood still as its belief began")
+    return Apart(Outcome.UNDECIDED, math.nan, "the first holder did not report its belief as the second one's began")
 
 
 def _or_never(time: float | None) -> float:

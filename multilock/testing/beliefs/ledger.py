@@ -27,7 +27,7 @@ class _Counter:
 
 
 class LedgerServer(socketserver.ThreadingUnixStreamServer):
-    """A server for ``read NAME TOKEN`` and ``write NAME TOKEN VALUE``. It answers with a value or ``refused``.
+    """A server for ``read NAME TOKEN`` and ``write NAME TOKEN VALUE``. It replies with a value or ``refused``.
 
     It listens on a Unix socket at ``path``, in its own threads, until `close`.
     """

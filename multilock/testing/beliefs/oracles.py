@@ -73,7 +73,7 @@ class Record:
     def __init__(self, taken: Mapping[str, float] | None = None) -> None:
         self.taken = {} if taken is None else taken
         """The sessions that an operator ended, with the time. A holder that cannot be notified of that continues until
-        its deadline. It is not promised that nobody gets in before (docs/guarantees.md), so it is not a violation."""
+        its deadline. No promise excludes other holders until then (docs/guarantees.md), so this is not a violation."""
         self.beliefs: dict[str, Belief] = {}
         self.sessions: dict[str, str] = {}  #: by id of the lease: the session that keeps it alive
         self.renewals: dict[str, float] = {}  #: by id: when the next renewal was planned as the lease began
@@ -82,7 +82,7 @@ class Record:
         self.habits: dict[int, set[str]] = defaultdict(set)
         self.wrong: list[str] = []
         self.judged_callbacks = 0
-        self.excused: list[str] = []  #: what would be a violation if the machine had not stopped processes meanwhile
+        self.excused: list[str] = []  #: violations that are excused because the machine stopped processes
         self._early_losses: dict[str, tuple[float, str, float]] = {}
 
     def feed(self, pid: int, line: str) -> None:
@@ -156,7 +156,7 @@ class Record:
     # ---- the checks
 
     def overlaps(self) -> Iterator[str]:
-        """O1: of two holders of one name, the first stops believing before the second begins to.
+        """O1: of two holders of one name, the first stops believing before the second begins to believe.
 
         Exceptions are readers, which hold it together, and as many holders as there are permits.
         """
@@ -227,7 +227,7 @@ class Record:
         """
         for belief in self.beliefs.values():
             if belief.ended_well and belief.losses:
-                yield f"O6 {belief.name}: released, and lost too ({belief.losses[0][1]})"
+                yield f"O6 {belief.name}: released, but also reported as lost ({belief.losses[0][1]})"
             elif len(belief.losses) > 1:
                 yield f"O6 {belief.name}: {len(belief.losses)} callbacks for one loss"
             elif belief.pid in ended and not belief.ended_well and not belief.losses:
@@ -236,10 +236,10 @@ class Record:
     def slow_takeovers(self, faults: Iterable[Fault], bound: float, ttl: float, until: float) -> Iterator[str]:
         """O5: a name without a holder gets one within the bound. Waiters for each name are needed until ``until``.
 
-        The time counts anew when a fault begins or ends, even after the last one began: a server that is still down
-        when the calm begins cannot grant a lock before it is back. Time in which the process of the next holder did
-        not run does not count. Nor does time in which the machine stopped another process, since that one may have been
-        first in line. This does not apply to the process that held the name last.
+        The time counts again from zero when a fault begins or ends. A server that is still down after the last fault
+        cannot grant a lock before it is back. Time in which the process of the next holder did not run does not count.
+        Time in which the machine stopped another process does not count either, since that process may have been first
+        in the queue. This does not apply to the process that held the name last.
         """
         faults = list(faults)
         times = sorted(time for fault in faults for time in (fault.start, fault.end))
@@ -264,7 +264,7 @@ class Record:
                     self.excused.append(f"O5 {name}: no holder for {end - since:.2f} s")
 
     def _stalls_without(self, faults: Iterable[Fault]) -> list[tuple[int, tuple[float, float]]]:
-        """Return those of all processes that no fault explains, each with its process."""
+        """Return the stalls of all processes that no fault explains, each with its process."""
         of_process: dict[int, list[Fault]] = defaultdict(list)
         for fault in faults:
             if fault.pid is not None:

@@ -1,7 +1,7 @@
 """Record in a file, in one process, what its clients hold: lines of `multilock.testing.beliefs.witness`.
 
 The thread that acquires or releases a lease also records that. In between, a thread checks each lease. This check must
-not change anything: calling ``is_held()`` on a lease that is over would report its loss.
+not change anything: calling ``is_held()`` on an ended lease would report its loss.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Recorder:
         self._folder = folder
         self._also = also
         self._lock = threading.RLock()  # reentrant: a finalizer may release a lease while its thread has the lock
-        self._active: dict[str, tuple[Holding, float, float]] = {}  # by id: times of the last yes and its last line
+        # By id: times of the last positive reply and of its last line.
+        self._active: dict[str, tuple[Holding, float, float]] = {}
         self._got: set[str] = set()  # ids of leases that may still be released
         self._end = threading.Event()
         # The file gets its name only once it is locked: otherwise it would look like that of a dead process.
@@ -81,7 +82,7 @@ class Recorder:
         """Record a release. Called by the thread that released, with the time at which it called ``release()``."""
         with self._lock:
             self._active.pop(lease.claim.id, None)
-            if lease.claim.id in self._got:  # a check may have found it over before; this time is more exact
+            if lease.claim.id in self._got:  # a check may have found the end before; this time is more exact
                 self._got.remove(lease.claim.id)
                 self._note("release", at, lease.claim.id)
                 self._note("released", now(), lease.claim.id, 1)
@@ -130,7 +131,7 @@ class Recorder:
                 self._note("held", asked, id)
                 noted = asked
             self._active[id] = lease, asked, noted
-        elif lease.stage == RELEASING:  # `released` or `lost` will record the end, more exactly
+        elif lease.stage == RELEASING:  # `released` or `lost` will record the end more exactly
             return
         else:
             self._note("held", last, id)
@@ -147,7 +148,7 @@ class Overhears(Tell):
 
     def __init__(self, client: Client | AsyncClient, recorder: Callable[[], Recorder | None]) -> None:
         super().__init__(client._kernel.events, client._kernel.now)
-        self.recorder = recorder  # asked each time: a client may be used in a forked child
+        self.recorder = recorder  # read each time: a client may be used in a forked child
 
     def acquired(self, lease: Holding, started: float) -> None:
         """Record a grant."""

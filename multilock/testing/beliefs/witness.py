@@ -1,6 +1,6 @@
 """The lines that a contender writes, and when. `Record.feed` reads them.
 
-Each line is one write to stdout, so that a killed process has written everything it knew. Times are those of
+Each line is one write to stdout, so that a killed process has written all its records. Times are those of
 `multilock.now()`, a clock that all processes of a machine share::
 
     got TIME NAME ID TOKEN HELD [MODE]

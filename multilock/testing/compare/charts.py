@@ -1,7 +1,7 @@
 """The geometry of the page's charts and timelines: numbers in, positions out. Markup and colours are in the templates.
 
-A plot has a canvas of fixed size, which grows with its column. A timeline is in percent of its width, so that it can be
-stretched without its text.
+A plot has a canvas of fixed size, which is scaled to its column. A timeline is in percent of its width, so that it can
+be stretched without stretching its text.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One chart. ``says`` is its text for readers who cannot see it."""
+    """One chart. ``says`` is its text for readers who cannot see the chart."""
 
     title: str
     says: str
@@ -360,7 +360,7 @@ class _Drawing:
                 yield self._bar(f"doubt-{id}", until, belief.over_by, f"{id} may still have believed")
 
     def _until(self, belief: Belief) -> float:
-        """Return the last yes of a belief, or its release if it was released."""
+        """Return the last confirmation of a belief, or its release if it was released."""
         if belief.over is None and belief.release is not None:
             return max(belief.release, belief.began)
         return max(belief.until, belief.began)
@@ -372,7 +372,7 @@ class _Drawing:
         return min(known[-1], a.release) if a.over is None and a.release is not None else float(known[-1])
 
     def _overlaps(self) -> Iterator[Bar]:
-        """Return a bar for each time in which two believed: for A and B as the gap has it."""
+        """Return a bar for each time in which two believed at once; for A and B this is the gap."""
         gap = self.cycle.gap
         kind = "overlap" if self.cycle.verdict.outcome == "broken" else "together"
         if gap is not None and gap.seconds < 0 and gap.of == "belief":

@@ -56,13 +56,13 @@ class Column:
     server: ServerProcess | None = None  #: None if the user did not name it
 
     def faces(self, scenario: Scenario) -> list[str]:
-        """Return the adapters that can go through this scenario. It is not applicable here if there are none."""
+        """Return the adapters that can go through this scenario. The scenario is not applicable if there are none."""
         return [path for path in self.adapters if scenario.needs <= self._has(path)]
 
     def _has(self, path: str) -> set[Need]:
         adapter = load(path)
         has: set[Need] = set()
-        if not self.url.startswith("memory:"):  # which belongs to one process
+        if not self.url.startswith("memory:"):  # the pid, for a server that is one process
             has.add("processes")
         if not why_no_network(self.url):
             has.add("network")
@@ -71,7 +71,7 @@ class Column:
         if getattr(adapter, "loop", False):
             has.add("loop")
         sessions = getattr(adapter, "has_sessions", None)
-        with suppress(Exception):  # the adapter may be anybody's
+        with suppress(Exception):  # an adapter may be written by anybody and may raise anything
             if callable(sessions) and sessions(self.url):
                 has.add("session")
         if self.server is not None:
@@ -101,7 +101,7 @@ class Column:
                 self.leftovers = sorted(map(str, sweep(self.url, begin)))
             elif _is_ours(self.url):
                 self.leftovers = _left_at(self.url, begin, LOOK_AROUND + (self.bound if patient else 0.0))
-        except Exception as error:  # the adapter may be anybody's
+        except Exception as error:  # an adapter may be written by anybody and may raise anything
             self.gone = f"{type(error).__name__}: {error}"
 
     @property
@@ -122,7 +122,7 @@ def columns_for(
 ) -> list[Column]:
     """Return the columns: our lock at each URL with its controls, and each adapter ``package.module:Name=URL``.
 
-    Raises ConfigurationError for anything misspelled. If a server does not answer, its column says so.
+    Raises ConfigurationError for anything misspelled. If a server does not reply, its column shows this.
     """
     columns: list[Column] = []
     for url in urls:
@@ -140,7 +140,7 @@ def columns_for(
         column.must_fail = frozenset(getattr(load(path), "control", ()))
         try:
             column.bound = _bound(path, url, ttl)
-        except Exception as error:  # the adapter may be anybody's
+        except Exception as error:  # an adapter may be written by anybody and may raise anything
             column.gone = f"bound(): {type(error).__name__}: {error}"
         columns.append(column)
         scheme = _scheme(url)
@@ -180,12 +180,12 @@ def _left_at(url: str, begin: str, within: float) -> list[str]:
 
 
 def _is_ours(url: str) -> bool:
-    """Return whether multilock has a backend for this URL. If not, we cannot ask its server anything."""
+    """Return whether multilock has a backend for this URL. If it has none, we cannot ask its server anything."""
     return bool(_scheme(url))
 
 
 def _scheme(url: str) -> str:
-    """Return the scheme of a URL of ours, or an empty text for another URL, for which we have no control."""
+    """Return the scheme of a URL of multilock, or an empty text for another URL, for which there is no control."""
     try:
         multilock.connect(url).close()  # without a request
         return resolve(url).scheme
@@ -278,7 +278,7 @@ def _server(backend: Backend, within: float) -> str:
     """Return the versions of the servers of a URL. Empty if there is none, or if this user may not see it."""
     try:
         return ", ".join(dict.fromkeys(_told(backend, within)))
-    except Exception:  # somebody else's backend, or a user without the permission: it is only information
+    except Exception:  # a backend of a third party, or a user without the permission: the version is only information
         return ""
 
 

@@ -266,7 +266,7 @@ class _AsyncLease:
 # ---- the end of a session of Consul or ZooKeeper, or of a lease of etcd, as an operator would end it
 #
 # The request goes through the backend's client library, separately from the lock. So the holder of the lock learns of
-# it only from the server, not from us.
+# it only from the server.
 
 HAVE_SESSIONS = frozenset({"consul", "consuls", "etcd", "etcds", "zookeeper", "zk"})
 """The schemes of backends with sessions."""
@@ -310,12 +310,12 @@ def close_kazoo(client: Any, tls: Any = None) -> bool:
     for tried in range(TRIES):
         number = _close(hosts, its, timeout, tls or {})
         if number is not None and number != its[0]:
-            return tried > 0  # at the first try it means that the session had ended before
+            return tried > 0  # at the first try this error means that the session had ended before
     return False
 
 
 def _close(hosts: str, its: tuple[int, bytes], timeout: float, tls: Any) -> int | None:
-    """Return the number of the session that was closed. It is another one if ``its`` does not exist any longer."""
+    """Return the number of the session that was closed. It is a new session if ``its`` does not exist any longer."""
     from kazoo.client import KazooClient
 
     other = KazooClient(hosts, client_id=its, timeout=timeout, **tls)

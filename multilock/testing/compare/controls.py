@@ -1,10 +1,10 @@
-"""Locks that are known to be weak. If they come out well, a comparison has proved nothing, and says so.
+"""Locks that are known to be weak. If they show no failure, a comparison has proved nothing, and reports this.
 
 `Naive`, `Flag` and `Kazoo` declare the scenarios in which they must fail. `RedisPy` is no such control but is shown for
-comparison: it renews nothing, and asks the server each time it is checked.
+comparison: it renews nothing, and asks the server at each check.
 
-They use the server with the login, the TLS settings and the prefix of the URL, as ours do, since a user may have no
-other rights.
+They use the server with the login, the TLS settings and the prefix of the URL, as our locks do, since a user may have
+no other permissions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONTAINER = 4  # ZooKeeper's flag for a node that the server removes once it is 
 
 
 class Flag(Blocking):
-    """multilock, with a user who checks once and then believes it until the release."""
+    """multilock, with a user that checks once and then believes the reply until the release."""
 
     control = WEAK
 
@@ -78,7 +78,8 @@ class _FlagHolding:
 
 
 class Naive:
-    """A common home-made lock: SET NX with a ttl, a flag, and a timer that extends the key, whoever holds it."""
+    """A common home-made lock: SET NX with a ttl, a flag, and a timer that extends the key, whichever process holds
+    it."""
 
     control = WEAK
 

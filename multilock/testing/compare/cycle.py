@@ -23,7 +23,7 @@ Cell = tuple[str, str]
 """Contestant and scenario."""
 
 PATIENCE = 20.0  # seconds for a step that takes a moment on an idle machine
-LATE_RELEASE = 0.3  # of a ttl: B still holds for so long after A released what it had lost
+LATE_RELEASE = 0.3  # share of a ttl for which B still holds after A released its lost lock
 LONGEST_WAIT = 600.0
 SILENT = 0.5  # seconds without a reply after which a stopped server counts as silent
 ANSWERS_WITHIN = 5.0  # seconds within which a running server replies, even on a busy machine
@@ -88,7 +88,7 @@ def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
 
 
 def _clean_up(plan: Plan, a: Mate, b: Mate) -> None:
-    """End each process that cannot be used again, and release what it held."""
+    """End each process that cannot be used again, and release its locks."""
     ended = [mate for mate in (a, b) if not mate.fit]
     for mate in ended:
         mate.helper.kill()
@@ -164,7 +164,7 @@ class _Scene:
             if mate.fit:
                 try:
                     mate.wait_for(role, "closed", within=PATIENCE + self.bound)
-                except Late:  # that says nothing about exclusion, but the process is not used again
+                except Late:  # an error of release does not concern exclusion, but the process is not used again
                     mate.fit = False
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A process that takes a server down and up again, whatever happens to the process that asked for it.
+"""A process that takes a server down and up again, even if its parent dies.
 
 ``python keeper.py ORDER`` makes the fault, prints ``down``, and waits for a line, for the end of its stdin (its parent
 died) or for ``within`` seconds. Then it ends the fault and prints ``up``, or why that failed. It needs only the

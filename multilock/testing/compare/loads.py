@@ -1,7 +1,7 @@
 """Measurements without a fault: the cost of a lock, and its behaviour under contention, one contestant at a time.
 
 Each holder checks its belief once more right before the release, so exclusion and tokens are judged here too. Waiters
-continue to wait when the time is over: a free lock that no waiter gets is a deadlock.
+continue to wait after the measured time: a free lock that no waiter gets is a deadlock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOADS = {
 }
 OPEN_WITHIN = 30.0
 END_WITHIN = 30.0
-EACH_WITHIN = 0.05  # seconds more for each of many locks
+EACH_WITHIN = 0.05  # additional seconds for each of many locks
 PAIRS = 200  # the most acquires and releases whose cost is measured
 BEHIND = "Q"  # the first letter of roles behind a proxy; other roles begin with P
 COUNTED = 0.5  # share of the seconds for which contention continues behind a proxy, which counts the requests
@@ -234,7 +234,7 @@ def _overlaps(grants: list[Event]) -> Iterator[str]:
 
 
 def _believed(grants: list[Event]) -> Iterator[tuple[Event, Event]]:
-    """Yield each grant that was believed in, with the next one."""
+    """Yield each grant that its holder believed, with the next one."""
     return pairwise(event for event in grants if event["held"])
 
 

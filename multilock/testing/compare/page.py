@@ -1,6 +1,6 @@
-"""``report.html``: a report and its history on one page, in the order of a reader's doubts; and the card to share.
+"""``report.html``: a report and its history on one page, in the order of a reader's questions; and the card to share.
 
-The page shows neither a score nor a winner: the losses by a pause and by a partition have no common unit.
+The page shows neither a score nor a winner, because the losses by a pause and by a partition have no common unit.
 """
 
 from __future__ import annotations

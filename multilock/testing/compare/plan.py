@@ -30,7 +30,7 @@ __all__ = ["Before", "Options", "Planned", "Plans", "done_before"]
 
 SHARE = 10  # how many cycles share one stop of their server
 LONG = 5  # ttls
-PROOF = "pause"  # a scenario in which all controls fail that must fail in any
+PROOF = "pause"  # a scenario in which every control fails that must fail in any scenario
 AGAIN = 2  # further cycles of a cell if none could be decided
 # Contenders, processes, and seconds for which each contender holds the lock.
 SIZES = [
@@ -56,14 +56,14 @@ class Options:
     cycles: int = 20  #: of each scenario and contestant
     control_cycles: int | None = None  #: of each scenario and control; None: as many as the others
     ttl: float = 2.0  #: seconds
-    seed: int | None = None  #: of the order and of chance; None: a random one
+    seed: int | None = None  #: the seed of the order and of random choices; None: a random one
     #: Seconds within which cycles begin. Each scenario and contestant has at least one, however long it takes.
     within: float | None = None
     controls: bool = True  #: whether controls run too
     #: Whether controls also run in scenarios in which they need not fail, and contention has all its sizes.
     all_of_controls: bool = True
-    #: How many cycles run at the same time. None: 3 for each core at first. The number grows while all processes run
-    #: when they want to, up to 20 for each core and 40 in all.
+    #: How many cycles run at the same time. None: 3 for each core at first. The number grows while no process waits for
+    #: a processor, up to 20 for each core and 40 in all.
     at_once: int | None = None
     locks: int = 1000  #: held by one client in the scenario ``scale``
     #: Servers that may be stopped, each ``URL=PID``, for 10 cycles at once. These faults come after all others.
@@ -101,7 +101,7 @@ class Options:
 class Plans:
     """The cycles and loads of a run, in the order in which they begin, and which of the cycles run.
 
-    It does not lock. If several threads use it, the caller holds a lock.
+    It has no lock of its own. If several threads use it, the caller holds a lock.
     """
 
     def __init__(self, columns: list[Column], options: Options, seed: int, ledger: str, most_at_once: int) -> None:
@@ -111,7 +111,8 @@ class Plans:
         self.planned = 0  #: how many cycles there are in all
         self.running: dict[int, Plan] = {}
         self._columns, self._options, self._seed, self._ledger = columns, options, seed, ledger
-        self._within = self._for_the_rest = options.within  # the latter for cycles without a fault of a server
+        # The latter number is for cycles without a fault of a server.
+        self._within = self._for_the_rest = options.within
         self._again: dict[Cell, deque[Planned]] = defaultdict(deque)  # further cycles, if they are needed
         self._begun = Counter[Cell]()
         self._settled: set[Cell] = set()  # cells with a cycle that was decided, or that broke off
@@ -168,7 +169,7 @@ class Plans:
         )  # fmt: skip
 
     def _proofs(self, scenarios: Sequence[str]) -> list[tuple[Column, Scenario, list[str]]]:
-        """Return the control cycles that prove that a failure would have been seen, where no other cycle does."""
+        """Return the control cycles that show that a failure would have been seen, where no other cycle shows it."""
         shown = {column.url for column in self._columns if column.must_fail & {*scenarios}}
         return [
             (column, SCENARIOS[PROOF], column.faces(SCENARIOS[PROOF]))
@@ -312,7 +313,7 @@ class Before:
         return pieces_of(self.data) if self.data else []
 
     def left_behind(self, contestant: str) -> set[str]:
-        """Return what earlier pieces left behind at the server of this contestant."""
+        """Return the keys that earlier parts of the run left at the server of this contestant."""
         columns = self.data.get("columns", [])
         return {name for column in columns if column["name"] == contestant for name in column["leftovers"]}
 

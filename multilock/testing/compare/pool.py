@@ -142,7 +142,7 @@ class Mates:
                 wanted.set_result(mate)
 
     def borrow(self, *, fresh: bool = False) -> Mate:
-        """Return a worker; with ``fresh`` a new one. Raises RunEnded if the run ends meanwhile."""
+        """Return a worker; with ``fresh`` a new one. Raises RunEnded if the run ends during the wait."""
         with self._lock:
             if self._idle and not fresh:
                 return self._idle.pop()
@@ -172,7 +172,7 @@ class Mates:
 class Limit:
     """How many cycles run at the same time.
 
-    The number grows by one after a cycle whose processes all ran when they wanted to, and falls by one after another
+    The number grows by one after a cycle whose processes never waited for a processor, and falls by one after another
     cycle. An overloaded machine would decide fewer cycles.
     """
 

@@ -120,7 +120,7 @@ def _violations(columns: list[dict[str, Any]], cells: list[dict[str, Any]], cont
                 what = "; ".join(broken["what"])
                 yield f"{cell['contestant']}, {cell['scenario']}, cycle {broken['cycle']}: {what}"
     for column in columns:
-        if column["leftovers"]:  # also those of a control, since we left them
+        if column["leftovers"]:  # also locks of a control, because the comparison left them
             yield f"{column['name']}: left behind {', '.join(column['leftovers'])}"
 
 
@@ -247,10 +247,9 @@ class Cycle:
 
     @property
     def badness(self) -> tuple[bool, bool, float, float]:
-        """A key: the worst cycle has the greatest.
+        """A key for sorting: the worst cycle has the greatest.
 
-        Worst is a broken promise, then a lock that A lost without a release and that B had soonest afterwards, then the
-        latest notice.
+        Worst is a broken promise. Next comes a lost lock whose next holder was soonest, and then the latest notice.
         """
         gap = self.gap or Gap(math.inf, "release")
         broken = self.verdict.outcome == "broken"

@@ -154,7 +154,7 @@ class _Results:
         try:
             write_cycle(self._file, events)
         except OSError as error:
-            raise OSError(error.errno, f"the history cannot be written on: {error.strerror}") from error
+            raise OSError(error.errno, f"the history cannot be continued: {error.strerror}") from error
 
 
 class _Runner:

@@ -1,8 +1,8 @@
 """The faults of a cycle, and how they are made.
 
-In every cycle A holds, B waits, and a fault happens. Then B holds and C waits. If A still lives, it releases what it
-may have lost long ago. Faults are made by signals and by our proxies. The server itself only gets requests, but an
-operator may take a lock away, end a session, or stop a server if the user said how.
+In every cycle A holds, B waits, and a fault happens. Then B holds and C waits. If A still lives, it releases the lock
+that it may have lost long ago. Faults are made by signals and by our proxies. The server itself only gets requests, but
+an operator may take a lock away, end a session, or stop a server if the user said how.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AFTERWARDS = 0.1  # of a ttl: time in which a holder that continues with a lost 
 
 
 class Scene(Protocol):
-    """A cycle, as a scenario sees it. Each wait ends when the event happens, or when its time is over."""
+    """A cycle, as a scenario uses it. Each wait ends when the event happens, or when its time is over."""
 
     ttl: float
     bound: float  #: seconds until another can hold what A held
@@ -49,7 +49,8 @@ class Scene(Protocol):
         """Stop the server inside this context. The fault begins for all cycles that share it."""
 
     def is_silent(self) -> bool:
-        """Return whether a server that answered before the cycle is silent now. False if we cannot ask it."""
+        """Return whether a server that answered before the cycle is silent now. Returns False if the server cannot be
+        asked."""
 
     def dice(self, least: float, most: float) -> float:
         """Return a random number between the two."""

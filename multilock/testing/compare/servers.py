@@ -97,7 +97,7 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def ended(self, within: float) -> Iterator[None]:
-        """End the server in order, as for an update. It is started again at the end of this context."""
+        """Shut the server down in order, as for an update. It is started again at the end of this context."""
         with _down({**self._commands(["stop", "-t", "10"], ["start"]), "within": within}):
             yield
 
@@ -235,7 +235,7 @@ def _engine(*words: str) -> str:
     return done.stdout.strip()
 
 
-# ---- several cycles that share one stop of their server: it affects all its users anyway
+# ---- several cycles that share one stop of their server, because a stop affects all its users anyway
 
 WHEN = 0.2, 0.8  # of a ttl: the range of the time from A's grant to the fault
 GATHER_WITHIN = 60.0  # seconds; a cycle that comes later has missed the fault
@@ -294,7 +294,7 @@ class Together:
             self._set(down=True, up=True)
 
     def leave(self) -> None:
-        """Report that a cycle has ended, or does not come to its fault."""
+        """Report that a cycle has ended, or does not reach its fault."""
         with self._changed:
             self._expected -= 1
             self._changed.notify_all()

@@ -125,9 +125,9 @@ def judge_cycle(events: list[Event]) -> CycleVerdict:
     unclear = [apart.why for apart, _ in pairs if apart.outcome is Outcome.UNDECIDED]
     unclear += _unclear(cycle, told_before=told_before)
     if not scenario.hears and (a is None or a.over_by is None):
-        unclear.append("A did not say that it had heard of it")
+        unclear.append("A did not report that it was notified of it")
     if not unclear and len(cycle.beliefs) < 2:
-        unclear = ["fewer than two ever held it"]
+        unclear = ["fewer than two contenders ever held it"]
     return CycleVerdict(number, "undecided" if unclear else "kept", tuple(unclear), **figures)
 
 
@@ -138,8 +138,8 @@ def _since(at: float, then: float | None) -> float:
 def _apart(cycle: _Cycle, *, operator: bool) -> Iterator[tuple[Apart, str]]:
     """Yield the judgement of each two holders, one after the other.
 
-    After an operator's act only `_deaf` judges: nothing else is promised then, and on a slow network the act may have
-    met B too.
+    After a force release only `_deaf` judges: no other promise holds then, and on a slow network the force release may
+    have hit B too.
     """
     for one, other in () if operator else combinations(cycle.beliefs, 2):
         yield (
@@ -161,7 +161,7 @@ def _overlaps(pairs: Iterable[tuple[Apart, str]]) -> Iterator[str]:
 
 
 def _deaf(cycle: _Cycle) -> Iterator[str]:
-    """Yield a violation if the holder believed for too long after an operator's act.
+    """Yield a violation if the holder believed for too long after a force release.
 
     Until the holder is notified of the act, exclusion is not promised. It must have been notified by its next renewal,
     or by the end of its lease.
@@ -182,13 +182,13 @@ def _others(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
         yield f"a fenced write was lost: {who} both wrote {value}, and the tokens let both in"
     for belief in cycle.record.beliefs.values():
         if belief.ended_well and belief.losses:
-            yield f"{belief.id} released it, and was told of a loss too"
+            yield f"{belief.id} released it, and was also notified of a loss"
         if len(belief.losses) > 1:
-            yield f"{belief.id} was told {len(belief.losses)} times of one loss"
+            yield f"{belief.id} was notified {len(belief.losses)} times of one loss"
         if _untold(cycle, belief):
-            yield f"{belief.id} lost it, and was never told"
+            yield f"{belief.id} lost it, and was never notified"
         if told_before and (late := _told_late(cycle, belief)) is not None and not late[1]:
-            yield f"{belief.id} was told of its loss {late[0] * 1000:.0f} ms after the next one believed"
+            yield f"{belief.id} was notified of its loss {late[0] * 1000:.0f} ms after the next one believed"
 
 
 def _regressions(cycle: _Cycle) -> Iterator[str]:
@@ -206,7 +206,8 @@ def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
     late = told - following[0].began
     if late <= 0:
         return None
-    since = min(belief.until, following[0].began) - cycle.header["ttl"]  # a busy machine would show in this time
+    # The time after which a busy machine would be the reason.
+    since = min(belief.until, following[0].began) - cycle.header["ttl"]
     stood_still = any(end > since and start < told for start, end in cycle.record.stalls[belief.pid])
     return late, late <= UNSEEN or stood_still
 
@@ -215,7 +216,7 @@ def _untold(cycle: _Cycle, belief: Belief) -> bool | None:
     """Return whether a lease was certainly lost without a callback, although there was time for it.
 
     Returns None if a callback is missing, but the time was too short: the process did not run, or released at once. A
-    loss that is discovered at a release need not have a callback.
+    loss that is found by a release need not have a callback.
     """
     lost_at = belief.over_by
     if belief.losses or not belief.confirmed or lost_at is None or cycle.when("listens", belief.id) is None:
@@ -236,7 +237,7 @@ def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
         if told_before and (late := _told_late(cycle, belief)) is not None and late[1]:
             yield f"the process of {belief.id} did not run as its callback was due"
         if _untold(cycle, belief) is None:
-            yield f"{belief.id} lost it and was not told, but had too little time to be"
+            yield f"{belief.id} lost it without notice, but there was too little time for a notice"
         if belief.id != "A" and belief.over is not None:  # A took it away, or the server or the machine stood still
             yield f"{belief.id} lost it after {belief.over - belief.began:.3f} s, and no fault was meant for it"
 

@@ -292,12 +292,12 @@ class _Role:
     def _hold(self, holding: AdapterHolding, yes: bool, asked: float, valid: float) -> None:
         """Check the lock until it is not believed any longer, or must be released.
 
-        The last yes before a pause or the end is recorded. ``yes`` is the answer of the first check, at ``asked``;
-        since then this process may have been frozen.
+        The last yes before a pause or the end is recorded. ``yes`` is the reply to the first check, at ``asked``; this
+        process may have been frozen since then.
         """
         noted = last = asked
         while yes and not self.release_now.is_set():
-            time.sleep(ASK_EVERY)  # costs a third of waiting for an event
+            time.sleep(ASK_EVERY)  # polling costs a third of waiting for an event
             if self.release_now.is_set():
                 break
             asked = now()

@@ -83,7 +83,7 @@ def inner(lease: AnyLease) -> Holding:
 
 
 def by_the_clock(loss: Loss) -> bool:
-    """Return whether the lease ended by its ttl. A busy machine decides which of the two reasons it has."""
+    """Return whether the lease ended by its ttl. On a busy machine either of the two reasons is possible."""
     return loss.reason in (LossReason.EXPIRED, LossReason.PAUSED)
 
 

@@ -50,7 +50,7 @@ class Diary:
 
 
 class Shift:
-    """The work of a leader, as ``work`` or as ``on_elected``. It cleans up until ``go_home`` is set, then ends."""
+    """The work of a leader, as ``work`` or as ``on_elected``. It runs until ``go_home`` is set, cleans up, and ends."""
 
     def __init__(self, face: Face, name: str, lines: Recorder[str]) -> None:
         self._name = name
@@ -559,7 +559,7 @@ class ElectionConformance(Conformance):
         async def async_work(leadership: Any) -> None:
             begun.set()
             while not end.is_set():
-                with contextlib.suppress(asyncio.CancelledError):  # a bad guest
+                with contextlib.suppress(asyncio.CancelledError):  # a callback that misbehaves
                     await asyncio.sleep(0.01)
 
         election = client.election(NAME, grace=30)

@@ -1,7 +1,7 @@
 """One test body for both faces: a test always uses the blocking interface.
 
-Under asyncio a loop runs in its own thread. Each thread of the test is one task of that loop. So what belongs to "this
-thread" in the blocking face belongs to "this task" in the asyncio face.
+Under asyncio a loop runs in its own thread. Each thread of the test is one task of that loop. So everything that
+belongs to "this thread" in the blocking face belongs to "this task" in the asyncio face.
 """
 
 from __future__ import annotations

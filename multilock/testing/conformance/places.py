@@ -1,7 +1,7 @@
 """The knowledge of the suite about a backend under test, and the faults that it causes.
 
 A `Place` is one backend under test. `FaultyBackend` causes faults between the kernel and any backend. A place with
-better means (a real server that it can stop, a proxy) overrides its methods.
+better tools (a real server that it can stop, a proxy) overrides its methods.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Mishap(Protocol):
 class Place:
     """One backend under test, new for each test. Subclass it and define at least `url` and `delete`.
 
-    A place that can do more (look into the server, stop it, lose its replies) should override more methods: its tests
+    A place that can do more (read the server's data, stop it, lose its replies) should override more methods: its tests
     then show more. All names of a test are below `prefix`, which no other test uses.
     """
 
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def clean_url(self) -> str:
-        """The URL for bystanders, whose requests are never disturbed."""
+        """The URL for the other clients of a test, whose requests are never disturbed."""
         return self.url
 
     def delete(self, name: str) -> None:
@@ -129,7 +129,7 @@ class Place:
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
-        """Leave requests without a reply inside this context, except those of bystanders."""
+        """Leave requests without a reply inside this context, except those of undisturbed clients."""
         self.faults.silent.set()
         try:
             yield
@@ -138,7 +138,7 @@ class Place:
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        """Take the server down inside this context: requests fail at once, except those of bystanders."""
+        """Take the server down inside this context: requests fail at once, except those of undisturbed clients."""
         self.faults.down.set()
         try:
             yield
@@ -146,7 +146,7 @@ class Place:
             self.faults.down.clear()
 
     def close(self) -> None:
-        """Remove what would disturb the next test."""
+        """Remove everything that would disturb the next test."""
 
     def _open(self, url: str, options: dict[str, Any]) -> Backend:
         ttl = options.get("ttl", 10.0)

@@ -1,4 +1,4 @@
-"""``hold_at_least``: a name that is released early stays taken for a while, or rests."""
+"""``hold_at_least``: a name that is released early rests, which means that it stays taken for a while."""
 
 from __future__ import annotations
 

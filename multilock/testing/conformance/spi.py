@@ -169,7 +169,7 @@ class BackendConformance(Conformance):
         refused = ear.claim()
         answer = backend_.attempt(refused, False, WITHIN)
         assert isinstance(answer, Busy)
-        if answer.spent:  # it left something at the server, which must be cancelled
+        if answer.spent:  # the claim left something at the server, which must be cancelled
             give_back(backend_, refused, None, unsure=True)
         give_back(backend_, holder, granted, unsure=False)
         assert backend_.inspect(NAME, WITHIN) is None
@@ -262,7 +262,7 @@ class BackendConformance(Conformance):
         else:
             since = now()
         granted = take(backend_, waiter)
-        # A session is proven by its last renewal, a push that just came by the request that it echoes. One of several
+        # A session is proven by its last renewal, and a fresh push by the request that it echoes. One of several
         # servers may have received its request after the renewal, and reply only now.
         assert granted.sent_at >= (asked if granted.short else since) - 0.001 or ear.sessions
         if pushed:
@@ -390,14 +390,14 @@ class BackendConformance(Conformance):
 
 
 def give_back(backend: Backend, claim: Claim, granted: Granted | None, *, unsure: bool) -> None:
-    """Release as the kernel does: again and again, until nothing of the claim can be at a server."""
+    """Release as the kernel does: repeatedly, until no server has any part of the claim."""
     while backend.release(claim, granted, unsure, WITHIN).again:
         unsure = True
         time.sleep(0.01)
 
 
 def until_told(tell: Callable[[], Returned]) -> bool:
-    """Call ``tell`` until nothing of the claim can be at a server, as the kernel does. Returns whether it was ours."""
+    """Call ``tell`` until no server has any part of the claim, as the kernel does. Returns whether it was ours."""
     deadline = now() + WITHIN
     while (returned := tell()).again:
         assert now() < deadline

@@ -42,7 +42,7 @@ _CLIENTS = pytest.StashKey["list[Client | AsyncClient]"]()
 def multilock_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of the backend for which the test runs now, with a prefix of this test run and xdist worker.
 
-    So its locks are its own. A URL that has a prefix keeps it, and ``memory://`` needs none.
+    So no other test uses its locks. A URL that has a prefix keeps it, and ``memory://`` needs none.
 
     A test that pytest cannot repeat runs on the first URL: one of ``unittest.TestCase``, or one that gets its fixtures
     with ``request.getfixturevalue``.
@@ -156,8 +156,8 @@ def multilock_faults(request: pytest.FixtureRequest, multilock_url: str) -> Netw
     """The network between this test and its backend, for faults: ``cut()``, ``black_hole()``, ``delay(seconds)``,
     ``drop_reply_after(requests)``, ``heal()``.
 
-    ``multilock_url`` and the clients lead through it, for any number of hosts in the URL. It is healed at the end of
-    the test. The test is skipped if the backend uses no network (``memory://``, ``sqlite://``, ``unix://``), or if
+    ``multilock_url`` and the clients lead through it, for any number of hosts in the URL. The network heals at the end
+    of the test. The test is skipped if the backend uses no network (``memory://``, ``sqlite://``, ``unix://``), or if
     clients would bypass a proxy (Sentinel, Cluster).
     """
     network: Network | None = request.node.stash.get(_NETWORK, None)
@@ -175,8 +175,8 @@ def multilock_believers(request: pytest.FixtureRequest) -> Iterator[Believers]:
     """A record of the clients that believed they held a lock (`multilock.testing.beliefs.Believers`).
 
     It covers ``multilock_client``, ``multilock_async_client``, and every client that is given to ``watch(client)``,
-    here or in another process. After the test it fails if two believed in one name at once, or if nobody held a lock.
-    If that is not certain, the test is skipped as undecided.
+    here or in another process. After the test it fails if two believed in one name at once, or if none held a lock. If
+    that is not certain, the test is skipped as undecided.
     """
     from multilock.testing.beliefs import Believers
 

@@ -73,10 +73,10 @@ class Channel:
             raise BlockingIOError
         evidence.asking = False
         self._evidence = None
-        if said is RoundState.BUSY and (self._joins is not Joins.YES if self._join else rounds.is_split(evidence)):
-            return None  # the kernel uses a thread, which subscribes and asks again, or settles a split vote
         if self._join:
             rounds.servers.listen()
+        if said is RoundState.BUSY and (self._joins is not Joins.YES if self._join else rounds.is_split(evidence)):
+            return None  # the kernel uses a thread, which asks again with a subscription, or settles a split vote
         return rounds.outcome(evidence, said, self._join)
 
     # Methods of `Lingers`: replies may arrive after their request has ended

@@ -158,7 +158,7 @@ class Clerk:
             if nested is not None:
                 selector.register(nested, system.EVENT_READ)
             for lane in fan.lanes:
-                lane.connect()
+                lane.connect()  # not when first needed: a client that closes has no time to connect
             while not self._closed:
                 selector.select(self._sleep(fan, nested is not None))
                 with self._lock:

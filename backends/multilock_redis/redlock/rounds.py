@@ -71,6 +71,7 @@ class Round:
         self._fan = fan
         self._raised = False
         self._timed = False
+        self._until = until
         self.end = until  #: when the round ends, in seconds; earlier once a majority has replied
 
     def said(self) -> Granted | RoundState | None:
@@ -84,7 +85,8 @@ class Round:
             over = now >= self.end
             said = rounds.verdict(evidence, over=over)
             if said is SPLIT and not self._raised:
-                self._raised = True
+                self._raised, self._timed, self.end = True, False, self._until  # this is a second round trip
+                evidence.round_at = now
                 rounds.raise_stamps(evidence, self._fan, Joins.NO)
                 said = rounds.verdict(evidence, over=over)
             if isinstance(said, Granted):

@@ -148,6 +148,34 @@ def test_a_refused_give_way_was_not_executed() -> None:
     assert not told.spent()
 
 
+def test_a_raise_without_a_reply_proves_no_token() -> None:
+    told = Told()
+    for which, stamp in enumerate((7, 8, 9)):
+        told.ask(which, 100, stamp)
+    told.ask(0, 200, 10)
+    told.ask(1, 200, LOST)
+    told.ask(2, 200, LOST)
+    assert [ballot.stamp for ballot in told.ballots] == [10, 8, 9]
+    assert told.proof(210) is None
+    assert told.spent()
+    told.ask(1, 300, 10)
+    assert told.proof(310) == Proof(10, 200, TTL)
+
+
+def test_a_top_up_without_a_reply_is_no_spare_vote_but_is_released() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    told.ask(1, 100, 7)
+    told.ask(2, 200, LOST)
+    assert told.states() == ["votes", "votes", "out"]
+    assert not told.spent()
+    told.gone(1, 210)
+    assert told.lacks_majority(210, WINDOW)
+    assert told.stays(2, 220)
+    assert told.renewed(2, 300, True)
+    assert told.states()[2] == "votes"
+
+
 def test_a_push_that_promises_more_than_the_ttl_is_dropped() -> None:
     told = Told()
     told.ask(0, 100, TAKEN)

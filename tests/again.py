@@ -1,15 +1,15 @@
 """``python -m tests.again ARGUMENTS``: run pytest, then run each failed test ten more times on its own.
 
-A test is unsteady if it fails beside other tests on two loaded cores, but passes ten times out of ten on its own
-while both cores are kept half busy. The run is then green and ends with a line that names the unsteady test, which
-must be mended before its issue is closed. The run is red if more than three tests fail, if one of the ten runs fails,
-or if the reruns take longer than six minutes.
+A test is unsteady if it fails beside other tests on two loaded cores, but passes ten times out of ten on its own while
+both cores are kept half busy. The run is then green and ends with a line that names the unsteady test, which must be
+repaired soon. The run is red if more than three tests fail, if one of the ten runs fails, or if the reruns take longer
+than six minutes.
 
-Some failures are final and never run again: crashes, collection errors, and whatever an oracle reports (an overlap, a
-token that decreases, a late, missing or second callback, something left behind). An oracle reports when its own code
-raises, and when a test marked ``@pytest.mark.oracle`` fails after its servers have started
-(`tests.oracles.CONFORMANCE` lists such tests of the suites that all backends share). This is the only place that runs
-a test again.
+Some failures are final and never run again: crashes, collection errors, and failures that an oracle reports (an
+overlap, a token that decreases, a late, missing or second callback, remains at the server). An oracle reports when its
+own code raises, and when a test marked ``@pytest.mark.oracle`` fails after its servers have started
+(`tests.oracles.CONFORMANCE` lists such tests of the suites that all backends share). This is the only place that runs a
+test again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["Failure", "judge", "main", "must_not_run_again"]
 
 RUNS = 10  # all of them must pass
 UNSTEADY = 3  # more failures in one run have another cause
-MINUTES = 6.0  # for all reruns together
-REPORT = "MULTILOCK_FAILURES"  # names the file that gets a line for each failure
+MINUTES = 6.0  # limit in seconds for all reruns together
+REPORT = "MULTILOCK_FAILURES"  # the variable that names the file for one line about each failure
 PLUGIN = ("-p", "tests.again")
 
 FOLDERS = re.compile(r"^tests/(faults|simulation)/")
@@ -47,8 +47,8 @@ def must_not_run_again(nodeid: str, files: Iterable[str], phase: str, marked: bo
     """Return why this failure is final, or an empty text if the test may run again.
 
     ``files`` are the files that the traceback names. ``phase`` is `pytest.TestReport.when`, or "collect". ``marked``
-    says whether the test carries the oracle marker. A test that failed in its setup has not asked its question yet,
-    so its marker does not count.
+    says whether the test carries the oracle marker. A test that failed in its setup has not checked anything yet, so
+    its marker does not count.
     """
     if phase == "collect":
         return "an error of collection"
@@ -57,7 +57,7 @@ def must_not_run_again(nodeid: str, files: Iterable[str], phase: str, marked: bo
     return "an oracle's question" if marked and phase != "setup" else ""
 
 
-# The plugin. It runs in the process of the test, because a report carries less about an exception.
+# The plugin. This runs in the process of the test, because a report contains less about an exception.
 
 
 @pytest.hookimpl(wrapper=True)
@@ -132,7 +132,7 @@ def _alone(test: str, seconds: float) -> bool:
 
 def _pytest(arguments: Sequence[str], more: dict[str, str], seconds: float | None) -> int | None:
     """Run pytest. Returns its exit code, or None if it took longer than ``seconds``."""
-    # Without these variables pytest does not take itself for a worker of the run around it.
+    # These variables would make pytest a worker of the surrounding run, so they are removed.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     run = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env={**clean, **more})
     try:

@@ -1,4 +1,4 @@
-"""The servers the tests run on: found, started on free ports of 127.0.0.1, and stopped again.
+"""The servers for the tests: they are found, started on free ports of 127.0.0.1, and stopped again.
 
 If a server is missing, its tests are skipped with a loud message. They fail if ``MULTILOCK_REQUIRE`` (``redis,…``)
 names the server. Only servers that the tests started are ever stopped, by their process id.
@@ -262,7 +262,7 @@ class Cluster(Service, Generic[S]):
         return [member for member in self.members if member is not leader]
 
     def majority(self, votes: list[str]) -> str:
-        """Return what more than half of the members say, or an empty text if there is no majority."""
+        """Return the reply of more than half of the members, or an empty text if there is no majority."""
         most = max(set(votes), key=votes.count, default="")
         return most if votes.count(most) * 2 > len(self.members) else ""
 

@@ -188,8 +188,8 @@ class RedisCluster(Cluster[ClusterNode]):
         for member in self.members:
             if member.alive and member is not to:
                 to.bare.execute_command("CLUSTER", "MEET", member.host, member.port)
-        # Two nodes that both change a slot before they have heard of each other use the same epoch. Then one change is
-        # undone or never believed. The former owner learns of the move directly, but that does not tell it the epoch.
+        # Two nodes that both change a slot before they know of each other use the same epoch. Then one change is undone
+        # or never believed. The former owner learns of the move directly, but that does not tell it the epoch.
         until = time.monotonic() + AGREE_WITHIN
         while any(
             self._says(member, slot) != to.port or self._epochs(member)[to.id] < self._epochs(to)[to.id]
@@ -218,7 +218,7 @@ class RedisCluster(Cluster[ClusterNode]):
         return replica
 
     def _follows(self, member: ClusterNode) -> str:
-        """Return the id of the primary that this member follows, as it says itself."""
+        """Return the id of the primary that this member follows, according to the member itself."""
         lines = member.bare.execute_command("CLUSTER", "NODES").decode().splitlines()
         return str(next(line.split()[3] for line in lines if "myself" in line.split()[2]))
 

@@ -93,14 +93,14 @@ class EtcdServer(Server):
         return [program(), *(word for pair in named.items() for word in pair), *FAST, *self.options]
 
     def answers(self) -> bool:
-        """Return whether a write through this member succeeds. With TLS, return only whether it listens."""
+        """Return whether a write through this member succeeds. With TLS, return only whether the member listens."""
         try:
             if self.tls:
                 with urllib.request.urlopen(f"{self.peer}/version", timeout=1.0):
                     return True
             self.post("kv/put", {"key": "IXJlYWR5", "value": ""}, 1.0)
         except OSError as error:
-            return getattr(error, "code", None) in (400, 401, 403)  # it answers, but requires authentication
+            return getattr(error, "code", None) in (400, 401, 403)  # the member replies, but requires authentication
         return True
 
     def learns(self) -> bool:

@@ -124,7 +124,7 @@ def _access_of_client(url: str, options: Mapping[str, object]) -> AgentAccess:
     addresses = [Address(http.host.strip("[]"), int(http.port))]  # py-consul needs the brackets for its URLs
     if rest and _access_of_url(url, scheme, {}).addresses != addresses:
         raise ConfigurationError(
-            f"client= is connected to {http.host}:{http.port}, which is not where the URL leads: give {scheme}://"
+            f"client= is connected to {http.host}:{http.port}, not to the agent of the URL: give {scheme}://"
         )
     return AgentAccess(addresses, tls, _token(client.token), client.dc)
 

@@ -5,8 +5,8 @@
 2. A claim that excludes readers locks the key of the name as always: no further reader can enter then. The same
    transaction returns the readers that are still there. The claim holds the name only after they have gone.
 3. A reader that releases deletes its key. If a reader's session ends, its key stays without a session. The reader may
-   still believe that it holds the name for as long as the server keeps a lock delay for that key. So the key is what
-   tells a later writer to wait.
+   still believe that it holds the name for as long as the server keeps a lock delay for that key. So this key tells a
+   later writer to wait.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from multilock_consul.transactions import Refused, Transactions, operation
 __all__ = ["Recipe"]
 
 DELAYED = 0.25  # seconds between tries during a lock delay, whose end is not pushed; a refusal costs the servers little
-AT_ONCE_AGAIN = 0.02  # seconds over which the next tries of claims are spread that just missed the same key
+AT_ONCE_AGAIN = 0.02  # claims that just missed the same key spread their next tries over this many seconds
 PASSED = 0.02, 0.05  # seconds after which a claim tries again if others changed the semaphore first
 RENEWED_AT_ONCE = 8  # sessions renewed at the same time, each by a thread on a connection
 TRIES = 3  # an operator who writes our key again and again must not block a release forever
@@ -75,7 +75,7 @@ class Recipe:
         try:
             return self._attempt(claim, join, until)
         except BackendUnavailable as silence:
-            # The request that failed may not have been executed, but an earlier request of this attempt was.
+            # The failed request may not have been executed, but an earlier request of this attempt was.
             silence.unknown = silence.unknown or (self._has(claim) and not had)
             raise
 
@@ -102,7 +102,7 @@ class Recipe:
             if state and not self._sessions.own(claim):
                 if not self._semaphore.room(claim, state):
                     return self._wait_for_room(claim, state, join)
-                if state.read and not join:  # locking the key would only keep other readers out
+                if state.read and not join:  # locking the key would only block other readers
                     return Busy(SAFETY)
             with self._sessions.trying(claim, until) as session:
                 answer = self._take(session, claim, state, join, until)
@@ -113,8 +113,8 @@ class Recipe:
     def _is_taken(self, claim: Claim, until: float) -> bool:
         """Return whether the name is taken, before a try that may meet readers.
 
-        Locking the key to find that out would keep other readers out for a moment. If this process died at that moment,
-        it would keep them out for as long as the session lives.
+        If it locked the key to find out, it would block other readers for a moment. If this process died at that
+        moment, readers would be blocked for as long as the session lives.
         """
         state = self._semaphore.look(claim.name, until)
         if state.lock and state.lock.claim_id == claim.id:  # by an earlier attempt whose reply was lost
@@ -122,7 +122,7 @@ class Recipe:
         return bool(state.read or state.living or (state.lock and state.lock.session))
 
     def _leave_nothing(self, claim: Claim, until: float) -> None:
-        if self._sessions.holds(claim):  # it has locked the key to keep readers out
+        if self._sessions.holds(claim):  # it has locked the key to block new readers
             self._give_back(claim, until)
         if own := self._sessions.own(claim):
             with suppress(BackendUnavailable):  # the session holds nothing, and expires
@@ -184,7 +184,8 @@ class Recipe:
             readers = {key: one for key, one in found.items() if key.startswith(self._keys.readers(claim.name))}
             if claim.permits < 2 and (readers or (again and not before)):
                 self._unannounced.add(claim.id)
-            still = operation("check-index", mine, Index=entry.index)  # the session alone may hold others of our claims
+            # The session may be the only one that holds others of our claims.
+            still = operation("check-index", mine, Index=entry.index)
             if busy := self._readers.wait_for_readers(session, claim, readers, still, join, until):
                 return busy
             if claim.id in self._unannounced:

@@ -90,7 +90,7 @@ class Permits:
                 raise TypeError("not a semaphore of Consul")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise BackendRejected(
-                f"the key {self._keys.of(name)!r} is in use by something else: choose another name, or delete the key "
+                f"the key {self._keys.of(name)!r} is in use by another program: choose another name, or delete the key "
                 "if it was left behind",
                 name=name,
                 backend="consul",

@@ -7,9 +7,9 @@ session is not used any longer once its last proof is too old: the next attempt 
 This module remembers every request that may still be executed while its session lives: an acquire whose reply was lost
 or is still awaited, and a release that was refused. Once the claim of such a request is not wanted any longer, the key
 must not stay locked. If the session holds no other lock, the session is ended, which is final. Otherwise each renewal
-of the session reads the key, until the key has not been locked for the claim for a while. Acquires that were answered
-are remembered as well, even after their release: a proxy may repeat any PUT, and we would then keep renewing the lock
-that the repeated PUT takes.
+of the session reads the key, until the key has not been locked for the claim for a while. Acquires that got a reply are
+remembered as well, even after their release: a proxy may repeat any PUT, and we would then keep renewing the lock that
+the repeated PUT acquires.
 
 A name that rests is locked by a session that is not remembered: it is not renewed, `close` does not destroy it, and the
 server's clock ends it. Until a name has moved to such a session, the session that holds it must neither end nor be
@@ -41,14 +41,15 @@ OWN = "own sessions"
 DELETE, RELEASE = "delete", "release"
 """What the server does with a session's keys when the session ends. A reader's key stays, because only this key shows a
 later writer that the reader may still believe that it holds the lock. Other keys are deleted, since a free lock has no
-key. Their lock delay keeps other claims out."""
+key. Their lock delay excludes other claims."""
 
 RELEASED_MAX = 512  # keys of answered releases, the newest ones, that are read as well: eight requests
 RELEASED_EVERY = 5.0  # seconds between two reads of those, which normally show no lock
 LOCK_DELAY_MAX = 60.0  # the server's limit
 REMOVED_AFTER = 5.0  # seconds that a server must be frozen before the others can remove it (measured: 9 to 13)
 HEARD_WITHIN = 1.0  # seconds; a holder is normally notified of its session's end within milliseconds
-USABLE = 1 - CALLBACK_SHARE - DRIFT_SHARE  # of the ttl: after that, every lease of the session is lost by the clock
+# Share of the ttl after which every lease of the session is lost by the clock.
+USABLE = 1 - CALLBACK_SHARE - DRIFT_SHARE
 REMEMBERED = 256  # sessions known to have ended, so that a release in one of them needs no request
 _TTL_REFUSED = re.compile(r"must be between \[([0-9.hmsuµn]+)=")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -64,7 +65,7 @@ class Session:
     ttl: float  #: as the server granted it
     proved_at: float  #: when the newest answered request was sent that keeps the session alive
     purpose: Purpose  #: the requested ttl and the behaviour, or the id of the only claim that uses it
-    ended: bool = False  # no claim may begin anything in it any longer
+    ended: bool = False  # no claim may begin a request in it any longer
     held: set[str] = field(default_factory=set)  # ids of claims that hold a lock in it
     leaving: set[str] = field(default_factory=set)  # ids of claims that are being released right now
     # The claim id of each request without a reply, which may still be under way
@@ -101,7 +102,7 @@ def _purpose(claim: Claim) -> Purpose:
 
 
 def safe_delay(ttl: float) -> float:
-    """Return for how many seconds after a session's end the server must keep other claims out: until the holder has
+    """Return for how many seconds after a session's end the server must exclude other claims: until the holder has
     given up.
 
     A session can end without a notice to its holder. If the server that is its agent freezes, the others remove that
@@ -171,7 +172,8 @@ class Sessions:
         with self._lock:
             if claim.id in session.cancelled:
                 return False
-            self._holding[claim.id] = session  # first, because `cancel` finds by it what an interrupt left half done
+            # First, because after an interrupt `cancel` finds the unfinished part by it.
+            self._holding[claim.id] = session
             session.held.add(claim.id)
             return True
 
@@ -291,7 +293,7 @@ class Sessions:
             "TTL": f"{round(ttl * 1000)}ms",
             "LockDelay": f"{round(lock_delay * 1000)}ms",
             "Behavior": behaviour,
-            "NodeChecks": [],  # with the check of the node's health, a hiccup of gossip would take all its locks away
+            "NodeChecks": [],  # with a check of the node, a short fault of the gossip protocol would end all its locks
             "ServiceChecks": [],
         }
         try:
@@ -299,7 +301,7 @@ class Sessions:
                 "PUT", self._agents.target("/v1/session/create"), within, json.dumps(wanted).encode()
             )
         except BackendUnavailable as silence:
-            # The session may have been made. Nobody has its id, so it holds no lock, and it expires.
+            # The session may have been made. No client has its id, so it holds no lock, and it expires.
             raise BackendUnavailable(str(silence), unknown=False, backend="consul") from silence
 
     def renew(self, session: Session, within: float) -> bool:
@@ -418,7 +420,7 @@ class Sessions:
         return self._current.get(claim.id)
 
     def holds(self, claim: Claim) -> bool:
-        """Return whether a key is locked for this claim, perhaps only to keep others out."""
+        """Return whether a key is locked for this claim, perhaps only to block others."""
         return claim.id in self._holding
 
     def asked_before(self, claim: Claim) -> bool:
@@ -545,7 +547,7 @@ class Sessions:
         """Close this object. Returns the sessions that must be destroyed.
 
         A session that is being made right now destroys itself. If a request to rest was not confirmed, its session is
-        kept, so that the name stays taken for what is left of the ttl.
+        kept, so that the name stays taken for the rest of the ttl.
         """
         with self._lock:
             self._closed = True

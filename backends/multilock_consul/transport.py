@@ -129,8 +129,7 @@ class Wire:
 class Agents:
     """The agents of one client, and the connections to the one in use. If an agent fails, the next is used.
 
-    All agents return the same results, because the leader answers every request for which that matters. Any thread may
-    call.
+    All agents return the same results, because the leader answers every request that needs this. Any thread may call.
     """
 
     def __init__(
@@ -188,7 +187,7 @@ class Agents:
         start = self.now()
         wire = self._take(within)
         left = start + within - self.now()
-        if left <= 0:  # a pause: the request may be cancelled by now, so that nobody would look for what it did
+        if left <= 0:  # a pause: the request may be cancelled by now, so that no code would look for its effect
             self._give(wire)
             raise BackendUnavailable(f"{wire.address}: no time was left to ask it", unknown=False, backend="consul")
         try:

@@ -2,8 +2,9 @@
 and the one thread that keeps many blocking queries open can share it.
 
 ``http.client`` reads from a socket only. Both it and h11 take as long as the rest of a request together: 90 and 150 µs
-a response, while this parser takes 10. They also accept much that no server sends. Here every response whose end is in
-doubt is an error that ends its connection, because a request must never read the response to an earlier one.
+a response, while this parser takes 10. They also accept many responses that no server sends. Here every response whose
+end is in doubt raises an error that ends its connection, because a request must never read the response to an earlier
+one.
 """
 
 from __future__ import annotations

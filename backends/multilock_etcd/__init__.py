@@ -186,4 +186,4 @@ def _handed_over(hosts: str, given: Mapping[str, str], options: Mapping[str, obj
         raise ConfigurationError(
             f"client= takes an etcd client with a gRPC .channel, such as etcd3.client(), not {type(client).__name__}"
         )
-    return Cluster(["of the client handed over"], client=client)
+    return Cluster(["of the client object passed to connect()"], client=client)

@@ -104,7 +104,7 @@ def _about_cluster(endpoints: int, members: object) -> Iterator[Finding]:
         yield Finding(
             "etcd-single-member",
             "info",
-            "the cluster has one member: nobody can acquire a lock while it is down, and all are lost with its disk",
+            "the cluster has one member: no lock can be acquired while it is down, and all are lost with its disk",
             "run three or five members",
         )
     elif len(voters) % 2 == 0:

@@ -1,4 +1,4 @@
-"""The operators' requests: show who holds a name, list all held names, and take a name away."""
+"""The operators' requests: show the holder of a name, list all held names, and release a name by force."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class EtcdInspection:
                 rows,
                 lambda row: row.key,
                 lambda some: self._take_at_once(some, deadline),
-                times=3,  # compared, deleted, and read where it has changed
+                times=3,  # compared, deleted, and read again where a key has changed
             )
             rows, taken = rows[count:], [*taken, *still]
         return taken

@@ -16,13 +16,13 @@ from multilock.backend import call_inside, start_worker
 __all__ = ["Aside"]
 
 IDLE = 15.0  # seconds until a thread without calls ends
-GRACE = 5.0  # seconds after which a call that exceeds its own time limit is given up
+GRACE = 5.0  # seconds after which a call that exceeds its own time limit counts as failed
 
 R = TypeVar("R")
 
 
 class _Handed(Generic[R]):
-    """One call, and its outcome. Only the thread that empties ``left`` first may run the call or give it up."""
+    """One call, and its outcome. Only the thread that empties ``left`` first may run or cancel the call."""
 
     __slots__ = ("bell", "call", "error", "left", "result")
 
@@ -74,7 +74,7 @@ class Aside:
                 start_worker(self._run, "multilock-etcd-request", once=True, or_here=True)
             rang = handed.bell.wait(max(within, 0.0) + GRACE)
         except BaseException:
-            handed.is_mine()  # if it has not begun, it never will
+            handed.is_mine()  # if the call has not begun, it never will
             raise
         if not rang:
             raise BackendUnavailable("the request has not ended in its time", unknown=not handed.is_mine())

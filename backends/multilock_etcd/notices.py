@@ -34,8 +34,8 @@ from multilock_etcd.waiters import Waiter
 __all__ = ["EtcdWatcher"]
 
 LOOK_WITHIN = 2.0  # seconds for one step of looking at everything
-# Seconds. The first denied watch may be the fault of an old token, so a new token is requested. A watch that is denied
-# again within this time is refused.
+# Seconds. An old token may be the reason for the first denied watch, so a new token is requested. A watch that is
+# denied again within this time is refused.
 DENIED_AGAIN = 5.0
 REFUSED_FOR, LONGEST_REFUSED = 5.0, 60.0  # seconds until a refused watch is requested again; the pauses grow
 CONNECTION = "watch stream"  # the name of the connection in messages
@@ -291,9 +291,9 @@ class EtcdWatcher:
                 self._listen()
             except MultilockError as error:
                 trouble = str(error)
-            except Exception as error:  # of any kind: without this thread no claim would be notified any longer
+            except Exception as error:  # any exception: without this thread no claim would be notified any longer
                 trouble = repr(error)
-                logger.exception("the watch stream is given up")
+                logger.exception("the watch stream is no longer opened")
             failures = 0 if self._notices.now() - began > LONGEST_PAUSE else failures + 1
             self._down(trouble)
             while not self._closed.is_set() and not self._look_at_everything():

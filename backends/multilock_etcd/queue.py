@@ -32,7 +32,7 @@ REMEMBERED = 256  # deletions; a claim whose read is older than all of them must
 
 
 class Admission(Enum):
-    ADMITTED = "admitted"  #: no key is ahead of the claim: the claim holds the name
+    ADMITTED = "admitted"  #: no key is ahead of the claim, so it holds the name
     ASK_AGAIN = "ask again"  #: the watch cannot decide: the claim must query the server
     WAIT = "wait"  #: some key is still ahead of the claim
     TAKEN_BACK = "taken back"  #: the claim was admitted, and its own key has been deleted since
@@ -50,7 +50,7 @@ class Decision(NamedTuple):
 
     waiter: Waiter
     admission: Admission
-    revision: int  #: that of the waiter's key, or that of its deletion if the name is taken back
+    revision: int  #: the revision of the waiter's key, or of its deletion if the name is taken back
 
 
 class Queue:
@@ -62,7 +62,7 @@ class Queue:
         self._after: int | None = None  # the watch reports all deletions after this revision
         self._told: deque[Deletion] = deque()
         self._waiting: dict[str, Waiter] = {}  # by claim id
-        self._admitted: dict[str, Waiter] = {}  # by the watch, which may contradict that later
+        self._admitted: dict[str, Waiter] = {}  # decided by the watch, which may contradict it later
 
     def __bool__(self) -> bool:
         """Return whether any claim still needs the watch."""

@@ -182,8 +182,8 @@ class EtcdRecipe:
         elif isinstance(answer, Granted):
             self._watcher.stop(waiter.claim.id)
         elif waiter.lease is None or (answer and not answer.spent and not waiter.revision):
-            # Neither a key nor a lease of this claim is at the server, nor will be, so the kernel sends no release. For
-            # a spent claim it does send one, because a join whose reply was lost may still be executed.
+            # Neither a key nor a lease of this claim is or will be at the server, so the kernel sends no release. For a
+            # spent claim it does send one, because a join whose reply was lost may still be executed.
             self._waiters.forget(waiter)
             self._end_own_session(waiter, deadline)
 

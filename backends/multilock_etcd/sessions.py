@@ -4,7 +4,7 @@ Each request for a lease uses a new id, never one whose reply was lost. So a lea
 grant that is executed late, and a request that names the ended lease is refused. A grant without a reply leaves a lease
 without keys, which expires.
 
-The lease of a name that rests is not one of these leases: nobody renews it, and `revoke_all` does not revoke it.
+The lease of a name that rests is not one of these leases: it is not renewed, and `revoke_all` does not revoke it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from multilock_etcd.transport import EtcdTransport, LeaseMissing, calls
 __all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "REVOKE_WITHIN", "EtcdSession", "EtcdSessions"]
 
 ENDED = "its etcd lease expired or was revoked"
-ACKNOWLEDGES_NOTHING = "UNKNOWN: context canceled"  # as an etcd grpc-proxy answers a renewal
+ACKNOWLEDGES_NOTHING = "UNKNOWN: context canceled"  # the reply of an etcd grpc-proxy to a renewal
 REVOKE_WITHIN = 0.5  # seconds for one lease
 
 

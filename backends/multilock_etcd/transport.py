@@ -240,8 +240,8 @@ class LeaseMissing(Exception):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cluster:
-    """How to reach etcd and log in there: endpoints ``host:port`` with TLS files and credentials, or a client that was
-    handed over and can be used only in the process ``pid``."""
+    """How to reach etcd and log in there: endpoints ``host:port`` with TLS files and credentials, or a client object
+    that the program passed and that can be used only in the process ``pid``."""
 
     targets: Sequence[str]
     tls: bool = False
@@ -430,7 +430,7 @@ class EtcdTransport:
 
     def _use(self, number: int | None = None) -> _Connection:
         if self._cluster.client is not None and self._cluster.pid != os.getpid():
-            raise ConfigurationError("the etcd client was handed over before the fork: connect after the fork")
+            raise ConfigurationError("the etcd client was passed to connect() before the fork: connect after the fork")
         with self._lock:
             connection = self._connections[self._current if number is None else number]
             if connection is not None:
@@ -589,7 +589,7 @@ def _channel(cluster: Cluster, target: str) -> Any:
 
 
 class _Login:
-    """The login: nothing, the metadata of a client that was handed over, or a token for user and password.
+    """The login: nothing, the metadata of a client object that the program passed, or a token for user and password.
 
     The token is requested once, and again when the server no longer accepts it.
     """
@@ -614,7 +614,7 @@ class _Login:
             self.known = None
 
     def is_over(self, error: Exception) -> bool:
-        """Return whether a new token can mend this error. The next request then first requests a new token."""
+        """Return whether a new token can cure this error. The next request then first requests a new token."""
         if self._user is None or not any(text in _details(error) for text in _TOKEN_OVER):
             return False
         self.forget()

@@ -1,4 +1,4 @@
-"""Locks that live in this process, and the reference for what every backend does.
+"""Locks that live in this process, and the reference for the behaviour of every backend.
 
 ``memory://name`` is one store for all clients of the process that use this name, both blocking and asyncio. A store
 lives as long as the process. A forked child starts with empty stores: it does not have the locks of its parent, and its
@@ -48,7 +48,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> MemoryBackend:
 
 
 class MemoryBackend:
-    """One client's view of a store. The store calculates with the client's clock, notices and prefix."""
+    """One client's view of a store. The store uses the client's clock, notices and prefix."""
 
     scheme = "memory"
     spi_version = 1

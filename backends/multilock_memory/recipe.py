@@ -1,11 +1,11 @@
 """The algorithm, on the names of one store.
 
 A name has holders, all of one mode, each with the time when its lease ends, and it has a queue. A release does not hand
-the name over. It wakes the waiters that fit, in order, and a waiter becomes a holder by its next `attempt`. Until then
-the waiter keeps its place, but only while it shows that it is alive: each attempt keeps the place for `liveness`
-seconds. After that the waiter is passed over. A fair claim waits for every earlier claim that excludes it. An unfair
-claim waits only for the fair claims among these. No lease ends by itself: the next call about the name finds that the
-lease has ended.
+the name over. It wakes the waiters that can enter, in order, and a waiter becomes a holder by its next `attempt`. Until
+then the waiter keeps its place, but only while it shows that it is alive: each attempt keeps the place for `liveness`
+seconds. After that the waiter is skipped. A fair claim waits for every earlier claim that excludes it. An unfair claim
+waits only for the fair claims among these. No lease ends by itself: the next call about the name finds that the lease
+has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from multilock_memory.notices import Outbox
 
 __all__ = ["Store"]
 
-SHOWN = 100  # at most so many holders of one name are returned by inspect()
+SHOWN = 100  # inspect() returns at most this many holders of one name
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class WaitingClaim:
 
     claim: Claim
     notices: Notices
-    until: float  # when the claim is passed over, unless it makes another attempt
+    until: float  # when the claim is skipped, unless it makes another attempt
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Name:
         return permits if permits != claim.permits else None  # 0 if the holders have no permits
 
     def awaits(self, claim: Claim) -> float | None:
-        """Return the time at which the holder or waiter ends that keeps this claim out. Returns None if the claim can
+        """Return the time at which the holder or waiter ends that excludes this claim. Returns None if the claim can
         hold the name now.
 
         Readers may overtake waiting readers. Otherwise many readers would enter one by one.
@@ -272,7 +272,7 @@ class Store:
         self.outbox.changed(key)
 
     def _settle(self, key: str, name: Name) -> None:
-        """Wake every waiter that fits. Delete a name that has no holder and no waiter."""
+        """Wake every waiter that can enter. Delete a name that has no holder and no waiter."""
         if name.queue:
             for waiter in name.next_in():
                 self._wake(waiter)

@@ -1,6 +1,6 @@
 """Locks on Redis or Valkey: on one primary (``redis://``, ``rediss://`` with TLS, ``unix://``), on the primary that
 Sentinels name (``redis+sentinel://``), on a cluster (``redis+cluster://``), or on several primaries (``redlock://``). A
-client that is handed over can take the place of the address.
+client object can be given instead of the address.
 
 `recipe` is the algorithm, ``scripts/`` has its steps, `transactions` runs them, and `keys` names the keys. `transport`
 carries the requests, `wire` defines their format, `notices` receives what the server pushes, and `channel` is a

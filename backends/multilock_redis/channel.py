@@ -27,8 +27,7 @@ class Channel:
         self.close = wire.close
 
     def attempt(self, claim: Claim, join: bool) -> bool:
-        # A free lock needs no subscription. But the scripts count a waiter without a subscription as dead, and pass it
-        # over.
+        # A free lock needs no subscription. But the scripts count a waiter without a subscription as dead, and skip it.
         ready = self._listener.listening
 
         def understand(answer: Any) -> Granted | Busy | None:

@@ -8,7 +8,7 @@ reply, until the move is over.
 
 A script hands a lock over to a waiter that is subscribed at the node that runs the script. So a client subscribes at
 each node where it waits, and only then joins a queue there. If the slot moves to another node, a waiter's place in the
-queue moves too. It is passed over there until the waiter's next heartbeat, which goes to the new node, but it is not
+queue moves too. The new node skips the waiter until its next heartbeat, which goes to that node, but the place is not
 lost.
 """
 
@@ -36,7 +36,7 @@ __all__ = ["ClusterBackend"]
 
 T = TypeVar("T")
 HOPS = 5  # redirections of one request; with more of them, the nodes contradict each other
-ASKING = pack("ASKING")  # announces that the next request may be for a slot that is being moved to this node
+ASKING = pack("ASKING")  # announces that the next request may be for a slot that is moving to this node
 LOOK_WITHIN = 1.0  # seconds, as in `multilock_redis.notices`
 
 
@@ -118,7 +118,7 @@ class ClusterBackend:
                 address, once = topology.redirected(address, told), told.once
             except BackendUnavailable as silence:
                 topology.doubt(address)
-                # A node that serves only one request does not own the slot anyway.
+                # A node that serves only one redirected request does not own the slot.
                 elsewhere = None if silence.unknown or once else self._taken_over(name, address, deadline)
                 if elsewhere is None:
                     raise

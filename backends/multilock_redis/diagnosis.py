@@ -116,8 +116,8 @@ def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], wit
             Finding(
                 "one-sentinel",
                 "warning",
-                f"the URL names one address of Sentinels, {endpoint.sentinels[0]}: a client has no other to ask if it "
-                "starts while that address is unreachable, or if that Sentinel was cut off",
+                f"the URL names one address of Sentinels, {endpoint.sentinels[0]}: a client that starts while that "
+                "address is unreachable, or while that Sentinel is isolated, has no other to ask",
                 "give the addresses of all Sentinels",
             )
         )
@@ -248,7 +248,7 @@ def _cut_off(facts: Facts) -> Finding | None:
     return Finding(
         "min-replicas-to-write",
         "warning",
-        "min-replicas-to-write is 0: a primary that was cut off and replaced grants locks to all who still reach it",
+        "min-replicas-to-write is 0: a replaced primary that was cut off still grants locks to clients that reach it",
         "set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds",
     )
 

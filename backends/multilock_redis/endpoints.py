@@ -1,5 +1,5 @@
-"""Read the addresses of servers from a URL and its options, or from a client that was handed over. Every scheme of this
-package uses this module for hosts and ports, the login, the database, and TLS."""
+"""Read the addresses of servers from a URL and its options, or from a client object that the program passed. Every
+scheme of this package uses this module for hosts and ports, the login, the database, and TLS."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
 PRIMARY = re.compile(r"[A-Za-z0-9._-]+")  # the names of a primary that a Sentinel accepts
 FORBIDDEN = "{}*?[]\\"
 TLS = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
-# Settings of a client that was handed over which are not copied: `Endpoint` decides these itself, or they belong to the
-# client's own pool.
+# Settings of a client object that are not copied: `Endpoint` decides these itself, or they belong to the client's own
+# pool.
 NOT_TAKEN_OVER = {
     "socket_timeout",
     "socket_connect_timeout",
@@ -208,7 +208,7 @@ def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) 
     if path := settings.get("path"):
         shown = f"unix://{path}"
     if rest and endpoint_of_url(url, scheme, {}).name != shown:
-        raise ConfigurationError(f"client= is connected to {shown}, which is not where the URL leads: give {scheme}://")
+        raise ConfigurationError(f"client= is connected to {shown}, not to the server of the URL: give {scheme}://")
     return Endpoint(shown, kind, settings)
 
 
@@ -261,7 +261,7 @@ def sentinels_of_client(url: str, client: object, options: Mapping[str, object])
     endpoint = SentinelEndpoint(scheme, sentinels, pool.service_name, kind, _settings_of(pool))
     if rest and sentinels_of_url(url, scheme, {}).name != endpoint.name:
         raise ConfigurationError(
-            f"client= asks for {endpoint.name}, which is not where the URL leads: give {scheme}://"
+            f"client= asks for {endpoint.name}, which is not the primary of the URL: give {scheme}://"
         )
     return endpoint
 

@@ -1,4 +1,4 @@
-"""The operators' requests: show who holds a name, list all held names, and take a name away."""
+"""The operators' requests: show the holder of a name, list all held names, and release a name by force."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def _holder(name: str, owner: bytes, left: int) -> LockInfo:
     info = parse_owner(owner.removeprefix(RESTS).decode(errors="replace"))
     rests = info.kind is not None and owner.startswith(RESTS)
     until = datetime.now(UTC) + timedelta(milliseconds=max(0, left)) if rests else None
-    remaining = left / 1000 if left >= 0 else None  # negative for a plain client's key that has no end
+    remaining = left / 1000 if left >= 0 else None  # negative for a plain client's key without an expiry
     return replace(info, name=name, resting_until=until, remaining=remaining)

@@ -43,8 +43,8 @@ class Node:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self.listener.listening:
-            # A free lock needs no subscription. But the scripts count a waiter without a subscription as dead, and pass
-            # it over.
+            # A free lock needs no subscription. But the scripts count a waiter without a subscription as dead, and skip
+            # it.
             deadline = self._now() + within
             answer = self.recipe.attempt(claim, False, within)
             if isinstance(answer, Granted):

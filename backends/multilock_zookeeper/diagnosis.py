@@ -54,7 +54,7 @@ def _about_server(said: str, name: str) -> Iterator[Finding]:
         yield Finding(
             "zookeeper-single",
             "info",
-            "this is a single server: nobody can acquire a lock while it is down, and all are lost with its disk",
+            "this is a single server: no lock can be acquired while it is down, and all locks are lost with its disk",
             "run three or five servers",
         )
 

@@ -1,6 +1,6 @@
-"""``python -m tests.architecture.house``: the numbers by which the layout of the project is judged.
+"""``python -m tests.architecture.house``: the numbers that describe the layout of the project.
 
-Each number has its definition in a docstring here. `test_house.py` keeps those that have a ceiling.
+Each number has its definition in a docstring here. `test_house.py` tests those that have a ceiling.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """``python -m tests.architecture.sentences``: counts sentences that a reader stumbles over. Part of ``make lint``.
 
-It reads docstrings, comments and pages, and looks for a few habits that make a sentence hard to read. A hit is a place
-to look at, not a mistake in itself. So there is a ceiling for all of them together, and it only falls. With ``--list``
-it prints each hit. With ``--sample SEED`` it prints 60 random sentences instead, for a reader who is new here.
+It reads docstrings, comments and pages, and looks for a few habits that make a sentence hard to read. A hit may still
+be a good sentence. So only the number of hits is limited, and the limit may only be lowered. With ``--list`` it prints
+each hit. With ``--sample SEED`` it prints 60 random sentences instead, to be judged by a reader who does not know the
+project.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["CEILING", "habits", "main"]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("multilock", "backends", "tests", "docs")
-CEILING = 120  # hits in the whole project; lower it whenever there are fewer
+CEILING = 83  # hits in the whole project; lower it whenever there are fewer
 LONGEST = 35  # words in a sentence
 SAMPLE = 60
 

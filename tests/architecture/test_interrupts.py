@@ -1,4 +1,4 @@
-"""A backend takes a lock or a place only in a way that an interrupt cannot break."""
+"""A backend acquires an internal lock only in a way that an interrupt cannot break."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SOUND = [
 
 
 def breakable(tree: ast.AST) -> list[int]:
-    """Return the lines that take a lock, or an item of a queue that others need back, without `take` or `Taking`.
+    """Return the lines that acquire a lock, or take a shared item from a queue, without `take` or `Taking`.
 
-    An interrupt after such a call and before the next ``try`` leaves it taken forever. A queue in a local variable
-    belongs to one call, so nobody needs its items back.
+    An interrupt after such a call and before the next ``try`` leaves the lock taken forever. A queue in a local
+    variable belongs to one call, so nobody needs its items back.
     """
     given = {node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_take(node.func)}
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node not in given)

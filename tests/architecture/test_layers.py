@@ -38,9 +38,8 @@ CORE = [path for path in sources("multilock") if not {"cli", "testing", "contrib
 PRODUCT = [*(path for path in sources("multilock") if "testing" not in path.parts), *sources("backends")]
 BACKENDS = sorted({ours.module for ours in OURS.values()})
 
-# Backends may import only these modules of multilock: the public package, the interface, the forms of options, names
-# and values, the log (since their threads must not call a handler themselves), the numbers of time, and the seam to
-# threads and clocks.
+# Backends may import only these modules of multilock. Their threads must not call log handlers, so the log module is
+# among them.
 FOR_BACKENDS = {
     "multilock",
     *(f"multilock.{name}" for name in ("backend", "names", "options", "system", "timing", "log_thread", "values")),
@@ -126,7 +125,7 @@ def test_a_backend_imports_the_interface_its_own_library_and_itself(path: Path) 
 @each_of(PRODUCT)
 def test_only_the_module_for_system_calls_imports_threads_queues_clocks_and_random_numbers(path: Path) -> None:
     used = {name.split(".")[0] for name in imports_of(path)} & SEAM
-    # multilock.cli.launch is a program of its own, which cannot import the seam.
+    # multilock.cli.launch is a separate program, which cannot import `multilock.system`.
     allowed = {"multilock.system": SEAM, "multilock.cli.launch": {"time"}}
     assert used <= allowed.get(module_name(path), set())
 
@@ -140,7 +139,7 @@ def test_only_the_supervised_worker_starts_threads(path: Path) -> None:
 
 @each_of(PRODUCT)
 def test_the_product_does_not_import_its_test_kit(path: Path) -> None:
-    """Only the command line may: its ``compare`` is the front of `multilock.testing.compare`."""
+    """Only the command line may do so, because its command ``compare`` runs `multilock.testing.compare`."""
     if module_name(path) != "multilock.cli.compare":
         assert not any(name.startswith("multilock.testing") for name in imports_of(path))
 
@@ -151,7 +150,7 @@ def test_importing_multilock_imports_no_heavy_and_no_third_party_module() -> Non
         "print(*sorted(name for name in set(sys.modules) - before))"
     )
     run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
-    if run.returncode:  # -S omits what site adds; some installations need it
+    if run.returncode:  # -S skips the module site, which some installations extend
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()
     assert [name for name in HEAVY if name in loaded] == []
@@ -162,12 +161,12 @@ def test_importing_multilock_imports_no_heavy_and_no_third_party_module() -> Non
 def test_every_module_has_a_docstring_and_a_list_of_exports(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith('"""')
-    assert "\n__all__" in text or "\nif __name__ == " in text  # a program exports nothing
+    assert "\n__all__" in text or "\nif __name__ == " in text  # a program has no exports
 
 
 @each_of([*CORE, *sources("backends")])
 def test_only_the_log_thread_calls_log_handlers(path: Path) -> None:
-    """A handler may block, and most threads here keep time or a session. `multilock.log_thread` calls the handlers."""
+    """A handler may block, and most threads of multilock must be in time. `multilock.log_thread` calls the handlers."""
     text = path.read_text(encoding="utf-8")
     assert "isEnabledFor(" not in text, "it takes the lock of the logging module: ask logger.wants()"
     if module_name(path) != "multilock.log_thread":
@@ -177,7 +176,7 @@ def test_only_the_log_thread_calls_log_handlers(path: Path) -> None:
 
 @each_of(sources("multilock", "backends"))
 def test_the_state_of_a_lease_is_changed_in_one_file(path: Path) -> None:
-    """Only the transitions of a lease change it, and each transition defines from which state it leads to which."""
+    """Only the transitions of a lease change its state, and each transition defines the states before and after it."""
     changes = [
         node.lineno
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

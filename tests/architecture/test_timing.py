@@ -1,4 +1,4 @@
-"""The numbers of time that several modules share stand once, in `multilock.timing`."""
+"""Each number of seconds that several modules share is defined once, in `multilock.timing`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.architecture.imports import ROOT, sources
 HOME = Path(timing.__file__)
 OTHERS = [path for path in sources("multilock", "backends") if path != HOME and "testing" not in path.parts]
 DEFINED = re.compile(rf"[^=(]*\b_?(?:{'|'.join(timing.__all__)}|TOMBSTONE|LIVENESS)\b[^=(]*= \(?\d")
-# Periods of renewals and heartbeats, pauses that double, and the shares of drift, callback and jitter.
+# Matches periods of renewals and heartbeats, doubled pauses, and the shares of drift, callback and jitter.
 WRITTEN = re.compile(
     r"\b(ttl|valid_for|wait) */ *3\b|liveness\(.*?\) */ *3\b|min\(failures, 10|\b0\.89\b|uniform\(0\.9\b"
     r"|\b1\.1 *\* *(wait|liveness|heartbeat|POLL)"
 )
-# In Lua, numbers of milliseconds; 1000 and 1000000 convert units.
+# Matches milliseconds in Lua; 1000 and 1000000 convert units.
 MILLISECONDS = re.compile(r"\b(?!1000(000)?\b)\d+000\b")
 
 

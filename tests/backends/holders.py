@@ -1,6 +1,6 @@
 """Functions that helper processes run with readers, writers and permits of one name, on any backend: see `Helper`.
 
-Code that only the tests need is in `in_order`, since it would make each process import pytest as well.
+Code that only the tests need is in `in_order`, because it would import pytest in each process.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def hold_permit(url: str, prefix: str, ttl: str) -> None:
 
 
 def stream(url: str, prefix: str, ttl: str) -> None:
-    """Read all the time, by turns with waiting and with a single try. Report each token, when it was asked for, when it
-    was granted, and when the read ended."""
+    """Read all the time, alternately with waiting and with a single try. Report each token, when it was asked for, when
+    it was granted, and when the read ended."""
     with _connect(url, prefix, ttl) as client:
         lock = client.read_write_lock(NAME).reader()
         say("begins")

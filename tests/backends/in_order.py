@@ -27,8 +27,8 @@ def together(counters: list[Helper], within: float) -> None:
 def writes_and_reads_are_in_order(client: Client, readers: list[Helper], within: float) -> None:
     """Check that a writer enters five times among processes that run `stream`.
 
-    It must enter before each reader that asks while it waits. Each earlier read has ended by then, and the later ones
-    begin after it.
+    It must enter before each reader that asks while it waits. Earlier reads have ended by then, and later ones begin
+    after it.
     """
     both = client.read_write_lock(NAME)
     for reader in readers:
@@ -36,7 +36,7 @@ def writes_and_reads_are_in_order(client: Client, readers: list[Helper], within:
     writes: list[tuple[int, float, float, float]] = []
     for _ in range(5):
         held = both.reader().acquire(timeout=within)
-        eventually(lambda: not queued(client, NAME), within)  # wait until no earlier reader queues
+        eventually(lambda: not queued(client, NAME), within)  # wait until no earlier reader waits
         writing = background(lambda: both.writer().acquire(timeout=within))
         eventually(lambda: queued(client, NAME), within)
         waits = now()

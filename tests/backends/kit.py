@@ -19,9 +19,9 @@ WITHIN = 10.0
 
 
 class ByHand:
-    """One client driven by hand. A waiter asks again only when the test says so, and nothing is renewed."""
+    """One client driven by hand. A waiter sends requests only when the test orders it, and nothing is renewed."""
 
-    queues: ClassVar[bool]  #: whether its readers, writers and permits keep their order
+    queues: ClassVar[bool]  #: whether readers, writers and permits keep their order
 
     def __init__(self, backend: Backend) -> None:
         self.ear = Ear()
@@ -72,7 +72,7 @@ class ByHand:
         return self.opened.release(claim, self._granted.get(claim.id), unsure, WITHIN).ours
 
     def woken(self, claim: Claim, times: int = 1) -> bool:
-        """Return True if the claim is notified at least so many times in all."""
+        """Return True if the claim is notified at least so many times."""
         return self.ear.wait(lambda: self.ear.wakes.count(claim.id) >= times, SOON)
 
     def close(self) -> None:
@@ -105,4 +105,4 @@ def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -
         pass
     finally:
         sys.setprofile(before)
-    return left <= 0  # Python swallows an interrupt in a finalizer
+    return left <= 0  # Python ignores an interrupt in a finalizer

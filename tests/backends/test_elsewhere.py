@@ -172,8 +172,8 @@ def test_a_password_is_never_shown(url: str, caplog: pytest.LogCaptureFixture) -
 def test_a_refused_connection_names_the_scheme_and_the_librarys_exception(
     scheme: str, path: str, ask: Callable[[Client], object]
 ) -> None:
-    """The error names the scheme of the URL, even if its backend is built from another one. Its cause comes from a
-    library."""
+    """The error names the scheme of the URL, even if the backend uses another one internally. The cause of the error is
+    an exception of a library."""
     hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(3 if scheme == "redlock" else 1))
     client = multilock.connect(f"{scheme}://{hosts}{path}", ttl=10, request_timeout=2)
     with client, pytest.raises(BackendUnavailable) as caught:

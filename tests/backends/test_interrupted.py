@@ -1,4 +1,4 @@
-"""An interrupt at any moment of a request costs the client no lock and no place of its own."""
+"""An interrupt at any point of a request costs the client neither a lock nor a place."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class Driven(ByHand):
 
 
 def has_no_session(kind: str, backend: Any) -> None:
-    """Have the next request make or look for a session. In the other backends a claim of a new ttl does."""
+    """Make the next request create or look for a session. In the other backends a claim with a new ttl does this."""
     if kind == "zookeeper":
         backend._recipe._transport._session = None
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # an interrupted connection closes as garbage
+# An interrupted connection is closed by the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_at_any_point_of_a_request_leaves_a_client_that_works(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -55,7 +56,7 @@ def test_an_interrupt_at_any_point_of_a_request_leaves_a_client_that_works(
             client.take(client.mutex(name=f"after{moment}", ttl=TTL + 1000 + moment))
         if kind == "consul":
             assert backend._agents._room.qsize() == multilock_consul.transport.AT_A_TIME
-        monkeypatch.setattr(Ear, "group_gone", lambda *_: None)  # an interrupt may have come before its beginning
+        monkeypatch.setattr(Ear, "group_gone", lambda *_: None)  # an interrupt may have come before the call began
         backend.close()
     assert moment > 10
 
@@ -67,7 +68,7 @@ def test_an_interrupt_at_any_point_around_a_fork_leaves_the_file_usable() -> Non
 
     moment = 1
     while interrupted(fork, moment, sqlite):
-        sqlite._after_in_parent()  # Python swallows what one of these functions raises, and calls the next one
+        sqlite._after_in_parent()  # Python ignores an exception of these functions, and calls the next one
         assert not sqlite._opening.locked()
         moment += 1
     assert moment > 10

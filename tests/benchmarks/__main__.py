@@ -4,7 +4,7 @@ The results are printed as tables, kept as dated JSON under ``results``, and wri
 other parts stay as they are.
 
 Ratios count, not microseconds: every contender of a part takes its turns in the same minutes on the same machine. Each
-part has a process of its own, so that none finds threads, memory or a place on the cores that another has left.
+part runs in a process of its own, so that it is not affected by threads or memory of another part.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Project:
     def is_well(self, *services: str) -> None:
         """Assert that these services, or all, are healthy, or soon become so.
 
-        The engine calls a service unhealthy that was paused, until the next check, and ``up --wait`` gives up then.
+        The engine calls a service unhealthy after a pause, until the next check, and ``up --wait`` fails then.
         """
         until = time.monotonic() + WELL_WITHIN
         while states := [

@@ -37,7 +37,7 @@ def each_grants(url: str, name: str = "any") -> list[int]:
 
 
 class Service(conformance.Place):
-    """An address as a place for the conformance suite. A fault is done to its container."""
+    """An address as a place for the conformance suite. A fault is applied to its container."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Smoke(conformance.Conformance):
 
 
 class Holder:
-    """A holder of a lock that nobody else knows of, used to see what becomes of it."""
+    """A holder of a lock that no other client uses, to observe the fate of the lock."""
 
     def __init__(self, url: str, ttl: float) -> None:
         self._lost = Recorder[Loss]()
@@ -86,8 +86,8 @@ class Holder:
         assert self.lease.state is LeaseState.HELD
 
     def has_a_successor(self, url: str) -> None:
-        """Assert that another client gets the lock with a greater token through each server of ``url``, once that is
-        healthy."""
+        """Assert that another client gets the lock with a greater token through each server of ``url``, once the server
+        is healthy."""
         tokens = [self.lease.token or 0, *each_grants(url, self.name)]
         assert tokens == sorted(set(tokens))
 

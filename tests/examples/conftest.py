@@ -29,7 +29,7 @@ WITHIN = 45.0  # seconds; what is waited for takes one or two on an idle machine
 
 
 def until(true: Callable[[], Any], within: float = WITHIN, why: Callable[[], object] = str) -> Any:
-    """Wait for another process; returns what was true."""
+    """Wait for another process; return the result of the condition."""
     deadline = time.monotonic() + within
     while not (found := true()):
         assert time.monotonic() < deadline, f"waited {within} s in vain: {why()}"
@@ -66,7 +66,7 @@ class Programs:
         return self.start(sys.executable, "-W", "error::ResourceWarning", EXAMPLES / path, *arguments)
 
     def all_end(self, *processes: subprocess.Popen[bytes]) -> None:
-        """They end by themselves, and well."""
+        """All examples end by themselves, with exit code 0."""
         for process in processes:
             assert process.wait(WITHIN) == 0, self.said()
 
@@ -82,7 +82,7 @@ class Programs:
         return self._log.read_text(errors="replace")
 
     def lines(self, *containing: str) -> list[str]:
-        """Whole lines with all of these words."""
+        """Return the lines that contain all of these words."""
         lines = self.said().rpartition("\n")[0].splitlines()
         return [line for line in lines if all(word in line for word in containing)]
 
@@ -102,7 +102,7 @@ class Programs:
         for process in self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            with contextlib.suppress(ProcessLookupError):  # the group outlives its first process where one is left
+            with contextlib.suppress(ProcessLookupError):  # the group may outlive its first process
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -143,13 +143,13 @@ def consul_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def broker_url() -> Iterator[str]:
-    """For Celery, one of its own: messages are no locks."""
+    """The URL of Celery's messages, which must not be the backend of the locks."""
     with RedisServer() as server:
         yield server.url
 
 
 def http(url: str, method: str = "GET") -> tuple[int, Any]:
-    """Status and body; 0 where nobody listens yet."""
+    """Return the status and the body; status 0 if no server listens yet."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as answer:
             return answer.status, json.load(answer)

@@ -33,7 +33,7 @@ def test_postgresql_refuses_a_late_write(programs: Programs, postgresql_url: str
 
 
 def refuses_a_late_write(programs: Programs, path: str, *arguments: object) -> None:
-    late = programs.python(path, *arguments, 3)  # long enough to be stopped in it
+    late = programs.python(path, *arguments, 3)  # long enough for a test to stop the process in it
     [held] = programs.wait_for("holds token")
     os.kill(late.pid, signal.SIGSTOP)
     programs.all_end(programs.python(path, *arguments, 0))

@@ -1,4 +1,4 @@
-"""Celery, APScheduler, cron, a pool of workers: what several hosts would do once too often."""
+"""Celery, APScheduler, cron, and a pool of workers: jobs that several hosts would otherwise run twice."""
 
 from __future__ import annotations
 

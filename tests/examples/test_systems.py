@@ -1,4 +1,4 @@
-"""One program for each row of the systems that multilock was conceived from."""
+"""One program for each row of the systems that multilock learned from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.examples.conftest import EXAMPLES, Programs
 
 pytestmark = pytest.mark.timeout(180)
 
-# The last words of each.
+# The last words of each program's output.
 SAYS = {
     "row01_watchdog": "works as a threading.Lock",
     "row02_try_lock": "no answer:",
@@ -70,7 +70,7 @@ def test_the_tests_of_a_service_run_on_each_url_and_are_shown_side_by_side(progr
     }
     lacking = {name for name, outcome in on_memory.items() if outcome == "lacks"}
     assert lacking == {name for name in came if "worker" in name or "partition" in name}
-    # A machine that is too busy leaves these undecided, and never green.
+    # On a busy machine these may be undecided, but never green.
     assert {on_redis for name, (_, on_redis) in came.items() if name in lacking} <= {"passed", "undecided", "skipped"}
     assert {on_redis for name, (_, on_redis) in came.items() if name not in lacking} == {"passed"}
 

@@ -17,7 +17,8 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "third_party_backend
 QUICK = ["tests/test_conformance.py::TestBackendConformance"]
 ALL = os.environ.get("MULTILOCK_CONFORMANCE") == "all"
 CHOSEN, AT_LEAST = ([], 400) if ALL else (QUICK, 18)
-PLUGINS = [f"no:{name}" for name in ("randomly", "asyncio", "hypothesispytest", "xdist")]  # that the tests do not need
+# Packages that the tests do not need.
+PLUGINS = [f"no:{name}" for name in ("randomly", "asyncio", "hypothesispytest", "xdist")]
 
 
 @pytest.fixture(scope="module")

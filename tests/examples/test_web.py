@@ -33,7 +33,8 @@ class Service:
 
 
 def follow_each_other(lines: list[str]) -> bool:
-    """No line of a term before the last line of the one before; each is begun, worked in and cleaned up."""
+    """Assert that no line of a term comes before the last line of the previous term, and that each term has all three
+    steps."""
     terms = [re.findall(r"term (\d+): (.*)", line)[0] for line in lines]
     by_term = {term: [what for its, what in terms if its == term] for term, _ in terms}
     *ended, _ = by_term.values()
@@ -72,7 +73,7 @@ def test_one_of_two_uvicorn_workers_leads(programs: Programs) -> None:
     assert service.get("/healthz") == (200, {"healthy": True})
     assert len(programs.lines("begins")) == 1
     programs.terminate(service.process)
-    # The supervisor tells both workers at once, but the other may lead before it has heard of it.
+    # The supervisor notifies both workers at once, but the other may lead before it is notified.
     lines = programs.lines("pid", "term")
     assert follow_each_other(lines), programs.said()
     assert len([line for line in lines if "cleaned up" in line]) == len([line for line in lines if "begins" in line])
@@ -135,7 +136,7 @@ def test_the_systemd_unit_is_valid(tmp_path: Path) -> None:
     grace = float(re.findall(r"--grace (\S+)", settings["ExecStart"])[0])
     assert float(settings["TimeoutStopSec"]) > grace + 5.0  # the default request_timeout
     assert settings["KillMode"] == "mixed"
-    # Where these are checked, the programs must exist and the user too.
+    # The commands are checked here, so the programs and the user must exist.
     here = (
         unit.read_text(encoding="utf-8").replace("/opt/app/bin/multilock", "/bin/true").replace("User=app", "User=root")
     )

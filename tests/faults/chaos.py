@@ -74,7 +74,7 @@ NAMES = ("red", "green", "blue", "cyan", "amber", "violet")
 KEYS = [f"multilock/{name}" for name in NAMES]
 PROCESSES = 8
 CONTENDERS = 50
-HABITS_BY_PLACE = [[], *([habit] for habit in HABITS), list(HABITS)]  # further processes have none
+HABITS_BY_PLACE = [[], *([habit] for habit in HABITS), list(HABITS)]  # further processes have no habit
 PROCESS_PACE = 0.07  # seconds between two faults of processes, on average
 SERVER_PACE = 0.4  # the same for faults of the server, as a share of a ttl
 MOMENT = 0.5  # seconds for which a fault waits for the right moment
@@ -91,11 +91,11 @@ CUT_OFF_TOO = 2  # further processes that are cut off just as they got a lock
 LOOK_EVERY = 0.5
 
 
-# ---- where it happens
+# ---- the servers and networks
 
 
 class Arena:
-    """A place to contend in. ``ttl`` is as short as its timing allows."""
+    """The servers on which contenders compete. ``ttl`` is as short as its timing allows."""
 
     scheme: ClassVar[str]
     ttl: ClassVar[float] = 0.75
@@ -117,12 +117,12 @@ class Arena:
         return iter(())
 
     def leftovers(self) -> Iterator[str]:
-        """Yield violations of O7: everything that a run may leave behind must end by itself, at a known time."""
+        """Yield violations of O7: everything that a run may leave behind must expire by itself, at a known time."""
         raise NotImplementedError
 
 
 class SqliteArena(Arena):
-    """One file. Its only faults are those of processes."""
+    """One file. Only processes have faults here."""
 
     scheme = "sqlite"
 
@@ -151,7 +151,7 @@ class Pausable(Protocol):
 
 
 class RemoteArena(Arena):
-    """Each process has a network of its own to the servers, in which things go wrong."""
+    """Each process has its own network to the servers, in which faults happen."""
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(stack)
@@ -169,7 +169,7 @@ class RemoteArena(Arena):
                     connection.cut()
 
     def holders(self, record: Record) -> set[int | None]:
-        """Return the processes that the server has made holders, but that do not know it yet."""
+        """Return the processes that are holders according to the server, but do not know it yet."""
         infos = [info for info in self.held() if (info.owner or "").partition("@")[0] not in record.beliefs]
         return {info.pid for info in infos}
 
@@ -183,7 +183,7 @@ class ServerArena(RemoteArena):
 
     server: Pausable
     by_session = True  # a lock lives as long as the session that it was taken in
-    one_at_a_time = False  # the only fault is to cut off one holder after another before its session is renewed
+    one_at_a_time = False  # the only fault is to isolate one holder after another before its session is renewed
 
     def __init__(self, stack: ExitStack) -> None:
         self.url = self.server.url
@@ -394,7 +394,7 @@ class ZooKeeperArena(ServerArena):
         self.server.restart()
 
     def held(self) -> Iterator[LockInfo]:
-        if not self.operator.connected:  # a request sent now would be answered much later
+        if not self.operator.connected:  # a request sent at this moment would get its reply much later
             return
         until = now() + 0.2
         listed = {name: self.operator.get_children_async(f"/multilock/{name}") for name in NAMES}
@@ -441,7 +441,7 @@ ARENAS: dict[str, type[Arena]] = {
 }
 
 
-# ---- what happens
+# ---- the faults
 
 
 Since = tuple[float, float]
@@ -472,7 +472,7 @@ class Stream:
 
 
 class Chaos:
-    """The processes, the faults that are under way, and how each is undone."""
+    """The processes, the present faults, and how to undo each of them."""
 
     names: Sequence[str] = NAMES
     processes = PROCESSES
@@ -540,7 +540,7 @@ class Chaos:
         for kind, (weight, what) in self.arena.mishaps.items():
             server[partial(self.hurt_server, kind, what)] = weight
         streams = [Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)]
-        if self.arena.by_session:  # rare moments need a stream of their own
+        if self.arena.by_session:  # rare events need a separate random stream
             streams.append(Stream(self.dice, {partial(self.partition, JUST_NOW): 1}, PROCESS_PACE))
         return [*streams, Stream(self.dice, server, SERVER_PACE * self.arena.ttl)]
 
@@ -722,7 +722,7 @@ class Chaos:
         return 0.0
 
     def standstills(self) -> Iterator[Fault]:
-        """Yield pauses that no fault caused. They count as faults all the same. Other kinds of chaos override this."""
+        """Yield pauses that no fault caused. They count as faults. Other kinds of chaos override this."""
         return iter(())
 
     def seen(self) -> Iterator[str]:
@@ -777,7 +777,7 @@ class Report:
     refused: int = 0
     violations: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
-    again: str = ""  # how to run it once more
+    again: str = ""  # the command that repeats the run
 
     @property
     def acquisitions(self) -> int:
@@ -867,8 +867,8 @@ def run(
 ) -> Report:
     """Run chaos for so many seconds, or until the first violation.
 
-    On a busy machine, where not ``enough`` happens in that time, the run takes up to twice as long. ``mixed`` adds
-    locks of every kind.
+    On a busy machine, if not ``enough`` happens in that time, the run takes up to twice as long. ``mixed`` adds locks
+    of every kind.
     """
     again = f"seed {seed}, {arena.__name__}, {kind.__name__}, {seconds:g} s, defect {defect!r}, mixed {mixed}"
     with _chaos(kind, arena, seed, habits, defect, mixed) as chaos:

@@ -1,4 +1,4 @@
-"""A process of the chaos harness: contenders on threads and on a loop, which write down what they believe, and when.
+"""A process of the chaos harness: contenders on threads and on a loop, which record their beliefs.
 
 Each line is one of those of `multilock.testing.beliefs.witness`, or::
 
@@ -167,7 +167,7 @@ class _Crew:
         blocking, asynchronous = multilock.connect(place), multilock.connect_async(place)
         # All contenders of a face share these locks. The lock itself must know which contender entered.
         self.shared = {name: blocking.lock(name, on_lost=tell_loss) for name in self.names}
-        # A scope that is left elsewhere has no task of its own for its body, so a loss has nothing to cancel.
+        # If a scope is left elsewhere, its body has no task that a loss could cancel.
         self.async_shared = {
             name: asynchronous.lock(name, cancel_on_lost=False, on_lost=tell_loss) for name in self.names
         }
@@ -238,7 +238,7 @@ class _Crew:
         """Leave an exit stack, which nothing connects with the lease that it entered.
 
         If the lease was lost, a third thread closes the stack while the next lease is held through the same lock
-        object. The next lease must outlive that.
+        object. The next lease must survive this.
         """
         stack = ExitStack()
         turn.had(lease := stack.enter_context(lock))
@@ -420,7 +420,7 @@ def hold(
         if asked >= until and lease.state is not LeaseState.AT_RISK:  # a holder that works on learns the outcome
             break
         yield dice.choice((0.0, 0.001, 0.005))
-    if value is not None:  # even if the lease is over: the token must fence that write
+    if value is not None:  # even after the lease ended: the token must make the resource refuse that write
         _of_ledger(account.write, lease.name, lease.token, value + 1)
 
 

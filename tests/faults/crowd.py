@@ -36,7 +36,7 @@ LATE = 0.5  # seconds of delay that are tolerated on a machine that pauses at ti
 
 
 class MemoryArena(Arena):
-    """One process, which is stopped but not killed: the store would die with it."""
+    """One process, which is stopped but not killed, because the store would die with it."""
 
     scheme = "memory"
     url = "memory://crowd"
@@ -57,8 +57,8 @@ def in_use_again(record: Record, killed: Sequence[Fault], permits: int) -> Itera
     ended = {fault.pid: fault.start for fault in killed}
 
     def end(one: Belief) -> float:
-        """Return the end of this belief. A killed process believed until its death, even if it had not said so since
-        the acquire."""
+        """Return the end of this belief. A killed process believed until its death, even if it had recorded nothing
+        since the acquire."""
         return one.release or one.over or ended.get(one.pid, one.until)
 
     for fault in killed:
@@ -105,8 +105,8 @@ class Crowd(Chaos):
         self._await_start(place, self.helpers[place])
 
     def _await_start(self, place: int, helper: Helper) -> None:
-        """Keep a process free of faults until one of its members asks. Until then it counts among the faulty processes,
-        so that at most one other has a fault and somebody always waits."""
+        """Keep a process free of faults until one of its contenders asks. Until then it counts as faulty, so that at
+        most one other process has a fault and somebody always waits."""
         if any(line.startswith("asks ") for line in helper.lines):
             self._busy.discard(place)
         else:

@@ -1,4 +1,5 @@
-"""Classic defects of lock clients, built into a running contender. The chaos harness must see each of them.
+"""Classic defects of lock clients, which can be built into a running contender. The chaos harness must see each of
+them.
 
 Each defect imports the module it changes only when it is built in, since a contender of one backend needs no other.
 """
@@ -19,8 +20,8 @@ __all__ = ["DEFECTS", "Defect"]
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """``seed`` builds the defect into this process. ``arena`` is where it does harm, to processes with these
-    ``habits``, and at least one of these ``oracles`` must report it."""
+    """``seed`` builds the defect into this process. ``arena`` and ``habits`` are the conditions under which the defect
+    does harm, and at least one of these ``oracles`` must report it."""
 
     seed: Callable[[], None]
     arena: str = "redis"
@@ -40,7 +41,7 @@ def deadline_from_receipt() -> None:
 
 
 def plain_del() -> None:
-    """Delete the key on release, whoever holds the name by now."""
+    """On release, delete the key even if another process holds the name."""
     from multilock_redis.recipe import Recipe
     from multilock_redis.wire import pack
 
@@ -52,7 +53,7 @@ def plain_del() -> None:
 
 
 def cached_is_held() -> None:
-    """Return the stored state from ``is_held()`` without a look at the clock."""
+    """Return the stored state from ``is_held()`` without reading the clock."""
 
     def is_held(self: AnyHeld) -> bool:
         return self.stage == HELD
@@ -96,7 +97,7 @@ def end_the_newest() -> None:
 
 
 def two_of_five() -> None:
-    """Take two votes of five for a majority."""
+    """Count two votes of five as a majority."""
     from multilock_redis.redlock.servers import Servers
     from multilock_redis.redlock.votes import Evidence
 
@@ -188,8 +189,7 @@ DEFECTS: dict[str, Defect] = {
     "deadline from receipt": Defect(deadline_from_receipt),
     "plain DEL": Defect(plain_del),
     "cached is_held": Defect(cached_is_held),
-    # The holder whose lease it ended is not notified. But the holder that lost a lease is told that it gave the lease
-    # back.
+    # The holder of the deleted lock is not notified. But the former holder is told that its release succeeded.
     "with ends the newest": Defect(end_the_newest, habits=(ELSEWHERE,), oracles=("O6",)),
     # Other backends with sessions do not show this defect. Consul ends a session only after twice its ttl, and
     # ZooKeeper renews the session with the create. On a single ZooKeeper server a read may extend validity too: that

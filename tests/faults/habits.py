@@ -1,5 +1,4 @@
-"""Habits of programs that have hidden defects before. Processes of the chaos harness take them up, besides all
-faults.
+"""Habits of programs that have revealed defects before. Processes of the chaos harness adopt them, besides all faults.
 
 The habits that `contend` implements itself are only named here. Each habit imports what it needs when a process takes
 it up.
@@ -36,7 +35,7 @@ def log_to_a_full_pipe() -> None:
 
 
 def hold_descriptors() -> None:
-    """Use up the low descriptors: all new ones have numbers beyond the limit of ``select()``."""
+    """Use up the low descriptors, so that all new ones exceed the limit of ``select()``."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS + ROOM), hard))
     while os.open(os.devnull, os.O_RDONLY) < DESCRIPTORS:
@@ -44,7 +43,7 @@ def hold_descriptors() -> None:
 
 
 def give_up_soon() -> None:
-    """End a clean-up after 2 × ttl instead of a minute, so that an outage can outlast it soon."""
+    """Stop a background cancel after 2 × ttl instead of a minute, so that an outage can outlast it."""
     from multilock.kernel import cancel
 
     cancel.AT_LEAST = 0.0

@@ -61,14 +61,15 @@ SERVERS = 5
 PLACE = re.compile(rb"\w+:(\d+)")  # an entry as queue.lua writes it: its purpose, and its end in ms
 LOOK_EVERY = 0.1  # seconds between two looks at the servers' contents
 ANSWERS_WITHIN = 0.2
-KNOWN_AGAIN = 3.0  # seconds after the guard: twice its grain, and the longest pause before a server is asked again
+# Seconds after the guard: twice the resolution of the uptime, and the longest pause before a server is asked again.
+KNOWN_AGAIN = 3.0
 AT_A_TIME = [1, 2, 3, 5], [5, 4, 2, 1]  # how many servers are stopped, and the weight of each number
 DIE_AT_A_TIME = [1, 2, 3], [6, 3, 1]
 CUT_OFF_AT_A_TIME = [1, 2, 3, 4], [3, 4, 3, 2]
 DIRECTIONS: list[Direction] = ["both", "up", "down"]
 FAR = 0.1, 0.2  # seconds of delay: less than a request may take, and more than the next holder needs to come
 FAR_FOR = 5.0
-MOST_STALLED = 15.0  # seconds for which a run waits longer because the machine is overloaded
+MOST_STALLED = 15.0  # limit in seconds by which an overloaded machine can lengthen a run
 TOGETHER = 2, 4  # processes on one side of a partition
 
 
@@ -164,7 +165,7 @@ class RedlockArena(RemoteArena):
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0
         for which, operator in enumerate(self.operators):
-            operator.connection_pool.disconnect()  # a flush during a look at the holders needed a second one
+            operator.connection_pool.disconnect()  # a flush during the read of the holders required a second read
             while (clients := len(operator.client_list())) > 1 and now() < until:
                 time.sleep(0.05)
             if clients > 1:
@@ -196,7 +197,8 @@ class Majority(Chaos):
         self._of_network = Standstills()
         self._far: list[Fault] = []
         self.undone: dict[str, float] = {}
-        self._found: dict[tuple[str, int, str], float] = {}  # when a server last had this of a claim, if asked
+        # The last time at which each server had an entry of a claim.
+        self._found: dict[tuple[str, int, str], float] = {}
         self._look_at = 0.0
 
     def close(self) -> None:
@@ -215,7 +217,7 @@ class Majority(Chaos):
             servers[partial(self.hurt_server, kind, what)] = weight
         return [
             *(Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)),
-            Stream(self.dice, {self.cut_off_far_away: 1}, PROCESS_PACE),  # rare moments need a stream of their own
+            Stream(self.dice, {self.cut_off_far_away: 1}, PROCESS_PACE),  # rare events need a separate random stream
             Stream(self.dice, servers, SERVER_PACE * self.arena.ttl),
         ]
 
@@ -386,8 +388,8 @@ class Majority(Chaos):
         """Yield pauses of an overloaded machine, and times of slow networks, as faults.
 
         The network may have paused, so that replies came too late. A contender that paused looks like one that was
-        stopped just as it was handed a lock. A contender behind a slow network counts again every ttl: where it must
-        reconnect, the server may grant a request and the contender learns of it too late.
+        stopped just as it was handed a lock. A contender behind a slow network counts as faulty again every ttl. It may
+        have to reconnect, and then learns of a grant too late.
         """
         for start, end in itertools.chain(self._of_network.those, *self.record.stalls.values()):
             if end - start > LEAST_LIMIT:

@@ -1,4 +1,4 @@
-"""Some seconds in which everything goes wrong, judged by the contenders' beliefs; and the same with known defects.
+"""Some seconds with all kinds of faults, judged by the contenders' beliefs; and the same with known defects.
 
 `make chaos` runs each backend for ten minutes, and every defect.
 """

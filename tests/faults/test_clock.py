@@ -65,7 +65,7 @@ def test_a_clock_stepped_back_costs_no_lease_and_blocks_no_waiter(connect: Conne
 def test_a_clock_stepped_forward_ends_a_lease_and_notifies_its_holder(
     connect: Connect, redis_server: ClockedRedis
 ) -> None:
-    """No client can prevent this, because the server takes the ttl for over. The token tells the two holders apart."""
+    """No client can prevent this, because for the server the ttl is over. The token tells the two holders apart."""
     losses: Recorder[Loss] = Recorder()
     client, other = connect(ttl=3.0), connect(ttl=3.0)
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
@@ -138,8 +138,7 @@ def test_tokens_of_a_majority_grow_although_one_clock_is_stepped(
 def test_a_clock_stepped_beside_a_bare_majority_admits_a_second_holder_with_a_greater_token(
     contenders: tuple[Contender, Contender], redis_server: ClockedRedis
 ) -> None:
-    """No client can prevent this: the first server takes the ttl for over, and the third never knew of the first
-    holder."""
+    """No client can prevent this: the first server ends the lease, and the third never knew of the first holder."""
     us, them = contenders
     us.cut_off(2)
     _, granted = us.take()

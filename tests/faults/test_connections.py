@@ -62,7 +62,7 @@ def test_twenty_waiters_whose_subscription_is_cut_are_all_served_at_once(connect
     eventually(lambda: (info := client.inspect("n")) and info.waiting == 20)
     operator.client_kill_filter(_type="pubsub")
     assert lease.release()
-    served.wait(20, within=10)  # by their heartbeats alone it would take 20 times 2 s
+    served.wait(20, within=10)  # with heartbeats alone this would take 20 times 2 s
     assert served.calls == sorted(served.calls)
     for one in waiting:
         one.result(5)

@@ -44,12 +44,13 @@ WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
     [
         ([*WRITER, "2 asks 12 r r", "2 enters 13 r r1"], [("w", "r")]),
         ([*WRITER, "2 asks 12 r r", "2 enters 16 r r1"], []),
-        ([*WRITER, "2 asks 9.5 r r", "2 enters 13 r r1"], []),  # it may have reached the server first
+        ([*WRITER, "2 asks 9.5 r r", "2 enters 13 r r1"], []),  # the request may have reached the server first
         ([*WRITER, "1 stall 11 14", "2 asks 12 r r", "2 enters 13 r r1"], []),  # the writer may have lost its place
         ([*WRITER, "2 asks 12 r r", "2 leaves 13 r"], []),
         (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 b r", "2 enters 13 b b1"], []),  # together
         (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], [("a", "w")]),
-        (["1 asks 10 a r", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], []),  # it was never told to wait
+        # The contender was never told to wait.
+        (["1 asks 10 a r", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], []),
         (beating("9.9 10.9", "10.9 15.1"), [("w", "r")]),
         (beating("9.9 10.9", "10.9 15.1", "10.9 15.1"), [("w", "r")]),
         (beating("9.9 10.9", "11 15.1"), []),  # no heartbeat could be written to the file

@@ -1,4 +1,4 @@
-"""Harm that a program can do to its own leases: hang in a callback, hog the interpreter, close, use unequal ttls."""
+"""Harm that a program can do to its own leases: a callback that hangs, blocked threads, unequal ttls, a close."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: 
 
 
 def test_code_that_blocks_the_interpreter_costs_the_lease_and_is_notified_afterwards(connect: Connect) -> None:
-    """C code that never releases the interpreter: nothing else runs meanwhile, and is_held() is False right
-    after it."""
+    """C code that never releases the interpreter's lock: no other thread runs, and is_held() is False right after
+    it."""
     losses: Recorder[Loss] = Recorder()
     lease = connect(ttl=0.6).lock("n", on_lost=losses).acquire(timeout=5)
     ctypes.PyDLL(None).usleep(900_000)

@@ -1,4 +1,4 @@
-"""A request that is executed after its caller gave up, and even after its cancel, must take nothing."""
+"""A request that is executed after its caller gave up, and even after its cancel, must acquire nothing."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_an_acquire_that_is_executed_after_its_cancel_takes_nothing(
 
 
 def _nothing_is_taken(operator: Operator) -> None:
-    """Check that the cancel is final: once its tombstone is there, no request of that id ever takes the lock."""
+    """Check that the cancel is final: once its tombstone exists, no request of that id ever acquires the lock."""
     eventually(lambda: operator.keys("*:gone:*"))
     assert operator.get(KEY) is None
     assert operator.exists("{multilock/n}:queue") == 0

@@ -1,4 +1,4 @@
-"""The server executed a request, and its reply never came."""
+"""The server executed a request, but its reply was lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_an_acquire_whose_reply_is_lost_is_held_once_and_released_for_good(
     assert operator.get(KEY).decode() == lease.owner
     assert lease.release()
     assert operator.get(KEY) is None
-    [tombstone] = operator.keys("*:gone:*")  # the request that was not answered never counts again
+    [tombstone] = operator.keys("*:gone:*")  # the request without a reply never counts again
     assert 0 < operator.ttl(tombstone) <= 60
 
 

@@ -1,4 +1,4 @@
-"""Each oracle of the chaos harness reports the violation it is made for, and nothing that only looks like it."""
+"""Each oracle of the chaos harness reports its violation, and nothing that only resembles it."""
 
 from __future__ import annotations
 
@@ -109,11 +109,12 @@ def test_a_key_that_expires_soon_is_not_reported_as_left_behind(key: str, left: 
     ("faults", "stalls", "number"),
     [
         ([], [], 1),
-        ([Fault("process stopped", 1, 1.5, 2.4, stops=True)], [], 0),  # killed before it could note its stall
+        ([Fault("process stopped", 1, 1.5, 2.4, stops=True)], [], 0),  # killed before it could record its stall
         ([Fault("process stopped", 2, 1.5, 2.4, stops=True)], [], 1),
         ([Fault("partition", 1, 1.5, 2.4)], [], 1),
         ([], ["2 stall 1.9 2.41"], 0),  # the machine stopped another process
-        ([Fault("process stopped", 2, 1.5, 2.4, stops=True)], ["2 stall 1.5 2.41"], 1),  # the harness did
+        # The harness stopped the process.
+        ([Fault("process stopped", 2, 1.5, 2.4, stops=True)], ["2 stall 1.5 2.41"], 1),
     ],
 )
 def test_a_late_callback_is_excused_if_the_machine_stood_still(
@@ -174,9 +175,9 @@ def test_a_grant_received_after_a_force_release_is_not_blamed() -> None:
         ([], ["2 stall 0.5 2.7", "2 stall 3.5 4.4", "2 stall 5 6"], 100.0, 1),
         ([], ["1 stall 2 5"], 100.0, 1),  # the process of the former holder stalled
         ([], ["3 stall 3 4.3"], 100.0, 0),  # the machine stopped a process that may have been first in line
-        ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # the time when two stall at once counts once
+        ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # time in which two stall at once counts once
         ([Fault("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # the harness stopped it
-        ([], [], 3.7, 0),  # nobody waited for it any longer
+        ([], [], 3.7, 0),  # no contender waited for it any longer
         ([], [], 3.8, 1),
     ],
 )

@@ -21,7 +21,7 @@ from tests.faults.chaos import ConsulArena, EtcdArena, RedisArena, ServerArena, 
 pytestmark = pytest.mark.slow
 
 LOCKS = 1_000
-WANTED = 10  # of them, taken away by an operator near the server
+WANTED = 10  # some of the locks, released by force near the server
 TTL = 6.0
 ROUND_TRIPS = [float(each) for each in os.environ.get("MULTILOCK_ROUND_TRIPS", "0.1").split(",")]
 
@@ -61,7 +61,7 @@ def test_a_thousand_locks_far_from_the_server_are_kept_and_losses_are_reported_i
         for helper in (keeper, rival):
             helper.wait_for("end", within=20)
         record = recorded(keeper, rival)
-        # A thousand callbacks at once take their time, but each has begun before the next holder.
+        # A thousand simultaneous callbacks take their time, but each has begun before the next holder.
         assert [*record.late_callbacks(slack=TTL / 5)] == []
         assert [*record.overlaps(), *record.token_regressions(), *record.wrong] == []
         assert [*record.miscounted_callbacks({keeper.pid})] == []

@@ -22,8 +22,8 @@ STOOD_STILL = 0.1  # seconds for which a waiter's process did not run, and may h
 class Wait:
     """A contender asked for the name with this mode.
 
-    It was told to wait at ``queued``, and entered or gave up at ``ended``. ``kept`` is whether it had its place all
-    the time, as far as its heartbeats show.
+    The server told it to wait at ``queued``, and it entered or gave up at ``ended``. ``kept`` is True if its heartbeats
+    show that it had its place all the time.
     """
 
     who: str

@@ -1,4 +1,4 @@
-"""The locks of other programs that docs/interoperability.md names, each held and tried in the same way."""
+"""The locks of other programs in docs/interoperability.md, each held and tried in the same way."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ INVARIANTS = {
     "I7": "whatever is released or up, nobody who fits since then is left standing",
     "I8": "those who hold at the server are of one mode, and no more than there are permits",
 }
-LIMIT = 180.0  # seconds for the tests of one mutant; one that hangs counts as caught
+LIMIT = 180.0  # seconds for the tests of one mutant; tests that hang count as a catch
 OUTCOMES = {0: "survived", 1: "killed"}  # pytest's exit codes; any other is an error of ours
 
 

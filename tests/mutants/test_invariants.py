@@ -1,5 +1,4 @@
-"""Every invariant of clients that share a name has a mutant on every backend: a rule that no test checks would not
-last.
+"""Every invariant of clients that share a name has a mutant on every backend, to show that tests check it.
 
 Other schemes of a backend count as that backend. ``redlock://`` has only locks that one client holds alone.
 """

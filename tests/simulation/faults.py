@@ -1,7 +1,7 @@
 """The faults of a run. To add one, write a function here with `@fault`, and name it in `plan.PROFILES`.
 
-A fault that lets the backend forget or end what somebody holds must excuse those holders (`Oracles.excuse`) when the
-server executes it.
+A fault that makes the backend forget or end a lease must excuse the holder (`Oracles.excuse`) when the server executes
+it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def close(world: World, fault: Fault, process: Process) -> None:
 
 @fault
 def newcomer(world: World, fault: Fault, process: Process) -> None:
-    """Let somebody try to acquire now, without any warning."""
+    """Let another client try to acquire now, without preparation."""
     name = "ab"[fault.choice % 2]
     if kind := world.kinds.get(name):
         timeout = 0.0 if fault.choice % 3 else 0.5
@@ -101,7 +101,7 @@ def cut_all(world: World, fault: Fault, process: Process) -> None:
 
 @fault
 def lose_reply(world: World, fault: Fault, process: Process) -> None:
-    """Cut the connections to one server, which executes what was sent all the same."""
+    """Cut the connections to one server, which still executes the requests that were sent."""
     for sock in world.network.of(process, world.server(fault)):
         sock.cut()
         sock.loses = False

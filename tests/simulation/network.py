@@ -1,6 +1,6 @@
 """The network between simulated processes and servers: ordered connections with delays, stalls, cuts and partitions.
 
-`Connection` takes the place of redis-py's connection class. What a closed connection had under way may still arrive.
+`Connection` takes the place of redis-py's connection class. Data on a closed connection may still arrive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_STALL = 30.0  # seconds
 
 
 class Server(Protocol):
-    """What the network needs of a simulated server."""
+    """The interface of a simulated server, as the network uses it."""
 
     name: str
 
@@ -63,7 +63,7 @@ class Network:
         self.weather = Weather(base=self.weather.base)
 
     def delay(self, process: Process, server: Server, *, may_stall: bool = True) -> float:
-        """Return how long the next packet takes."""
+        """Return the delay of the next packet."""
         chance, weather = self.random, self.weather
         delay = weather.base * (0.5 + chance.expovariate(1.0))
         if may_stall and weather.p_slow and chance.random() < weather.p_slow:
@@ -92,10 +92,10 @@ class Socket(File):
         self.server = server
         self.sim = network.sim
         self.end: Any = None  # the server's end
-        self.loses = False  # whether what is under way to the server is lost
+        self.loses = False  # whether data for the server is lost
         self._timeout: float | None = None
         self._arrived: deque[bytes] = deque()
-        self._error: bytes | Exception | None = None  # what a read gets once everything that arrived is read
+        self._error: bytes | Exception | None = None  # the result of a read after all data was read
         self._closed = False
         self._to_server = self._to_client = 0.0  # when the last packet each way arrives
         self._reader: Waiter | None = None
@@ -219,7 +219,7 @@ class Socket(File):
             self.server.closed(end)
 
     def cut(self, *, silently: bool = False) -> None:
-        """Break the connection. What is under way to the client is lost, to the server perhaps.
+        """Break the connection. Data for the client is lost, and data for the server perhaps.
 
         ``silently``: Neither end notices; all later packets are lost too.
         """
@@ -256,7 +256,7 @@ class Socket(File):
 
 
 class Connection:
-    """What the library takes for a connection of redis-py: see `tests.simulation.backends.open_backend`."""
+    """Replaces a connection of redis-py in the library: see `tests.simulation.backends.open_backend`."""
 
     _sock: Socket
 

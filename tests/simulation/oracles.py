@@ -1,4 +1,4 @@
-"""The oracles: what must be true of every run.
+"""The oracles: conditions that must be true of every run.
 
 To add one, write a class with some of the hooks of `Oracle`, and add it to `ORACLES`. It reports through `Oracle.bad`.
 """
@@ -22,7 +22,7 @@ PAST = 1000.0  # seconds for which an ended belief is remembered
 
 
 class Held:
-    """One lease that a worker got, and what the worker was told of it."""
+    """One lease of a worker, and everything that the worker was told about it."""
 
     def __init__(self, world: World, process: Process, worker: str, operation: Operation, lease: Any) -> None:
         self.world = world
@@ -32,7 +32,7 @@ class Held:
         self.told: tuple[float, Loss[Any]] | None = None  # when on_lost came, and with what
         self.lets_go = False  # whether the worker has called release()
         self.returned: float | None = None  # when that returned
-        self.ours = False  # what that returned
+        self.ours = False  # the result of that call
         self.beliefs = [Belief(self, part) for part in lease.leases]
 
     def end(self, how: str) -> None:
@@ -47,14 +47,14 @@ class Held:
 
 
 class Belief:
-    """One name of a lease: from the grant until the worker lets it go."""
+    """One name of a lease: from the grant until the worker releases it."""
 
     def __init__(self, held: Held, part: Any) -> None:
         self.held, self.part = held, part
         self.name: str = part.name
         self.mode: str = part.claim.mode
         self.token: int | None = part.token
-        self.excused = False  # an operator or a fault took it away
+        self.excused = False  # a force release or a fault ended the lock
 
     @property
     def who(self) -> str:
@@ -80,13 +80,13 @@ class Oracle:
         """A worker got a lease. ``others`` are the earlier beliefs in its name."""
 
     def sampled(self, belief: Belief) -> None:
-        """is_held() has said True just now."""
+        """is_held() has just returned True."""
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         """on_lost was called."""
 
     def released(self, held: Held, ours: bool, still: bool) -> None:
-        """release() has returned ``ours``. ``still``: the worker believed in the lease when it began."""
+        """release() has returned ``ours``. ``still``: the worker believed in the lease when the call began."""
 
     def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
         """An acquire ended without a lease, by an error or its timeout."""
@@ -99,7 +99,7 @@ class Oracle:
 
 
 class Overlap(Oracle):
-    """Holders that believe at one time fit together (I1, O1)."""
+    """Simultaneous holders have modes that may hold a name together (I1, O1)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
@@ -109,7 +109,7 @@ class Overlap(Oracle):
 
 
 class Permits(Oracle):
-    """No more hold together than there are permits (I8)."""
+    """There are never more holders than permits (I8)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         if belief.mode[0] == "p" and sum(other.held.is_live for other in others) >= int(belief.mode[1:]):
@@ -129,7 +129,7 @@ class Early(Oracle):
 
 
 class Callback(Oracle):
-    """`on_lost` comes before the next holder, a tenth of the ttl before if the loss is silent (O4)."""
+    """`on_lost` is called before the next holder, and after a silent loss a tenth of the ttl before (O4)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         now = self.world.sim.time
@@ -198,7 +198,7 @@ class Once(Oracle):
 
 
 class Taken(Oracle):
-    """Nobody is told that a lock was taken if nobody took it."""
+    """A holder gets the reason TAKEN only if its lock was taken."""
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         excused = any(belief.excused for belief in held.beliefs)
@@ -221,7 +221,7 @@ class Released(Oracle):
 
 
 class Refusal(Oracle):
-    """An acquire ends by its timeout, not before, and by no error without a fault."""
+    """An acquire ends by its timeout, not earlier, and raises no error without a fault."""
 
     def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
         took, timeout = self.world.sim.time - began, operation.timeout
@@ -262,7 +262,7 @@ class HandOver(Oracle):
 
 
 class Progress(Oracle):
-    """No name stays free while somebody waits for it, whatever was disturbed before (I7)."""
+    """No name stays free while a client waits for it, whatever was disturbed before (I7)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -285,7 +285,7 @@ class Progress(Oracle):
                     self._free_since[name] = now + 60.0
 
     def _bound(self, process: Process) -> tuple[float, float]:
-        """Return for how long a name may be free, and from when on that counts."""
+        """Return for how long a name may be free, and since when this counts."""
         calm = self.oracles.calm_since(process)
         if self.world.plan.profile == "cuts":
             return 0.8, calm
@@ -295,13 +295,13 @@ class Progress(Oracle):
 
 
 class Zombie(Oracle):
-    """A belief ends soon after an operator took the lock, and none begins after the server has said so."""
+    """A belief ends soon after a force release, and none begins after the server has reported it."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         process, now = belief.held.process, self.world.sim.time
         told = self.oracles.told.get(belief.part.claim.id)
         if told is None or len(self.world.servers) != 1 or belief.token is None or not belief.part.granted.short:
-            return  # a reply may come late; a pushed grant lies in the client when it is told
+            return  # a reply may come late; a pushed grant may wait in the client when it is told
         if belief.token / 1e6 - EPOCH < told < now - 0.02 and process.ran_since(told - 0.1):
             self.bad(f"{belief.who} believes in {belief.name} {now - told:.3f} s after it was told to look again")
 
@@ -309,7 +309,7 @@ class Zombie(Oracle):
         forced = self.oracles.forced.get(belief.part.claim.id)
         if forced is None or len(self.world.servers) != 1 or not belief.token:
             return
-        if belief.token / 1e6 - EPOCH >= forced:  # it got the name again
+        if belief.token / 1e6 - EPOCH >= forced:  # the worker got the name again
             return
         since = self.world.sim.time - forced
         calm = self.world.plan.weather.p_stall == 0 and self.world.plan.weather.p_cut == 0
@@ -319,7 +319,7 @@ class Zombie(Oracle):
 
 
 class Ghost(Oracle):
-    """A claim that was given up neither holds nor waits at the server (I3)."""
+    """A cancelled claim neither holds nor waits at the server (I3)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -386,7 +386,7 @@ ORACLES: list[type[Oracle]] = [
 
 
 class Oracles:
-    """All oracles of one run, and what they know together."""
+    """All oracles of one run, and their common knowledge."""
 
     def __init__(self, world: World, halts: bool) -> None:
         """``halts``: The first violation ends the run."""
@@ -398,7 +398,7 @@ class Oracles:
         self._halts = halts
         self._beliefs: dict[str, list[Belief]] = {}
         self._forgot: dict[str | None, float] = {}
-        self._disturbed: dict[tuple[Process | None, str], float] = {}  # until when, by the kind of fault
+        self._disturbed: dict[tuple[Process | None, str], float] = {}  # end of each fault, by the kind of fault
         oracles = [oracle(self) for oracle in ORACLES]
         self._hooks = {
             name: [getattr(each, name) for each in oracles if name in vars(type(each))]

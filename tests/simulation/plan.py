@@ -20,20 +20,20 @@ MOST_OPERATIONS = 40  # of one worker
 
 @dataclass(slots=True)
 class Weather:
-    """The network's random delays and failures. Times are seconds, ``p_`` is a chance for each packet."""
+    """The network's random delays and failures. Times are seconds, ``p_`` is a probability for each packet."""
 
     base: float = 0.0005  # the usual delay
     p_slow: float = 0.0
     slow: float = 0.02  # the mean of an additional delay
     p_stall: float = 0.0
     stall: float = 1.0  # the mean of a long delay
-    p_cut: float = 0.0  # that the packet breaks its connection
-    p_late: float = 0.5  # that what a closed connection had under way is executed all the same
+    p_cut: float = 0.0  # probability that the packet breaks its connection
+    p_late: float = 0.5  # probability that data of a closed connection is still executed
 
 
 @dataclass(slots=True)
 class Operation:
-    """One acquire, with what follows. Times are seconds."""
+    """One acquire, and what happens after it. Times are seconds."""
 
     kind: str  # lock, read, write, permit, set or lead
     names: list[str]
@@ -55,15 +55,15 @@ class Fault:
     """One fault. See `tests.simulation.faults` for the kinds.
 
     It comes at the time ``at``, or ``at`` seconds after the ``nth`` event of the kind ``after`` (0: no event).
-    ``process`` is the number of a process, or -1 for the one that the event is about.
+    ``process`` is the number of a process, or -1 for the process of the event.
     """
 
     kind: str
     at: float
     process: int = -1
     seconds: float = 0.0
-    choice: int = 0  # a random number, for whatever else the fault has to choose
-    after: str = ""  # one of `EVENTS`
+    choice: int = 0  # a random number for other choices of the fault
+    after: str = ""  # the name of an event in `EVENTS`
     nth: int = 0
 
 
@@ -86,7 +86,7 @@ class Plan:
     backend: str
     face: str
     profile: str
-    seconds: float  # until the faults are over
+    seconds: float  # the time at which the faults are over
     patience: float  # seconds after that in which every operation must end
     weather: Weather
     jitter: float
@@ -143,7 +143,7 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
 #: Backends without a network have these faults only. All clients of a memory are one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
-#: Event -> about how many of them a run has. ``long``: a grant to a worker that holds it for half a ttl or more.
+#: Event -> how many of them a run has on average. ``long``: a grant to a worker that holds it for half a ttl or more.
 EVENTS = {"granted": 40, "long": 8, "released": 40, "sent": 300, "pushed": 30, "ending": 4}
 OF_LOCAL = ["granted", "long", "released"]
 
@@ -249,11 +249,11 @@ def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
         for _ in range(chance.choice([0, 5, 20, 40])):
             after = chance.choice(OF_LOCAL if local else list(EVENTS))
             at = chance.expovariate(1.0) * chance.choice([plan.weather.base, 0.02, ttl / 4])
-            # A request may take a fifth of the ttl: delays around that are those that matter.
+            # A request may take a fifth of the ttl, so delays near that value matter most.
             seconds = chance.choice([chance.uniform(0.1, 2.5) * ttl, chance.uniform(0.8, 1.05) * min(ttl / 5, 5.0)])
             nth = chance.randrange(1, EVENTS[after] + 1)
             kind, process = chance.choice(reactive), -1 if chance.random() < 0.7 else chance.randrange(9)
             faults.append(Fault(kind, at, process, seconds, chance.randrange(1 << 30), after, nth))
     lasting = [each for each in faults if each.kind in ("kill", "close")]
     chance.shuffle(lasting)
-    return [each for each in faults if each not in lasting[1:]]  # with more of them, soon nobody would be left
+    return [each for each in faults if each not in lasting[1:]]  # with more of them, soon no process would be left

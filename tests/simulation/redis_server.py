@@ -57,7 +57,7 @@ _compiled: dict[str, Any] = {}
 
 
 class Link(Protocol):
-    """The way back to a client."""
+    """The connection back to a client."""
 
     def deliver(self, data: bytes) -> None:
         """Send bytes to the client."""
@@ -72,7 +72,7 @@ class Client:
     def __init__(self, number: int, link: Link, run: int) -> None:
         self.number = number
         self.link = link
-        self.run = run  # the start of the server to which it belongs
+        self.run = run  # the start of the server to which this connection belongs
         self.received = b""
         self.channels: set[str] = set()
         self.redirect = 0  # the client that is notified of changes of tracked keys; 0: it tracks none
@@ -95,7 +95,7 @@ class RedisServer:
         self._frozen: int | None = None  # the time of the script that runs
         self._by: Client | None = None  # the client whose command runs
         self._numbers = 0
-        self._late: list[tuple[Client, bytes]] = []  # what arrived while it was stopped
+        self._late: list[tuple[Client, bytes]] = []  # data that arrived while the server was stopped
         self._pushes: list[tuple[Client, bytes]] = []
         self._redis = _commands(self._from_lua)
         self._begin(forgets=True)

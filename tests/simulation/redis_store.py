@@ -60,7 +60,7 @@ class Store:
         self._touched = touched
         self.values: dict[str, Value] = {}
         self.ends: dict[str, int] = {}
-        self.on_end: Callable[[str, int], None] = lambda key, end: None  # called when a key gets an end
+        self.on_end: Callable[[str, int], None] = lambda key, end: None  # called when a key gets an expiry
 
     def command(self, words: list[str]) -> Reply:
         """Execute one command. Raises Refused with the text of an error reply."""

@@ -22,7 +22,7 @@ __all__ = ["START", "TIMEOUT", "Over", "Process", "Simulation", "Task", "simulat
 START = 1000.0  # seconds; every simulation begins at this time
 TIMEOUT = object()  # what `Simulation.block` returns at its time limit
 LONG = 0.01  # seconds, the mean of a much later wake-up
-UNWOUND = 50  # how often a task is told to end, because it may catch `Over` and wait again
+UNWOUND = 50  # how often a task is asked to end, because it may catch `Over` and wait again
 
 
 class Over(BaseException):
@@ -39,7 +39,7 @@ class Process:
         self.alive, self.paused = True, False
         self.killed_at = math.inf
         self.pauses: list[list[float]] = []  # each [from, until]
-        self.offset, self.rate = 0.0, 1.0  # of its clock, compared with the time of the simulation
+        self.offset, self.rate = 0.0, 1.0  # drift of its clock, compared with the time of the simulation
         self.deferred: list[tuple[Task, int, Any]] = []  # what happens when it continues
         self.tasks: dict[Task, None] = {}
         self.files: dict[int, Any] = {}  # its open descriptors
@@ -69,7 +69,7 @@ class Task:
         self.turn = 0
         self.armed = False
         self.waits_for = ""
-        self.loop: asyncio.AbstractEventLoop | None = None  # that runs in this thread
+        self.loop: asyncio.AbstractEventLoop | None = None  # the simulation that runs in this thread
         self.greenlet: Any = None
 
 
@@ -90,9 +90,9 @@ class Simulation:
         self.current: Any = None  # the running task; None while an event runs outside of all tasks
         self.over = False
         self.halted = False
-        self.hash = 0  # of all events so far
+        self.hash = 0  # the number of all events so far
         self.processes: list[Process] = []
-        self.errors: list[str] = []  # of tasks that ended by an exception
+        self.errors: list[str] = []  # exceptions that ended tasks
         self.trace: list[str] | None = [] if trace else None
         self._heap: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = 0
@@ -272,7 +272,7 @@ class Simulation:
                 self.at(self.time + self._lag(), self._resume, task, turn, value)
 
     def kill(self, process: Process, *, host_too: bool = False) -> None:
-        """Kill a process (SIGKILL). If its host dies too, nobody hears of it for long."""
+        """Kill a process (SIGKILL). If its host dies too, no other host is notified for a long time."""
         if process.alive:
             self.note(process, "its host dies" if host_too else "SIGKILL")
             process.alive = False

@@ -35,7 +35,8 @@ class Shrinker:
         self.oracle, self.text = found.violations[0]
 
     def attempt(self, change: Callable[[Plan], None]) -> bool:
-        """Change a copy of the plan. Keep it if it fails alike, perhaps with another schedule."""
+        """Change a copy of the plan. Keep the change if the run fails in the same way, perhaps with another
+        schedule."""
         plan = Plan.from_json(self.plan.to_json())
         change(plan)
         if plan == self.plan or time.process_time() > self.until:
@@ -69,7 +70,7 @@ class Shrinker:
 
 
 def shrink(plan: Plan, seconds: float) -> tuple[Plan, str, str]:
-    """Return a smaller plan, the oracle that objects to it, and what that says.
+    """Return a smaller plan, the oracle that objects to it, and its objection.
 
     ``seconds``: how much processor time the tries may take.
     """

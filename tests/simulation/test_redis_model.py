@@ -1,6 +1,6 @@
 """The simulated Redis answers and pushes, byte for byte, what a real one does.
 
-Both get the same random calls of all scripts, and what operators do, at the same time: the real server's clock is held.
+Both get the same random calls of all scripts and of operators at the same time: the real server's clock is held.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One run: processes that use multilock's own code, simulated servers, faults and oracles.
 
-What a worker does is written once, as a coroutine, for both faces: `answer` awaits what has to be awaited.
+The work of a worker is written once, as a coroutine, for both faces: `answer` awaits a result if needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Run", "World", "run"]
 LOOK_EVERY = 0.25  # seconds between two calls of `Oracles.passing`
 CLOSES_WITHIN = 40.0  # seconds
 LATE = 35.0  # seconds after which no request is under way any more
-FORGOTTEN = 70.0  # seconds after which the ttls of everything that was left are over
+FORGOTTEN = 70.0  # seconds after which the ttls of all remaining keys are over
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class ClientOf:
         self.closing = False
         self.left = 0  # workers that have not ended
         self.loop: Loop | None = None
-        self.closed: asyncio.Event | None = None  # of a client of the asyncio face
+        self.closed: asyncio.Event | None = None  # the event loop of a client of the asyncio face
 
 
 async def answer(value: Any) -> Any:
@@ -87,7 +87,7 @@ class World:
             for name in each.names
         }
         self.permits = next((each.permits for p in plan.processes for w in p.workers for each in w), 2)
-        self.begun: Counter[str] = Counter()  # by worker, how many of its operations
+        self.begun: Counter[str] = Counter()  # by worker: how many of its operations
         self.struck: list[Fault] = []
         self._tasks: set[Any] = set()  # a loop alone may forget its tasks
         self._events: Counter[str] = Counter()
@@ -121,14 +121,14 @@ class World:
             self.event("pushed", sock.process)
 
     def event(self, kind: str, process: Process) -> None:
-        """Count an event, and plan the faults that come after it."""
+        """Count an event, and plan the faults that follow it."""
         self._events[kind] += 1
         for fault in self._after.get((kind, self._events[kind]), ()):
             if self.sim.time >= START + self.plan.seconds:
                 return
             victim = process if fault.process < 0 else self._process(fault.process)
             if fault.kind == "late_request" and kind == "sent":
-                faults.strike(self, fault, victim)  # now, so that it meets the request that is being sent
+                faults.strike(self, fault, victim)  # at once, so that the cut meets the request that is being sent
             else:
                 self.sim.after(fault.at, faults.strike, self, fault, victim)
 
@@ -144,7 +144,7 @@ class World:
         return backends.PREFIX + name
 
     def is_free(self, name: str) -> bool:
-        """Return whether a simulated server would give the name to anybody who asked now."""
+        """Return whether a simulated server would grant the name to any client that asked now."""
         if len(self.servers) != 1 or not self.servers[0].up or self.servers[0].paused:
             return False
         return self.servers[0].store.look(self.key(name)) is None
@@ -373,7 +373,7 @@ class World:
     # The end
 
     def run(self) -> None:
-        """Let everything happen, and end it."""
+        """Let all planned things happen, then end the run."""
         try:
             self.start()
             self.sim.run(START + self.plan.seconds)
@@ -424,7 +424,7 @@ def _drive(coroutine: Any) -> None:
 
 @dataclass(slots=True)
 class Run:
-    """What came of one run."""
+    """The result of one run."""
 
     plan: Plan
     violations: list[tuple[str, str]]

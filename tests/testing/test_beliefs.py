@@ -1,4 +1,4 @@
-"""A case is kept only if that was observed. If a process was frozen at that moment, the case is undecided."""
+"""A case counts as kept only if that was observed. If a process was frozen at that moment, the case is undecided."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def judged(
         ((*A, B.format(2.5)), KEPT, -0.48),
         ((*A, B.format(1.5)), BROKEN, 0.5),
         ((*A, B.format(1.5), "2 stall 1.2 1.6"), BROKEN, 0.5),
-        ((*A, B.format(2.015)), UNDECIDED, math.nan),  # before the answer, after the question
+        ((*A, B.format(2.015)), UNDECIDED, math.nan),  # before the reply, after the question
         ((*A, B.format(2.5), "2 stall 2.1 2.6"), KEPT, -0.08),
-        ((*A, B.format(2.5), "2 stall 1.9 2.6"), UNDECIDED, math.nan),  # it may have held since 1.9
-        ((*A, B.format(2.5), "2 stall 1.9 2.4"), KEPT, -0.48),  # it ran in between, and reported nothing
-        ((*A[:2], B.format(2.5)), UNDECIDED, math.nan),  # nobody saw the first belief end
+        ((*A, B.format(2.5), "2 stall 1.9 2.6"), UNDECIDED, math.nan),  # the process may have held since 1.9
+        ((*A, B.format(2.5), "2 stall 1.9 2.4"), KEPT, -0.48),  # the process ran in between, and reported nothing
+        ((*A[:2], B.format(2.5)), UNDECIDED, math.nan),  # the end of the first belief was not seen
         ((*A[:2], "1 release 2.3 a", B.format(2.5)), KEPT, -0.2),
         (("1 got 1 n a 1 0", B.format(2.5)), UNDECIDED, math.nan),
     ],
@@ -59,9 +59,9 @@ def test_a_frozen_process_is_judged_by_its_first_reply_afterwards() -> None:
     believed_on = ("1 got 1 n a 1 1", "1 held 5.01 a", B.format(4))
     assert judged(knew)[0] is UNDECIDED
     assert judged(knew, frozen=[(2.0, 5.0)])[0] is KEPT
-    assert judged(knew, frozen=[(2.0, 3.5)])[0] is UNDECIDED  # it ran when the other began
+    assert judged(knew, frozen=[(2.0, 3.5)])[0] is UNDECIDED  # the first process ran when the other's belief began
     assert judged(believed_on, frozen=[(2.0, 5.0)]) == (BROKEN, 1.01)
-    assert judged((*knew[:2], knew[-1]), frozen=[(2.0, 5.0)])[0] is UNDECIDED  # it never continued
+    assert judged((*knew[:2], knew[-1]), frozen=[(2.0, 5.0)])[0] is UNDECIDED  # the process never continued
 
 
 def test_a_lock_without_tokens_has_no_regressions() -> None:
@@ -86,7 +86,7 @@ def test_a_process_reports_that_it_was_stopped() -> None:
             time.sleep(0.01)
         went_on = now()
         helper.resume()
-        while True:  # an overloaded machine makes stalls of its own
+        while True:  # an overloaded machine causes further stalls
             _, since, until = helper.wait_for("stall", within=20)
             if float(since) <= stopped and float(until) >= went_on:
                 break

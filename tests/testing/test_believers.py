@@ -80,7 +80,7 @@ def test_a_frozen_holder_believes_nothing_while_it_is_frozen(
         with pause(helper):
             with client.lock("n").acquire(WITHIN):
                 pass
-            # It may still believe that it holds, since nobody has seen it run again.
+            # The process may still believe that it holds, since it was not seen running again.
             assert "the end of the first holder's belief was not seen" in believers.judge().undecided[0]
         helper.tell("lost")
         helper.wait_for("done", WITHIN)
@@ -112,7 +112,7 @@ def test_a_handover_between_processes_is_seen_on_both_sides(
 def test_two_simultaneous_believers_are_reported(
     believers: Believers, client: multilock.Client, tmp_path: Path
 ) -> None:
-    # Two files look like one name, since only scheme, prefix and name are compared. So both processes hold it.
+    # Two files seem to be one name, since only scheme, prefix and name are compared. So both processes hold it.
     with Helper(HOLD, f"sqlite://{tmp_path}/other.db", believers.path) as helper:
         helper.wait_for("held", WITHIN)
         with client.lock("n"):
@@ -165,7 +165,7 @@ def test_a_forked_child_writes_its_own_record_and_ends_no_belief_of_its_parent(b
             believers.close()  # as a fixture of the test would do in the child
             os._exit(0)
         os.waitpid(child, 0)
-        believers.judge()  # finds that the child is dead, before anybody else has the lock
+        believers.judge()  # this finds that the child is dead before another process has the lock
         with client.lock("n").acquire(WITHIN):
             pass
         verdict = believers.judge()

@@ -54,12 +54,12 @@ def test_one_reply_is_lost_whichever_host_the_request_goes_to(
     first, second = clients
     fault = network.drop_reply_after(2, b"lock")
     assert ask(first, b"lock 1") == b"lock 1"
-    assert ask(second, b"ping") == b"ping"  # does not count
+    assert ask(second, b"ping") == b"ping"  # this request does not count
     assert ask(second, b"lock 2") == b"lock 2"
     with pytest.raises(ConnectionResetError):
         ask(second, b"lock 3")
     fault.wait(10.0)
-    echoes[1].wait(lambda: b"lock 3" in echoes[1].seen)  # the server executed it
+    echoes[1].wait(lambda: b"lock 3" in echoes[1].seen)  # the server executed the request
     assert ask(first, b"lock 4") == b"lock 4"  # only one reply is lost
 
 

@@ -74,7 +74,7 @@ def test_dead_processes_stay_dead_and_their_parent_can_read_their_exit_codes(pro
     pause(process)
     with kill(process):
         assert process.poll() == -9
-    assert pausing.spans(process.pid)[-1][1] == math.inf  # it never continued
+    assert pausing.spans(process.pid)[-1][1] == math.inf  # the process never continued
     kill(process)
     with pytest.raises(ProcessLookupError, match="has ended: it cannot be paused"):
         pause(process)

@@ -1,4 +1,4 @@
-"""The pytest plugin: one test of a user, run on every backend that is named."""
+"""The pytest plugin: one test of a user, run on every named backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures of the pytest plugin that break things, and those that record beliefs. They always clean up."""
+"""The fixtures of the pytest plugin that cause faults, and those that record beliefs. They always clean up."""
 
 from __future__ import annotations
 

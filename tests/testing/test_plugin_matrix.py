@@ -1,4 +1,4 @@
-"""The matrix of the pytest plugin: tests × backends, in the terminal and in files; marks, and servers that are away."""
+"""The matrix of the pytest plugin: tests × backends, in the terminal and in files; marks, and absent servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOBODY = "redis://user:hush-hush@127.0.0.1:{}/0"
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """Return the URL of a server that is away: the port is taken, and nothing listens."""
+    """Return the URL of an absent server: the port is reserved, and no server listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield NOBODY.format(taken.getsockname()[1])
@@ -229,7 +229,7 @@ def test_marks_of_class_and_module_are_combined(pytester: pytest.Pytester) -> No
     result.stdout.fnmatch_lines(["SKIPPED * memory:// lacks cross_host"])
 
 
-# ---- servers that are away
+# ---- absent servers
 
 
 def test_a_server_that_is_down_fails_its_tests_at_once_with_a_remedy(pytester: pytest.Pytester, nobody: str) -> None:
@@ -329,7 +329,7 @@ def test_text_from_a_test_is_escaped_on_the_page(pytester: pytest.Pytester) -> N
     assert "<script" not in (pytester.path / "out" / "matrix.html").read_text()
 
 
-# ---- how a run may end
+# ---- the ways in which a run may end
 
 
 def test_a_folder_that_cannot_be_written_is_reported_before_anything_runs(pytester: pytest.Pytester) -> None:

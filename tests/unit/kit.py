@@ -195,7 +195,7 @@ class Losses:
 
 @dataclass
 class Call:
-    """One request as the backend saw it. ``execute`` changes the store as an honest server would, and returns the
+    """One request as the backend saw it. ``execute`` changes the store as a correct server would, and returns the
     reply."""
 
     method: str
@@ -245,7 +245,7 @@ def refused(error: BaseException) -> Answer:
 
 
 class Scripted:
-    """A backend over one dict. It is honest until the test scripts the next replies of a method.
+    """A backend over one dict. It behaves correctly until the test scripts the next replies of a method.
 
     With ``sessions=True`` its claims live in a group that it announces, and they are valid as long as the group.
     """
@@ -270,14 +270,15 @@ class Scripted:
         self._scripts: dict[str, deque[Answer]] = defaultdict(deque)
         self._always: dict[str, Answer] = {}
 
-    # The test's side
+    # The methods that the test uses
 
     def script(self, method: str, *answers: Answer) -> None:
         """Reply to the next calls of ``method`` with these answers, one after the other."""
         self._scripts[method].extend(answers)
 
     def always(self, method: str, answer: Answer | None) -> None:
-        """Reply to every call of ``method`` with this answer from now on. None makes the method honest again."""
+        """Reply to every call of ``method`` with this answer from now on. None makes the method behave correctly
+        again."""
         if answer is None:
             self._always.pop(method, None)
         else:
@@ -292,7 +293,7 @@ class Scripted:
     def released(self) -> set[str]:
         return {call.claims[0].id for call in self.called("release")}
 
-    # The kernel's side
+    # The methods that the kernel uses
 
     def open(self, notices: Notices) -> None:
         self.opened += 1

@@ -1,4 +1,4 @@
-"""The acquire loop: how long each waiter waits, which requests it sends, and that every exit leaves nothing behind."""
+"""The acquire loop: how long each waiter waits, which requests it sends, and that each end leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.kit import (
     silence,
 )
 
-# How long a waiter waits
+# The duration of a wait
 
 
 def test_a_free_lock_costs_one_request(client: Client, backend: Scripted) -> None:
@@ -117,7 +117,7 @@ def test_no_request_lasts_longer_than_the_callers_timeout(
     assert all(call.at + call.within <= 1007.01 for call in backend.called("attempt"))
 
 
-# How a waiter waits
+# The requests during a wait
 
 
 def test_a_waiter_looks_again_after_the_heartbeat_interval_with_jitter(
@@ -296,7 +296,7 @@ def test_an_error_that_a_retry_cannot_cure_is_raised_at_once(
 
 
 def spent(backend: Scripted, call: Call) -> Busy:
-    """Reply that a round was taken back, but that one of its servers has not confirmed this."""
+    """Reply that a round was undone, but that one of its servers has not confirmed this."""
     return Busy(0.01, spent=True)
 
 
@@ -337,7 +337,7 @@ def test_the_arrival_time_is_read_from_the_wall_clock() -> None:
     assert before - 0.001 <= Threads().wall() / 1_000_000 <= time.time() + 0.001
 
 
-# Grants with part of their time used up
+# Grants with little time left
 
 
 def test_a_grant_past_half_of_its_time_is_renewed_once(
@@ -459,7 +459,7 @@ def test_grants_in_a_session_without_proof_cause_no_busy_loop(
     client = make(backend)
     client.lock("first").acquire()
     backend.always("renew", silence())
-    runtime.advance(29)  # the server answers reads, but nothing proves that the session lives
+    runtime.advance(29)  # the server replies to reads, but nothing proves that the session lives
     with pytest.raises(BackendUnavailable):
         client.lock("second").acquire(20)
     assert len(backend.called("attempt")) < 100
@@ -467,7 +467,7 @@ def test_grants_in_a_session_without_proof_cause_no_busy_loop(
     assert "second" not in backend.holders
 
 
-# No exit leaves anything behind
+# No end of an acquire leaves anything behind
 
 
 def test_after_a_lost_reply_the_next_try_finds_the_grant(
@@ -532,7 +532,7 @@ class Interrupt(BaseException):
 
 
 def drive(step: Step, runtime: HandRuntime, awaits: int) -> bool:
-    """Take ``awaits`` awaits. Returns False if the coroutine was done before."""
+    """Advance the coroutine by ``awaits`` awaits. Returns False if the coroutine was done before."""
     for _ in range(awaits):
         if step.done():
             return False

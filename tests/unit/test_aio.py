@@ -1,4 +1,4 @@
-"""The asyncio face: its differences from the blocking face, and that none of them can cost a lock."""
+"""The asyncio face: its differences from the blocking face, and that none of them loses a lock."""
 
 from __future__ import annotations
 
@@ -717,7 +717,7 @@ def test_a_loop_closed_during_a_wait_does_not_stop_the_watchdog(backend: Scripte
     client._kernel.end.close()
 
 
-# Nothing left behind
+# Nothing is left behind
 
 
 @pytest.mark.oracle
@@ -1134,7 +1134,7 @@ CROWD = 60
 
 
 async def crowd_of(client: AsyncClient, backend: Scripted) -> list[asyncio.Task[Any]]:
-    """Start waiters that stand in the queue of "n" and have heartbeats to send all the time."""
+    """Start waiters that are in the queue of "n" and must send heartbeats all the time."""
     backend.heartbeat = 0.01
     tasks = [asyncio.create_task(client.lock("n", fair=True).acquire()) for _ in range(CROWD)]
     await until(lambda: len(client._kernel.monitor.waiting) == CROWD)

@@ -1,4 +1,4 @@
-"""The user's callbacks: each runs on a thread of its own, and soon, however many there are and whatever they do."""
+"""The user's callbacks: each runs on a thread of its own, and soon, whatever other callbacks do."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_last_reference_held_by_a_callback_is_dropped_on_the_callbacks_threa
             ended.append(threading.current_thread().name)
 
     class Joining(Threads):
-        """Returns from a start only after the thread has ended, as a starter that is stopped meanwhile."""
+        """Returns from a start only after the thread has ended, as if the starting thread was stopped in between."""
 
         def spawn(self, run: Callable[[], None], name: str) -> None:
             thread = threading.Thread(target=run, name=name)
@@ -268,7 +268,8 @@ def test_many_loss_callbacks_begin_before_their_validity_ends() -> None:
         go_on.wait(30)
 
     for _ in range(150):
-        callbacks.start(writes, loss_valid_for(0.08, runtime.now()))  # less than the time until one counts as hung
+        # Less than the time after which a callback counts as one that hangs.
+        callbacks.start(writes, loss_valid_for(0.08, runtime.now()))
     eventually(lambda: len(begun) == 64)
     runtime.jump(0.05)
     timers.step(runtime.now())

@@ -34,7 +34,7 @@ def test_a_loss_during_a_release_by_a_finalizer_ends_the_lease_once() -> None:
     answers: list[bool] = []
     real = kernel.now
 
-    def now() -> float:  # the release has seen that the lease is held, and has not ended it yet
+    def now() -> float:  # the release has found the lease held, and has not ended it yet
         if threading.current_thread() is threading.main_thread():
             kernel.now = real
             notice = (inner(lease).claim.id, LossReason.TAKEN, "taken")
@@ -278,7 +278,7 @@ def test_a_node_campaigns_even_if_the_thread_that_reports_leaders_cannot_start(m
     client.close()
 
 
-# The server cuts the ttl while the grant is on its way
+# The server shortens the ttl while the grant is on its way
 
 
 def test_a_grant_that_ended_by_a_shortened_ttl_becomes_no_lease() -> None:
@@ -308,7 +308,7 @@ def test_a_grant_that_ended_by_a_shortened_ttl_becomes_no_lease() -> None:
 
 @pytest.fixture
 def unwound() -> Iterator[None]:
-    """Unwind the remains of a closed loop as soon as the test has dropped them, and not during a later test."""
+    """Collect the remains of a closed loop as soon as the test has dropped them, and not during a later test."""
     yield
     gc.collect()
 

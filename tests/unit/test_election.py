@@ -1,4 +1,4 @@
-"""Leader election on both faces: callbacks come in pairs and in order, and no candidate leads that should not."""
+"""Leader election on both faces: callbacks come in pairs and in order, and at most one candidate leads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def client(server: Scripted) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def a_long_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give on_elected a long head start, since its thread may be delayed between its beginning and the call."""
+    """Give on_elected a long head start, since its thread may be delayed between its start and the call."""
     monkeypatch.setattr("multilock.election.HEAD_START", 50 * HEAD_START)
 
 
@@ -66,7 +66,7 @@ class Diary:
 
 
 class Kept:
-    """An on_lost that takes its time, and records whether the lease is still kept meanwhile."""
+    """An on_lost that takes some time, and records whether the lease is still kept."""
 
     def __init__(self, server: Scripted) -> None:
         self.server = server
@@ -84,7 +84,7 @@ class Kept:
 
 
 def take(server: Scripted) -> None:
-    """Take the lock away from the present leader and give it to nobody."""
+    """Release the lock of the present leader by force, without a new holder."""
     claim_id = server.holders.pop("e")
     server.notices.gone(claim_id, LossReason.TAKEN, "an operator took it")
 
@@ -172,7 +172,7 @@ def test_bodies_may_end_in_another_order_than_they_began(client: Client, server:
     body.__enter__()
     with second.campaign():
         body.__exit__(None, None, None)
-        assert second.resign()  # from inside its own body: it waits for nobody
+        assert second.resign()  # this resignation comes from inside its own body, so it does not wait
         assert "f" in server.holders
     eventually(lambda: server.holders == {})
 
@@ -700,7 +700,7 @@ def test_an_election_that_failed_to_stop_cannot_start_again_unnoticed(server: Sc
         eventually(election.is_leader)
 
 
-# How others see the leader
+# The view of other clients
 
 
 def test_observe_yields_the_present_leader_and_then_each_change(client: Client, server: Scripted) -> None:
@@ -802,7 +802,8 @@ def test_an_abandoned_observer_leaves_nothing_behind(client: Client, closed: boo
         with pytest.raises(StopIteration):
             next(leaders)
     del leaders
-    client._kernel.followers.changed(None)  # a finalizer cannot always take the lock: the next call removes the bell
+    # A finalizer cannot always take the mutex, so the next call removes the bell.
+    client._kernel.followers.changed(None)
     assert not client._kernel.followers._bells
 
 
@@ -1051,7 +1052,8 @@ def test_the_body_of_an_async_campaign_is_cancelled_when_another_task_resigns(se
             }
             leads = asyncio.Event()
 
-            async def step_down() -> None:  # no task of the body: what the body begins counts as its own act
+            # Not a task of the body, because a resignation by such a task counts as the body's own.
+            async def step_down() -> None:
                 await leads.wait()
                 await end[how]()
 

@@ -1,4 +1,4 @@
-"""Elections where something happens at the worst moment: between two steps of a loop, two loops, two threads."""
+"""Elections with events at the worst moment: between two steps of a loop, two loops, or two threads."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def in_time(call: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
-# A task that is cancelled before its first step never begins: its coroutine learns nothing of it
+# A task that is cancelled before its first step never begins, and its coroutine is not notified
 
 
 async def unbegun_besides(known: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
-    """Return the tasks that are new, before any of them takes its first step."""
+    """Return the new tasks, before any of them takes its first step."""
     while True:
         if new := asyncio.all_tasks() - known:
             return new
@@ -213,7 +213,7 @@ def test_an_on_lost_cancelled_before_it_began_is_still_called(server: Scripted) 
 
 @pytest.fixture(autouse=True)
 def unwound() -> Iterator[None]:
-    """Unwind the remains of a closed loop as soon as the test has dropped them, and not during a later test."""
+    """Collect the remains of a closed loop as soon as the test has dropped them, and not during a later test."""
     yield
     gc.collect()
 
@@ -280,7 +280,7 @@ def test_a_candidacy_of_a_closed_loop_that_ends_late_affects_no_later_one(server
     run(next_loop)
 
 
-# Inside our own code
+# Calls inside our own code
 
 
 @pytest.mark.parametrize("how", ["stop", "resign", "release"])

@@ -1,4 +1,4 @@
-"""``hard_fence``: when the operating system would kill this process, and that it does, in real processes."""
+"""``hard_fence``: when the operating system would kill this process, and that it really does."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_lost_lock_of_a_set_with_a_longer_ttl_is_fenced_until_its_end(
     outer = client.lock("a", ttl=60, reentrant=True).acquire()
     client.lock_all(["a", "b"], ttl=6, reentrant=True, hard_fence=True).acquire()
     backend.notices.gone(backend.called("attempt")[0].claims[0].id, LossReason.TAKEN, "taken")
-    runtime.advance(57)  # the other part is renewed meanwhile
+    runtime.advance(57)  # the other lock of the set is renewed in the meantime
     assert runtime.kills_at == valid_until(outer)
 
 
@@ -238,7 +238,7 @@ def test_the_fences_of_a_set_are_all_lifted_when_its_release_begins(
 
 
 def test_a_set_that_was_not_acquired_kills_no_process(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
-    """The first lock is held. It is lost in the outage in which the request for the second one gives up."""
+    """The first lock is held. It is lost in the outage that also ends the request for the second one."""
 
     def outage(backend: Scripted, call: Call) -> Any:
         backend.always("release", silence())
@@ -464,7 +464,7 @@ def test_a_release_by_a_finalizer_inside_another_release_is_not_forgotten() -> N
 @pytest.mark.oracle
 @pytest.mark.parametrize("at", range(6))
 def test_an_interrupt_while_a_fence_is_set_leaves_no_timer_after_its_release(at: int) -> None:
-    """The interrupt comes before the operating system has the new time, after it, and while the time is taken back."""
+    """The interrupt comes before the timer is set, after it, or while it is deleted."""
 
     class Interrupted(Recorded):
         def at(self, when: float) -> None:

@@ -1,4 +1,4 @@
-"""Actions of the garbage collector inside our own code: release a lease, drop a client."""
+"""Actions of the garbage collector inside our own code: it releases a lease or drops a client."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_finalizer_that_sends_a_request_inside_another_call_is_refused(
         backend = client._kernel.backend
         look = type(backend._store).look  # type: ignore[attr-defined]
 
-        def collect(*args: Any) -> Any:  # the collector may run anywhere, as here with the mutex of the store
+        def collect(*args: Any) -> Any:  # the garbage collector may run anywhere, here with the mutex of the store held
             Asks(getattr(client.lock("other"), what), raised)
             return look(*args)
 
@@ -156,8 +156,8 @@ def use_async(url: str) -> None:
 
 
 def descriptors(of: str) -> list[str]:
-    """Return those targets of this process's descriptors that contain ``of``. A plain count would not do,
-    since leftover clients of other tests may open other files meanwhile."""
+    """Return those targets of this process's descriptors that contain ``of``. A plain count is not usable, since
+    remaining clients of other tests may open other files."""
     found = []
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor used for listing the folder
@@ -178,13 +178,14 @@ def test_an_abandoned_client_leaves_neither_threads_nor_descriptors(
     threads, open_before = our_threads(), len(descriptors(of))
     for _ in range(10):
         use(url)
-    # If the lock was held for a moment, a thread may first wait for its planned renewal: a third of the ttl.
+    # If the lock was held for a moment, a thread may first wait for its planned renewal, a third of the ttl.
     eventually(lambda: (gc.collect(), our_threads() <= threads)[1], within=30)
     eventually(lambda: len(descriptors(of)) <= open_before, within=10)
 
 
 class Ours(Scripted):
-    """A class of its own, to tell this test's clients from those of other tests that may be collected meanwhile."""
+    """A separate class, to distinguish this test's clients from those of other tests that may be collected at the same
+    time."""
 
     scheme = "ours"
 
@@ -217,7 +218,8 @@ def test_a_lease_keeps_its_abandoned_client_alive_until_it_ends() -> None:
         assert not backend.closed
         assert lease.release()
         del lease
-        eventually(lambda: (gc.collect(), backend.closed)[1], within=15)  # the reaper looks every 5 s
+        # The check for abandoned clients runs every 5 s.
+        eventually(lambda: (gc.collect(), backend.closed)[1], within=15)
         log_thread.flush(5)
 
 

@@ -1,4 +1,4 @@
-"""A user who types redis-py's names for a lock is told the names of multilock."""
+"""Users who write redis-py's names for a lock are told the names of multilock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local gate: many waiters of one client, one at a time at the server."""
+"""The queue inside a client: of many waiters, one at a time sends requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interrupted work is finished all the same: `surely` and `Once`, at every point at which CPython may interrupt."""
+"""Interrupted work is still completed: `surely` and `Once`, at every point at which CPython may interrupt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = "/tests/unit/test_interrupts.py"
 
 
 class Books:
-    """Three entries. Each must be made only once, and the first one is made inside the step."""
+    """Three entries. Each change must be made only once, and the first one is made inside the step."""
 
     def __init__(self) -> None:
         self.entries: list[str] = []

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 
 def fork_in_c() -> int:
     """Fork as daemon(3) and other C libraries do: Python is not informed, and runs no hook."""
-    time.sleep(0.1)  # a thread that takes the interpreter at this moment would leave it locked in the child
+    time.sleep(0.1)  # a thread that gets the interpreter's lock at this moment would leave it locked in the child
     pid: int = ctypes.PyDLL(None).fork()
     return pid
 
@@ -404,7 +404,7 @@ def test_exit_takes_two_seconds_at_most_even_if_the_backend_is_silent() -> None:
     )
     before, after = (float(line.split()[1]) for line in lines if line.startswith("clock"))
     assert 1.0 < after - before < 2.0 + 1.5
-    assert seconds < 20  # includes the start and the end of the interpreter
+    assert seconds < 20  # this includes the start and the end of the interpreter
     assert code == 0
 
 
@@ -424,7 +424,7 @@ def test_no_thread_keeps_the_process_alive() -> None:
         "time.sleep(0.5)\n"
     )
     assert "release m True" in lines
-    assert seconds < 20  # the work that must not delay the exit takes 60
+    assert seconds < 20  # the work that must not delay the exit takes 60 seconds
     assert code == 0
 
 
@@ -646,7 +646,7 @@ def test_close_releases_held_locks_after_the_waiters_have_left() -> None:
     lease = client.lock("n").acquire()
     kernel = client._kernel
     claim = inner(lease).claim
-    kernel.monitor.waiting[claim.id] = UngrantedClaim(claim, Threads().bell())  # its acquire is still on its way out
+    kernel.monitor.waiting[claim.id] = UngrantedClaim(claim, Threads().bell())  # its acquire has not returned yet
     assert kernel.end.withdraw(now() + 5)
     assert backend.called("release") == []
     kernel.end.exit(now() + 5)

@@ -45,7 +45,7 @@ def threads() -> Iterator[Client]:
 
 
 def take(backend: Scripted) -> None:
-    """An operator takes the newest lease's name away, and the server reports it."""
+    """Release the newest lease's name by force, and let the server report it."""
     claim = backend.called("attempt")[-1].claims[0]
     backend.holders[claim.name] = "an operator"
     backend.notices.gone(claim.id, LossReason.TAKEN, "an operator took it")
@@ -392,7 +392,7 @@ def test_the_callback_of_an_inner_acquire_stays_until_the_last_release(
     inner = Losses(runtime)
     outer = client.lock("n", reentrant=True).acquire()
     client.lock("n", reentrant=True, on_lost=inner).acquire()
-    outer.release()  # says not which of the two it ends
+    outer.release()  # the release does not say which of the two it ends
     take(backend)
     runtime.settle()
     assert inner.reasons == [LossReason.TAKEN]
@@ -524,7 +524,7 @@ def test_of_two_leases_that_both_seem_held_a_third_thread_ends_none(
     backend: Any = threads._kernel.backend
     lock = threads.lock("n")
     first, gone = entered(pools[0], lock)
-    del backend.holders["n"]  # an operator's release, of which nobody here has been notified
+    del backend.holders["n"]  # a force release, of which no lease here has been notified
     second, held = entered(pools[1], lock)
     assert isinstance(closed(pools[2], first), NotHeld)
     assert gone.is_held()
@@ -866,7 +866,7 @@ def test_a_release_in_another_thread_ends_no_with(client: Client, backend: Scrip
             take(backend)
             backend.holders.clear()
             in_thread(lock.acquire)
-            in_thread(lock.release)  # any thread may, and this one has lost nothing
+            in_thread(lock.release)  # any thread may do this, and this thread has lost nothing
             assert backend.holders == {}
 
     with pytest.raises(LockLost):
@@ -1108,7 +1108,7 @@ def test_a_lease_whose_release_has_begun_at_close_is_released_and_never_lost(
     releasing = threading.Thread(target=lambda: answers.append(lease.release()))
     lose = threads._kernel.monitor.lose
 
-    def release_first(*args: Any, **options: Any) -> bool:  # close() has seen it held, and is about to lose it
+    def release_first(*args: Any, **options: Any) -> bool:  # close() has found the lease held, and is about to lose it
         if not releasing.ident:
             releasing.start()
             eventually(lambda: inner(lease).stage == RELEASING)

@@ -1,4 +1,4 @@
-"""The log lines of the library: a thread of its own emits them, whatever the handlers do."""
+"""The log records of the library: a thread of its own passes them to the handlers, whatever the handlers do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Handler(logging.Handler):
-    """Remember each record, after doing what the test asks for."""
+    """Record each log record, after doing what the test orders."""
 
     def __init__(self, before: Callable[[logging.LogRecord], object] | None = None) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def test_records_are_handled_in_the_order_of_the_calls(caplog: pytest.LogCapture
         logger.warning("%d", number)
     said = [
         record.getMessage() for record in caplog.records if record.msg == "%d"
-    ]  # other tests' clients end meanwhile
+    ]  # clients of other tests end at the same time
     assert said == [str(number) for number in range(2000)]
 
 
@@ -286,7 +286,7 @@ def test_records_without_a_thread_wait_for_the_next_record(monkeypatch: pytest.M
             assert log_thread.flush(10)
         return [str(waiting), *handler.messages]
 
-    assert in_child(told) == ["False", "first", NO_THREAD, "second"]  # where no thread emits lines yet
+    assert in_child(told) == ["False", "first", NO_THREAD, "second"]  # in a process where no thread handles records yet
 
 
 def test_a_forked_child_logs_its_own_records_and_none_of_its_parent() -> None:

@@ -1,4 +1,4 @@
-"""Several locks at once: everything that needs no backend, and events at the worst moment."""
+"""Several locks at once: the rules that need no backend, and events at the worst moment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def runtime() -> HandRuntime:
 
 
 class Resting(Scripted):
-    """A backend that keeps a released name taken, and records which name and for how long."""
+    """A backend that keeps a released name taken, and records each name and its time."""
 
     def __init__(self, runtime: HandRuntime) -> None:
         super().__init__(runtime, hold_at_least=True)
@@ -332,7 +332,7 @@ def test_a_lock_that_ends_as_the_last_one_is_acquired_does_not_end_the_wait(
     hand: Client, scripted: Resting, runtime: HandRuntime
 ) -> None:
     def outlast_the_first(backend: Scripted, call: Call) -> Any:
-        runtime._now += 40  # no timer runs: only the waiter notices that its first part is over
+        runtime._now += 40  # no timer runs: only the waiter notices that its first lock is over
         backend.holders.pop("a")
         return call.execute()
 

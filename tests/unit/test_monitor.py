@@ -1,4 +1,4 @@
-"""Notices of the backend become states of leases: once each, and before anything that could block."""
+"""Notices of the backend become states of leases: once each, and before any call that could block."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_report_after_the_deadline_does_not_change_the_reason_paused(
 ) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
-    runtime.jump(1000)  # the process did not run, and the server's report is what it reads first
+    runtime.jump(1000)  # the process did not run, and it reads the server's report first
     if report == "claim":
         backend.notices.gone(claim_of(backend), LossReason.TAKEN, "its key has another owner")
     else:
@@ -74,7 +74,7 @@ def test_a_lease_is_lost_once_even_if_several_reports_arrive(
         backend.notices.gone(claim_of(backend), LossReason.TAKEN, "taken")
     backend.notices.group_gone("server", "gone")
     runtime.jump(1000)
-    client._kernel.monitor.expire(inner(lease))  # the ticking thread, which looked a moment earlier
+    client._kernel.monitor.expire(inner(lease))  # the ticking thread, which checked a moment earlier
     assert not lease.is_held()
     assert lease.release() is False
     runtime.advance(10)
@@ -175,11 +175,11 @@ def test_after_a_reconnect_a_notice_wakes_every_waiter(client: Client, backend: 
     assert rung == ["b", "a", "b"]
 
 
-# ---- A notice while the grant is on its way. No lease is made, for nobody would notify its holder again
+# ---- A notice while the grant is on its way. No lease is made, because the holder would not be notified again
 
 
 def told_meanwhile(tell: Callable[[Scripted, Granted, str], None]) -> Answer:
-    """Give an honest reply, and a notice that overtakes it."""
+    """Give a correct reply, and a notice that overtakes it."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         granted = call.execute()

@@ -1,4 +1,4 @@
-"""A process that cannot start more threads for a while loses no lock by that, and the errors it gets are ours."""
+"""A process that cannot start threads for a while loses no lock, and its errors are those of multilock."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def client(client_in_threads: Client) -> Client:
 
 
 class Job:
-    """Work or callback of an election that ignores all requests to end, and runs until the test lets it go."""
+    """Work or a callback of an election that ignores all requests to end, and runs until the test ends it."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -85,7 +85,7 @@ NAMES = {"work": "its work", "on_elected": "on_elected", "on_lost": "on_lost"}
 
 
 def with_job(client: Client, part: str, job: Any, **options: Any) -> tuple[Election, Aside | None]:
-    """Return an election that leads and whose given part runs until the test lets it go."""
+    """Return an election that leads and whose given part runs until the test ends it."""
     if part == "work":
         election = client.election("e", **options)
         return election, leads(election, job)
@@ -266,7 +266,7 @@ def test_a_resignation_before_the_work_begins_prevents_the_work(
     assert resigning[0].join() is True
 
 
-# For whom it waits
+# The parts for which it waits
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -326,7 +326,7 @@ def test_on_lost_called_for_a_loss_stops_without_waiting_for_the_work(
     assert running.join() is None
 
 
-# Events that come in between
+# Events during the wait
 
 
 def test_a_loss_during_the_grace_is_reported_once_and_ends_the_grace_with_a_warning(
@@ -398,7 +398,7 @@ def test_close_waits_for_the_work_and_keeps_its_lease_renewed(client: Client, se
 
 def test_a_leadership_stopped_from_within_is_closed_in_order(client: Client, server: Scripted, job: Job) -> None:
     def elected(leadership: Leadership) -> None:
-        eventually(lambda: election._office.condition._bells)  # on which start() depends
+        eventually(lambda: election._office.condition._bells)  # a method on which start() depends
         election.stop()
 
     election = client.election("e", on_elected=elected, on_lost=job)

@@ -112,7 +112,7 @@ def test_a_pushed_grant_past_half_of_its_time_is_only_a_hint(
 def test_a_pushed_grant_that_exceeds_every_ttl_is_only_a_hint(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime, granted: float
 ) -> None:
-    """A server may grant its sessions more time than was asked for, and a pushed message may claim anything."""
+    """A server may grant its sessions more time than requested, and a forged push may claim anything."""
     backend.notices.group("server", granted, granted / 3)
 
     def answer(backend: Scripted, call: Call) -> Any:
@@ -155,7 +155,7 @@ def test_a_pushed_grant_counts_after_a_reply_that_was_older(
 ) -> None:
     def refused_and_then_handed_over(backend: Scripted, call: Call) -> Any:
         answer = call.execute()
-        hand_over(backend, call.claims[0], call.at)  # the reply and the push are both on their way to us
+        hand_over(backend, call.claims[0], call.at)  # the reply and the push are both on their way to the client
         return answer
 
     backend.script("attempt", refused_and_then_handed_over)
@@ -188,7 +188,7 @@ def test_a_pushed_grant_is_void_once_a_later_request_was_refused(
 def test_a_pushed_grant_that_a_hint_follows_is_checked_by_a_request(
     client: Client, lock: DistributedLock, backend: Scripted, everybody: bool
 ) -> None:
-    """The name may have been taken away since the push, and another client may hold it by now."""
+    """The name may have been released by force since the push, and another client may hold it by now."""
 
     def handed_over_and_taken_back(backend: Scripted, call: Call) -> Any:
         answer, [claim] = call.execute(), call.claims
@@ -207,7 +207,7 @@ def test_a_pushed_grant_that_a_hint_follows_is_checked_by_a_request(
 def test_after_a_request_without_a_reply_the_release_is_final(
     make: Callable[..., Client], backend: Scripted, unanswered: Answer
 ) -> None:
-    """An unanswered request may still be executed after the release, and would then make an orphan."""
+    """A request without a reply may still be executed after the release, and would then leave an orphaned lock."""
 
     def handed_over_and_silent(backend: Scripted, call: Call) -> Any:
         hand_over(backend, call.claims[0], 1000.0)

@@ -26,7 +26,7 @@ def _own_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Opened:
-    """Stands in for a backend, and keeps what it was opened with."""
+    """Replaces a backend, and records how it was opened."""
 
     spi_version = SPI_VERSION
 

@@ -1,4 +1,4 @@
-"""Defects that users or reviewers met, each with the test that would have shown it."""
+"""Defects that users or reviewers found, each with the test that would have shown it."""
 
 from __future__ import annotations
 

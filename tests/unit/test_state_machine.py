@@ -1,7 +1,7 @@
-"""The kernel against the reference backend in a world where everything goes wrong, on a clock driven by hand.
+"""The kernel against the reference backend with many faults, on a clock driven by hand.
 
-Several clients take, keep and release a few names. The world loses requests and replies, answers late, executes
-requests long after their callers gave up, refuses requests, and stops whole processes. An operator takes locks away.
+Several clients take, keep and release a few names. Requests and replies are lost, late or executed long after their
+callers gave up, requests are refused, and whole processes are stopped. An operator releases locks by force.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class Watched:
         self.lease = lease
         self.states = [LeaseState.HELD]
         self.losses: list[tuple[float, Loss]] = []
-        self.taken = False  # an operator took its name away, and the holder may not know it yet
+        self.taken = False  # a force release ended the lock, and the holder may not know it yet
         self.paused = False  # its process was stopped while it was held
-        self.given_back = False  # its release began while it was held: the reply shows what the release finds
+        self.given_back = False  # its release began while it was held: the reply shows the result of the release
 
 
 NEXT = {
@@ -202,7 +202,7 @@ class World(RuleBasedStateMachine):
         stopped=st.booleans(),
     )
     def somebody_is_greedy(self, client: int, name: str, ttl: float, stopped: bool) -> Any:
-        """Ask again and again, and get the lock at the first moment at which the server allows it."""
+        """Repeat requests, and get the lock at the first moment at which the server allows it."""
         self.backends[client].always = None
         self.backends[client].faults.clear()
         for _ in range(200):
@@ -384,7 +384,8 @@ class World(RuleBasedStateMachine):
             self.everything_held_is_known_to_somebody()
         self.runtime.advance(200)
         store = self.backends[0].inner._store
-        for name in list(store.names):  # what ended while nobody could reach it is removed when somebody looks
+        # Entries that ended while no client reached the store are removed at the next request.
+        for name in list(store.names):
             store.look(name, self.runtime.now())
         assert store.names == {}, "nothing is left behind"
         for client in self.clients:

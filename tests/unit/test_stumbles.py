@@ -1,4 +1,4 @@
-"""Mistakes that newcomers make are reported at once, with a hint what to do."""
+"""Mistakes of new users are reported at once, with the remedy."""
 
 from __future__ import annotations
 

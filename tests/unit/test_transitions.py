@@ -1,4 +1,5 @@
-"""The states of a lease: which transition leads from where to where, and that each happens under the client's lock."""
+"""The states of a lease: each transition's states before and after it, and that each happens under the client's
+lock."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ from tests.unit.kit import Losses, Scripted, silence
 
 STATES = {"NEW": NEW, "HELD": HELD, "RELEASING": RELEASING, "RELEASED": RELEASED, "LOST": LOST}
 
-# For each transition: the states in which it is allowed, and the state that follows. Every other state refuses it.
+# For each transition: the states in which it is allowed, and the state that follows. Every other state refuses the
+# transition.
 TABLE = {
     "_adopt": {NEW: HELD},
-    "_count_down": {},  # counts down only leases acquired more than once
+    "_count_down": {},  # only leases acquired more than once are counted down
     "_begin_release": {HELD: RELEASING},
     "_end_release": {RELEASING: RELEASED},
     "_lose": {HELD: LOST},

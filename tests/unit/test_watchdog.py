@@ -196,7 +196,7 @@ def test_a_late_acknowledgement_does_not_revive_the_lease(
     lease = client.lock("n", on_lost=losses).acquire()
     backend.always("renew", silence(0.2))
     runtime.advance(LOST_AFTER - 1)
-    backend.always("renew", late(4.0))  # the server renewed it, but the reply is slow
+    backend.always("renew", late(4.0))  # the server executed the renewal, but the reply is slow
     runtime.advance(3.9)
     assert losses.reasons == [LossReason.EXPIRED]
     assert losses.times == pytest.approx([1000 + LOST_AFTER])
@@ -413,13 +413,13 @@ def test_a_lock_that_comes_and_goes_does_not_wake_the_watchdog_each_time(
 ) -> None:
     """Each wake-up switches threads in the middle of the next request.
 
-    The test uses real threads: the hand-driven ticker steps only when its time has come.
+    The test uses real threads, because the hand-driven ticker steps only when its time has come.
     """
     with connect("memory://come-and-go") as client:
         kept = client.lock("kept").acquire() if beside else None
         lock = client.lock("n")
         lock.acquire().release()
-        time.sleep(ARM_AFTER * 1.5)  # the watchdog next looks at the kept lease after some seconds
+        time.sleep(ARM_AFTER * 1.5)  # the watchdog next checks the kept lease after some seconds
         ticker: Any = client._kernel.ticker
         steps: list[float] = []
 
@@ -622,15 +622,14 @@ def test_a_broken_connection_renews_its_leases_at_once(client: Client, backend: 
 def test_a_lease_about_to_end_does_not_shorten_the_request_of_its_session(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
-    """No reply can move the end of such a lease. The request is for the other leases, and may take as long as they
-    have."""
+    """No reply can extend such a lease. The request is for the other leases, and may use their time."""
     kept = session_client.lock("kept").acquire()
     ends = [session_client.lock(f"n{number}", renew=False).acquire() for number in range(60)]
     held = session_client._kernel.held.values()
     of_their_own = {lease.claim.id: lease.granted for lease in held if not lease.claim.renew}
 
     def answer(backend: Scripted, call: Call) -> Any:
-        if call.within < 0.02:  # a round trip
+        if call.within < 0.02:  # the duration of a round trip
             return silence()(backend, call)
         answers = call.execute()
         return [of_their_own.get(claim.id, one) for claim, one in zip(call.claims, answers, strict=True)]
@@ -700,8 +699,8 @@ def test_a_proof_that_is_over_by_the_new_ttl_is_lost_at_once(
 def test_a_session_renewal_pending_at_a_shortening_counts_with_the_new_ttl(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
-    """The race: the backend computed its reply with the former ttl, and the reply reaches the watchdog after
-    the cut."""
+    """The race: the backend computed its reply with the former ttl, and the reply reaches the watchdog after the
+    shortening."""
     lease = session_client.lock("n").acquire()
 
     def answer(backend: Scripted, call: Call) -> Any:

@@ -25,7 +25,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 @pytest.fixture
 def client() -> Iterator[Client]:
     with client_on(Scripted(), Threads(), ttl=20.0) as client:
-        client.lock("n").acquire()  # now the thread that keeps time runs
+        client.lock("n").acquire()  # now the ticking thread runs
         yield client
 
 
@@ -67,8 +67,8 @@ def test_a_thread_that_dies_is_restarted_and_is_logged_once(
 
 
 def test_a_thread_started_by_two_watchdogs_at_once_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of two clients starts the thread that keeps time. One start is refused; the other succeeds before the
-    first client has recorded that."""
+    """Each of two clients starts the ticking thread. One start is refused; the other succeeds before the first client
+    has recorded that."""
     ran = threading.Event()
     real = worker.begin_thread
     tries: list[str] = []

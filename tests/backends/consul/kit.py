@@ -29,6 +29,6 @@ class Ours(ByHand):
         return str(self.grant(claim).key)
 
     def renewed(self, *claims: Claim) -> list[bool]:
-        """Renew these claims of one group. Return for each whether the renewal confirms that it is held."""
+        """Renew these claims of one group. Return for each claim whether the renewal confirmed it."""
         held = [(claim, self.grant(claim)) for claim in claims]
         return [isinstance(each, Granted) for each in self.backend.renew(held[0][1].group, held, WITHIN)]

@@ -64,7 +64,7 @@ class _Forward(http.server.BaseHTTPRequestHandler):
         asked = int(parse_qs(urlsplit(self.path).query).get("index", ["0"])[0])
         if asked:
             self.server.queried.set()
-        with contextlib.closing(upstream), contextlib.suppress(OSError):  # the client may have gone
+        with contextlib.closing(upstream), contextlib.suppress(OSError):  # the client may have closed the connection
             upstream.request(self.command, self.path, body)
             answer = upstream.getresponse()
             said = answer.read()
@@ -83,7 +83,7 @@ class _Forward(http.server.BaseHTTPRequestHandler):
 
 
 class Balancer(http.server.ThreadingHTTPServer):
-    """Forward each request to the server chosen at present, whatever that connection was used for before."""
+    """Forward each request to the chosen server, whatever its connection was used for before."""
 
     daemon_threads = True
     block_on_close = False
@@ -155,7 +155,8 @@ def test_restarting_the_agent_costs_neither_a_lock_nor_a_wake_up(
     assert lease.state is LeaseState.HELD
     begun = now()
     assert holder.release()
-    assert waits.result(WITHIN) - begun < 5  # its safety timer takes ten seconds, counted from before the restart
+    # The safety timer of the watch takes ten seconds, counted from before the restart.
+    assert waits.result(WITHIN) - begun < 5
     assert lost.stays_at(0)
     assert lease.release()
 

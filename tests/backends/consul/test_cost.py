@@ -134,14 +134,15 @@ def test_a_handover_takes_one_push_and_one_request(server: ConsulServer, connect
         lease.release()
         assert entered.wait(5)
         thread.join()
-    assert made.pop("PUT txn") == 3  # released, taken, released
-    # The queries that were open. On an overloaded machine also the waiter's first look, and a watch of the lock that it
-    # holds briefly.
+    assert made.pop("PUT txn") == 3  # the name is released, acquired, released
+    # These are the queries that were open. On an overloaded machine there may also be the waiter's first look, and a
+    # watch of the briefly held lock.
     assert sum(made.values()) <= 4
 
 
 def test_waits_that_time_out_share_one_connection_to_the_agent(server: ConsulServer) -> None:
-    """An agent accepts 200 connections from one address, and keeps that of a query whose client has gone."""
+    """An agent accepts 200 connections from one address, and keeps a connection for a query even if its client has
+    gone."""
     holder, waiter = Ours(server.url), Ours(server.url)
     holder.take(holder.mutex())
     sockets: list[int] = []

@@ -25,8 +25,8 @@ from tests.servers_consul import ConsulCluster, ConsulServer
 
 Connect = Callable[..., multilock.Client]
 WITHIN = 10.0
-# Seconds for one pushed loss on an overloaded machine. A renewal comes later than that. Another test measures the usual
-# delay.
+# Seconds for one pushed loss on an overloaded machine. A renewal takes longer than this. Another test measures the
+# usual delay.
 NOTICE = 2.0
 KEY = "multilock/job/.lock"
 
@@ -60,7 +60,7 @@ def test_a_list_stays_as_it_was_if_the_second_reply_is_lost(proxy: FaultProxy, c
 def test_an_ended_session_is_reported_even_if_its_confirmation_is_lost(
     server: ConsulServer, proxy: FaultProxy, connect: Connect, then: Literal["cut", "hold"]
 ) -> None:
-    """The pushed loss counts, whether the renewal that would explain it is cut off or gets no reply."""
+    """The pushed loss counts even if the renewal that would explain it is cut off or gets no reply."""
     lost = Recorder[multilock.Loss]()
     lease = connect(proxy.url, ttl=60, lock_delay=1).lock("job", on_lost=lost).acquire()
     time.sleep(0.6)  # wait until every key is watched
@@ -114,7 +114,7 @@ def test_an_acquire_executed_after_its_cancel_is_released_beside_other_locks_of_
     with pytest.raises(multilock.BackendUnavailable):
         client.lock("job").try_acquire()
     held.wait(WITHIN)
-    time.sleep(0.5)  # its cancel was answered: there was nothing to release
+    time.sleep(0.5)  # the cancel got its reply: there was nothing to release
     held.release()
     eventually(lambda: server.key(KEY) is not None)  # the next renewal will release it
     with connect(server.url).lock("job").acquire(timeout=WITHIN):
@@ -151,7 +151,7 @@ def test_a_session_whose_creation_got_no_reply_is_not_used(
     with client.lock("job").acquire(timeout=WITHIN):
         assert len(server.sessions()) == 2
     client.close()
-    eventually(lambda: len(server.sessions()) == 1)  # it holds nothing, and expires by itself
+    eventually(lambda: len(server.sessions()) == 1)  # the session holds nothing, and expires by itself
 
 
 # ---- more waiters than there is room for queries
@@ -292,7 +292,7 @@ def test_a_lock_delay_of_zero_gives_the_lock_away_at_once(server: ConsulServer, 
     server.ask("PUT", f"session/destroy/{session_of(server)}")
     assert server.key(KEY) is None
     with connect(server.url).lock("job").acquire(timeout=WITHIN):
-        assert now() - begun < 5  # the default lock delay would make it 25
+        assert now() - begun < 5  # the default lock delay would need 25 seconds
 
 
 def test_waiters_are_woken_after_a_restored_snapshot_set_the_index_back(server: ConsulServer, connect: Connect) -> None:
@@ -317,13 +317,13 @@ def test_waiters_are_woken_after_a_restored_snapshot_set_the_index_back(server: 
     thread.join()
 
 
-# ---- how soon
+# ---- the time until a loss is reported
 
 
 SAMPLES = 21
 SAMPLES_AT_ONCE = 7  # an agent answers about eight keys at once
-# Seconds beyond a round trip. Both are compared by their lower quartile, since an overloaded machine is late now and
-# then.
+# Seconds besides a round trip. Both are compared by their lower quartile, since an overloaded machine is sometimes
+# late.
 PUSHED = 0.05
 
 
@@ -444,7 +444,7 @@ def test_a_waiter_continues_after_the_server_restarts(server: ConsulServer, conn
     thread = threading.Thread(target=wait)
     thread.start()
     time.sleep(0.3)
-    server.restart()  # after that nobody holds the lock
+    server.restart()  # after that time nobody holds the lock
     assert entered.wait(5), "before its safety timer, or the next renewal, which tells that the session has gone too"
     thread.join()
 

@@ -133,7 +133,7 @@ class Socket(io.BytesIO):
 
 
 def reference(wire: bytes) -> tuple[int, bytes] | None:
-    """Read the bytes with the standard library. Return None if it refuses them or finds them incomplete."""
+    """Read the bytes with the standard library. Return None if it refuses the bytes or finds them incomplete."""
     answer = http.client.HTTPResponse(Socket(wire))  # type: ignore[arg-type]
     try:
         answer.begin()
@@ -196,11 +196,11 @@ def test_a_response_header_may_be_as_long_as_a_server_sends_it() -> None:
     assert response is not None
 
 
-# ---- which request a reply belongs to
+# ---- the request to which a reply belongs
 
 
 class _Pass(http.server.BaseHTTPRequestHandler):
-    """Forward each request to the server, and change its reply as the test demands."""
+    """Forward each request to the server, and change its reply as the test requires."""
 
     protocol_version = "HTTP/1.1"
     server: Front
@@ -208,7 +208,7 @@ class _Pass(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         upstream = http.client.HTTPConnection("127.0.0.1", self.server.port)
-        with contextlib.closing(upstream), contextlib.suppress(OSError):  # the client may have gone
+        with contextlib.closing(upstream), contextlib.suppress(OSError):  # the client may have closed the connection
             upstream.request(self.command, self.path, body)
             answer = upstream.getresponse()
             said = self.server.choose(self.command + self.path, answer.status, answer.read())
@@ -244,7 +244,7 @@ class Front(http.server.ThreadingHTTPServer):
         return f"consul://127.0.0.1:{self.server_port}"
 
     def choose(self, asked: str, status: int, body: bytes) -> tuple[int, bytes]:
-        """Return the first reply to such a request again for every later one."""
+        """Repeat the first reply to such a request for every later one."""
         if self.repeats is None or not self.repeats.match(asked):
             return status, body
         self.said = self.said or (status, body)

@@ -124,7 +124,7 @@ def test_killing_consul_lock_admits_us_after_its_session_and_its_lock_delay(
     official.kill()
     begun = now()
     with connect(shared.url).lock(name).acquire(timeout=55):
-        assert 40 < now() - begun < 50  # twice 15 s, and 15 s of lock delay
+        assert 40 < now() - begun < 50  # twice the ttl of 15 s, and 15 s of lock delay
 
 
 # ---- readers and permits
@@ -287,7 +287,7 @@ def test_a_key_with_unknown_contents_is_refused_and_never_overwritten(
 ) -> None:
     shared.ask("PUT", f"kv/multilock/{name}/.lock", b"precious")
     before = shared.key(f"multilock/{name}/.lock")
-    with pytest.raises(BackendRejected, match="in use by something else"):
+    with pytest.raises(BackendRejected, match="in use by another program"):
         connect(shared.url).lock(name).try_acquire()
     assert shared.key(f"multilock/{name}/.lock") == before
 

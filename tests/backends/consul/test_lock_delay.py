@@ -1,4 +1,4 @@
-"""Limits of Consul's lock delay. No client can mend them, so the docs state them and a plain client shows them here."""
+"""Limits of Consul's lock delay. No client can avoid them, so the docs name them and a plain client shows them here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers_consul import ConsulServer
 
 KEY = "multilock/job/.lock"
 DELAY = 3.0
-AT_ONCE = 0.5  # seconds: an acquire that succeeds earlier than that met no lock delay
+AT_ONCE = 0.5  # seconds: an acquire that succeeds earlier met no lock delay
 TRIALS = 12
 
 
@@ -80,8 +80,8 @@ def test_an_acquire_sent_before_its_session_ended_starts_no_lock_delay() -> None
 
 
 def test_a_server_that_starts_within_a_lock_delay_ends_the_next_delay_too_early() -> None:
-    """After the restart the server reads the old end of the first session in its log. It begins a lock delay for it,
-    and the end of that one also ends the next."""
+    """After the restart the server reads the old end of the first session in its log. The server begins a lock delay
+    for it, whose timer also ends the next delay."""
     with ConsulServer(keep=True) as server:
         first, second, third = (session(server) for _ in range(3))
         assert lock(server, first)

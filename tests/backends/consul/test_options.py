@@ -74,7 +74,7 @@ def token(guarded: ConsulServer) -> str:
         ("consul://h", {"prefix": "app//"}, "prefix"),
         ("consul://", {"client": object()}, "consul.Consul"),
         ("consul://", {"client": consul.Consul(), "token": "t"}, "client="),
-        ("consul://h", {"client": consul.Consul(host="c")}, "c:8500, which is not where the URL leads"),
+        ("consul://h", {"client": consul.Consul(host="c")}, "c:8500, not to the agent of the URL"),
     ],
 )
 def test_a_configuration_mistake_raises_an_error_that_says_how_to_correct_it(
@@ -234,7 +234,7 @@ def test_a_revoked_permission_does_not_prove_a_loss(connect: Connect, watched: b
         lost = Recorder[multilock.Loss]()
         connect(server.url, token=made["SecretID"], ttl=3).lock("job", on_lost=lost).acquire()
         if watched:
-            time.sleep(0.6)  # otherwise the first query is sent when the right is gone already
+            time.sleep(0.6)  # otherwise the first query is sent after the right was revoked
         server.ask("PUT", "acl/policy", {"Name": "less", "Rules": kept or 'key "other" { policy = "read" }'})
         server.ask("PUT", f"acl/token/{made['AccessorID']}", {"Policies": [{"Name": "less"}]})
         loss = lost.wait(1, 10.0)
@@ -346,7 +346,7 @@ def test_without_verification_a_client_works_and_diagnose_says_so(
         connect("consul://h?tls_verify=no")
 
 
-# ---- the rest
+# ---- other tests
 
 
 def test_diagnose_reports_a_single_server_in_development_mode(shared: ConsulServer, connect: Connect) -> None:

@@ -1,5 +1,5 @@
-"""Blocking queries that were refused, broke or lost their thread: which claims are notified, and that the queries start
-again."""
+"""Blocking queries that were refused, broke or lost their thread: the notified claims, and the restart of the
+queries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.backends.consul.kit import Ours
 from tests.backends.kit import NAME, WITHIN
 from tests.servers_consul import ConsulServer
 
-SOON = 3.0  # seconds. The next renewal, or the timer of a waiter, comes after ten
+SOON = 3.0  # seconds. The next renewal, or the timer of a waiter, comes after ten seconds
 SESSIONS = 'session_prefix "" { policy = "write" }'
 
 
@@ -98,7 +98,7 @@ def test_a_listener_that_fails_restarts_and_still_reports_a_loss(
     assert deaths
 
 
-# ---- what the kernel receives
+# ---- reports to the kernel
 
 
 def watch(ours: Ours) -> Claim:
@@ -177,7 +177,7 @@ def test_a_reply_from_before_the_grant_reports_no_loss(server: ConsulServer) -> 
 
 
 def test_many_permits_are_renewed_in_time_over_a_slow_network(shared: ConsulServer) -> None:
-    """Each permit has a session. Renewed one after the other they would take twelve seconds."""
+    """Each permit has a session. If they were renewed one after the other, this would take twelve seconds."""
     with FaultProxy.before(shared.url) as proxy:
         ours = Ours(proxy.url, f"far-{now()}/")
         claims = [ours.take(ours.permit(70)) for _ in range(60)]

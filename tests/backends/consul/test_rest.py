@@ -1,4 +1,4 @@
-"""A name that rests: its session is not renewed, remembered or ended by any client, only by the server's clock."""
+"""A name that rests: no client renews, remembers or ends its session, which only the server's clock ends."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_late_move_lets_the_name_rest_until_the_time_first_requested(
 def test_a_move_executed_after_the_release_changes_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """The rest would be over by now, so that the kernel releases the name. Then another client takes it."""
+    """The rest would already be over, so the kernel releases the name. Then another client takes it."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)
@@ -167,7 +167,7 @@ def test_a_cancelled_release_still_lets_the_name_rest(server: ConsulServer, prox
     asyncio.run(main())
 
 
-# ---- what must not end a rest, or begin one
+# ---- events that must neither end a rest nor begin one
 
 
 def unanswered_rest(backend: ConsulBackend, proxy: FaultProxy, claim: Claim, granted: Granted, seconds: float) -> None:
@@ -180,7 +180,8 @@ def unanswered_rest(backend: ConsulBackend, proxy: FaultProxy, claim: Claim, gra
 def test_the_key_of_a_resting_name_is_not_removed_before_its_end(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
-    """Renewals keep its session, and so the name, for the client that asks again. After the rest nobody wants it."""
+    """Renewals keep its session, and so the name, for the client that asks again. After the rest no client wants the
+    session."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     begun = now()
@@ -196,7 +197,7 @@ def test_the_key_of_a_resting_name_is_not_removed_before_its_end(
 def test_a_cancel_in_the_same_session_ends_no_rest(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """Usually a cancel ends a session in which nothing is held."""
+    """Usually a cancel ends a session without locks."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     unanswered_rest(backend, proxy, claim, granted, LONG)

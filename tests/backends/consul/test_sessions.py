@@ -1,4 +1,4 @@
-"""A session keeps its locks alive even if a check of their keys fails, and keeps nothing alive that nobody wants."""
+"""A session keeps its locks alive even if reading their keys fails, and keeps no unwanted lock alive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from multilock_consul.keys import LOCK_FLAGS
 from tests.backends.consul.conftest import WITHIN, Connect, Open, take
 from tests.servers_consul import ConsulServer
 
-MANY = 640  # as many locks as ten lookups cover
+MANY = 640  # as many locks as ten requests for keys cover
 FAR = 0.1  # seconds for a round trip
 KEY = "multilock/job/.lock"
 SESSIONS = 'session_prefix "" { policy = "write" }'
@@ -95,7 +95,7 @@ def test_a_renewal_of_one_lock_reads_its_key_first(
 ) -> None:
     monkeypatch.setattr("multilock_consul.sessions.RELEASED_EVERY", 0.0)
     backend = open_(proxy.url)
-    for number in range(330):  # as many claims as six lookups cover
+    for number in range(330):  # as many claims as six requests for keys cover
         claim = ear.claim(f"former-{number}", ttl=30.0)
         backend.release(claim, take(backend, claim), False, WITHIN)
     [held] = held_in_one_session(backend, ear, ["job"], 30.0)
@@ -104,14 +104,15 @@ def test_a_renewal_of_one_lock_reads_its_key_first(
     assert backend.renew(held[1].group, [held], 3.6) == [None]
 
 
-# ---- locks that nobody wants
+# ---- unwanted locks
 
 
 @pytest.mark.parametrize("kept", ["", 'key_prefix "multilock/" { policy = "read" }'])
 def test_a_failed_release_is_completed_as_soon_as_possible(
     guarded: ConsulServer, open_: Open, ear: Ear, kept: str
 ) -> None:
-    """It may take long. Until then renewals would keep the session, and with it a lock that nobody holds."""
+    """The server may execute the late request only after a long time. Until then renewals would keep the session, and
+    with it a lock without a holder."""
     rights = 'key_prefix "multilock/" { policy = "write" } ' + SESSIONS
     policy = guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": rights})
     token = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]

@@ -1,4 +1,4 @@
-"""Readers and permits: which clients hold a name together, which wait for which, and what they leave behind."""
+"""Readers and permits: which clients hold a name together, which wait for which, and their remains at the server."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def come_in(ours: Ours, claim: Claim) -> float:
     return now()
 
 
-# ---- which claims fit together
+# ---- which claims may hold a name together
 
 
 def test_only_equal_modes_hold_together_and_every_other_pair_excludes(us: Ours, them: Ours, below: Below) -> None:
@@ -127,7 +127,7 @@ def test_only_equal_modes_hold_together_and_every_other_pair_excludes(us: Ours, 
 def test_a_client_that_created_the_writers_key_reports_an_unknown_outcome(
     us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str, join: bool
 ) -> None:
-    """A reader's session has ended. Its lock delay is read by a second request, and that one finds no leader."""
+    """A reader's session has ended. A second request reads its lock delay, and this request finds no leader."""
     below.end(us.session(us.take(us.reader())))
     claim = MODES[kind](them)
 
@@ -147,7 +147,7 @@ def test_a_client_that_created_the_writers_key_reports_an_unknown_outcome(
 def test_a_refused_try_that_could_not_be_undone_reports_an_unknown_outcome(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The reader enters between the two requests of the try: after the look, before the write."""
+    """The reader enters between the two requests of the try: after the read, before the write."""
     us.take(us.reader())
     claim = MODES[kind](them)
 
@@ -577,7 +577,7 @@ def test_a_waiting_writer_whose_session_ended_blocks_readers_for_its_lock_delay_
         us.release(claim)
 
 
-# ---- losses, and actions of operators
+# ---- losses, and force releases
 
 
 def test_a_reader_whose_key_is_deleted_is_notified_and_the_others_are_renewed(
@@ -688,7 +688,7 @@ def test_permits_and_readers_refuse_a_key_with_unknown_contents(us: Ours, below:
     for value, flags in ((b"precious", 0), (b"[]", 0xE0F69A2BAA414DE0), (b'{"Limit":"2"}', 0xE0F69A2BAA414DE0)):
         below.server.ask("PUT", f"kv/{below.folder}.lock?flags={flags}", value)
         for make in MODES.values():
-            with pytest.raises(BackendRejected, match="in use by something else"):
+            with pytest.raises(BackendRejected, match="in use by another program"):
                 us.attempt(make(us))
         assert us.backend.inspect(NAME, WITHIN) is None
         assert us.backend.force_release(NAME, WITHIN) is False
@@ -822,7 +822,7 @@ def test_a_writer_whose_reply_was_lost_still_waits_for_the_readers(
 def test_a_key_of_another_waiter_of_this_client_is_left_alone(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:
-    """Both waiters share a session, so the session alone does not tell which of them made the key."""
+    """Both waiters share a session, so the session alone does not show which of them created the key."""
     reading = us.take(us.reader())
     first, second = far.wait(far.writer()), far.writer()
     held = proxy.hold_request(b'"check-')
@@ -842,7 +842,7 @@ def test_a_key_of_another_waiter_of_this_client_is_left_alone(
 def test_a_cancel_also_stops_a_request_that_is_executed_later(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below, kind: str, others: bool
 ) -> None:
-    """Others may be in its session, or none. A reader holds the name, so that a writer only stops new readers."""
+    """Others may be in its session, or none. A reader holds the name, so a writer only blocks new readers."""
     reading = us.take(us.reader()) if kind != "permit" else us.take(us.permit())
     kept = far.take(far.reader() if kind != "permit" else far.permit()) if others else None
     if kind == "writer" and others:
@@ -858,7 +858,7 @@ def test_a_cancel_also_stops_a_request_that_is_executed_later(
 
     def clean() -> bool:
         if kept:
-            assert far.renewed(kept) == [True]  # this renewal also looks after the late request
+            assert far.renewed(kept) == [True]  # this renewal also searches for the late request
         for group in tuple(far.ear.sessions):
             far.backend.renew(group, [], WITHIN)
         return below.left() == before

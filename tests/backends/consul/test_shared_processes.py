@@ -129,7 +129,7 @@ def test_a_waiting_writer_enters_before_later_readers_of_four_processes(
 def test_pushes_serve_forty_waiters_in_any_order_of_releases(
     shared: ConsulServer, connect: Connect, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No timer helps: each that wakes a waiter would take longer than the whole test."""
+    """No timer is quick enough: each timer that wakes a waiter would take longer than the whole test."""
     monkeypatch.setattr("multilock_consul.recipe.SAFETY", 3600.0)
     clients = [connect(shared.url, prefix=prefix, ttl=STEADY) for _ in range(4)]
     inside: list[int] = []

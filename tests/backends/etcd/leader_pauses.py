@@ -1,4 +1,4 @@
-"""Count how often a cluster ends a lease that was renewed in time, because a former leader wakes up without knowing.
+"""Count how often a cluster ends a lease that was renewed in time, because a former leader resumes with old knowledge.
 
 python -m tests.backends.etcd.leader_pauses 20
 MULTILOCK_TEST_ETCD_RELEASE=trixie python -m tests.backends.etcd.leader_pauses 20
@@ -25,7 +25,7 @@ TTL = 4.0
 def ended_early(pauses: int) -> tuple[int, int]:
     """Return how many pauses ended a renewed lease before its time, and how many it survived.
 
-    The others ended because a reply was late, which is nobody's mistake.
+    The other leases ended because a reply was late, for which the cluster is not to blame.
     """
     early = kept = 0
     with EtcdCluster() as cluster, multilock.connect(cluster.url, ttl=TTL) as client:
@@ -33,7 +33,7 @@ def ended_early(pauses: int) -> tuple[int, int]:
             lease = client.lock("job").acquire(timeout=30)
             leader = cluster.leader()
             leader.pause()
-            # The old leader believes when it wakes up that the lease has expired.
+            # When the old leader resumes, it believes that the lease has expired.
             time.sleep(TTL * random.uniform(1.0, 1.4))
             leader.resume()
             loss = lease.wait_lost(timeout=TTL / 2)

@@ -59,7 +59,7 @@ def test_a_waiter_is_woken_by_a_release_although_its_watched_member_has_gone(
     holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 8  # its safety timer would take twenty seconds
+    assert time.monotonic() - begun < 8  # the safety timer of the watch would take twenty seconds
     if how == "pause":
         first.resume()
 
@@ -106,7 +106,7 @@ def test_a_dead_first_endpoint_costs_no_try(cluster: EtcdCluster, connect: Conne
 
 
 def test_the_client_leaves_a_member_without_a_leader(cluster: EtcdCluster, connect: Connect) -> None:
-    """Two clusters stand in for a partition: the member asked first has lost its peers, and reports that it has no
+    """Two clusters represent a partition: the member that is asked first has lost its peers, and reports that it has no
     leader."""
     with EtcdCluster() as island:
         alone, *gone = island.members

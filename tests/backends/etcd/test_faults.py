@@ -100,7 +100,7 @@ def test_a_renewal_whose_reply_is_lost_costs_nothing(server: EtcdServer, proxy: 
 
 
 class Unsent:
-    """A transport that keeps the next transaction about ``name`` and does not send it, so that it gets no reply."""
+    """A transport that delays the next transaction about ``name``, so that it gets no reply."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         self._really = EtcdTransport.call
@@ -115,7 +115,7 @@ class Unsent:
         return self._really(transport, method, request, within)
 
     def send(self) -> Any:
-        """Send the request that was kept, so that the server executes it."""
+        """Send the delayed request, so that the server executes it."""
         [(transport, request)] = self.kept
         return self._really(transport, calls.TXN, request, 5.0)[0]
 
@@ -172,7 +172,7 @@ def test_a_later_renewal_deletes_old_tombstones(server: EtcdServer, monkeypatch:
 def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A claim that nobody renews is given up after 2 × ttl.
+    # The cancel of a claim without renewal stops after 2 × ttl.
     monkeypatch.setattr("multilock.kernel.cancel.AT_LEAST", 0.5)
     client = connect(proxy.url, ttl=2)
     client.lock("another").acquire()
@@ -185,7 +185,7 @@ def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server.kill()
     proxy.accept()
     time.sleep(6)
-    # All leases start their time again and the client renews this one, so it would keep the key forever.
+    # All leases restart, and the client renews this one, so it would keep the key forever.
     server.start()
     eventually(lambda: keys(server, "multilock/job/") == [], within=10)
 
@@ -253,7 +253,7 @@ def test_a_silent_server_costs_its_holder_the_lock_before_another_client_gets_it
     server.resume()
     begun = time.monotonic()
     assert other.lock("job").acquire(timeout=10).is_held()
-    assert time.monotonic() - begun < 8  # its safety timer would take ten seconds
+    assert time.monotonic() - begun < 8  # the safety timer of the watch would take ten seconds
     assert lost.stays_at(1)
 
 
@@ -268,11 +268,11 @@ def test_a_wait_continues_through_a_restart_and_notices_a_release_during_it(
         holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 8  # its safety timer would take twenty seconds
+    assert time.monotonic() - begun < 8  # the safety timer of the watch would take twenty seconds
 
 
 def is_counted(client: multilock.Client) -> bool:
-    """Return True if a waiter is served by the watch of the name, and sends no requests meanwhile."""
+    """Return True if the watch of the name admits a waiter, which sends no request in this time."""
     backend: Any = client._kernel.backend
     watcher = backend._watcher
     with watcher._lock:
@@ -297,7 +297,7 @@ def test_a_key_deleted_while_the_watch_is_broken_is_reported_after_the_reconnect
     client = connect(proxy.url, ttl=20)
     client.lock("job", on_lost=lost).acquire()
     kept = client.lock("kept").acquire()
-    time.sleep(0.5)  # the watch is armed after a quarter of a second
+    time.sleep(0.5)  # the watch is created after a quarter of a second
     with outage(proxy):
         etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
     assert lost.wait().reason is LossReason.TAKEN
@@ -425,7 +425,7 @@ def test_the_keys_of_each_lease_are_read_in_turns_of_their_own(
         return [(claim, take(backend, claim)) for claim in claims]
 
     many, few = hold(15, 30.0), hold(3, 20.0)
-    proxy.delay(0.1)  # there is time for one lookup of ten keys
+    proxy.delay(0.1)  # there is time for one request about ten keys
     backend.renew(many[0][1].group, many, 0.9)
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job-30-8/")
     for _ in range(5):
@@ -472,7 +472,7 @@ def renewed_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overlap(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> float:
-    """Return the seconds during which two holders believe in a lock that was taken late in the life of its lease.
+    """Return the seconds for which two holders believe in a lock that was acquired late in the life of its lease.
 
     The first holder is then cut off. A negative result is the time between the two.
     """
@@ -607,7 +607,7 @@ def test_a_waiter_whose_key_is_deleted_joins_again(server: EtcdServer, connect: 
 
 @pytest.fixture
 def time_to_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow five seconds to revoke a lease: one that is not revoked in time is left to expire."""
+    """Allow five seconds to revoke a lease, because a lease that is not revoked in time expires only with its ttl."""
     monkeypatch.setattr("multilock_etcd.sessions.REVOKE_WITHIN", 5.0)
 
 
@@ -631,7 +631,7 @@ def test_a_lock_that_is_not_renewed_counts_from_its_grant(server: EtcdServer, co
     time.sleep(4.5)
     with Pulse() as pulse:
         assert holder.release()
-        assert waits.result(5).remaining() > 2.0 - pulse.stopped()  # the callback has the last tenth
+        assert waits.result(5).remaining() > 2.0 - pulse.stopped()  # the callback has the last tenth of the validity
 
 
 def test_a_waiter_without_renewal_keeps_its_place_longer_than_its_ttl(server: EtcdServer, connect: Connect) -> None:
@@ -804,7 +804,7 @@ def test_a_release_wakes_one_waiter(server: EtcdServer, connect: Connect) -> Non
     clients = [connect(server.url, ttl=60) for _ in range(5)]
     waits = [background(client.lock("job").acquire) for client in clients]
     eventually(lambda: queued(clients[0], "job") == 5)
-    before = settled(server)  # a waiter that joined while others did asks once more
+    before = settled(server)  # a waiter that joined at the same time as others sends one more request
     holder.release()
     eventually(lambda: any(each.done() for each in waits))
     assert settled(server) == before

@@ -46,8 +46,8 @@ def test_a_held_lock_moves_to_a_new_connection_and_its_loss_is_still_pushed(
     lost = Recorder[Loss]()
     client = connect(polite.url, ttl=4)
     lease = client.lock("kept", on_lost=lost).acquire()
-    pushed = client.lock("job", ttl=60, on_lost=lost).acquire()  # no renewal comes soon enough to find the loss
-    time.sleep(0.5)  # its watch is armed after a quarter of a second
+    pushed = client.lock("job", ttl=60, on_lost=lost).acquire()  # no renewal is soon enough to find the loss
+    time.sleep(0.5)  # the watch is created after a quarter of a second
     made = polite.made
     assert say_goodbye(polite) > 0
     until_renewed(lease, within=4)
@@ -74,7 +74,7 @@ def test_a_waiter_is_woken_although_the_member_asks_its_clients_to_leave(
     eventually(lambda: answers(ours) and polite.made > made)
     begun = time.monotonic()
     assert holder.release()
-    assert waits.result(20) - begun < 8  # its safety timer would take twenty seconds
+    assert waits.result(20) - begun < 8  # the safety timer of the watch would take twenty seconds
 
 
 def test_locks_work_while_a_member_keeps_asking_its_clients_to_leave(

@@ -33,7 +33,8 @@ def pushed(ours: Ours, claim: Claim) -> Granted:
 
 
 def listening(ours: Ours, *waiting: Claim) -> None:
-    """Wait until the server has reported where the watch begins. Each waiter that counted before that asks again."""
+    """Wait until the server has reported where the watch begins. Each waiter that read the queue before that reads it
+    again."""
     watcher = ours.backend._watcher
     eventually(lambda: all(watch.confirmed for watch in list(watcher._queues.values())))
     for claim in waiting:
@@ -231,7 +232,7 @@ def test_a_waiting_request_gets_its_reply_before_the_events_of_the_watch(
     assert waiting.id in them.ear.pushed
 
 
-# ---- what proves nothing
+# ---- events that prove nothing
 
 
 def test_a_waiter_whose_key_is_deleted_is_not_admitted_and_joins_again(
@@ -406,7 +407,7 @@ def test_a_resumed_member_reports_the_missed_events_and_admits_its_waiter(
         ours.backend.close()
 
 
-# ---- a crowd
+# ---- many waiters
 
 PROCESSES, THREADS, TTL = 4, 5, 4.0
 

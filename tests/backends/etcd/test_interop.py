@@ -34,7 +34,7 @@ class Tool:
         return background(self._process.stdout.readline).result(10).strip()
 
     def holds(self) -> bool:
-        """Return True if it reports within a while that it holds."""
+        """Return True if the tool reports within a while that it holds."""
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         return bool(self._process.stdout.readline())

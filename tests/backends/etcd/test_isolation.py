@@ -43,7 +43,7 @@ def entered_at(client: multilock.Client, name: str) -> float:
 
 
 def gaps(islands: Archipelago) -> list[float]:
-    """Return for each lock the seconds from the end of our belief, or from our callback if that was later, to the next
+    """Return for each lock the seconds from the end of the former holder's belief, or of its callback, to the next
     holder.
 
     The seconds for which this process was paused are added, because nobody can be notified in time then.
@@ -58,7 +58,7 @@ def gaps(islands: Archipelago) -> list[float]:
         for number, client in enumerate(ours):
             lost = Recorder[Loss]()
             held.append((client.lock(f"job{number}", on_lost=lost).acquire(timeout=20), lost))
-            time.sleep(random.uniform(0, 0.15))  # so that all are in different phases of their renewals
+            time.sleep(random.uniform(0, 0.15))  # so that the locks are in different phases of their renewals
         with islands.cut_off(cut_off), Pulse() as pulse:
             waits = [background(partial(entered_at, client, f"job{n}")) for n, client in enumerate(theirs)]
             believing = [background(partial(believed_until, lease)) for lease, _ in held]

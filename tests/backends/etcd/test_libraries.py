@@ -1,4 +1,4 @@
-"""The client beside any protobuf and any other etcd package, and with the client of etcd3 passed in."""
+"""The client with any protobuf and any other etcd package, and with an etcd3 client passed to connect()."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import multilock
 from multilock import Client
 from tests.servers_etcd import EtcdServer
 
-# These, and the installed one.
+# The versions below, and the installed one.
 PROTOBUFS = ["3.20.3", *(pytest.param(each, marks=pytest.mark.rare) for each in ("4.25.8", "5.29.5")), "6.33.0"]
 
 LOCK = """

@@ -140,7 +140,7 @@ def test_the_stream_is_opened_although_the_read_before_it_is_refused(
         proxy.cut()
         eventually(lambda: watcher._call not in (None, before), 20)
         eventually(lambda: watcher._watches and all(watch.confirmed for watch in watcher._watches.values()), 20)
-        # So renewals continue to look at them.
+        # So renewals continue to read the key.
         assert not any(watcher.covers(inner(lease).claim.id) for lease in leases)
         etcdctl(server.endpoint, "del", "--prefix", "multilock/a/")
         eventually(lambda: [loss.lease.name for loss in recorder.calls] == ["a"], 20)
@@ -168,7 +168,8 @@ NINES = "9" * 5000
 
 @pytest.fixture
 def foreign(shared: EtcdServer, prefix: str) -> str:
-    """Put another program's key on a lease where our permits stand. Its number is not one that we would write."""
+    """Put another program's key on a lease, among the keys of our permits. Its number of permits is one that multilock
+    never writes."""
     lease = etcdctl(shared.endpoint, "lease", "grant", "600").split()[1]
     etcdctl(shared.endpoint, "put", f"{prefix}job/permit/{NINES}/x", "v", f"--lease={lease}")
     return lease

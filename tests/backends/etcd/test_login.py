@@ -1,4 +1,4 @@
-"""Identity of the client: user and password, tokens that expire, permissions, certificates."""
+"""Login of the client: user and password, tokens that expire, permissions, certificates."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_losses_are_pushed_under_authentication_too(guarded: EtcdServer, connect
 
 
 class Papers:
-    """A certificate authority, what it signed for server and client, and a certificate that nobody trusts."""
+    """A certificate authority, certificates for server and client, and a certificate of an unknown authority."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

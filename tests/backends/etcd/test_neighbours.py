@@ -62,7 +62,7 @@ def test_inspect_shows_no_data_of_an_application_as_a_lock(server: EtcdServer, c
 def test_a_key_that_an_operator_wrote_again_is_shown_and_can_be_released(
     server: EtcdServer, connect: Connect, kind: str
 ) -> None:
-    """The put takes the key off its lease. If its holder dies, no lease ends the lock any longer."""
+    """The put detaches the key from its lease. If its holder dies, no lease ends the lock."""
     client, other = connect(server.url), connect(server.url)
     locks = {"lock": client.lock("n"), "read": client.read_write_lock("n").reader(), "permit": client.semaphore("n", 2)}
     lease = locks[kind].acquire()
@@ -155,7 +155,7 @@ def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_released(server: Etcd
     assert outer.inspect("jobs") is None
     assert names(outer) == []
     assert outer.force_release("jobs") is False
-    time.sleep(0.5)  # a loss would be pushed meanwhile
+    time.sleep(0.5)  # a loss would be pushed by now
     assert lease.is_held()
     assert names(inner) == ["x"]
 

@@ -1,4 +1,4 @@
-"""Interpreters that something has patched: a frozen wall clock, gevent, eventlet."""
+"""Patched interpreters: a frozen wall clock, gevent, eventlet."""
 
 from __future__ import annotations
 

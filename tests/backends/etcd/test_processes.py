@@ -1,4 +1,4 @@
-"""Forks after use, and clients of other libraries passed in."""
+"""Forks after use, and client objects passed to connect()."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The count of keys ahead of a waiter, without a server: which deletions reduce it, and when it proves nothing."""
+"""The count of keys ahead of a waiter, without a server: which deletions reduce it, and which prove nothing."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Mishap:
         return self._really(transport, method, request, within)
 
     def send(self) -> Any:
-        """Send the request that was kept, so that the server executes it."""
+        """Send the delayed request, so that the server executes it."""
         [(transport, request)] = self.kept
         return self._really(transport, self._wanted[0], request, WITHIN)[0]
 
@@ -152,7 +152,7 @@ def test_a_late_move_lets_the_name_rest_until_the_time_first_requested(
 def test_a_move_executed_after_the_release_changes_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
-    """The rest would be over by now, so that the kernel releases the name. Then another client takes it."""
+    """The rest would already be over, so the kernel releases the name. Then another client takes it."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)
@@ -207,7 +207,7 @@ def test_a_cancelled_release_still_lets_the_name_rest(server: EtcdServer, proxy:
     asyncio.run(main())
 
 
-# ---- what must not end a rest, or begin one
+# ---- events that must neither end a rest nor begin one
 
 
 def test_an_acquire_executed_after_an_unconfirmed_rest_acquires_nothing(

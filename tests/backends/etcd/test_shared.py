@@ -1,4 +1,5 @@
-"""Readers and permits: which clients hold a name together, which wait for which, what they lose, what each costs."""
+"""Readers and permits: which clients hold a name together, which wait for which, which losses they get, and the cost of
+each."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def standing(shared: EtcdServer, prefix: str) -> Callable[[], list[str]]:
 Standing = Callable[[], list[str]]
 
 
-# ---- where claims queue, and which fit together
+# ---- the places of claims in the queue, and which claims may hold together
 
 
 def test_each_mode_has_its_keys_where_the_recipes_of_etcd_have_them(us: Ours, standing: Standing) -> None:
@@ -182,7 +183,7 @@ def test_a_refused_permit_that_could_not_be_undone_reports_an_unknown_outcome(
 def test_waiters_enter_in_any_order_of_releases(
     us: Ours, them: Ours, permits: int, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No timer helps: a waiter asks only after it was woken."""
+    """No timer is quick enough: a waiter asks only after it was woken."""
     monkeypatch.setattr("multilock_etcd.transactions.NEAR", near)
     order = random.Random(8)
     holding: list[Claim] = []
@@ -251,7 +252,7 @@ def test_a_waiter_keeps_only_the_watches_that_it_still_needs(
     them.hears_a_wake_for(last)
     assert isinstance(them.attempt(last, join=True), Busy)
     kept = before.items() & watched().items()
-    assert len(kept) == 3  # the two directly ahead of it, and its own key
+    assert len(kept) == 3  # the two keys directly ahead of it, and its own key
     assert len(watched()) == 4
 
 
@@ -319,7 +320,7 @@ def test_a_waiting_permit_whose_key_was_deleted_joins_again(
     assert them.renew((waiting, granted)) == [True]
 
 
-# ---- losses and operators
+# ---- losses and force releases
 
 
 def test_the_end_of_one_reader_is_not_reported_to_other_clients(
@@ -368,7 +369,7 @@ def test_force_release_removes_the_remaining_holders_if_some_leave_meanwhile(
         patched.setattr(EtcdTransactions, "execute", leave_first)
         assert them.backend.force_release("job", WITHIN) is True
     assert staying.id not in str(standing())
-    # The claim that joined later is still there, since it joined after the question who holds the name.
+    # The claim that joined later is still there, since it joined after the holders were listed.
     assert len(standing()) == 1
 
 
@@ -443,7 +444,7 @@ def test_a_reader_sends_and_reads_as_much_beside_a_thousand_readers_as_beside_on
         us.take(us.reader())
     beside_thousand = cost()
     assert [rows for _, rows in beside_thousand] == [rows for _, rows in beside_one]
-    # The only difference is greater revision numbers.
+    # Only revision numbers may be greater.
     assert max(size for size, _ in beside_thousand) <= max(size for size, _ in beside_one) + 8
 
 

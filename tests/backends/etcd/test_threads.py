@@ -61,7 +61,7 @@ def test_a_watch_stream_that_is_down_is_reported_until_it_is_back(shared: EtcdSe
         proxy.refuse()
         proxy.cut()
         assert ours.ear.wait(lambda: CONNECTION in ours.ear.down, PUSHED)
-        assert not watcher.covers(claim.id)  # it is not watched, so renewals look at its key
+        assert not watcher.covers(claim.id)  # the key is not watched, so renewals read it
         proxy.heal()
         assert ours.ear.wait(lambda: ours.ear.down == {}, PUSHED)
         eventually(lambda: watcher.covers(claim.id), PUSHED)

@@ -1,4 +1,4 @@
-"""Single requests to a cluster: which reply counts, from what time on, and what silence means."""
+"""Single requests to a cluster: which reply counts, from when, and what silence means."""
 
 from __future__ import annotations
 

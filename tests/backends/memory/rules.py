@@ -113,8 +113,8 @@ class Asker:
 
 
 class Rules:
-    """Rules for a local backend. ``ask`` makes one more client of one place; ``leftovers`` lists what the place
-    remembers of names and claims."""
+    """Rules for a local backend. ``ask`` makes one more client of the same store; ``leftovers`` lists the names and
+    claims that the store remembers."""
 
     scheme: str
     open_backend: Callable[..., Backend]

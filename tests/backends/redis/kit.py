@@ -1,4 +1,4 @@
-"""A backend without a kernel: claims, a recorder of its notifications, and a plain client to look behind it."""
+"""A backend without a kernel: claims, a recorder of its notifications, and a plain client to read the server's data."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Bare = Any
 
 R = TypeVar("R")
 
-WITHIN = 2.0  # seconds; anything slower may have been found by the regular check of connections, which runs that often
+WITHIN = 2.0  # seconds; a slower report may come from the regular check of connections, which runs that often
 
 
 class Ear:
-    """`multilock.backend.Notices` that records every call. ``heard`` holds tuples: the kind of event, and its
+    """`multilock.backend.Notices` that records every call. ``heard`` contains tuples: the kind of event, and its
     subject."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Ear:
         self.heard: list[tuple[Any, ...]] = []
         self.pushed: dict[str, Granted] = {}
         self.down: dict[str, str] = {}  # push connections that are down, each with its error
-        self.refused = False  # one of them was refused at some time
+        self.refused = False  # whether one of them was ever refused
         self._changed = threading.Condition()
 
     def now(self) -> float:
@@ -114,7 +114,7 @@ class Ours:
         return self.claim(name, ttl, kind="permit", permits=permits)
 
     def be_patient(self, within: float) -> None:
-        """Repeat, from now on, an attempt or a renewal that got no reply, as the kernel does.
+        """From now on, repeat an attempt or a renewal that got no reply, as the kernel does.
 
         A client that learns of another primary ends its connections, perhaps while a request is under way on one of
         them.

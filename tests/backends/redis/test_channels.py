@@ -1,4 +1,5 @@
-"""asyncio without threads: the event loop sends and reads by itself. The tests show what can go wrong in between."""
+"""asyncio without threads: the event loop sends and reads by itself. The tests show possible faults between the two
+steps."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ async def cancelled_under_way(ours: AsyncClient, bare: Bare, task: asyncio.Task[
 def test_a_free_lock_is_acquired_and_released_over_one_connection(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url) as ours:
-            await (await ours.lock("a").acquire()).release()  # runs in a thread, which loads the scripts first
+            await (await ours.lock("a").acquire()).release()  # this runs in a thread, which loads the scripts first
             before = bare.info("stats")["total_connections_received"]
             for _ in range(20):
                 await (await ours.lock("a").acquire()).release()
@@ -245,7 +246,7 @@ def test_a_client_whose_loop_was_closed_during_a_request_works_on_another_loop(
     server: RedisServer, proxy: FaultProxy, bare: Bare
 ) -> None:
     first = asyncio.new_event_loop()
-    first.set_exception_handler(lambda *_: None)  # ignore the error of the task that the loop leaves behind
+    first.set_exception_handler(lambda *_: None)  # ignore the error of the task that remains on the loop
     ours = multilock.connect_async(proxy.url, ttl=TTL, request_timeout=1.0)
     lock = ours.lock("a")
 
@@ -351,7 +352,7 @@ def test_requests_beyond_the_limit_of_connections_use_threads(server: RedisServe
 
 
 def made_slowly(ours: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], threading.Event]:
-    """Delay the connections that the backend opens from now on: each is handed over once the event is set."""
+    """Delay the connections that the backend opens from now on, until the event is set."""
     backend: Any = ours._kernel.backend
     connect = backend.channel
     made: list[Any] = []
@@ -386,7 +387,7 @@ def test_a_connection_without_a_waiting_request_is_closed(server: RedisServer, m
 def test_a_connection_completed_during_the_cancel_of_its_request_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cancel comes between the step that has the reply and the step that continues with it."""
+    """The cancel comes between the step that receives the reply and the step that uses it."""
     settle = _Request._settle
 
     async def main() -> None:
@@ -447,7 +448,7 @@ def test_a_connection_that_ended_unnoticed_is_closed_with_the_client(
 def test_a_connection_made_while_the_client_closes_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that it comes after the end, and before the time limit.
+    # The request must come after the end of the connection, and before the time limit.
     monkeypatch.setattr("multilock.aio.face.GRACE", WITHIN)
 
     async def main() -> None:

@@ -193,7 +193,7 @@ def test_a_request_whose_keys_have_all_moved_is_answered_by_the_new_node(us: Our
 def test_a_waiter_whose_place_was_moved_is_overtaken_only_until_its_heartbeat(
     us: Ours, them: Ours, moving: Moving
 ) -> None:
-    """The waiter does not listen at the new node, so nobody may hand the name to it, but it keeps its place."""
+    """The waiter is not subscribed at the new node, so no script may hand the name to it, but it keeps its place."""
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     moving.whole()
@@ -213,7 +213,7 @@ def test_a_push_is_only_a_hint_because_every_node_forwards_it(us: Ours, them: Ou
     waiting = them.wait(them.claim(moving.name))
     other = moving.cluster.name_on(moving.there)
     us.take(us.claim(other))
-    them.wait(them.claim(other))  # so that it listens there too
+    them.wait(them.claim(other))  # so that the waiter subscribes there too
     moving.whole()
     us.release(held)
     them.ear.hears("wake", waiting.id)
@@ -234,9 +234,9 @@ def test_after_a_move_only_a_deletion_at_the_new_node_is_a_loss(us: Ours, moving
     witness = us.take(us.claim(moving.cluster.name_on(moving.here, "w")))
     us.watch(witness)
     moving.here.bare.delete(f"multilock/{witness[0].name}")
-    us.ear.hears("gone", witness[0].id, TAKEN)  # earlier pushes were handled before this one
+    us.ear.hears("gone", witness[0].id, TAKEN)  # earlier pushes were handled before this push
     assert us.ear.heard == []
-    # The lock is watched there as soon as the move is known. No renewal is needed for that.
+    # The lock is watched there as soon as the move is known. This needs no renewal.
     eventually(lambda: held[0].id in listener_at(us, moving.there)._watched, within=10)
     moving.there.bare.delete(f"multilock/{moving.name}")
     us.ear.hears("gone", held[0].id, TAKEN)

@@ -34,7 +34,7 @@ def other(cluster: RedisCluster) -> Iterator[Client]:
         yield client
 
 
-# ---- a slot goes back and forth
+# ---- a slot moves back and forth
 
 
 def test_a_held_lock_whose_slot_moves_back_and_forth_is_never_lost_nor_shared(
@@ -167,7 +167,7 @@ def test_a_client_reaches_a_cluster_although_no_node_of_its_url_lives(connect: C
 
 
 def renewed(lease: multilock.Lease) -> bool:
-    """Try a renewal. The other nodes learn of the new primary a moment later, so it may fail at first."""
+    """Try a renewal. The other nodes learn of the new primary a moment later, so the renewal may fail at first."""
     try:
         lease.renew()
     except BackendUnavailable:

@@ -1,4 +1,5 @@
-"""Each refusal and each silence is raised as the right error, which is true about what the server has executed."""
+"""Each refusal and each silence raises the right error, which states correctly whether the server executed the
+request."""
 
 from __future__ import annotations
 
@@ -279,7 +280,7 @@ def empty_replica(bare: Bare) -> None:
     """Turn the server into a replica that has not reached its primary yet."""
     bare.replicaof("127.0.0.1", 1)
     bare.config_set("replica-read-only", "no")
-    # In one step: a reader in between would find an empty replica that accepts writes.
+    # The step is atomic, because a reader in between would find an empty replica that accepts writes.
     at_once = bare.pipeline(transaction=True)
     at_once.flushall()
     at_once.config_set("replica-read-only", "yes")

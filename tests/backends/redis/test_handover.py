@@ -1,4 +1,4 @@
-"""A release makes the first living waiter the holder and notifies it, in spite of the failures tested here."""
+"""A release makes the first live waiter the holder and notifies it, in spite of the failures tested here."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_client_that_may_not_count_subscribers_assumes_that_all_waiters_live(
 
 
 def test_the_last_holder_of_a_deleted_lock_hands_it_over(server: RedisServer, bare: Bare) -> None:
-    """The watchdog's clean-up is the first request that comes: the waiters' next heartbeats are 1.8 s away."""
+    """The watchdog's clean-up sends the first request, because the waiters' next heartbeats are 1.8 s away."""
     with multilock.connect(server.url) as ours, multilock.connect(server.url) as theirs:
         former = ours.lock("a").acquire()
         waiter = threading.Thread(target=theirs.lock("a").acquire, daemon=True)
@@ -116,7 +116,7 @@ def test_a_frozen_waiter_delays_the_next_one_only_by_its_own_liveness(
         alive = them.wait()
         with stopped.paused():
             us.release(claim)
-            assert holder_of(bare) == owner  # its connection is open, so it may only be slow
+            assert holder_of(bare) == owner  # its connection is open, so the waiter may only be slow
             bare.pexpire("multilock/a", 1)  # the lease of that waiter expires
             eventually(lambda: holder_of(bare) is None)
             assert isinstance(them.attempt(alive, join=True), Granted)
@@ -134,7 +134,7 @@ def test_a_waiter_without_a_subscription_keeps_its_place_until_it_subscribes_aga
     us.release(claim)
     assert holder_of(bare) == second.owner
     proxy.accept()
-    away.ear.hears("wake", None)  # it asks again, since a push may be lost meanwhile
+    away.ear.hears("wake", None)  # the waiter asks again, since a push may be lost in the meantime
     away.wait(first)
     listening.release(second)
     away.ear.hears("wake", first.id)
@@ -148,7 +148,7 @@ def test_after_a_broken_subscription_all_twenty_waiters_look_again(
     queue = [cut.wait() for _ in range(20)]
     proxy.cut()
     cut.ear.hears("wake", None)
-    with suppress(BackendUnavailable):  # its other connection was cut too
+    with suppress(BackendUnavailable):  # its other connection was closed too
         cut.backend.ping(1)
     us.release(claim)
     for waiter in queue:  # and pushes arrive again
@@ -173,7 +173,7 @@ def test_after_the_server_loses_its_data_the_waiter_joins_again(us: Ours, them: 
 
 
 def test_a_free_name_needs_no_subscription(us: Ours, bare: Bare) -> None:
-    eventually(lambda: bare.pubsub_channels("multilock:wake:*") == [])  # wait until an earlier test's client ends
+    eventually(lambda: bare.pubsub_channels("multilock:wake:*") == [])  # wait until the client of an earlier test ends
     before = clients(bare)
     assert isinstance(us.attempt(us.claim(), join=True), Granted)
     assert bare.pubsub_channels("multilock:wake:*") == []

@@ -43,7 +43,8 @@ def test_our_lock_and_a_plain_set_nx_exclude_each_other(us: Ours, bare: Bare) ->
     answer = us.attempt(waiter, join=True)
     assert isinstance(answer, Busy)
     assert answer.expires_in is not None
-    time.sleep(answer.expires_in)  # exactly that long: nobody reports the end of a foreign lock in time
+    # Exactly that long, because nothing reports the end of another program's lock in time.
+    time.sleep(answer.expires_in)
     assert isinstance(us.attempt(waiter, join=True), Granted)
 
 

@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at any moment of the caller's work on push connections costs the client no push."""
+"""A KeyboardInterrupt at any point of the caller's work on push connections loses no push of the client."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def test_an_interrupt_leaves_the_tracked_connection_to_the_next_request(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # an interrupted connection closes as garbage
+# An interrupted connection is closed by the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_an_interrupt_while_connecting_releases_the_reserved_connection(us: Ours) -> None:
     endpoint = us.backend._endpoint
     moment = 1

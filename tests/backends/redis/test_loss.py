@@ -76,7 +76,7 @@ def test_a_release_is_not_a_loss(us: Ours, bare: Bare) -> None:
         us.release(held[0])
     witness = us.take()
     us.watch(witness)
-    bare.delete(LOCK)  # its push comes after every earlier one
+    bare.delete(LOCK)  # its push comes after every earlier push
     us.ear.hears("gone", witness[0].id, TAKEN)
     assert us.ear.heard == []
 
@@ -98,7 +98,7 @@ def test_renewals_over_the_tracked_connection_cause_no_notification(us: Ours, ba
     since(bare, "7.0", "NOLOOP for scripts: renewals are looked at")
     held = us.take()
     us.watch(held)
-    us.renew(held)  # loads the script
+    us.renew(held)  # this loads the script
     before = reads(bare)
     for _ in range(10):
         us.renew(held)
@@ -148,7 +148,7 @@ def test_acquiring_a_name_again_in_the_same_client_ends_the_old_claim(us: Ours, 
 
 
 def two_leases_of_one_name(us: Ours) -> tuple[tuple[Claim, Granted], tuple[Claim, Granted]]:
-    """Make two leases of one name, like those of two readers: the key holds the same for both."""
+    """Make two leases of one name, like those of two readers: the key has the same value for both."""
     first = us.take()
     second = us.claim(), first[1]
     us.watch(first)
@@ -359,8 +359,8 @@ def test_the_cost_of_a_look_depends_only_on_its_own_names(us: Ours) -> None:
 
 
 def test_removing_claims_skips_none_that_other_threads_add() -> None:
-    """The last claim of a name leaves while another one comes. The entry of the name is removed, or stays with the new
-    claim."""
+    """The last claim of a name leaves while another one comes. The entry of the name is removed, or remains with the
+    new claim."""
     watched = Watched()
 
     def work(me: int) -> None:

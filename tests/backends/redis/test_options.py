@@ -1,4 +1,5 @@
-"""URLs, options and clients passed in: which are accepted, which are refused before any I/O, which are never shared."""
+"""URLs, options and client objects: which are accepted, which are refused before any I/O, and which are never
+shared."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_a_prefix_that_redis_would_misread_is_refused(prefix: str) -> None:
         ("rediss://", {"client": redis.Redis(unix_socket_path="/s")}, "without TLS"),
         ("redis://", {"client": redis.Redis(), "db": 1}, "one or the other"),
         ("redis://", {"client": MANAGED}, r"give redis\+sentinel://"),
-        ("redis://h", {"client": redis.Redis(host="c")}, "redis://c:6379/0, which is not where the URL leads"),
+        ("redis://h", {"client": redis.Redis(host="c")}, "redis://c:6379/0, not to the server of the URL"),
         ("redis://c/1", {"client": redis.Redis(host="c")}, "give redis://"),
     ],
 )
@@ -115,7 +116,7 @@ def test_two_prefixes_in_two_databases_are_four_separate_places(connect: Connect
             connect(prefix=prefix, db=db).take()
 
 
-# a client passed in
+# a client object passed to connect()
 
 
 @pytest.mark.parametrize(

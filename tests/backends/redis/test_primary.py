@@ -1,4 +1,4 @@
-"""The primary that a client follows, for single orders of events. tests/models/sentinel.cpp tries all orders."""
+"""The choice of the primary, for single orders of events. tests/models/sentinel.cpp tries all orders."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Client:
         asked_at: float | None = None,
         others: tuple[Address, ...] = (),
     ) -> bool:
-        """Report this primary from one Sentinel. ``at`` is a name that leads to this Sentinel now, and to others
-        too."""
+        """Report this primary from one Sentinel. ``at`` is a name that leads to this Sentinel at this moment, and to
+        others at other times."""
         self.time += 0.01
         facts = {"num-other-sentinels": str(number - 1), "quorum": str(quorum)}
         place = Address(at or sentinel, 26379)

@@ -65,7 +65,7 @@ def leaving_a_child(url: str) -> None:
     if os.fork() == 0:
         ours.backend.open(Ear())
         say("child")
-        hear()  # until the test ends
+        hear()  # the helper runs until the test ends
         os._exit(0)
     say("waiting", waiter.owner)
     threading.Event().wait()
@@ -79,8 +79,9 @@ def test_a_forked_child_keeps_no_connection_of_a_killed_parent(
     with Helper(f"{__name__}:leaving_a_child", server.url) as parent:
         parent.wait_for("waiting", within=10)
         parent.wait_for("child", within=10)
-        assert len(connections(bare) - before) == 4  # for requests, subscribed, tracked, a channel
-        parent.signal(signal.SIGKILL)  # only the parent, not its child
+        # Connections for requests, for the subscription, for tracking, and a channel.
+        assert len(connections(bare) - before) == 4
+        parent.signal(signal.SIGKILL)  # only the parent has these, not its child
         eventually(lambda: connections(bare) <= before)
         waiter = them.wait()
         us.release(held)
@@ -115,7 +116,7 @@ def test_a_child_forked_during_a_connect_keeps_no_connection_in_use(
     with Helper(f"{__name__}:forking_while_it_connects", server.url) as parent:
         parent.wait_for("waiting", within=10)
         assert len(connections(bare) - before) == 2
-        parent.signal(signal.SIGKILL)  # only the parent, not its child
+        parent.signal(signal.SIGKILL)  # only the parent has these, not its child
         eventually(lambda: connections(bare) <= before)
         waiter = them.wait()
         us.release(held)

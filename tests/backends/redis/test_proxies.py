@@ -106,7 +106,7 @@ def test_a_duplicated_reply_grants_no_other_lock(connect: Connect, mangler: Mang
 
 
 def test_a_reply_right_behind_another_grants_no_other_lock(connect: Connect, mangler: Mangler) -> None:
-    """Checked even when the connection was in use a moment ago."""
+    """This is checked even if the connection was in use a moment ago."""
     us, them = connect(mangler.url), connect()
     us.release(us.take()[0])
     them.take(them.claim("b"))

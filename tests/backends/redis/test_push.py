@@ -232,7 +232,7 @@ def test_a_late_push_for_a_taken_name_is_not_believed(server: RedisServer, bare:
 def test_a_push_before_a_hint_of_a_force_release_is_checked_by_a_request(
     server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both come while a heartbeat is under way, and its reply says nothing of them."""
+    """Both come during a heartbeat, and its reply does not mention them."""
     with FaultProxy.before(server.url) as proxy, client(server) as one, client(server, proxy.url) as two:
         held = one.lock("a").acquire()
         with acquiring(two.lock("a", fair=True)) as acquired:

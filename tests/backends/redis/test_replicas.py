@@ -1,4 +1,4 @@
-"""``replicas=N``: a grant counts when N replicas have it. Otherwise nothing of it is left."""
+"""``replicas=N``: a grant counts when N replicas have it. Otherwise nothing of it remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of each script: which claim gets the name, with which token, and what is left behind."""
+"""The rules of each script: which claim gets the name, with which token, and what remains."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_waiters_get_the_name_in_order_of_arrival(us: Ours, them: Ours) -> None:
 def test_a_fair_newcomer_does_not_overtake_a_live_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     waiter = us.wait()
-    bare.delete(LOCK)  # like an expiry: nobody hands the name over
+    bare.delete(LOCK)  # like an expiry: no script hands the name over
     assert isinstance(them.attempt(them.claim()), Busy)
     assert holder_of(bare) == waiter.owner  # the newcomer's request handed it over
 
@@ -103,8 +103,7 @@ def test_a_waiter_is_dropped_after_its_deadline(us: Ours, them: Ours, bare: Bare
 
 
 def killed(bare: Bare, count: int, *, until: int = 5000) -> list[str]:
-    """Add waiters of a process that was killed: they keep their places for ``until`` ms, and nobody listens for
-    them."""
+    """Add waiters of a process that was killed: they keep their places for ``until`` ms, and none is subscribed."""
     seconds, micros = bare.time()
     client, deadline = "d" * 16, seconds * 1000 + micros // 1000 + until
     dead = [f"{client}.{number:032x}@lock:h:1:me:10" for number in range(count)]
@@ -118,7 +117,7 @@ def test_a_newcomer_never_overtakes_a_waiter_behind_many_dead_ones(us: Ours, the
     dead = killed(bare, 300)
     waiter = them.wait()
     us.release(holder)
-    assert holder_of(bare) is None  # the script does not know the first living waiter
+    assert holder_of(bare) is None  # the script does not know the first live waiter
     answer = us.attempt(us.claim())
     assert isinstance(answer, Busy), "a newcomer was first"
     assert answer.expires_in is None
@@ -140,7 +139,7 @@ def test_a_waiter_keeps_its_liveness_after_the_server_clock_steps_back(us: Ours,
     waiter = them.wait(them.claim(ttl=30))
     deadline = bare.hget(LIVE, waiter.owner)
     mode, till, echo = deadline.decode().split(":")
-    # As if written before the clock was stepped by an hour.
+    # As if the entry was written before the clock was stepped by an hour.
     bare.hset(LIVE, waiter.owner, f"{mode}:{int(till) + 3_600_000}:{echo}")
     us.release(holder)
     assert holder_of(bare) == waiter.owner
@@ -219,7 +218,7 @@ def test_a_cancelled_id_never_acquires_the_name_even_if_its_request_is_late(us: 
     assert isinstance(us.attempt(claim, join=True), Busy)
     assert holder_of(bare) is None
     assert bare.zcard(QUEUE) == 0
-    us.take()  # another id may take it
+    us.take()  # another id may acquire the name
 
 
 @pytest.mark.oracle
@@ -236,7 +235,7 @@ def test_a_tombstone_ends_after_a_minute_and_an_ordinary_release_leaves_none(us:
 def test_a_release_of_a_free_name_wakes_the_next_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     former, _ = us.take()
     waiter = them.wait()
-    bare.delete(LOCK)  # like an operator; the release of the former holder is the first request after that
+    bare.delete(LOCK)  # like a force release; the release of the former holder is the first request after that
     assert us.release(former) is False
     assert holder_of(bare) == waiter.owner
     them.ear.hears("wake", waiter.id)
@@ -434,7 +433,7 @@ def test_a_handover_costs_the_same_with_five_and_with_five_hundred_waiters(us: O
         eventually(lambda: holder_of(bare) is None)
         return spent
 
-    cost(1)  # loads the scripts
+    cost(1)  # this loads the scripts
     assert cost(500) == cost(5) <= 14
 
 

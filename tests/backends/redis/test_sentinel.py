@@ -1,4 +1,4 @@
-"""``redis+sentinel://`` on real Sentinels: which server is used, and what becomes of locks when the primary changes."""
+"""``redis+sentinel://`` on real Sentinels: which server is used, and the fate of locks when the primary changes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_sentinel_whose_name_lookup_hangs_does_not_block_the_others(
             assert on(server) == claim.owner
             assert str(endpoint.sentinels[0]) == guard.endpoint
             eventually(lambda: client.client_list(_type="pubsub"), within=WITHIN)
-            # It listens to the other Sentinel first, and to this one later.
+            # The client listens to the other Sentinel first, and to this one later.
             endpoint.sentinels = endpoint.sentinels[::-1]
             client.client_kill_filter(_type="pubsub")
             with pytest.raises(BackendUnavailable, match=r"slow\.example.*not connected"):
@@ -176,7 +176,7 @@ def test_a_client_learns_of_a_failover_although_its_sentinel_is_isolated(server:
 
 
 def test_one_host_name_for_all_sentinels_leads_to_no_former_primary(guarded: Guarded, connect: Connect) -> None:
-    """The name leads to another Sentinel each time, at last to one that was cut off and reports another primary."""
+    """The name leads to another Sentinel each time, at last to an isolated one that reports another primary."""
     guarded.failover()
     with RedisServer() as former, SentinelServer(list) as stale, ExitStack() as stack:
         with stale.client() as guard:
@@ -223,7 +223,7 @@ def test_recreated_sentinels_are_followed_at_the_next_failover(guarded: Guarded,
     us.release(us.take()[0])
     endpoint = us.backend._endpoint
     assert isinstance(endpoint, SentinelEndpoint)
-    for _ in range(5):  # a message of a former Sentinel may come late, and bring the new ones its epoch
+    for _ in range(5):  # a message of a former Sentinel may come late, and give its epoch to the new ones
         guarded.make_sentinels_anew()
         with suppress(AssertionError):
             eventually(lambda: endpoint.told is not None and endpoint.told.epoch == 0, within=8.0)
@@ -308,7 +308,7 @@ def test_a_lock_that_the_new_primary_has_stays_held(guarded: Guarded, us: Ours, 
     assert renewed is not None
     assert renewed.token == held[1].token
     assert on(new) == held[0].owner
-    them.ear.hears("wake", None, within=WITHIN)  # it asks again, so that the new primary knows that it waits
+    them.ear.hears("wake", None, within=WITHIN)  # the waiter asks again, so that the new primary knows of it
     them.wait(waiter)
     assert us.release(held[0])
     them.ear.hears("wake", waiter.id, within=WITHIN)
@@ -415,7 +415,7 @@ def test_a_waiter_gets_the_lock_from_the_new_primary_on_both_faces(guarded: Guar
         async with multilock.connect_async(guarded.url, ttl=20) as client, client.lock("a").acquire(timeout=4 * WITHIN):
             order.append("asyncio")
 
-    # The client is closed first and releases its lock, so that the waiter ends, however this test ends.
+    # The client is closed first and releases its lock, so that the waiter ends however this test ends.
     with ThreadPoolExecutor() as pool, multilock.connect(guarded.url, ttl=20) as client:
         lease = client.lock("a").acquire()
         done = pool.submit(asyncio.run, wait())
@@ -453,7 +453,7 @@ def test_without_sentinels_the_client_keeps_using_its_connections(guarded: Guard
             server.client_kill_filter(_type="normal", skipme=True)
     with redis.Redis(port=guarded.servers[2].port) as bare:
         bare.client_kill_filter(_type="normal", skipme=True)
-    with suppress(BackendUnavailable):  # it fails on the connection that was just ended
+    with suppress(BackendUnavailable):  # the request fails on the connection that was just ended
         us.backend.ping(1)
     with pytest.raises(BackendUnavailable, match=r"\(a Sentinel\) cannot be reached") as caught:
         us.take(us.claim("d"))
@@ -461,7 +461,7 @@ def test_without_sentinels_the_client_keeps_using_its_connections(guarded: Guard
 
 
 def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server: RedisServer, connect: Connect) -> None:
-    """With ``redis://`` too: the address may lead to another server by now."""
+    """This holds for ``redis://`` too: the address may lead to another server by now."""
     ours = connect(redis_server.url)
     together = threading.Barrier(3)
 
@@ -574,7 +574,7 @@ def test_redis_and_sentinel_addresses_that_are_confused_are_reported(
             connect(f"redis://{guarded.guards[0].endpoint}/{db}").take()
 
 
-# a client passed in
+# a client object passed to connect()
 
 
 @pytest.mark.parametrize("library", [redis, valkey])

@@ -1,4 +1,4 @@
-"""Readers and permits: which claims hold a name together, which wait, what each gets, and what they leave behind."""
+"""Readers and permits: which claims hold a name together, which wait, what each gets, and what remains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def end_lease(bare: Bare, claim: Claim) -> None:
     bare.zadd(HOLDERS, {claim.owner: 1}, xx=True)
 
 
-# which claims fit together
+# which claims may hold a name together
 
 
 def test_readers_hold_together_and_exclude_writers_and_permits(us: Ours, them: Ours) -> None:
@@ -77,7 +77,7 @@ def test_a_waiter_with_another_number_is_rejected_and_later_waiters_are_served(
     first, other, behind = us.wait(us.permit(3)), them.wait(them.permit(5)), us.wait(us.permit(3))
     us.release(alone)
     assert sharing(bare) == {first.owner}
-    them.ear.hears("wake", other.id)  # not by its heartbeat: until that it would keep out every claim behind it
+    them.ear.hears("wake", other.id)  # not by its heartbeat: until then it would block every claim behind it
     with pytest.raises(BackendRejected, match="has 3 permits"):
         them.attempt(other, join=True)
     assert sharing(bare) == {first.owner, behind.owner}
@@ -254,7 +254,7 @@ def test_three_permits_serve_forty_waiters_in_any_order_of_releases(us: Ours, ba
     order = random.Random(8)
     waiting = [us.permit(3) for _ in range(40)]
     for claim in waiting:
-        us.attempt(claim, join=True)  # the first three hold it at once
+        us.attempt(claim, join=True)  # the first three hold the name at once
     served = 0
     while held := sharing(bare):
         assert len(held) == min(3, 40 - served)
@@ -273,7 +273,7 @@ def test_when_a_writer_gives_up_the_readers_behind_it_enter(us: Ours, them: Ours
         them.release(writer)
         assert sharing(bare) == {reader.owner, behind.owner}
         us.ear.hears("wake", behind.id)
-    else:  # it was killed or stopped: the next request of anybody finds that it has given up
+    else:  # the process was killed or stopped: any next request finds that the claim was cancelled
         bare.hset(LIVE, writer.owner, "x:1")
         us.take(behind)
 
@@ -292,7 +292,7 @@ def test_a_killed_writer_that_waited_blocks_no_reader(us: Ours, connect: Connect
     us.take(us.reader())
     killed = connect()
     killed.wait()
-    killed.close()  # nobody listens on its channel after that
+    killed.close()  # after that, no connection is subscribed to its channel
     eventually(lambda: not bare.pubsub_numsub(f"multilock:wake:{killed.ear.client}")[0][1])
     us.take(us.reader())
 
@@ -347,7 +347,7 @@ def test_holders_from_before_a_deleted_marker_do_not_count(us: Ours, them: Ours,
     assert us.release(former[0]) is False
     former = us.take(us.permit(2))
     bare.delete(LOCK)
-    them.take(them.permit(2))  # makes a marker of its own
+    them.take(them.permit(2))  # this makes a new marker
     assert us.renew(former) == [None]
     them.take(them.permit(2))
 
@@ -443,7 +443,7 @@ def test_the_end_of_one_reader_is_not_reported_to_another(us: Ours, them: Ours, 
     us.watch(stopped)
     them.watch(alive)
     end_lease(bare, stopped[0])
-    assert isinstance(them.attempt(them.claim()), Busy)  # this request looks at the holders
+    assert isinstance(them.attempt(them.claim()), Busy)  # this request reads the holders
     assert us.renew(stopped) == [None]
     assert them.renew(alive) != [None]
     them.watch(them.take(them.claim("another")))

@@ -32,7 +32,7 @@ def test_a_frozen_reader_delays_a_writer_by_its_own_lease_and_other_readers_are_
         Helper("tests.backends.holders:read", server.url, PREFIX, TTL) as stopped,
     ):
         stopped.wait_for("held", START)
-        assert writing.inspect(NAME)  # so that it is connected before its time is short
+        assert writing.inspect(NAME)  # so that it is connected before its time becomes short
         others = [client.read_write_lock(NAME).reader().acquire() for _ in range(9)]
         with stopped.paused(), Pulse() as pulse:
             began = now()
@@ -63,7 +63,7 @@ def test_a_frozen_waiting_writer_blocks_readers_for_its_liveness_and_a_killed_on
         eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=START)  # the writer is back
         assert reader.try_acquire() is None
         writer.kill()
-        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1, within=START)  # that of this process
+        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1, within=START)  # the key of this process
         lease = reader.try_acquire()
         assert lease is not None
         lease.release()

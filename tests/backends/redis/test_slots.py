@@ -1,4 +1,4 @@
-"""The table of slots, and redirections, as nodes of all versions write them."""
+"""The table of slots, and redirections, in the formats of all versions."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_late_reply_is_never_taken_for_the_reply_to_the_next_request(connect: 
 def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim may have been cancelled meanwhile, and the server remembers that for no longer than a minute."""
+    """The claim may have been cancelled in the meantime, and the server remembers this for no longer than a minute."""
     connections = us.backend._node.connections
     stood_still = [0.0]
     connect = connections._endpoint.connect
@@ -56,7 +56,7 @@ def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
         us.attempt(us.claim())
     assert caught.value.unknown is False
     assert list(bare.scan_iter()) == []
-    us.take()  # on that connection
+    us.take()  # this happens on the old connection
 
 
 @pytest.mark.parametrize("within", [0.0, -60.0])

@@ -1,4 +1,4 @@
-"""The nodes that a client of a cluster asks, and those that it believes. Tested without a cluster."""
+"""Which nodes a client of a cluster asks, and which of them it believes. Tested without a cluster."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
 
 
 def test_an_empty_slot_table_counts_as_silence(nodes: Nodes) -> None:
-    """A node that was reset or restarted empty knows no other node. The client keeps its old table."""
+    """A node that was reset, or restarted without data, knows no other node. The client keeps its old table."""
     nodes.say[A] = []
     for _ in range(3):
         nodes.look()
@@ -98,8 +98,8 @@ def test_an_empty_slot_table_counts_as_silence(nodes: Nodes) -> None:
 
 
 def test_the_addresses_of_the_url_are_asked_after_the_learnt_ones(nodes: Nodes) -> None:
-    """Another cluster may have this address by now. So its reply counts only if no other node replies, not even a
-    silent one."""
+    """Another cluster may use this address by now. So its reply counts only if no other node replies or may still
+    reply."""
     nodes.say[SEED] = lines(C)
     for _ in range(6):
         nodes.look()
@@ -138,7 +138,7 @@ def test_a_recreated_cluster_with_lower_epochs_is_followed(nodes: Nodes) -> None
 
 
 def test_many_silent_nodes_leave_time_for_the_others(nodes: Nodes) -> None:
-    """The clock stands still here, so that each node could use all the time that is left."""
+    """The clock does not advance here, so each node could use all the remaining time."""
     replicas = [Address("10.0.0.2", port) for port in range(7000, 7009)]
     nodes.topology._table = table(A, B, replicas=replicas)
     nodes.say = {SEED: lines(C)}
@@ -221,7 +221,8 @@ def test_a_client_that_left_a_former_primary_no_longer_asks_it(
     step: str,
     watched: bool,
 ) -> None:
-    """Between the step and the connection the table changes. The former primary does not know that, and would grant."""
+    """The table changes between the step and the connection. The former primary does not know this, and would grant the
+    lock."""
     nodes.servers = {A: redis_server.port, B: server.port}
     if watched:
         nodes.topology.node(A).listener._watched.add("claim", "other", b"")
@@ -245,8 +246,8 @@ def test_a_client_that_left_a_former_primary_no_longer_asks_it(
 
 
 def test_one_node_that_hangs_delays_no_watch_on_other_nodes(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of a node have moved to two others, and one of these hangs. Its names stay and are tried again; the other
-    node gets its own. Both orders are tried."""
+    """Names of a node have moved to two other nodes, and one of these hangs. Its names are kept and tried again; the
+    other node gets its own. Both orders are tried."""
     to = {"first": B, "second": C}
     owners: list[Address | None] = [A] * SLOTS
     for name, owner in to.items():

@@ -1,5 +1,5 @@
-"""Push connections that break, are refused or were forgotten: waiters are served, losses are reported, and all
-return."""
+"""Push connections that break, are refused or were dropped: waiters are served, losses are reported, and all
+connections return."""
 
 from __future__ import annotations
 
@@ -175,7 +175,8 @@ def test_a_silent_tracked_connection_delays_a_watch_by_only_a_second(connect: Co
 
 
 def test_an_observer_sees_its_own_clients_locks_although_their_watch_is_down(us: Ours, them: Ours, bare: Bare) -> None:
-    """The observer of an election in the leading client is such a follower: the renewal uses the tracked connection."""
+    """The observer of an election in the leading client observes such a name: the renewal uses the tracked
+    connection."""
     other = us.take(us.claim("other"))
     us.watch(other)
     us.backend.follow(frozenset({"a"}), 1)

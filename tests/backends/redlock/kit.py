@@ -45,7 +45,7 @@ class Contender:
         fan = self.backend.rounds.pool.take()
         until = now() + WITHIN
         reached = min(self.servers, len(self.proxies) - len(self.cut))
-        fan.look(0)  # otherwise a connection that has ended is counted as open
+        fan.look(0)  # otherwise a connection that has ended counts as open
         while fan.connected() < reached and now() < until:
             fan.look(0.005)
         self.backend.rounds.give(fan)
@@ -65,7 +65,7 @@ class Contender:
         return claim, granted
 
     def teach(self) -> None:
-        """Load the scripts into each server, so that no later reply says that a script is missing."""
+        """Load the scripts into each server, so that no later reply reports a missing script."""
         held = self.take(self.claim("taught"))
         self.settle(held[0])
         self.renew(held)
@@ -85,15 +85,15 @@ class Contender:
         eventually(lambda: not evidence.pending(), within=WITHIN)
 
     def keep_its_votes(self) -> None:
-        """Stop a minority from returning its votes. On an overloaded machine the second push may come after its
-        patience."""
+        """Stop a minority from returning its votes. On an overloaded machine the second push may come too late for the
+        waiter."""
         self.backend.rounds._later = lambda evidence, now: None  # type: ignore[method-assign]
 
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
         return self.backend.release(claim, None, unsure, WITHIN)
 
     def give_back(self, claim: Claim, *, unsure: bool = False) -> None:
-        """Release like the kernel: repeat it until it is answered, and wait until each server has confirmed it."""
+        """Release like the kernel: repeat until there is a reply, and wait until each server has confirmed."""
 
         def given_back() -> bool:
             try:

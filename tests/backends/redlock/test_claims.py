@@ -1,4 +1,4 @@
-"""One claim on several servers: what it does there, and what it leaves behind."""
+"""One claim on several servers: its effect there, and its remains."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_majority_of_servers_grants_the_lock_and_a_minority_does_not(contend: 
     claim, _ = us.take()
     refused = them.attempt(them.claim())
     assert isinstance(refused, Busy)
-    assert refused.spent  # it got one of the servers, and must return that vote
+    assert refused.spent  # the claim got one of the servers, and must return that vote
     assert holders(servers)[:2] == [claim.id, claim.id]
 
 
@@ -135,7 +135,7 @@ def test_silent_servers_do_not_use_up_the_time(contend: Contend) -> None:
     began = now()
     with pytest.raises(BackendUnavailable):
         us.attempt(us.claim(ttl=2.5))
-    assert now() - began < 5.0  # out of ten seconds
+    assert now() - began < 5.0  # of its ten seconds
 
 
 def test_a_reply_that_is_late_for_its_round_still_counts_and_keeps_its_connection(
@@ -146,7 +146,7 @@ def test_a_reply_that_is_late_for_its_round_still_counts_and_keeps_its_connectio
     monkeypatch.setattr(rounds, "LATEST", WITHIN)
     made = [len(proxy.connections) for proxy in us.proxies]
     for proxy in us.proxies:
-        proxy.delay(0.6, "down")  # a round has 0.25 s
+        proxy.delay(0.6, "down")  # a round takes 0.25 s
     claim = us.claim(ttl=2.0)
     with pytest.raises(BackendUnavailable):
         us.attempt(claim)
@@ -272,7 +272,7 @@ def test_lost_replies_to_a_release_leave_nothing(contend: Contend, servers: Redi
         fault.wait(WITHIN)
     assert holders(servers) == ["", "", ""]
     us.reach(0, 1, 2)
-    eventually(lambda: not us.backend.rounds.claims, within=WITHIN)  # nobody asks for the claim
+    eventually(lambda: not us.backend.rounds.claims, within=WITHIN)  # no request of the claim is sent
     us.give_back(claim, unsure=True)
     assert not us.backend.rounds.claims
 
@@ -284,14 +284,14 @@ def test_a_lost_reply_to_a_release_never_reports_a_lost_lock(contend: Contend) -
     us.settle(claim)
     for proxy in us.proxies[:2]:
         proxy.drop_reply(claim.id.encode())
-    us.proxies[2].delay(1.0)  # meanwhile the clerk repeats the release at the others, which then find nothing
+    us.proxies[2].delay(1.0)  # in the meantime the clerk repeats the release at the others, which then find nothing
     with pytest.raises(BackendUnavailable) as silence:
         us.release(claim)
     assert silence.value.unknown
 
 
 def test_a_server_whose_uptime_is_not_known_receives_no_acquire(contend: Contend) -> None:
-    """Otherwise the claim would be cancelled there for minutes, and the kernel would warn of each."""
+    """Otherwise the claim would be cancelled there for minutes, and the kernel would log a warning for each."""
     us = contend()
     us.proxies[0].black_hole()
     with pytest.raises(BackendUnavailable) as silence:
@@ -300,7 +300,7 @@ def test_a_server_whose_uptime_is_not_known_receives_no_acquire(contend: Contend
 
 
 def test_a_renewal_counts_although_newer_replies_arrived_first(contend: Contend) -> None:
-    """Newer replies come in when the clerk asks for a missing vote, or the watchdog renews, at the same time."""
+    """Newer replies arrive if the clerk asks for a missing vote, or the watchdog renews, at the same time."""
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
@@ -385,7 +385,7 @@ def test_a_renewal_loses_a_lease_that_only_a_minority_keeps(contend: Contend, se
 
 
 def test_a_server_that_granted_the_lease_again_reports_its_next_loss(contend: Contend, servers: RedisServers) -> None:
-    """This is what happens when servers restart one after the other while a majority always has the vote."""
+    """This happens if servers restart one after the other while a majority always has the vote."""
     us = contend()
     held = us.take()
     us.settle(held[0])
@@ -439,7 +439,7 @@ def test_a_force_release_is_reported_although_a_renewal_arrives_between_two_serv
     eventually(lambda: us.states(held[0])[0] == "out", within=WITHIN)
     [renewed] = us.renew(held)
     assert isinstance(renewed, Granted)
-    eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)  # the first server has it again
+    eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)  # the first server has the lease again
     assert nodes[1].inspection.force_release("a", WITHIN)
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
 
@@ -479,7 +479,7 @@ def test_a_handover_grants_the_lock_once_a_majority_has_reported_it(contend: Con
     them.ear.hears("wake", waits.id, within=WITHIN)
     granted = them.ear.pushed[waits.id]
     assert granted.short
-    assert granted.valid_for == 6.0  # as long as its request vouches for, and no longer
+    assert granted.valid_for == 6.0  # as long as its request allows, and no longer
     assert (granted.token or 0) > (former.token or 0)
     [renewed] = them.renew((waits, granted))
     assert renewed.token == granted.token
@@ -518,7 +518,7 @@ def test_inspect_does_not_report_anything_that_a_silent_server_could_change(cont
     ):
         with pytest.raises(BackendUnavailable) as silence:
             ask()
-    assert silence.value.unknown  # one server has executed it
+    assert silence.value.unknown  # one server has executed the release
     assert operator.backend.inspect("free", WITHIN) is None
     assert not operator.backend.force_release("free", WITHIN)
     operator.cut_off(1)

@@ -1,4 +1,4 @@
-"""One connection to each server: which thread handles which reply, when, and what a call that ends midway leaves."""
+"""One connection to each server: which thread handles which reply, and the remains of a call that ends early."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_closing_pool_sends_again_the_script_that_a_server_lost() -> None:
 
 
 def test_callers_never_make_connections_themselves(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that hangs during the connect would delay the caller, and all who wait for that caller."""
+    """A server that hangs during the connect would delay the caller, and all callers that wait for it."""
     connected: set[int] = set()
     connect = Guarded.connect
 
@@ -155,7 +155,7 @@ def test_callers_never_make_connections_themselves(contend: Contend, monkeypatch
 
 
 def test_a_try_that_does_not_join_leaves_nothing_in_any_queue(contend: Contend) -> None:
-    """The client has subscribed since then, but what counts is the request that was sent."""
+    """The client has subscribed in the meantime, but the request that was sent counts."""
     them, us = contend(), contend()
     held, _ = them.take()
     them.settle(held)
@@ -172,7 +172,7 @@ def test_a_try_that_does_not_join_leaves_nothing_in_any_queue(contend: Contend) 
     rounds.give(fan)
 
 
-# A call that ends in the middle, on real servers
+# A call that ends early, on real servers
 
 
 @pytest.fixture

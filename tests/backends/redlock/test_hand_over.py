@@ -38,7 +38,7 @@ def waits(contender: Contender, claim: Claim | None = None) -> Claim:
         return all(node.listener.listening for node in contender.backend.servers.nodes)
 
     eventually(listens, within=WITHIN)
-    eventually(stands, within=WITHIN)  # now every server can notify it
+    eventually(stands, within=WITHIN)  # now every server can notify the waiter
     return claim
 
 
@@ -153,7 +153,7 @@ def test_a_give_way_without_a_reply_ends_the_claim_at_once(contend: Contend) -> 
     them.cut_off(2)
     them.take()
     claim = us.claim(ttl=10.0)
-    assert isinstance(us.attempt(claim, join=True), Busy)  # it has the third server
+    assert isinstance(us.attempt(claim, join=True), Busy)  # the claim has the third server
     evidence = us.evidence(claim)
     with evidence.lock:
         evidence.asks(2, int(us.ear.now() * 1e6), None, gives_way=True)
@@ -182,7 +182,7 @@ def test_of_several_single_tries_on_a_free_name_one_succeeds(contend: Contend, s
     second.reach(0)
     first.cut_off(2)
     claim = first.claim(arrived=arrived)
-    assert isinstance(first.attempt(claim, join=True), Busy)  # it has the first server
+    assert isinstance(first.attempt(claim, join=True), Busy)  # the claim has the first server
     granted = second.attempt(later)
     assert isinstance(granted, Granted) or holders(servers)[:2] == [claim.id] * 2
 

@@ -1,4 +1,4 @@
-"""The table of events: what each reply of a server means for one claim, without servers and without time."""
+"""The table of events: the meaning of each reply for one claim, without servers and without time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that die, restart empty, are slow, or are away for long. Whole clients use servers of their own."""
+"""Servers that die, restart without data, are slow, or are absent for long. Whole clients use servers of their own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def five_for_all() -> Iterator[RedisServers]:
 
 @pytest.fixture
 def five(five_for_all: RedisServers) -> RedisServers:
-    """Return five servers that all run and are empty."""
+    """Return five servers that all run and have no data."""
     for member in five_for_all.members:
         if not member.alive:
             member.start()
@@ -58,7 +58,7 @@ def client(five: RedisServers) -> Iterator[Client]:
 
 def test_locks_continue_to_work_when_two_of_five_servers_are_killed(five: RedisServers, client: Client) -> None:
     def all_have_it() -> bool:
-        lease.renew()  # a server that was silent for a moment is asked again after it
+        lease.renew()  # a server that was silent for a moment is asked again after the silence
         return all(holders(five, escape(NAME)))
 
     with client.lock(NAME) as lease:
@@ -106,12 +106,12 @@ def test_a_server_that_lost_its_data_counts_only_after_its_former_grants_ended(
 ) -> None:
     us, them = contend(three, ttl=60.0), contend(three, guard=guard, ttl=60.0)
     for endpoint in them.backend._endpoints[::2]:
-        endpoint.guard = 0.0  # these have been up for long
+        endpoint.guard = 0.0  # these servers have been up for long
     us.cut_off(2)
     ours, granted = us.take(us.claim(ttl=60.0))
     three.members[1].restart()
     claim = them.claim(ttl=60.0)
-    if not guard:  # then both believe that they hold it
+    if not guard:  # then both believe that they hold the lock
         them.connect()
         them.take(claim)
         assert granted.sent_at + granted.valid_for > now()

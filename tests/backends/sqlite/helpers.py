@@ -60,7 +60,7 @@ def wait_fairly(url: str) -> None:
 
 
 def count(url: str, file: str, rounds: str) -> None:
-    """Read, add one, write. The file loses a count if two processes do it at once."""
+    """Read, add one, write. The file loses an increment if two processes do this at the same time."""
     path = Path(file)
     with multilock.connect(url) as client:
         lock = client.lock("n")
@@ -73,7 +73,7 @@ def count(url: str, file: str, rounds: str) -> None:
 
 
 def try_as_nobody(url: str) -> None:
-    """Print what a user sees who owns nothing."""
+    """Print what a user without any rights sees."""
     become_nobody()
     try_once(url)
 
@@ -112,8 +112,8 @@ def _never_look_by_a_timer() -> None:
 
 
 def fork_while_waiting(url: str) -> None:
-    """Fork while a thread waits for the lock. The child waits too. Print what each finds, and what is left of the
-    FIFO once this process has been killed and its child lives."""
+    """Fork while a thread waits for the lock. The child waits too. Print which locks each finds, and whether the FIFO
+    remains once this process was killed and its child lives."""
     _never_look_by_a_timer()
     client, holder = multilock.connect(url), multilock.connect(url)
     lease = holder.lock("n").acquire()
@@ -261,7 +261,7 @@ time.sleep(float(sys.argv[2]))
 def block(url: str, seconds: float) -> subprocess.Popen[bytes]:
     """Write in another program for that many seconds.
 
-    It must be a separate process: SQLite in a forked child would believe that it has the lock of a foreign connection.
+    It must be a separate process, because SQLite in a forked child would believe that it has the locks of its parent.
     """
     command = [sys.executable, "-c", BLOCK, url.removeprefix("sqlite://"), str(seconds)]
     blocker = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -457,7 +457,7 @@ def live_until(url: str, statement: int, told: int) -> None:
 
 
 def interrupt_often(url: str, times: str) -> None:
-    """Acquire and release while KeyboardInterrupt strikes anywhere; then run one clean cycle."""
+    """Acquire and release while KeyboardInterrupt arrives at any point; then run one clean cycle."""
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     struck = 0
 

@@ -1,5 +1,4 @@
-"""Misfortunes of the lock file: where it cannot be, what else it may be, how it is replaced, and what a reboot
-leaves."""
+"""Problems of the lock file: wrong places, other contents, replacement, and the effects of a reboot."""
 
 from __future__ import annotations
 
@@ -207,7 +206,7 @@ def test_holder_is_notified_that_the_file_was_deleted(path: Path, url: str, ask:
         assert client.lock("n").try_acquire() is None
 
 
-# ---- the log deleted under its users: some people recommend that against "database is locked"
+# ---- the log is deleted under its users, as some people recommend against "database is locked"
 
 
 def delete(path: Path, *endings: str) -> None:
@@ -375,7 +374,7 @@ def test_lease_from_before_a_reboot_lasts_for_its_ttl_at_most(
 ) -> None:
     boot("before")
     one = ask(clock)
-    one.hold(one.claim(ttl=30, renew=False))  # nobody checks whether its process is alive
+    one.hold(one.claim(ttl=30, renew=False))  # no process checks whether its holder lives
     reboot(boot, clock, clock.now + 10)
     two = ask(clock)
     assert two.wait(two.claim()).expires_in == pytest.approx(20)

@@ -89,7 +89,7 @@ def two(ask: Ask) -> Waiter:
     return ask()
 
 
-# ---- who is woken
+# ---- which waiter is woken
 
 
 def test_a_release_wakes_the_first_waiter_only(one: Waiter, two: Waiter) -> None:
@@ -139,7 +139,7 @@ def test_a_new_holder_of_a_permit_wakes_the_next_waiter_that_fits(one: Waiter, t
     for permit in waiting:
         two.wait(permit)
     with one.backend._database.request(WITHIN) as sql:  # type: ignore[attr-defined]
-        sql.execute("DELETE FROM locks")  # as if their process was killed: nobody sends a message
+        sql.execute("DELETE FROM locks")  # as if their process was killed: no message is sent
     two.hold(waiting[0])
     assert two.ear.told == [("wake", waiting[1].id), ("wake", waiting[2].id)]
     two.hold(waiting[1])
@@ -168,7 +168,7 @@ def test_a_resting_name_wakes_its_first_waiter_once(one: Waiter, two: Waiter) ->
 
 
 def test_the_first_waiter_of_a_client_looks_again_soon(one: Waiter, two: Waiter) -> None:
-    """It has joined without a FIFO, and the holder may have released the name before there was one."""
+    """The waiter has joined without a FIFO, and the holder may have released the name before the FIFO existed."""
     one.hold(one.claim())
     one.wait(one.claim())
     first, second = two.claim(), two.claim()
@@ -258,7 +258,7 @@ def test_without_a_fifo_waiters_look_at_their_usual_intervals(
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
     monkeypatch.undo()
     two.backend.close()
-    worker.try_again()  # a thread that was refused ends now
+    worker.try_again()  # a thread whose start was refused ends now
 
 
 def test_a_woken_waiter_looks_at_a_time_that_depends_on_its_place(url: str) -> None:

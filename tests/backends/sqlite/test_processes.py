@@ -355,7 +355,7 @@ def read_files(path: Path) -> None:
         Path(f"{path}{end}").read_bytes()
 
 
-# ---- what a process knows about another
+# ---- what a process knows about another process
 
 
 def test_living_process_never_counts_as_dead() -> None:

@@ -77,8 +77,8 @@ class TestSqlite(SharedRules):
     def test_places_end_after_their_liveness_if_nobody_can_write(
         self, one: Asker, two: Asker, path: Path, clock: Clock, stopped: bool
     ) -> None:
-        """A process stopped in the middle of a transaction keeps all waiters from renewing their places. At any other
-        time a stopped process costs nobody a place."""
+        """A process that is stopped in the middle of a transaction prevents all waiters from renewing their places. At
+        any other time a stopped process costs no waiter its place."""
         early, late, held = one.claim(fair=True), two.claim(fair=True), one.claim()
         granted = one.hold(held)
         one.wait(early)
@@ -250,7 +250,7 @@ class TestSqlite(SharedRules):
 
 ME = Process.current()
 assert ME is not None
-GONE = (ME.space, ME.pid, ME.start - 1)  # another process had our pid before
+GONE = (ME.space, ME.pid, ME.start - 1)  # another process had the same pid before
 NOBODYS = (None, None, None)
 
 

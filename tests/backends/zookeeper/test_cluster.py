@@ -1,4 +1,4 @@
-"""Three servers: what becomes of a lock when one of them fails or freezes, or when the majority does."""
+"""Three servers: the fate of a lock when one of them fails or freezes, or when the majority does."""
 
 from __future__ import annotations
 

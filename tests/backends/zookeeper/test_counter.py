@@ -43,7 +43,7 @@ def count_to(server: ZooKeeperServer, path: str, number: int) -> None:
     counter = begin + 4 + max(length, 0) + 8 + 4 * 8 + 4  # data, ACL, two numbers, two times, the version
     struct.pack_into("!i", content, counter, number)
     at = 0
-    while (at := content.find(SEAL, at + 1)) > 0:  # each seal is the sum of all bytes before it
+    while (at := content.find(SEAL, at + 1)) > 0:  # each checksum is the sum of all bytes before it
         if at >= 8 and struct.unpack_from("!q", content, at - 8)[0] >> 32 == 0 and at > counter:
             struct.pack_into("!q", content, at - 8, zlib.adler32(bytes(content[: at - 8])))
     snapshot.write_bytes(bytes(content))

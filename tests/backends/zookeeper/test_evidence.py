@@ -36,7 +36,7 @@ ALL_BUT_READING = [ACL(Permissions.ALL & ~Permissions.READ, Id("world", "anyone"
 
 
 def test_a_missing_reply_costs_the_connection_and_not_the_session(server: ZooKeeperServer, connect: Connect) -> None:
-    """A server that passes a session on to another server leaves out one reply and sends the next."""
+    """A server that passes a session on to another server omits one reply and sends the next."""
     client = connect(server.url, ttl=10)
     lost = Recorder[Loss]()
     lease = client.lock("job", on_lost=lost).acquire()
@@ -83,7 +83,7 @@ def _connection(error: Exception) -> Any:
 def test_one_refused_thread_costs_neither_a_notice_nor_an_orderly_close(
     server: ZooKeeperServer, operator: Operator, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    before = connections_of_ours()  # some belong to clients of earlier tests
+    before = connections_of_ours()  # some threads belong to clients of earlier tests
     starts = count(1)
     start = system.Thread.start
 
@@ -161,12 +161,12 @@ def test_a_waiter_behind_an_unreadable_node_is_woken_by_its_end(
     assert client.lock("job").try_acquire() is None
     waits = background(lambda: (client.lock("job").acquire(timeout=50), now()))
     eventually(lambda: len(contenders(theirs)) == 2)
-    time.sleep(0.5)  # wait until it watches
+    time.sleep(0.5)  # wait until the client watches
     with Pulse() as pulse:
         released_at = now()
         theirs_lock.release()
         lease, granted_at = waits.result(55)
-    assert granted_at - released_at < 3 + pulse.stopped()  # its own timer is a minute
+    assert granted_at - released_at < 3 + pulse.stopped()  # the waiter's own timer is a minute
     lease.release()
     eventually(lambda: contenders(theirs) == [])
 

@@ -40,7 +40,7 @@ def backend_of(client: Client) -> ZooKeeperBackend:
 
 
 def session_of(client: Client) -> Any:
-    """Return the session's id and password, as a thief of them would have them."""
+    """Return the session's id and password, as an attacker could have them."""
     return backend_of(client)._transport._client.client_id
 
 
@@ -141,7 +141,7 @@ def test_a_renewal_whose_reply_is_lost_costs_nothing(
     eventually(lambda: watched(client) == 1)  # its watch names the node, too
     lost = proxy.drop_reply(b"__lock__", then="hold")
     lost.wait(5)
-    eventually(lambda: lease.remaining() > 4.5)  # a later renewal was answered, on another connection
+    eventually(lambda: lease.remaining() > 4.5)  # a later renewal got its reply, on another connection
     assert lease.state is LeaseState.HELD
 
 
@@ -161,7 +161,7 @@ def test_a_node_created_after_its_timeout_is_found_and_deleted(
     held.release()
 
     def given_back() -> bool:
-        with suppress(BackendUnavailable):  # the connection on which nothing was answered ends at about this time
+        with suppress(BackendUnavailable):  # the connection without replies ends at about this time
             return backend.release(claim, None, True, 5.0).ours
         return False
 
@@ -265,7 +265,7 @@ def test_a_wait_continues_through_an_outage_and_notices_a_release_during_it(
         holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 8  # its safety timer would take ten seconds
+    assert time.monotonic() - begun < 8  # the safety timer of the watch would take ten seconds
 
 
 def test_a_node_deleted_during_a_broken_connection_is_a_loss_after_the_reconnect(
@@ -311,7 +311,7 @@ def test_a_connection_without_a_handshake_reply_is_replaced_by_another(proxy: Fa
     assert lost.calls == []
 
 
-# ---- a server with another past
+# ---- a server whose data was replaced
 
 
 def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
@@ -343,7 +343,7 @@ def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
 def test_a_session_revived_by_a_restored_server_is_not_used_again(
     server: ZooKeeperServer, connect: Connect, tmp_path: Path
 ) -> None:
-    """The nodes of that session belong to nobody, and would stay forever if we kept the session alive."""
+    """The nodes of that session belong to no client, and would stay forever if this client kept the session alive."""
     client = connect(server.url, ttl=2)
     client.lock("job").acquire()
     server.kill()
@@ -498,7 +498,7 @@ def test_close_leaves_neither_nodes_nor_a_session(
     client.lock("once", renew=False, ttl=2).acquire()
     client.close()
     assert all(contenders(by, name) == [] for name in ("job-0", "job-1", "job-2", "once"))
-    eventually(lambda: server.metric("zk_global_sessions") == 1)  # that of the operator's client
+    eventually(lambda: server.metric("zk_global_sessions") == 1)  # the session of the operator's client
 
 
 def test_close_does_not_wait_for_a_silent_server(server: ZooKeeperServer, connect: Connect) -> None:
@@ -526,7 +526,7 @@ def test_an_uncontended_lock_costs_one_round_trip_to_acquire_and_one_to_release(
     before = packets(server)
     for _ in range(100):
         lock.acquire().release()
-    # Create and listing in one trip, then the delete, and the request of this test.
+    # Create and list in one round trip, then the delete, and the request of this test.
     assert packets(server) - before - 1 <= 302
 
 

@@ -1,6 +1,7 @@
 """Our locks and those of kazoo and Curator on the same name: each waits for the other, in one queue.
 
-The exceptions are locks of theirs that do not look at all of ours, or at all of their own. These limits are tested too.
+The exceptions are locks of these libraries that ignore some of our locks, or some of their own. These limits are tested
+too.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ OURS: dict[str, Callable[[Client], DistributedLock]] = {
     "permit": lambda client: client.semaphore("job", 3),
 }
 TOGETHER = {("reader", "ReadLock")}
-BLIND = {("reader", "Lock")}  # kazoo's Lock does not look at readers, not even at its own
+BLIND = {("reader", "Lock")}  # kazoo's Lock ignores readers, even its own
 
 
 @pytest.mark.parametrize("theirs", ["Lock", "ReadLock", "WriteLock"])

@@ -52,9 +52,9 @@ def gaps(islands: Archipelago) -> list[float]:
         for number, client in enumerate(ours):
             lost = Recorder[Loss]()
             held.append((client.lock(f"job{number}", on_lost=lost).acquire(timeout=20), lost))
-            time.sleep(random.uniform(0, 0.2))  # so that all are in different phases of their renewals
+            time.sleep(random.uniform(0, 0.2))  # so that the locks are in different phases of their renewals
         waits = [background(partial(entered_at, client, f"job{number}")) for number, client in enumerate(theirs)]
-        time.sleep(random.uniform(0.2, 1.0))  # until they wait, at a random moment in a period of renewals
+        time.sleep(random.uniform(0.2, 1.0))  # wait for a random moment in a period of renewals
         with islands.cut_off(cut_off), Pulse() as pulse:
             believing = [background(partial(believed_until, lease)) for lease, _ in held]
             for (_, lost), belief, next_one in zip(held, believing, waits, strict=True):

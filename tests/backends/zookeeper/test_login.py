@@ -217,7 +217,7 @@ def test_a_host_without_tls_or_with_a_tls_alert_is_refused(farewell: bytes, conn
         connect(url, ttl=3, tls=True).lock("job").acquire(timeout=10)
 
 
-# ---- a client passed in
+# ---- a client object passed to connect()
 
 
 def test_a_kazoo_client_object_is_used_with_its_session_and_never_closed(

@@ -29,7 +29,7 @@ def ear() -> Ear:
 
 @pytest.fixture
 def backend(proxy: FaultProxy, ear: Ear) -> Iterator[ZooKeeperBackend]:
-    """A backend behind a proxy, without a kernel that would look by itself."""
+    """A backend behind a proxy, without a kernel that would send requests by itself."""
     backend = open_backend(proxy.url, {"ttl": 30.0})
     backend.open(ear)
     yield backend
@@ -166,7 +166,7 @@ def test_the_ttl_of_a_lease_without_renewal_counts_from_its_grant_and_not_from_i
         holder.release()
         lease, remaining = waits.result(10)
     assert lease.ttl == 4
-    assert remaining > 2.5 - pulse.stopped()  # 4 less the tenth for the callback
+    assert remaining > 2.5 - pulse.stopped()  # 4 seconds, less the tenth for the callback
 
 
 def test_a_waiter_keeps_its_place_for_longer_than_its_ttl(
@@ -194,7 +194,7 @@ def test_a_waiter_keeps_its_place_for_longer_than_its_ttl(
 
 
 def test_a_released_lease_without_renewal_is_not_deleted_again(server: ZooKeeperServer, connect: Connect) -> None:
-    client = connect(server.url, ttl=60, request_timeout=10.0)  # a request that is repeated would cost more
+    client = connect(server.url, ttl=60, request_timeout=10.0)  # a repeated request would cost more
     client.lock("job", renew=False, ttl=1).acquire().release()
     before = packets(server)
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Each connection negotiates the session timeout anew, with a restarted server that has other limits or with another
+"""Each connection negotiates the session timeout again, with a restarted server that has other limits or with another
 one."""
 
 from __future__ import annotations
@@ -112,11 +112,12 @@ def test_held_leases_are_shortened_before_anything_is_sent_on_the_new_connection
     client = connect(proxy.url, ttl=LONG, request_timeout=1.0)
     lease = client.lock("job", renew=renew).acquire()
     server.settings["maxSessionTimeout"] = int(SHORT * 1000)
-    held = proxy.hold_request(b"\0\0\0\5\0\0\0")  # operation 5 is setData, then a path: it stops every renewal
+    held = proxy.hold_request(b"\0\0\0\5\0\0\0")  # operation 5 is setData, then a path: the proxy stops every renewal
     server.restart()
     eventually(lambda: session_ttl(client) == SHORT, within=20)
     eventually(lambda: lease.remaining() < SHORT * 2 / 3)
-    assert lease.ttl == SHORT or not lease.is_held()  # if the restart took long, the cut is the end
+    # If the restart took long, the shortened session is the end of the lease.
+    assert lease.ttl == SHORT or not lease.is_held()
     held.release()
 
 

@@ -122,7 +122,7 @@ def test_a_reconnect_does_not_wait_for_the_retry_of_a_failed_read(
 
 
 def test_a_session_is_renewed_once_its_connection_is_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last renewal may have failed a moment ago, and the next would come when its locks have ended."""
+    """Its last renewal may have failed a moment ago, and the next would come only after its locks have ended."""
     renewed: list[Hashable] = []
     ear = Ear()
     monkeypatch.setattr(ear, "silent", renewed.append)
@@ -187,7 +187,8 @@ def test_a_waiter_behind_many_nodes_watches_their_parent_and_each_change_wakes_i
 
 
 def test_a_waiter_is_not_woken_by_nodes_that_it_no_longer_waits_for(server: Server, watcher: Watcher, ear: Ear) -> None:
-    """It waited for several nodes. The first that went has woken it, and the others must not."""
+    """The waiter waited for several nodes. The first deleted node has woken it, and the others must not wake it
+    again."""
     assert watcher.wait("claim", ["/job/0", "/job/1"], "/job/own", now() + 1)
     for path in ("/job/0", "/job/1", "/job/own"):
         watcher._event(WatchedEvent(EventType.DELETED, KeeperState.CONNECTED, path))

@@ -22,7 +22,7 @@ from tests.backends.zookeeper.kit import Ours
 from tests.servers_zookeeper import ZooKeeperServer
 
 LONG = 30.0  # seconds; a waiter that is not woken sleeps forever
-QUICK = 6.0  # seconds of ttl; a silent connection is given up after a sixth of it
+QUICK = 6.0  # seconds of ttl; a silent connection is replaced after a sixth of it
 MODES = {"mutex": Ours.mutex, "writer": Ours.writer, "reader": Ours.reader, "permit": Ours.permit}
 
 
@@ -79,7 +79,7 @@ def them(open_ours: Callable[..., Ours]) -> Ours:
     return open_ours()
 
 
-# ---- which claims fit together
+# ---- which claims may hold a name together
 
 
 @pytest.mark.parametrize("style", ["kazoo", "curator"])
@@ -200,8 +200,8 @@ def test_readers_behind_a_writer_that_leaves_the_queue_enter_at_once(us: Ours, t
 
 
 def test_a_permit_released_by_any_holder_is_granted_again(us: Ours, them: Ours) -> None:
-    """The waiter is woken by any holder, not only by the one just ahead or the one whose number is lower by the number
-    of permits."""
+    """Any holder that leaves wakes the waiter, not only the one just ahead or the one whose number is lower by the
+    number of permits."""
     for leaver in range(3):
         holders = [us.take(us.permit()) for _ in range(3)]
         waiting = them.wait(them.permit())
@@ -288,7 +288,7 @@ def test_tokens_grow_although_the_parent_node_is_recreated_with_low_numbers(us: 
     assert tokens == sorted(set(tokens))
 
 
-# ---- losses, and actions of operators
+# ---- losses, and force releases
 
 
 def test_a_reader_whose_node_is_deleted_is_notified_and_the_others_are_renewed(
@@ -382,7 +382,7 @@ def quick(proxy: FaultProxy, prefix: str) -> Iterator[Ours]:
 
 
 def answered(ours: Ours, claim: Claim) -> bool:
-    """Ask again, for use in `eventually`: the client may not have given up the silent connection yet."""
+    """Ask again, for use in `eventually`: the client may still use the silent connection."""
     try:
         return ours.holds(claim, join=True)
     except BackendUnavailable:

@@ -1,4 +1,4 @@
-"""The socket that kazoo reads through: replies in pieces or together, waits, and watches that fire. Without a
+"""The socket that kazoo reads through: replies in parts or together, waits, and watches that report events. Without a
 server."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_the_granted_timeout_is_known_only_with_its_last_byte(
 def test_replies_that_arrived_together_are_read_without_waiting(
     pair: tuple[_Buffered, socket.socket], pipe: tuple[socket.socket, socket.socket], handler: Handler
 ) -> None:
-    """kazoo waits for the operating system between two replies, but that has delivered the second already."""
+    """kazoo waits for the operating system between two replies, but the second one has already arrived."""
     (ours, theirs), (requests, _) = pair, pipe
     theirs.sendall(b"first!second")
     assert ready(handler, [ours, requests], timeout=5.0) == ([ours], [])
@@ -109,7 +109,7 @@ def test_a_wait_ends_after_its_time_and_not_before(pair: tuple[_Buffered, socket
     for _ in range(10):
         began = now()
         assert ready(handler, [ours], timeout=0.0009) == ([], [])
-        assert now() - began >= 0.0009  # otherwise kazoo would ask again and again until then
+        assert now() - began >= 0.0009  # otherwise kazoo would repeat the request until then
     assert ready(handler, [], [ours], timeout=5.0) == ([], [ours])
 
 

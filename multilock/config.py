@@ -56,7 +56,7 @@ class Settings:
     """The settings of a client. Its repr shows no credentials, and none of the backend's own options."""
 
     scheme: str
-    url: str  #: without its query
+    url: str  #: the URL without its query
     ttl: float = 30.0  #: seconds
     prefix: str = "multilock/"
     identity: str | None = None  #: None means `default_identity()` of the process that asks

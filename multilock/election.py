@@ -53,7 +53,7 @@ class Leadership(Leading, HeldLease):
         try:
             self._term.body_begins()
             return super().__enter__()
-        except MultilockError:  # it does not lead any longer
+        except MultilockError:  # this node does not lead any longer
             self._no_body()
             raise
         except BaseException:  # interrupted: this `with` will not end

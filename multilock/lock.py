@@ -83,7 +83,7 @@ class Waits(ForWith, AnyHeld, Lease):
         """Release the lease, whose acquire was interrupted before the caller had the lease. No other code would release
         it."""
         if self.count > 1:
-            self.release()  # only counts down
+            self.release()  # the release the release only counts down
         else:
             self._kernel.releases.take_back(self)
 

@@ -89,7 +89,7 @@ class QueuedLogger:
             return
         frame = sys._getframe(2)
         code = frame.f_code
-        moment = logging.LogRecord(  # without the arguments, whose code it would call
+        moment = logging.LogRecord(  # the message without the arguments, whose code it would call
             self._log.name, level, code.co_filename, frame.f_lineno, message, (), _raised(exc_info), code.co_name
         )
         _log_thread.put(_Entry(self._log, moment, args, extra).tell)

@@ -88,7 +88,7 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
                 return None
     except BaseException:  # nothing may be awaited while the coroutine unwinds
         for holding, count in reversed(held):
-            if holding.count == count:  # otherwise it was counted down before the interrupt
+            if holding.count == count:  # otherwise the part was counted down before the interrupt
                 give_back_soon(kernel, holding)
         raise
 

@@ -52,7 +52,7 @@ def check_identity(identity: object) -> str:
     """Return a valid identity: the text that shows to others which program holds a lock. It has 1 to 255 characters, no
     control characters, and at most 255 bytes in percent-encoding.
     """
-    from urllib.parse import quote  # as in `escape`
+    from urllib.parse import quote  # the same characters as in `escape`
 
     text = _check_text(identity, "identity", IDENTITY_MAX)
     if (encoded := len(quote(text, safe=""))) > IDENTITY_MAX:

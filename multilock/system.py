@@ -156,7 +156,8 @@ class Taking:
 
     def __enter__(self) -> None:
         taken: list[bool] = []
-        taken += map(self._lock.acquire, [True], [max(0.0, self._seconds)])  # not `take`, so that no call is left here
+        # The lock is taken directly and not with `take`, so that no further call is needed.
+        taken += map(self._lock.acquire, [True], [max(0.0, self._seconds)])
         if taken != [True]:
             raise self._refusal()
 
@@ -187,7 +188,7 @@ class LockBell:
         """End the wait. If no thread waits now, end the next wait at once."""
         try:
             self._lock.release()
-        except RuntimeError:  # it has rung already
+        except RuntimeError:  # the bell has rung already
             return
 
     def wait(self, seconds: float) -> bool:

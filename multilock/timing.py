@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 # A lease
-RENEWALS = 3  # in each ttl, so that two may fail
+RENEWALS = 3  # renewals in each ttl, so that two may fail
 # Renewals and heartbeats come up to 10 % earlier or later, so that many clients do not send them at the same moment.
 JITTER = 0.1
 DRIFT_SHARE = 0.01  # the clocks of client and server may differ in speed by 1 %
@@ -61,7 +61,7 @@ UNPUSHED = 1.0  # seconds after which a waiter asks again while the server pushe
 
 # A failure
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while a server is silent or refuses a connection
-LONGEST_IN_BACKGROUND = 5.0  # the same for work that no caller waits for
+LONGEST_IN_BACKGROUND = 5.0  # the same pause, for work that no caller waits for
 REASON_WITHIN = 0.1  # seconds that the notice of a loss may wait for the reason of the loss
 
 

@@ -63,7 +63,7 @@ class Opened:
     """A loaded page: what it logged and which addresses it requested."""
 
     seconds: float  #: until the page has loaded completely
-    errors: list[str] = field(default_factory=list)  #: of the console, and exceptions
+    errors: list[str] = field(default_factory=list)  #: messages of the console, and exceptions
     requests: list[str] = field(default_factory=list)  #: addresses
 
 

@@ -73,12 +73,12 @@ class Server(Service):
     A subclass defines its name, how it is started and how it is asked.
     """
 
-    name: ClassVar[str]  #: the scheme of its URL
+    name: ClassVar[str]  #: the scheme of the server's URL
     program: ClassVar[str]  #: the name that messages use
     start_within: ClassVar[float]  #: seconds until the server answers, on a busy machine
     ends_by: ClassVar[signal.Signals] = signal.SIGTERM  #: the signal that `stop` sends
-    place: ClassVar[str | None] = None  #: parent of its folder; None for the default
-    keeps: ClassVar[bool] = True  #: whether its folder outlives `kill`; none outlives `stop`
+    place: ClassVar[str | None] = None  #: the parent of the server's folder; None for the default
+    keeps: ClassVar[bool] = True  #: whether the server's folder outlives `kill`; none outlives `stop`
 
     def __init__(self) -> None:
         self.host = "127.0.0.1"

@@ -29,7 +29,7 @@ NEVER_DOWN_AFTER = 600.0  # seconds; Sentinels start no failover of their own
 FAILOVER_TIMEOUT = 1.0  # seconds
 AGREED_WITHIN = 40.0  # seconds, on a busy machine
 HEALED_WITHIN = 15.0  # seconds; after that, all servers start afresh
-LAST_LINES = 12  # of each server's log
+LAST_LINES = 12  # lines of each server's log
 
 # With their default periods the Sentinels need seconds for a change of roles, and ten to demote a former primary. Since
 # Redis 7.0 the periods can be set. A replica that the Sentinels have not heard from for three times the first period is
@@ -84,7 +84,7 @@ class Guarded(Service):
         self._first = RedisServer(*fixed)
         self.servers = [self._first, *(RedisServer(*fixed) for _ in range(replicas))]
         self.guards = [SentinelServer(self._monitor) for _ in range(guards)]
-        self._down_after = DOWN_AFTER  # of Sentinels that start from now on
+        self._down_after = DOWN_AFTER  # options of Sentinels that start from now on
 
     def _monitor(self) -> list[str]:
         return [
@@ -243,7 +243,7 @@ class Guarded(Service):
         for guard in self.guards:
             with guard.client() as client:
                 for name, milliseconds in periods.items():
-                    with contextlib.suppress(redis.ResponseError):  # before 7.0, or an unknown period
+                    with contextlib.suppress(redis.ResponseError):  # a server before 7.0, or an unknown period
                         client.execute_command("SENTINEL", "DEBUG", name, milliseconds)
 
     def heal(self) -> None:

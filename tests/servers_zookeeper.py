@@ -45,7 +45,7 @@ def archive() -> str:
         with Archiving(java=[f"-XX:ArchiveClassesAtExit={ours}"]):
             pass
         if ours.exists():
-            ours.replace(ARCHIVE)  # another process may be writing its own
+            ours.replace(ARCHIVE)  # another process may be writing its own archive
     return f"-XX:SharedArchiveFile={ARCHIVE}"
 
 

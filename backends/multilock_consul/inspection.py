@@ -83,7 +83,7 @@ class Inspection:
     def _state(self, name: str, found: Mapping[str, Entry]) -> State:
         try:
             return self._semaphore.state(name, found)
-        except BackendRejected:  # something else uses the name, so nobody holds it
+        except BackendRejected:  # another program uses the name, so it has no holder
             return State(None, {}, 0)
 
     def force_release(self, name: str, within: float) -> bool:
@@ -117,7 +117,7 @@ class Inspection:
         def take(keys: Sequence[str]) -> None:
             if self._delete([(key, held[key]) for key in keys], until):
                 taken.extend(held[key] for key in keys)
-            else:  # one of them has just been released
+            else:  # one of these holders has just released
                 taken.extend(held[key] for key in keys if self._delete([(key, held[key])], until))
 
         self._transactions.in_portions(list(held), TAKEN_AT_ONCE, take)

@@ -75,9 +75,9 @@ class Entry:
     """A key as the server returned it."""
 
     flags: int
-    session: str  #: the session that locks it, or ""
+    session: str  #: the session that locks the key, or ""
     value: bytes
-    index: int  #: the index of its last change
+    index: int  #: the index of the key's last change
 
     @property
     def claim_id(self) -> str | None:

@@ -43,10 +43,10 @@ REFUSED_PAUSE = 30.0  # seconds until a refused query is tried again: an operato
 PACE = 0.01  # seconds between two requests of one query, however often its subject changes
 # The paces of requests for keys that were free at the last reply and still are. A server replies to a query whenever
 # any key near the queried one changes.
-FREE_PACE = 0.1  # seconds between two requests for one such key
-FREE_EACH = 0.04  # seconds between two requests for any of them
+FREE_PACE = 0.1  # seconds between two requests for one missing key
+FREE_EACH = 0.04  # seconds between two requests for any missing keys
 LOST_RACE = 1.0  # seconds; if a woken waiter comes back within this time, other waiters were woken as well
-CONTESTED = 60.0  # seconds for which that is remembered
+CONTESTED = 60.0  # seconds for which a woken name is remembered
 SPREAD = 0.02  # seconds over which the waiters of different processes are then spread
 
 # bytes of one key; its value has at most half a MiB. A longer reply would delay all other notices.
@@ -116,11 +116,11 @@ class Listener:
         # Only the thread changes the fields below. Other threads read the number of queries, and whether a subject has
         # one.
         self._queries: dict[tuple[str, str], Query] = {}
-        self._serves: dict[str, Query] = {}  # claim id -> the query that has it
+        self._serves: dict[str, Query] = {}  # claim id -> the query that contains the claim
         self._leaders: set[str] = set()  # ids in `held` that no other lock displaces
         self._woken: dict[str, float] = {}  # name -> when its waiters were woken last
         self._contested: dict[str, float] = {}  # name -> when more than one waiter was seen
-        self._alarms: list[tuple[float, str]] = []  # wake-ups that are spread over time: when, claim id
+        self._alarms: list[tuple[float, str]] = []  # wake-ups that are spread over time: their time and claim id
         self._spare: list[Wire] = []
 
     # Called from any thread
@@ -300,7 +300,7 @@ class Listener:
                 for key, _ in self._selector.select(self._pause()):
                     if key.data is None:
                         ear.recv(4096)
-                    elif key.data.reading:  # it was not hung up since select() returned
+                    elif key.data.reading:  # the agent has not closed the connection since select() returned
                         self._receive(key.data)
                 while self._jobs:
                     self._jobs.popleft()()
@@ -410,7 +410,7 @@ class Listener:
         if not query.wanted():
             self._drop_unwanted(query)
             return
-        query.index = 0  # so that the next request returns what happened meanwhile
+        query.index = 0  # so that the next request returns the changes of the meantime
         query.failures += 1
         pause = retry_pause(query.failures) * system.uniform(0.5, 1.0)
         query.due = self._now() + (REFUSED_PAUSE if isinstance(error, BackendRejected) else pause)

@@ -229,7 +229,7 @@ class Recipe:
             if own and own.session:
                 return self._ours_already(session, claim, own, join, until)
         entry, index = self._transactions.read(key, until)
-        if entry is None:  # it was deleted between the two requests
+        if entry is None:  # the key was deleted between the two requests
             return Busy(system.uniform(0.0, AT_ONCE_AGAIN))
         if mine == key and entry.session and entry.claim_id == claim.id and not entry.rests:
             return self._ours_already(session, claim, entry, join, until)

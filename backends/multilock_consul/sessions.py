@@ -62,7 +62,7 @@ class Session:
     """One session, and the claims that use it."""
 
     id: str
-    ttl: float  #: as the server granted it
+    ttl: float  #: the ttl that the server granted
     proved_at: float  #: when the newest answered request was sent that keeps the session alive
     purpose: Purpose  #: the requested ttl and the behaviour, or the id of the only claim that uses it
     ended: bool = False  # no claim may begin a request in it any longer
@@ -77,7 +77,7 @@ class Session:
     # Key of an answered release, oldest first -> the time until which it is read. Only a repeated request could have
     # locked it again.
     released: dict[str, float] = field(default_factory=dict)
-    released_due: float = 0.0  # when to read those again
+    released_due: float = 0.0  # when to read these keys again
     unseen: dict[str, None] = field(default_factory=dict)  # keys for which the last renewal had no time
 
     @property
@@ -135,8 +135,8 @@ class Sessions:
         self._lock = system.Lock()  # never held during a request or a notice
         self._making = system.Lock()  # held during a request that makes a session
         self._by_id: dict[str, Session] = {}
-        self._current: dict[Purpose, Session] = {}  # by purpose, those in use
-        self._open: dict[str, list[Session]] = {}  # claim id -> sessions that have it in `Session.open`
+        self._current: dict[Purpose, Session] = {}  # the sessions in use, by their purpose
+        self._open: dict[str, list[Session]] = {}  # claim id -> sessions that have the claim in `Session.open`
         self._holding: dict[str, Session] = {}  # claim id -> session
         # Claim id -> ended sessions in which an attempt of the claim had no reply.
         self._ended_unanswered: dict[str, list[str]] = {}
@@ -402,7 +402,7 @@ class Sessions:
         if session.shared:
             self._notices.group_gone(session.id, message)
             return
-        for claim_id in tuple(session.held):  # there is none if the claim was released
+        for claim_id in tuple(session.held):  # there is no session if the claim was released
             self._notices.gone(claim_id, LossReason.SESSION_LOST, message)
 
     # Releases
@@ -471,7 +471,7 @@ class Sessions:
                     return
                 holding.rests.pop(claim.id, None)
                 del self._holding[claim.id]
-            session = holding or self._current.get(_purpose(claim))  # without a lock, the claim only waited
+            session = holding or self._current.get(_purpose(claim))  # without a lock, the claim was only a waiter
             if session and session.shared:
                 key = self._keys.place(claim, session.id)
                 session.released.pop(key, None)

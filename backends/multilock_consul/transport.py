@@ -142,7 +142,7 @@ class Agents:
         now: Callable[[], float],
     ) -> None:
         self._addresses = addresses
-        self.tls = tls  #: how TLS is done, or None without it
+        self.tls = tls  #: the TLS settings, or None without TLS
         self._headers = f"X-Consul-Token: {token}\r\n" if token else ""
         self._dc = {"dc": dc} if dc else {}
         self.now = now
@@ -279,7 +279,7 @@ class Agents:
         if self._address() == address:
             self._first += 1
         for _ in range(len(self._idle)):
-            with suppress(IndexError):  # another thread may have taken the last one
+            with suppress(IndexError):  # another thread may have taken the last connection
                 wire = self._idle.popleft()
                 if wire.address == address:
                     wire.close()
@@ -303,7 +303,7 @@ class Agents:
                 self._trim()
 
     def _trim(self) -> None:
-        with suppress(IndexError):  # another thread may have taken the last one
+        with suppress(IndexError):  # another thread may have taken the last connection
             while self._closed or len(self._idle) > SPARE:
                 self._idle.popleft().close()
 

@@ -60,7 +60,7 @@ class Aside:
 
     def __init__(self) -> None:
         self._handed: system.SimpleQueue[_Handed[Any] | None] = system.SimpleQueue()
-        self._free: set[int] = set()  # the waiting threads; only these change it
+        self._free: set[int] = set()  # the waiting threads; only these threads change the set
         self._closed = False
 
     def __call__(self, call: Callable[[], R], within: float) -> R:

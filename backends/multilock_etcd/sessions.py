@@ -53,7 +53,7 @@ class EtcdSessions:
         self._notices = notices
         self._now: Callable[[], float] = notices.now
         self._alive: dict[Hashable, EtcdSession] = {}
-        self._shared: dict[float, EtcdSession] = {}  # by the ttl of the claims
+        self._shared: dict[float, EtcdSession] = {}  # the sessions, by the ttl of their claims
         self._unwanted: deque[int] = deque()  # leases without keys whose revocation had no answer
         self._lock = system.Lock()
         self._granting = system.Lock()

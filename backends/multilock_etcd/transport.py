@@ -22,7 +22,8 @@ from typing import Any
 
 from multilock import system
 
-# gRPC reads this when it is first imported. Without it a forked child hangs, waiting for gRPC threads it does not have.
+# gRPC reads this variable when it is first imported. Without it a forked child hangs, waiting for gRPC threads it does
+# not have.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 import grpc
@@ -527,7 +528,7 @@ class _Connection:
         try:
             with _traffic:
                 call = stub(requests, metadata=metadata)
-        except ValueError as error:  # as above
+        except ValueError as error:  # the client was closed meanwhile
             raise BackendUnavailable(f"{self.name}: {error}", unknown=False) from error
         except (RuntimeError, MemoryError) as error:
             self._refused_a_thread(error)

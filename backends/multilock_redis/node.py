@@ -68,7 +68,7 @@ class Node:
         return self.listener.tracking(names, lambda exchange: self.recipe.renew(held, exchange, within))
 
     def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
-        self.listener.unwatch(claim.id)  # as before a release
+        self.listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
         return self.recipe.rest(claim, unsure, seconds, within)
 
     def interrupt(self) -> None:

@@ -247,7 +247,7 @@ class Listener:
             self._notices.changed(None)
             self._look_again(None)
         for connection in (self._subscription, self._tracking):
-            self._notices.pushes(connection, None)  # it is no longer needed
+            self._notices.pushes(connection, None)  # the watch is no longer needed
         # The tracked connection is closed here, because close() may find it in use, or not made yet. No tracked
         # connection is made after this, and no interrupt arrives in this thread.
         with self._using_tracked:
@@ -323,7 +323,7 @@ class Listener:
 
     def _took_elsewhere(self) -> set[str]:
         names: set[str] = set()
-        with suppress(KeyError):  # other threads add to it
+        with suppress(KeyError):  # other threads add to this set
             while True:
                 names.add(self._elsewhere.pop())
         return {name for name in names if self._matters(name)}
@@ -352,7 +352,7 @@ class Listener:
         """Read these names (None: all), and report a failure. The thread runs this."""
         if not (self.watches() or self._tracked):
             if "changes" not in self.refused:
-                self._notices.pushes(self._tracking, None)  # it is no longer needed
+                self._notices.pushes(self._tracking, None)  # the watch is no longer needed
             return
         try:
             self._look(names, 2 * LOOK_WITHIN)

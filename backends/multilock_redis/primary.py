@@ -35,7 +35,7 @@ class Told(NamedTuple):
     primary: Address
     facts: Mapping[str, str]
     id: str  #: the Sentinel's id, which changes when it is set up anew
-    others: tuple[Address, ...]  #: the Sentinels that it knows
+    others: tuple[Address, ...]  #: the other Sentinels that this Sentinel knows
     place: Address  #: where it was reached; several Sentinels may be reached at one address
     asked_at: float
     hidden: str = ""  #: the errors of the questions about the Sentinels that it refuses to answer
@@ -63,7 +63,7 @@ class Following:
         self._sentinels = sentinels
         self.told: Told | None = None  #: the last reply that named the followed primary
         self.look_again = False  #: all Sentinels must be asked now; the reader of this sets it back
-        self._answers: list[Told] = []  # one for each Sentinel
+        self._answers: list[Told] = []  # one reply for each Sentinel
         self._others: dict[Address, float] = {}  # address of a Sentinel -> when another one last named it
         self._doubted_at: float | None = None  # when the present doubt began
 

@@ -34,7 +34,7 @@ __all__ = ["Sentinel", "SentinelEndpoint"]
 
 ROLE = pack("ROLE")
 PING = pack("PING")
-MYID = pack("SENTINEL", "MYID")  # since 6.2
+MYID = pack("SENTINEL", "MYID")  # available since Redis 6.2
 LISTEN = pack("SUBSCRIBE", "+promoted-slave", "+switch-master")
 ASK_WITHIN = 1.0  # seconds for a question that no request waits for
 TEND_EVERY = 2.0  # seconds between two questions to the subscribed Sentinel, and between two questions to all others
@@ -85,7 +85,7 @@ class SentinelEndpoint(Endpoint):
     ) -> None:
         hosts = ",".join(map(str, sentinels))
         super().__init__(f"{scheme}://{hosts}/{primary}/{settings.get('db') or 0}", kind, settings)
-        self.sentinels = tuple(sentinels)  #: the first one is the last that replied
+        self.sentinels = tuple(sentinels)  #: the first Sentinel is the one that replied last
         self.primary = primary
         self.pushes: Callable[..., None] = _nobody  #: `multilock.backend.Notices.pushes`
         self._subscription = f"subscription to the Sentinels of {primary}"

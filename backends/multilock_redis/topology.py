@@ -54,10 +54,10 @@ class Topology:
         self._replicas = replicas
         self._now = notices.now
         self._table: SlotTable | None = None
-        self._epoch = 0  # that of the table
+        self._epoch = 0  # the epoch of the table
         self._doubted = False
         self._looked_at = 0.0  # when the table was last requested
-        self._looking = system.Lock()  # taken in the way that `Listener` takes its locks
+        self._looking = system.Lock()  # taken in the same way in which `Listener` takes its locks
         self._told: Address | None = None  # the new primary of a slot that was moved, which surely knows of the move
         self._silent: set[Address] = set()
         self._nodes: dict[Address, Node] = {}

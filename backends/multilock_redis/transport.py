@@ -118,12 +118,12 @@ class Wire:
         self._open = among
         self.where = where  #: the server, as messages call it; begins with the URL, without secrets
         self._now = now
-        self._sock: socket.socket = connection._sock  # redis-py has no public access to it
+        self._sock: socket.socket = connection._sock  # redis-py has no public access to the socket
         self._poll = system.poll()  # select() cannot watch a descriptor above 1023
         self._poll.register(self._sock, system.POLLIN)
         self._timeout = 0.0
         self._until = 0.0  # when the rest of a reply that has begun must have arrived
-        self._buffer = b""  # what was read
+        self._buffer = b""  # the bytes that were read
         self._at = 0  # how much of the buffer was parsed
         self._heard = False  # whether the server has sent anything
         self._ended = False  # set by `interrupt`
@@ -501,7 +501,7 @@ class Endpoint:
                 raise ConnectionError("another server has taken over")
             if _forks == forks and forks % 2 == 0:
                 return wire
-            wire.close()  # a child may have inherited it without knowing
+            wire.close()  # a child may have inherited the connection without knowing
             if now() >= deadline:
                 raise TimeoutError("this process forks faster than a connection is made")
 
@@ -656,7 +656,7 @@ class Connections:
         while self._idle:
             try:
                 wire = self._idle.pop()
-            except IndexError:  # another thread has taken it
+            except IndexError:  # another thread has taken the connection
                 continue
             if not wire.stale():
                 break
@@ -688,7 +688,7 @@ class Connections:
 
     def _trim(self) -> None:
         """Close connections that were not used for long, or that the server has closed; all of them once closed."""
-        with suppress(IndexError):  # another thread may have taken the last one
+        with suppress(IndexError):  # another thread may have taken the last connection
             for _ in range(len(self._idle)):
                 wire = self._idle.popleft()
                 old = len(self._idle) >= SPARE and wire.used < self._now() - SPARE_FOR

@@ -35,7 +35,7 @@ class Watched:
             return False
         with self._indexing:
             owners = self._owners.get(name)
-            if owners is not None and claim_id not in self._names:  # otherwise it was added again
+            if owners is not None and claim_id not in self._names:  # otherwise the claim was added again
                 owners.pop(claim_id, None)
                 if not owners:
                     self._owners.pop(name, None)

@@ -313,7 +313,7 @@ class SqliteBackend:
         if waiting:
             poll = min(max(POLL_FIRST, (now - waiting.since) * POLL_GROWTH), POLL_LAST)
             if self._mailbox.is_read and not missed:
-                with contextlib.suppress(sqlite3.DatabaseError):  # it is read without a lock
+                with contextlib.suppress(sqlite3.DatabaseError):  # this field is read without a lock
                     before = self._recipe.place(sql, key, claim.id, round(POLL_BEHIND / POLL_LAST))
                     poll = max(poll, min(before * POLL_LAST, waiting.heartbeat_at() - now))
         return Busy(poll, max(0.0, ahead.until - now) if ahead else None)

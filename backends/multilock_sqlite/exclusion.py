@@ -89,7 +89,7 @@ class Exclusion:
                 left = deadline - system.now()
                 if left <= 0:
                     raise Closed("another process is using the file")
-                self._locks.left.wait(min(pause, left))  # another process rings no bell here
+                self._locks.left.wait(min(pause, left))  # another process cannot ring a bell here
                 pause = min(pause * 2, PAUSE_LAST)
         finally:
             self._locks.waiting.pop(self, None)
@@ -236,7 +236,7 @@ def forget_exclusions() -> None:
 
 
 _registering = system.Lock()  # held while a connection gets its locks or releases them
-_all_locks: dict[tuple[int, int], _Locks] = {}  # of this process, by file
+_all_locks: dict[tuple[int, int], _Locks] = {}  # the descriptors of this process, by file
 _REQUESTS = {
     (kind, where): struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0)
     for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK)

@@ -43,7 +43,7 @@ class Process:
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # it exists, and belongs to another user
+            pass  # the process exists, and belongs to another user
         stat = _stat(other.pid)  # None for an existing process if /proc is mounted with hidepid
         return stat is not None and (stat.start != other.start or stat.is_dead)
 
@@ -60,7 +60,7 @@ def _stat(pid: int) -> _Stat | None:
             text = file.read()
     except OSError:
         return None
-    fields = text[text.rindex(b")") + 2 :].split()  # the name before it may contain anything
+    fields = text[text.rindex(b")") + 2 :].split()  # the name before the bracket may contain any character
     # A killed process stays a zombie until its parent waits for it. A zombie with threads left is not dead: only its
     # first thread has ended.
     return _Stat(start=int(fields[19]), is_dead=fields[0] in b"ZX" and int(fields[17]) <= 1)

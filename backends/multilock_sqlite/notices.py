@@ -82,7 +82,7 @@ class Mailbox:
     def send(self, database: str, woken: Sequence[str], taken: Sequence[str] = ()) -> None:
         """Wake these waiters, and have the clients of these holders renew at once. Both are given by claim ids, of any
         client."""
-        if not woken and not taken:  # as after most requests
+        if not woken and not taken:  # most requests end here
             return
         post: dict[str, dict[bytes, None]] = {}  # the messages to each client, in order and without repetitions
         for claims, message in ((taken, TAKEN), (woken, None)):

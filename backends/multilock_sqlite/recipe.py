@@ -32,7 +32,8 @@ ALONE, READ = "x", "r"  # modes; the third is p<n>, for one of n permits
 RESTS = "!rests:"  # prefix of the id of a released claim whose name rests; no claim has such an id
 SHOWN = 100  # holders of one name that inspect() returns
 HOLDERS = "SELECT id, until, token, mode, space, pid, start FROM locks WHERE key = ? AND until > ?"
-OF_SHARED = "FROM locks WHERE key = ? AND until > ? AND mode <> 'x'"  # there is an index, ordered by their end
+# An index on these rows is ordered by the end of the lease.
+OF_SHARED = "FROM locks WHERE key = ? AND until > ? AND mode <> 'x'"
 QUEUE = "SELECT id, mode, fair, until, space, pid, start FROM queue WHERE key = ? ORDER BY ticket"
 SHARED = f"SELECT id, until, token, mode, space, pid, start {OF_SHARED} ORDER BY until"
 RESERVE = 1000  # tokens that one fsync reserves; a reboot skips at most so many
@@ -104,7 +105,7 @@ class Recipe:
                         return Stand(id_, until, None, mode)
                     equals.append(Stand(id_, until, None, mode))
         finally:
-            rows.close()  # as in `_first`
+            rows.close()  # with the same query with the same query as in `_first`
         if claim.permits and self._is_full(sql, key, claim.permits - len(equals), now):
             # These reads need not be in a transaction, so all permits may have been released since they were counted.
             return self._first(sql, SHARED, key, now) or next(iter(equals), None)

@@ -501,4 +501,5 @@ def _after_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
-os.register_at_fork(after_in_parent=_after_in_parent)  # again: an interrupt may have ended the first one
+# Called again, because an interrupt may have ended the first call.
+os.register_at_fork(after_in_parent=_after_in_parent)

@@ -137,7 +137,7 @@ class ZooKeeperBackend:
         for claim, granted in held:
             if self._transport.is_present(granted.group):
                 present[str(granted.key)] = claim.id
-            else:  # its session ended before it was watched
+            else:  # the session of the claim ended before the watch was set
                 self._notices.gone(claim.id, LossReason.SESSION_LOST, ENDED)
         self._watcher.hold(present, self._notices.now() + within)
 

@@ -49,7 +49,7 @@ class Places:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.lock = system.Lock()
-        self.of: dict[str, Place] = {}  # claim id -> its place
+        self.of: dict[str, Place] = {}  # claim id -> the place of the claim
         self._now = now
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
 

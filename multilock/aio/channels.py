@@ -130,7 +130,7 @@ class LoopChannel:
         self._answer: asyncio.Future[Any] | None = None  # the answer to the request under way
         self._lingers = channel if isinstance(channel, Lingers) else None
         self._timer: asyncio.TimerHandle | None = None  # reads the channel even if no data arrives
-        self._look_at = 0.0  # the time of that read, by the loop's clock
+        self._look_at = 0.0  # the time of the planned read, by the loop's clock
         loop.add_reader(self._fileno, self._read)
 
     async def ask(self, send: Callable[[Channel], bool], answer: asyncio.Future[Any]) -> Any:
@@ -197,7 +197,7 @@ class LoopChannel:
         """Make the channel available for the next request."""
         self._answer = None
         self._plan()
-        if self in self._channels.living:  # it may have been closed since the answer came
+        if self in self._channels.living:  # the channel may have been closed since the answer came
             self._channels.idle.append(self)
 
     def close(self) -> None:

@@ -284,7 +284,8 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
 
 def _add_command(parser: _Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="the lock's name")
-    parser.add_argument("command", metavar="CMD", nargs="*", help=argparse.SUPPRESS)  # the usage shows it
+    # The usage line shows the arguments.
+    parser.add_argument("command", metavar="CMD", nargs="*", help=argparse.SUPPRESS)
 
 
 def _nodes(text: str) -> int:

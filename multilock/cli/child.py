@@ -24,7 +24,7 @@ LAUNCH = str(Path(__file__).with_name("launch.py"))
 LOOK_EVERY = 0.02  # seconds between checks of a group that is being ended, which sends no event
 LOOK_FOR_ZOMBIES_EVERY = 0.2  # seconds, because this reads a file for each process of the machine
 DYING = 5.0  # seconds for the kernel to end a killed process; one inside a system call may never end
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in a shell
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # the exit codes of a shell
 
 
 Pause = Callable[..., None]  # `Signals.pause`
@@ -156,13 +156,14 @@ class Child:
         if self._terminal and by in (signal.SIGTTIN, signal.SIGTTOU):
             _put_in_foreground(self.group)
         elif not (self._terminal and by == signal.SIGTSTP):
-            return  # somebody stopped it with kill -STOP: leave it stopped
+            return  # an operator stopped the process with kill -STOP, so leave it stopped
         self.signal(signal.SIGCONT)
 
     def terminate(self) -> None:
         """Send SIGTERM to all processes of CMD."""
         self._ending = True
-        for signum in (signal.SIGTERM, signal.SIGCONT):  # a stopped process does not receive it before
+        # A stopped process does not receive the signal before it continues.
+        for signum in (signal.SIGTERM, signal.SIGCONT):
             self._signal_all(signum)
 
     def _signal_all(self, signum: int) -> None:

@@ -102,7 +102,7 @@ class _Show:
 
     def __init__(self) -> None:
         self._console: Console | None = None
-        with contextlib.suppress(ModuleNotFoundError):  # without rich, plain lines do
+        with contextlib.suppress(ModuleNotFoundError):  # without rich, plain lines are printed
             from rich import console
 
             self._console = console.Console(highlight=False, soft_wrap=True, markup=False, emoji=False)

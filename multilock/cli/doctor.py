@@ -33,7 +33,7 @@ class _Installed:
 @dataclass(slots=True)
 class _Report:
     backends: list[_Installed]
-    url: str | None = None  #: without its secrets
+    url: str | None = None  #: the URL without its secrets
     capabilities: Capabilities | None = None
     findings: list[Finding] = field(default_factory=list)
 

@@ -50,7 +50,7 @@ def leave_watcher(pipe: int) -> None:
     os.chdir("/")
     for number in open_descriptors():
         if number != pipe:
-            with contextlib.suppress(OSError):  # not open
+            with contextlib.suppress(OSError):  # the descriptor is the descriptor is not open
                 os.close(number)
     if not os.read(pipe, 1):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -80,7 +80,7 @@ def _marked(mark: bytes, group: int, session: int) -> list[int]:
     found = []
     with contextlib.suppress(FileNotFoundError):  # no /proc
         for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
-            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
                 if os.getsid(pid) == session and os.getpgid(pid) != group:
                     with open(f"/proc/{pid}/environ", "rb") as environment:  # empty for a zombie and during execve
                         if mark in environment.read().split(b"\0"):

@@ -58,7 +58,7 @@ class Signals:
         for end in (self._came, self._wakeup):
             os.set_blocking(end, False)
         self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it ends `pause`
+        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the signal ends `pause`
         for signum in PASSED_ON:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 self._former[signum] = signal.signal(signum, self._handle)
@@ -73,7 +73,7 @@ class Signals:
 
     def wake(self) -> None:
         """Have `pause` return. Any thread may call this. It never waits, and needs no other thread."""
-        with contextlib.suppress(BlockingIOError):  # full, so it returns anyway
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so `pause` returns anyway
             os.write(self._wakeup, b"\0")
 
     def pause(self, seconds: float = LOOK_AGAIN, *descriptors: int) -> None:

@@ -52,7 +52,7 @@ class KillingTimer:
                 "container with an init (docker run --init), or leave it out"
             )
         try:
-            import ctypes  # imported here because few programs need it
+            import ctypes  # imported late, because few programs need ctypes
 
             self._libc = _with_timers()
         except (ImportError, OSError) as error:
@@ -101,7 +101,7 @@ class Fence:
 
     def __init__(self, killer: Killer) -> None:
         self._killer = killer
-        self._until: dict[str, float] = {}  # by claim id
+        self._until: dict[str, float] = {}  # end of the validity, by claim id
         # The earliest first. An entry counts only if `_until` has the same time. Other entries are outdated or lifted.
         self._heap: list[tuple[float, str]] = []
         self._set_to = math.inf

@@ -59,7 +59,7 @@ class Once:
             self._begins.pop()()
             result = callback(*args)
         except BaseException:
-            self._name = repr(callback)  # for the log line
+            self._name = repr(callback)  # the name of the callback, for the log
             raise
         if result is not None:  # the value may be an awaitable, which the log message then mentions
             self._name = repr(callback)

@@ -39,11 +39,11 @@ class Want:
 
     name: str
     kind: str
-    ttl: float  #: as the user gave it
-    grant: float  #: rounded up to a ttl that the backend grants
+    ttl: float  #: the name as the user gave it
+    grant: float  #: the ttl, rounded up to a ttl that the backend grants
     renew: bool
     reentrant: bool
-    fair: bool  #: as its claims request it from the backend
+    fair: bool  #: the option as the claims request it from the backend
     queues: bool  #: each waiter joins the backend's own queue, and none uses the local gate
     hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
     max_hold: float  #: seconds from the grant after which the lease is lost, or inf

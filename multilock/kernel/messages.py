@@ -65,7 +65,7 @@ class Messages:
             return
         try:
             sys.modules["asyncio"].get_running_loop()
-        except (KeyError, AttributeError, RuntimeError):  # not imported, being imported, or no loop runs here
+        except (KeyError, AttributeError, RuntimeError):  # asyncio is not (yet) imported, or no loop runs here
             return
         self._told_of_loop = True
         logger.warning(

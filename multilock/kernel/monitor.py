@@ -108,7 +108,7 @@ class Monitor:
     def group_gone(self, group: Hashable, message: str) -> None:
         """See `multilock.backend.Notices.group_gone`."""
         kernel = self._kernel
-        with kernel.lock:  # as in `gone`
+        with kernel.lock:  # before the bell, because a grant pushed earlier may have been revoked since
             if kernel.watchdog.sessions.drop(group):
                 for one in list(self.waiting.values()):
                     one.ended |= {group}

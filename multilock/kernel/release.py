@@ -77,7 +77,7 @@ class Releases:
                     return True
                 lease._begin_release()
                 return None
-        lease._alive()  # loses the lease if its deadline has passed
+        lease._alive()  # this call loses the lease if its deadline has passed
         lease._end_of_work()
         return False
 

@@ -181,7 +181,8 @@ class _ThreadTicker:
         self._name = name
 
     def start(self) -> str | None:
-        return begin_thread(partial(call_inside, self._run), self._name)  # so that a finalizer does not wait in it
+        # So that a finalizer does not wait for this lock.
+        return begin_thread(partial(call_inside, self._run), self._name)
 
     def poke(self, at: float) -> None:
         if at < self._planned:

@@ -61,7 +61,7 @@ class RenewedSessions:
     def __init__(self, kernel: Kernel, watchdog: Watchdog) -> None:
         self._kernel = kernel
         self._watchdog = watchdog
-        self.of: dict[Hashable, RenewedSession] = {}  # by group
+        self.of: dict[Hashable, RenewedSession] = {}  # the sessions, by group
 
     def as_known(self, claim: Claim, granted: Granted) -> Granted:
         """Return the grant with the newer proof, and with the cut ttl, that its session received while the grant was on
@@ -87,7 +87,7 @@ class RenewedSessions:
                 return None
             before = session.ttl
             session.ttl, session.valid_until, session.renew_every = ttl, valid_until, renew_every
-            session.proof = None  # it was computed with the former ttl
+            session.proof = None  # this time was computed with the former ttl
             for lease in kernel.leases_of(group):
                 if lease.stage != HELD:
                     continue

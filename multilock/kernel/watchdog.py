@@ -210,7 +210,7 @@ class Watchdog:
     def _renew(self, group: Hashable, leases: Sequence[Holding]) -> None:
         """Renew these leases in one request, whose timeout ends before the first of their deadlines."""
         for lease in leases:
-            lease._alive()  # loses the lease if its deadline has passed meanwhile
+            lease._alive()  # this call loses the lease if its deadline has passed meanwhile
         leases = [lease for lease in leases if lease.stage == HELD]
         if leases:
             within = min(self._kernel.request_timeout(lease.granted.ttl) for lease in leases)

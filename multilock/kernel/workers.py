@@ -65,7 +65,7 @@ class ThreadWorkers:
             job = self._jobs.get_nowait()
         except system.Empty:
             return
-        if job is None:  # for the thread
+        if job is None:  # one bell for the thread
             self._jobs.put(None)
             return
         job()

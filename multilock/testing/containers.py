@@ -175,7 +175,7 @@ def _created(engine: Any, server: Server) -> Iterator[Any]:
     try:
         yield handle
     finally:
-        with contextlib.suppress(docker.errors.NotFound):  # it was removed by hand
+        with contextlib.suppress(docker.errors.NotFound):  # somebody removed the container by hand
             handle.remove(force=True, v=True)
 
 

@@ -311,5 +311,5 @@ class _HandTicker:
             return
         finally:
             self.running = False
-        if self.due == -math.inf:  # not closed by its own step
+        if self.due == -math.inf:  # its own step did not close the ticker
             self.due = now if self._poked else max(at, now)

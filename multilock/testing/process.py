@@ -154,7 +154,7 @@ class Helper:
         if self.returncode is None:
             end(self.pid)
         else:
-            with contextlib.suppress(ProcessLookupError):  # its children
+            with contextlib.suppress(ProcessLookupError):  # the children of the helper
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 

@@ -41,7 +41,7 @@ from tests.servers import RedisServer
 
 __all__ = ["HANDOVERS", "commands", "handovers", "raw_handover"]
 
-ROUND_TRIPS = (0, 1)  # ms that are added
+ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds
 SECONDS, TURNS = 4.0, 2
 WAITERS = (10, 100, 500, 2000)
 RAW, REDIS_PY, ON_A_LOOP = "raw: push, wake-up, one request", "redis.lock.Lock", "multilock, asyncio"

@@ -41,7 +41,7 @@ CONTENDERS: Mapping[str, tuple[str, ...]] = {
     ON_A_LOOP: ("evalsha",),
 }
 SERVERS = (3, 5)
-ROUND_TRIPS = (0, 1)  # ms that are added
+ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds
 ROUNDS, PER_ROUND = 10, 30
 #: Number of servers, number of contenders, and added round trip: 4 ms are 2 in each direction.
 CROWDS = [(servers, count, ms) for servers in SERVERS for ms in (0, 4) for count in (1, 10, 50)]

@@ -228,7 +228,7 @@ def _medians(takers: Mapping[str, Taker]) -> dict[str, tuple[float, float]]:
 @dataclass(frozen=True, slots=True)
 class Served:
     grants_per_s: float
-    median_ms: float  #: of the wait for one permit
+    median_ms: float  #: the percentiles of the wait for one permit
     p99_ms: float
     least: int  #: grants of the thread that got the fewest
 

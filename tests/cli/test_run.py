@@ -68,7 +68,8 @@ def test_a_command_that_does_not_exist_returns_127_and_frees_the_lock(run: Run, 
 
 @pytest.mark.parametrize("command", ["run", "elect"])
 def test_an_empty_command_is_a_usage_error_and_acquires_nothing(run: Run, sqlite_url: str, command: str) -> None:
-    with multilock.connect(sqlite_url) as client, client.lock("job"):  # a command that asked for it would wait forever
+    # A command that waited for the terminal would wait forever.
+    with multilock.connect(sqlite_url) as client, client.lock("job"):
         ended = run(command, "job", "--url", sqlite_url, "--", "")
     assert (ended.returncode, ended.stderr) == (64, "multilock: CMD is empty: name the program to run after --\n")
 
@@ -312,7 +313,7 @@ def _waiting(client: multilock.Client, name: str) -> bool:
 
 
 def test_an_ignored_signal_stays_ignored_in_the_command(start: Start, sqlite_url: str) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # like nohup
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", "echo ready; sleep 0.5; exit 3")
     finally:
@@ -371,7 +372,7 @@ def test_a_command_whose_launcher_is_frozen_never_starts_after_a_signal_or_a_los
 
     until(launcher)
     os.kill(found[0], signal.SIGSTOP)
-    if "launch.py" not in _words(found[0]):  # it was too fast
+    if "launch.py" not in _words(found[0]):
         os.kill(found[0], signal.SIGCONT)
         pytest.skip("the command ran before its launcher could be stopped")
     with multilock.connect(sqlite_url) as client:

@@ -53,7 +53,7 @@ class Terminal:
         assert ready, f"nothing more came after {self.seen!r}"
         try:
             data = os.read(self._fd, 4096)
-        except OSError:  # on Linux: no process has it open
+        except OSError:  # on Linux: no process has the terminal open
             return False
         self.seen += data.decode()
         return bool(data)

@@ -125,7 +125,7 @@ def test_a_cell_that_waits_for_others_is_notified_of_the_end_of_the_run() -> Non
         ([], 11),
         ([(7, 1.0, 1.05)], 11),
         ([(7, 1.0, 1.3)], 9),
-        ([(8, 5.1, 7.9)], 11),  # caused by its own fault
+        ([(8, 5.1, 7.9)], 11),  # a failure caused by its own fault
         ([(7, 5.1, 7.9)], 9),  # caused by another cycle's fault
     ],
 )

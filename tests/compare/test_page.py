@@ -182,7 +182,7 @@ def test_two_simultaneous_believers_are_shown_and_no_others(hostile: tuple[Repor
     assert [bar.kind for bar in timeline_of(weak).bars].count("overlap") == 1
     assert "both believed for 400 ms" in page(*hostile)
     later = copy.deepcopy(evidence.worst[HOSTILE, "partition"].events)
-    for event in later:  # now A comes second, after B
+    for event in later:
         if event.get("id") == "A" and event["what"] != "asking":
             event.update({key: event[key] + 50 for key in ("at", "until", "by", "due") if key in event})
     assert gap_of(later) is None
@@ -291,7 +291,7 @@ def test_a_regression_is_shown_exactly_where_the_verdict_names_one(held: int) ->
     del events[10]
     load = loads_of(2, "ours")[1]
     load[6] |= {"token": 1, "held": held}
-    load[7]["what"] = "served"  # after the end of the measurement
+    load[7]["what"] = "served"
     load[7] |= {"token": 1, "held": held}
     report, evidence = made_of([events], [load])
     told = [what for what in report.violations if " came after " in what]

@@ -49,7 +49,7 @@ def report(server: RedisServer, folder: Path) -> compare.Report:
 
 
 pytestmark = pytest.mark.timeout(150)
-SEEN_IN = {"FromReceipt": "late-answer"}  # all other defects in "pause"
+SEEN_IN = {"FromReceipt": "late-answer"}  # all other defects fail in the scenario "pause"
 
 
 @pytest.mark.parametrize("name", ["redis", *SOUND])
@@ -192,7 +192,7 @@ def test_an_interrupted_run_leaves_only_a_partial_report(
         helper.signal(number)
         assert helper.wait_for("ended", within=45)[1] == "interrupted"
         assert helper.wait(within=20) == 0
-    until = now() + 20  # they end with the helper, but may need time
+    until = now() + 20  # the worker processes end with the helper, but may need time
     while (left := [pid for pid in processes if runs(pid)]) and now() < until:
         pass
     assert left == []
@@ -251,7 +251,7 @@ def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_an_interrupt_swallowed_by_a_finalizer_is_raised_later() -> None:
     with interrupted_once() as check:
         check()
-        with contextlib.suppress(KeyboardInterrupt):  # as the interpreter does inside a finalizer
+        with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             check()

@@ -65,7 +65,7 @@ def test_a_cycle_is_kept_broken_or_undecided(scenario: str, lines: list[str], ou
     assert (verdict.outcome, why in " ".join(verdict.why)) == (outcome, True)
 
 
-SILENT = [*HELD[:3], "1 listens 10 A"]  # it was asked to call back, and did not
+SILENT = [*HELD[:3], "1 listens 10 A"]  # the holder had a callback, and was not called
 LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
 
 
@@ -73,13 +73,15 @@ LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
     ("lines", "outcome"),
     [
         ([*SILENT, *LATER], "broken"),
-        ([*HELD[:3], *LATER], "kept"),  # it has no callback, or was not asked
+        ([*HELD[:3], *LATER], "kept"),  # the holder had no callback, or had not noticed the loss
         ([*SILENT, HELD[3], *LATER], "kept"),
-        ([*SILENT, "1 release 12.02 A", "1 closed 14 A"], "undecided"),  # released before it could call
+        # The holder released before the callback could be called.
+        ([*SILENT, "1 release 12.02 A", "1 closed 14 A"], "undecided"),
         ([*SILENT, "1 release 13 A", "1 closed 14 A", "1 stall 12.02 13"], "undecided"),
         ([*SILENT, "1 release 12.1 A", "1 closed 12.2 A"], "undecided"),  # closed before the call was due
         ([*SILENT, "1 release 12.1 A", "1 closed 13 A", "1 stall 12.1 12.9"], "undecided"),
-        ([*SILENT, "1 release 12.9 A", "1 closed 14 A", "1 stall 12.1 12.6"], "broken"),  # it had enough time
+        # There was enough time for the callback.
+        ([*SILENT, "1 release 12.9 A", "1 closed 14 A", "1 stall 12.1 12.6"], "broken"),
         ([*SILENT, "1 release 13 A"], "undecided"),
         # It did not hold in the first place.
         (["1 got 10 n A 1 0", "1 over 10 A 10", "1 listens 10 A", *LATER], "no-fault"),
@@ -161,7 +163,7 @@ def test_a_result_of_none_is_printed_with_the_number_of_tries_and_its_meaning() 
     [cell] = cells_of([(events[0], judge_cycle(events))] * 300)
     assert cell["decided"] == 300
     assert cell["below"] == pytest.approx(0.00994, abs=1e-5)
-    assert cell["overlap_worst"] == pytest.approx(-0.1)  # from B's release until C believed
+    assert cell["overlap_worst"] == pytest.approx(-0.1)  # the time from B's release until C believed
     assert cell["takeover"]["most"] == pytest.approx((12.3 - 10.5) / 2)
 
 
@@ -201,7 +203,7 @@ def test_two_holders_under_load_are_a_violation(second: str, wrong: str) -> None
     [
         (["grant 1 P.0 0.5 2 1 1", "grant 2.1 P.1 0.6 3 1 2", "served 5.5 P.2 0.7 6 1 3"], 0),
         (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 0.6 6 1 2"], 1),
-        (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 2.6 6 1 2"], 0),  # it began to wait later
+        (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 2.6 6 1 2"], 0),  # the waiter began to wait later
         (["grant 1 P.0 0.5 2 1 1", "unserved 5.1 P.1 0.6"], 1),
         (["grant 1 P.0 0.5 4 1 1", "unserved 5.1 P.1 0.6"], 0),  # the other claim held for that long
         (["unserved 5.1 P.1 0.6", "unserved 5.1 P.0 0.6"], 1),

@@ -42,11 +42,11 @@ class Question:
 
     file: str
     suite: type
-    backend: str  #: its scheme
+    backend: str  #: the scheme of the backend
     face: str | None  #: None where there is no choice
     kind: str | None  #: the disguise of `test_alone`
     count: int | None  #: how many names a set of `test_sets` has
-    test: str | None  #: its name; None: any test of the suite
+    test: str | None  #: the name of the test; None means any test of the suite
 
     def is_of(self, *suites: type) -> bool:
         return issubclass(self.suite, suites)

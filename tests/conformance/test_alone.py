@@ -32,7 +32,8 @@ def disguised(client: Client, kind: str) -> Client:
 
     def lock(name: str, **options: Any) -> Any:
         if kind == "writer":
-            return target.read_write_lock(name, **{"fair": False, **options}).writer()  # at the gate, as a mutex is
+            # These claims use the gate, as those of a plain lock do.
+            return target.read_write_lock(name, **{"fair": False, **options}).writer()
         return target.semaphore(name, 1, **options)
 
     target.lock = lock

@@ -189,7 +189,7 @@ def test_a_wait_and_a_hold_are_spans_under_that_of_the_caller(client: Client, fi
     with spans.tracer.start_as_current_span("request") as request:
         lease = client.lock("invoices/42").acquire()
         assert client.lock("invoices/42").try_acquire() is None
-    lease.release()  # outside of the request that acquired it
+    lease.release()
     acquire, refused, hold = spans.ended("acquire", "acquire", "hold")
     for span in (acquire, refused, hold):
         assert span.parent is not None

@@ -34,7 +34,7 @@ Scrape = Callable[..., float | None]
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
-    return CollectorRegistry(auto_describe=True)  # like the registry that most programs use
+    return CollectorRegistry(auto_describe=True)  # a registry like the one that most programs use
 
 
 @pytest.fixture

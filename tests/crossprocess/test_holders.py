@@ -96,7 +96,7 @@ def test_a_program_that_ends_abruptly_costs_at_most_the_ttl(
 
 def test_a_killed_waiter_delays_no_other(client: Client, start: Start) -> None:
     lease = client.lock("n").acquire(timeout=SOON)
-    first, second = _queued(start, 6.0), _queued(start, 6.0)  # seconds for which a dead one keeps its place
+    first, second = _queued(start, 6.0), _queued(start, 6.0)  # seconds for which a dead waiter keeps its place
     first.kill()
     released = now()
     lease.release()
@@ -111,7 +111,7 @@ def test_a_frozen_waiter_delays_the_next_at_most_by_its_own_liveness(client: Cli
         lease.release()
         got = float(second.wait_for("got", START)[1])
         assert got - released <= client.capabilities.takeover_bound + LATE
-    first.wait_for("got", START)  # and it lost no more than its turn
+    first.wait_for("got", START)  # the frozen waiter lost no more than its turn
 
 
 def _queued(start: Start, ttl: float) -> Helper:

@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(300)
 def test_wide_pages_fit_a_phone_and_load_nothing_from_the_network(site: Path) -> None:
     names = ["index", "choosing", "reference", "api", "cli", "recipes", "performance", "backends/redis", "search"]
-    pages = [site / f"{name}.html" for name in names]  # those with wide tables, code and signatures
+    pages = [site / f"{name}.html" for name in names]  # pages with wide tables, code and signatures
     wrong = []
     with chromium.running() as browser:
         for page in pages:

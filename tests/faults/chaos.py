@@ -485,7 +485,7 @@ class Chaos:
         self.arena, self.ledger, self.habits, self.defect, self.mixed = arena, ledger, habits, defect, mixed
         self.dice = random.Random(seed)
         self.seed = seed
-        self.helpers: dict[int, Helper] = {}  # by place
+        self.helpers: dict[int, Helper] = {}  # faults by place
         self.gone: list[Helper] = []
         self.faults: list[Fault] = []
         self.told_to_stop_at = math.inf
@@ -493,7 +493,7 @@ class Chaos:
         self.record = Record(arena.taken)
         self._read: Counter[Helper] = Counter()
         self._busy: set[int | str | None] = set()  # places (None: the server) with a fault under way
-        self._later: list[tuple[float, int, Callable[[], None]]] = []  # pending actions, and when they are due
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # pending actions, and their times
         self._numbers = itertools.count()
         self.starts = itertools.count()
 

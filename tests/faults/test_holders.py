@@ -27,7 +27,8 @@ def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: 
     losses: Recorder[Loss] = Recorder()
     client = connect(ttl=3.0)
     stays = client.lock("stays", on_lost=losses).acquire(timeout=5)
-    hangs = [client.lock(f"hangs/{n}", on_lost=hang).acquire(timeout=5) for n in range(70)]  # more than 64 at once
+    # More callbacks than the 64 that may run at once.
+    hangs = [client.lock(f"hangs/{n}", on_lost=hang).acquire(timeout=5) for n in range(70)]
     last = client.lock("last", on_lost=losses).acquire(timeout=5)
     try:
         operator.delete(*(f"multilock/hangs%2F{n}" for n in range(70)))
@@ -68,7 +69,7 @@ def test_close_ends_the_wait_of_every_waiter_and_leaves_nothing(connect: Connect
     client, other = connect(), connect()
     lease = other.lock("n").acquire(timeout=5)
     waiting = [background(lambda fair=fair: client.lock("n", fair=fair).acquire()) for fair in (True, False) * 10]  # type: ignore[misc]
-    eventually(lambda: (info := other.inspect("n")) and info.waiting == 11)  # ten fair waiters, and one of the others
+    eventually(lambda: (info := other.inspect("n")) and info.waiting == 11)  # ten fair waiters, and one unfair waiter
     began = now()
     client.close()
     for one in waiting:

@@ -109,7 +109,8 @@ def test_a_key_that_expires_soon_is_not_reported_as_left_behind(key: str, left: 
     ("faults", "stalls", "number"),
     [
         ([], [], 1),
-        ([Fault("process stopped", 1, 1.5, 2.4, stops=True)], [], 0),  # killed before it could record its stall
+        # The process was killed before it could record its stall.
+        ([Fault("process stopped", 1, 1.5, 2.4, stops=True)], [], 0),
         ([Fault("process stopped", 2, 1.5, 2.4, stops=True)], [], 1),
         ([Fault("partition", 1, 1.5, 2.4)], [], 1),
         ([], ["2 stall 1.9 2.41"], 0),  # the machine stopped another process
@@ -168,7 +169,8 @@ def test_a_grant_received_after_a_force_release_is_not_blamed() -> None:
     [
         ([], [], 100.0, 1),
         ([Fault("partition", 2, 3.0, 4.5)], [], 100.0, 0),
-        ([Fault("server away for long", None, 1.5, 4.5)], [], 100.0, 0),  # until its end, even in the calm phase
+        # The fault counts until its end, even in the calm phase.
+        ([Fault("server away for long", None, 1.5, 4.5)], [], 100.0, 0),
         ([Fault("server away for long", None, 1.5, 3.5)], [], 100.0, 1),
         ([Fault("partition", 2, 1.5)], [], 100.0, 1),  # the partition has not ended
         ([], ["2 stall 0.5 1.5", "2 stall 2.8 3.2", "2 stall 3.5 4.6"], 100.0, 0),
@@ -176,7 +178,7 @@ def test_a_grant_received_after_a_force_release_is_not_blamed() -> None:
         ([], ["1 stall 2 5"], 100.0, 1),  # the process of the former holder stalled
         ([], ["3 stall 3 4.3"], 100.0, 0),  # the machine stopped a process that may have been first in line
         ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # time in which two stall at once counts once
-        ([Fault("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # the harness stopped it
+        ([Fault("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # the harness stopped the process
         ([], [], 3.7, 0),  # no contender waited for it any longer
         ([], [], 3.8, 1),
     ],

@@ -32,7 +32,7 @@ __all__ = ["FOLDER", "PREFIX", "forget_everything", "open_backend"]
 
 PREFIX = "ml/"
 GUARD = 10.0  # seconds, the longest ttl of a plan
-FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None  # for files of SQLite
+FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None  # the folder for files of SQLite
 
 
 def open_backend(world: World, process: Process, plan: ProcessPlan) -> tuple[Any, Any]:

@@ -44,7 +44,7 @@ class Network:
         self.random = random.Random(f"network {seed}")
         self.weather = weather
         self.sockets: dict[Socket, None] = {}
-        self._parted: dict[tuple[Process, Server], float] = {}  # until when
+        self._parted: dict[tuple[Process, Server], float] = {}  # the end of the partition or stall
         self.on_sent: Callable[[Socket, bytes], None] = lambda sock, data: None
         self.on_arrived: Callable[[Socket, bytes], None] = lambda sock, data: None
 

@@ -29,9 +29,9 @@ class Held:
         self.process, self.worker, self.operation, self.lease = process, worker, operation, lease
         self.since, self.until = world.sim.time, math.inf
         self.how = ""  # how the belief ended: released, lost or killed
-        self.told: tuple[float, Loss[Any]] | None = None  # when on_lost came, and with what
+        self.told: tuple[float, Loss[Any]] | None = None  # when on_lost was called, and its argument
         self.lets_go = False  # whether the worker has called release()
-        self.returned: float | None = None  # when that returned
+        self.returned: float | None = None  # when that call returned
         self.ours = False  # the result of that call
         self.beliefs = [Belief(self, part) for part in lease.leases]
 
@@ -249,7 +249,7 @@ class HandOver(Oracle):
             return
         for other in self.world.waiting.values():
             queued = other.operation.fair or other.operation.kind in ("read", "write", "permit")
-            queued = queued and other.operation.kind != "set"  # which may wait for its first name
+            queued = queued and other.operation.kind != "set"  # the operations that may wait for their first name
             ahead = other.since < mine.since - 0.5 and belief.name in other.operation.names
             exclusive = other.operation.kind in ("write", "lock") or belief.mode == "x"
             if queued and ahead and exclusive and other.operation.timeout != 0 and other is not mine:
@@ -392,8 +392,8 @@ class Oracles:
         """``halts``: The first violation ends the run."""
         self.world = world
         self.violations: list[tuple[str, str]] = []
-        self.forced: dict[str, float] = {}  # claim id -> when an operator took its lock
-        self.told: dict[str, float] = {}  # the same -> when the push of that arrived
+        self.forced: dict[str, float] = {}  # claim id -> the time of its force release
+        self.told: dict[str, float] = {}  # claim id -> when the push of its force release arrived
         self.grants = 0
         self._halts = halts
         self._beliefs: dict[str, list[Belief]] = {}

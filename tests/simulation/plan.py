@@ -15,7 +15,7 @@ __all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "Proce
 
 BACKENDS = ("redis", "redlock", "sqlite", "memory")
 FACES = ("blocking", "asyncio")
-MOST_OPERATIONS = 40  # of one worker
+MOST_OPERATIONS = 40  # the number of operations of one worker
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Operation:
     kind: str  # lock, read, write, permit, set or lead
     names: list[str]
     ttl: float
-    think: float  # the pause before it
+    think: float  # seconds of pause before the operation
     hold: float
     step: float  # between two calls of is_held()
     timeout: float | None = None

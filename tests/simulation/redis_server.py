@@ -87,7 +87,7 @@ class RedisServer:
         self.name = name
         self.sim = sim
         self.random = random.Random(f"server {name} {seed}")
-        self.step = 0.0  # seconds by which its clock was stepped
+        self.step = 0.0  # seconds by which the server's clock was stepped
         self.up, self.paused = True, False
         self.run, self.started = 0, -math.inf
         self.on_script: Callable[[str, list[str], list[str]], None] = lambda sha, keys, arguments: None

@@ -20,7 +20,7 @@ from greenlet import getcurrent, greenlet
 __all__ = ["START", "TIMEOUT", "Over", "Process", "Simulation", "Task", "simulation"]
 
 START = 1000.0  # seconds; every simulation begins at this time
-TIMEOUT = object()  # what `Simulation.block` returns at its time limit
+TIMEOUT = object()  # the result of `Simulation.block` at its time limit
 LONG = 0.01  # seconds, the mean of a much later wake-up
 UNWOUND = 50  # how often a task is asked to end, because it may catch `Over` and wait again
 
@@ -38,12 +38,13 @@ class Process:
         self.pid = 1000 + number
         self.alive, self.paused = True, False
         self.killed_at = math.inf
-        self.pauses: list[list[float]] = []  # each [from, until]
+        self.pauses: list[list[float]] = []  # pairs of the beginning and the end of a stop
         self.offset, self.rate = 0.0, 1.0  # drift of its clock, compared with the time of the simulation
-        self.deferred: list[tuple[Task, int, Any]] = []  # what happens when it continues
+        self.deferred: list[tuple[Task, int, Any]] = []  # actions to run when the process continues
         self.tasks: dict[Task, None] = {}
-        self.files: dict[int, Any] = {}  # its open descriptors
-        self.at_death: list[Callable[[bool], None]] = []  # called with whether its host died too
+        self.files: dict[int, Any] = {}  # the open descriptors of the process
+        # Functions to call at its death, with whether its host died too.
+        self.at_death: list[Callable[[bool], None]] = []
 
     def now(self) -> float:
         """Return the time on the clock of this process."""
@@ -248,7 +249,7 @@ class Simulation:
     def _unwind(self, process: Process) -> None:
         for task in list(process.tasks):
             for _ in range(UNWOUND):
-                if not task.greenlet:  # it has not begun, or has ended
+                if not task.greenlet:  # the task has not begun, or has ended
                     break
                 self._run(task, task.greenlet.throw, Over)
 

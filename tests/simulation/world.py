@@ -87,7 +87,7 @@ class World:
             for name in each.names
         }
         self.permits = next((each.permits for p in plan.processes for w in p.workers for each in w), 2)
-        self.begun: Counter[str] = Counter()  # by worker: how many of its operations
+        self.begun: Counter[str] = Counter()  # worker -> the number of its operations
         self.struck: list[Fault] = []
         self._tasks: set[Any] = set()  # a loop alone may forget its tasks
         self._events: Counter[str] = Counter()
@@ -431,7 +431,7 @@ class Run:
     hash: int
     grants: int
     trace: list[str]
-    begun: Counter[str]  # by worker, how many of its operations have begun
+    begun: Counter[str]  # worker -> how many of its operations have begun
     struck: list[Fault]  # the faults that have happened
 
 

@@ -35,7 +35,7 @@ def judged(
         ((*A, B.format(2.5)), KEPT, -0.48),
         ((*A, B.format(1.5)), BROKEN, 0.5),
         ((*A, B.format(1.5), "2 stall 1.2 1.6"), BROKEN, 0.5),
-        ((*A, B.format(2.015)), UNDECIDED, math.nan),  # before the reply, after the question
+        ((*A, B.format(2.015)), UNDECIDED, math.nan),
         ((*A, B.format(2.5), "2 stall 2.1 2.6"), KEPT, -0.08),
         ((*A, B.format(2.5), "2 stall 1.9 2.6"), UNDECIDED, math.nan),  # the process may have held since 1.9
         ((*A, B.format(2.5), "2 stall 1.9 2.4"), KEPT, -0.48),  # the process ran in between, and reported nothing

@@ -922,7 +922,7 @@ def test_a_waiter_of_a_closed_loop_gives_up_its_place_without_further_calls(back
     backend.holders["n"] = "somebody"
 
     async def wait() -> list[asyncio.Task[Any]]:
-        await client.lock("m").acquire()  # its renewals keep the session alive
+        await client.lock("m").acquire()  # renewals of the client keep the session alive
         tasks = [asyncio.create_task(client.lock("n", fair=True).acquire())]
         await until(lambda: len(backend.queues["n"]) == 1)
         return tasks
@@ -1005,7 +1005,7 @@ def test_events_are_reported_on_a_second_loop_too(backend: Scripted) -> None:
         await client.close()
 
     asyncio.run(leave_while_it_is_held())
-    take(backend)  # the notice of its loss finds the loop closed
+    take(backend)  # the notice of the loss finds the loop closed
     asyncio.run(use())
 
 

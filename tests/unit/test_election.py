@@ -665,7 +665,7 @@ def test_a_callback_that_exits_its_thread_ends_no_candidacy(which: str) -> None:
         eventually(lambda: called or terms)
         if which != "on_elected":  # a candidate whose on_elected raises resigns by itself
             eventually(election.is_leader)
-            eventually(lambda: called or which == "on_lost")  # or two changes are reported as one
+            eventually(lambda: called or which == "on_lost")
             client.force_release("e")
             eventually(lambda: len(terms) == 2)
         eventually(lambda: len(called) >= (1 if which == "on_lost" else 2))
@@ -1063,7 +1063,7 @@ def test_the_body_of_an_async_campaign_is_cancelled_when_another_task_resigns(se
                     try:
                         await asyncio.sleep(10)
                     except asyncio.CancelledError:
-                        assert server.holders  # until the body has ended
+                        assert server.holders
                         raise
 
             ending = asyncio.create_task(step_down())

@@ -646,7 +646,7 @@ def test_close_releases_held_locks_after_the_waiters_have_left() -> None:
     lease = client.lock("n").acquire()
     kernel = client._kernel
     claim = inner(lease).claim
-    kernel.monitor.waiting[claim.id] = UngrantedClaim(claim, Threads().bell())  # its acquire has not returned yet
+    kernel.monitor.waiting[claim.id] = UngrantedClaim(claim, Threads().bell())
     assert kernel.end.withdraw(now() + 5)
     assert backend.called("release") == []
     kernel.end.exit(now() + 5)

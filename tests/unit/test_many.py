@@ -388,7 +388,7 @@ def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) 
 
 
 @pytest.mark.oracle
-@pytest.mark.timeout(240)  # some hundred clients, one after the other
+@pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
 def test_an_interrupt_anywhere_in_with_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):
@@ -459,7 +459,7 @@ def test_a_set_that_is_released_twice_releases_each_lock_once(client: Client, ba
     lock, both = client.lock("a", reentrant=True), client.lock_all(["a", "b"], reentrant=True)
     with lock as outer:
         with both as lease:
-            assert lease.release()  # by hand
+            assert lease.release()
             lock.acquire()
             assert not lease.release()
         assert lock.acquire() is outer

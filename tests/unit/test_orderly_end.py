@@ -162,7 +162,7 @@ def test_work_that_waits_for_a_loss_is_notified_of_a_resignation(client: Client)
         return leadership.wait_lost()
 
     running = Aside(lambda: election.run(work))
-    eventually(lambda: terms and len(terms[0]._hooks or ()) == 2)  # the election's own hook, and that of wait_lost()
+    eventually(lambda: terms and len(terms[0]._hooks or ()) == 2)  # hooks of the election itself, and of wait_lost()
     election.stop()
     assert running.join() is None
     assert terms[0].wait_lost() is None

@@ -143,7 +143,7 @@ class Watched:
         self.states = [LeaseState.HELD]
         self.losses: list[tuple[float, Loss]] = []
         self.taken = False  # a force release ended the lock, and the holder may not know it yet
-        self.paused = False  # its process was stopped while it was held
+        self.paused = False  # the process was stopped while it held the lease
         self.given_back = False  # its release began while it was held: the reply shows the result of the release
 
 

@@ -256,7 +256,7 @@ def test_the_lost_callback_starts_at_the_deadline_while_the_renewal_hangs(
 ) -> None:
     losses = Losses(runtime)
     client.lock("n", on_lost=losses).acquire()
-    runtime.hold_jobs()  # none of the threads that carry requests finishes one
+    runtime.hold_jobs()  # none of the threads that carry requests ends a request
     runtime.advance(100)
     assert losses.reasons == [LossReason.EXPIRED]
     assert losses.times == pytest.approx([1000 + LOST_AFTER])

@@ -25,7 +25,7 @@ LATE = 0.01  # seconds without use after which the clerk reads the late replies 
 REPEAT_AFTER = 0.02  # seconds until releases that a server did not confirm are repeated; doubled by each failure
 BATCH = 64  # releases under way to one server at most
 CONFIRMED_WITHIN = 5.0  # seconds to wait for the reply to a repeated release before it is repeated again
-ASLEEP = 60.0  # seconds that the thread sleeps at most
+ASLEEP = 60.0  # the longest sleep of the thread in seconds
 
 
 class Unconfirmed:

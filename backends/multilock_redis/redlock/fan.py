@@ -78,7 +78,7 @@ class Link:
         then no more connections are made than callers wait for.
         """
         with suppress(IndexError):
-            while (wire := self._spares.popleft()).stale():  # the server has closed it, as in a restart
+            while (wire := self._spares.popleft()).stale():  # the server has closed the connection, as in a restart
                 wire.close()
             return wire
         with self.changed:

@@ -136,7 +136,7 @@ class Rounds:
         self.rtt = 0.005  # a low estimate of the round trip, in seconds; long ones are usually due to this machine
         self.claims: dict[str, Evidence] = {}  #: by claim id
         self._lock = system.Lock()  # guards `_left`
-        self._left: OrderedDict[str, float] = OrderedDict()  # claims that were given up, with the time
+        self._left: OrderedDict[str, float] = OrderedDict()  # cancelled claims, with the time of the cancel
 
     # ---- claims
 

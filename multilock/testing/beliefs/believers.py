@@ -66,7 +66,7 @@ class Believers:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._made_by = os.getpid() if path is None else None
         self.path = tempfile.mkdtemp(prefix="multilock-beliefs-") if path is None else os.fspath(path)
-        self._dead: dict[int, float] = {}  # by pid: when the death was noticed
+        self._dead: dict[int, float] = {}  # pid -> the time at which the death was noticed
         self._closed = False
         self._record()
 

@@ -38,10 +38,10 @@ class Belief:
     token: int | None  #: None if the lock has no tokens
     pid: int
     began: float  #: the clock after acquire() returned, and before is_held() was called
-    confirmed: bool  #: whether that is_held() returned True
+    confirmed: bool  #: whether that call of is_held() returned True
     until: float  #: the last time at which is_held() was called and returned True
     over: float | None = None  #: when is_held() was called and returned False
-    over_by: float | None = None  #: when that call had returned
+    over_by: float | None = None  #: when that call of is_held() had returned
     release: float | None = None  #: when release() was called
     released: bool | None = None  #: the result of release()
     losses: list[tuple[float, str, float]] = field(default_factory=list)  #: callback began, reason, lost_at

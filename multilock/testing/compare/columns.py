@@ -50,7 +50,7 @@ class Column:
     bound: float = 0.0  #: seconds until another can have the lock of a holder that vanished
     must_fail: frozenset[str] = frozenset()  #: the scenarios in which a control must fail
     control: bool = False
-    gone: str = ""  #: why it does not take part (any longer)
+    gone: str = ""  #: the reason why the contestant does not take part (any longer)
     facts: dict[str, Any] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
     server: ServerProcess | None = None  #: None if the user did not name it
@@ -187,7 +187,7 @@ def _is_ours(url: str) -> bool:
 def _scheme(url: str) -> str:
     """Return the scheme of a URL of multilock, or an empty text for another URL, for which there is no control."""
     try:
-        multilock.connect(url).close()  # without a request
+        multilock.connect(url).close()  # this needs no request
         return resolve(url).scheme
     except ConfigurationError:
         return ""

@@ -107,7 +107,7 @@ def load(path: str) -> Adapter:
         raise ConfigurationError(f"the adapter {path!r} needs the module {error.name!r}, which is missing") from error
     except AttributeError:
         raise ConfigurationError(f"the module {module!r} has no adapter {name!r}") from None
-    except Exception as error:  # the module is somebody else's
+    except Exception as error:  # the module belongs to the user
         raise ConfigurationError(f"the adapter {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(adapter, "open", None)):
         raise ConfigurationError(f"the adapter {path!r} must have a function open(url, ttl)")

@@ -258,7 +258,7 @@ class _Scene:
         assert take is not None
         try:
             return bool(take(self.plan.url, self.plan.name))
-        except Exception as error:  # the adapter may be anybody's
+        except Exception as error:  # an adapter may be written by anybody and may raise anything
             raise Trouble(f"the operator failed: {type(error).__name__}: {error}") from error
 
     def end_session(self) -> bool:

@@ -53,7 +53,7 @@ class Options:
 
     adapters: Sequence[str] = ()  #: more contestants, each ``package.module:Name=URL``
     scenarios: Sequence[str] | None = None  #: names of scenarios and loads; None: all
-    cycles: int = 20  #: of each scenario and contestant
+    cycles: int = 20  #: number of cycles of each scenario and contestant
     control_cycles: int | None = None  #: of each scenario and control; None: as many as the others
     ttl: float = 2.0  #: seconds
     seed: int | None = None  #: the seed of the order and of random choices; None: a random one
@@ -113,14 +113,14 @@ class Plans:
         self._columns, self._options, self._seed, self._ledger = columns, options, seed, ledger
         # The latter number is for cycles without a fault of a server.
         self._within = self._for_the_rest = options.within
-        self._again: dict[Cell, deque[Planned]] = defaultdict(deque)  # further cycles, if they are needed
+        self._again: dict[Cell, deque[Planned]] = defaultdict(deque)  # cycles that run only if they are needed
         self._begun = Counter[Cell]()
         self._settled: set[Cell] = set()  # cells with a cycle that was decided, or that broke off
         self._id = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         faults = [name for name in options.names if name in SCENARIOS]
         proofs = self._proofs(faults)
-        self.scenarios = [*faults, *([PROOF] if proofs and PROOF not in faults else [])]  #: that cycles go through
+        self.scenarios = [*faults, *([PROOF] if proofs and PROOF not in faults else [])]  #: those of this run
         self._plan_cycles(faults, proofs)
         self._plan_loads()
         if self._within is not None and self.alone:
@@ -303,7 +303,7 @@ class Before:
     """The earlier pieces of a run. It is empty for the first piece."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    headers: dict[int, Event] = field(default_factory=dict)  #: by number, also those of loads
+    headers: dict[int, Event] = field(default_factory=dict)  #: number -> cycle, also those of loads
     verdicts: list[tuple[Event, CycleVerdict]] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
 

@@ -42,7 +42,7 @@ class Mate:
         self.fit = True  #: whether it can be used for another cycle
         self._stop = stop
         self._events: list[Event] = []
-        self._first: dict[tuple[str, str | None], Event] = {}  # by kind, and by role if there is one
+        self._first: dict[tuple[str, str | None], Event] = {}  # events by kind, and by role if they have one
 
     @property
     def pid(self) -> int:

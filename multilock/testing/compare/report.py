@@ -285,11 +285,11 @@ class Gathered:
     Times are on the clock of the history, whose first and last are ``begin`` and ``end``.
     """
 
-    history: str = HISTORY  #: the name of its file
+    history: str = HISTORY  #: the name of the history file
     begin: float = math.inf
     end: float = -math.inf
     worst: dict[tuple[str, str], Cycle] = field(default_factory=dict)
-    notice: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: in ttl
+    notice: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: the time the time in ttlss
     takeover: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: in ttl
     acquires: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
     disturbed: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))

@@ -104,7 +104,8 @@ def _conclude(runner: _Runner, columns: list[Column], options: Options, seed: in
     """Return the report, and write it to its folder. Then raise an error of a thread, if there was one."""
     report = Report(_content(runner, columns, options, seed))
     if options.out is not None:
-        with contextlib.suppress(OSError) if runner.error else contextlib.nullcontext():  # perhaps the same disk error
+        # The write may fail with the same disk error.
+        with contextlib.suppress(OSError) if runner.error else contextlib.nullcontext():
             report.write(options.out)
     if runner.error:
         raise runner.error
@@ -281,7 +282,8 @@ class _Runner:
             self.results.add_load(self._play_load(load))
 
     def _play_load(self, load: Load) -> list[Event]:
-        borrow = partial(self._mates.borrow, fresh=load.kind == "scale")  # fresh, because its memory is measured
+        # A fresh process, because its memory is measured.
+        borrow = partial(self._mates.borrow, fresh=load.kind == "scale")
         events, mates = play_load(load, borrow, self._stop)
         for mate in mates:
             self._mates.give_back(mate)

@@ -170,8 +170,8 @@ def _down(order: dict[str, Any]) -> Iterator[None]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        bufsize=0,  # so that poll() sees everything unread
-        start_new_session=True,  # so that Ctrl-C does not reach it
+        bufsize=0,  # unbuffered, so that poll() sees all unread bytes
+        start_new_session=True,  # so that Ctrl-C does not reach the keeper
     )
     try:
         said = _hear(keeper, DOWN_WITHIN + (COMMAND_WITHIN if "down" in order else 0.0))

@@ -408,7 +408,7 @@ def until_told(tell: Callable[[], Returned]) -> bool:
 def take(backend: Backend, claim: Claim) -> Granted:
     """Attempt until the claim holds its name."""
     granted = backend.attempt(claim, False, WITHIN)
-    if isinstance(granted, Busy):  # it may be granted a moment later
+    if isinstance(granted, Busy):  # the claim may be granted a moment later
         granted = backend.attempt(claim, True, WITHIN)
     assert isinstance(granted, Granted), granted
     return granted

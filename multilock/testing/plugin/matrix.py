@@ -15,7 +15,7 @@ __all__ = ["AWAY", "BAD", "LACKS", "SCHEMA", "UNDECIDED", "Cell", "Matrix", "Mat
 
 SCHEMA = 1
 BAD = ("failed", "error", "crashed")
-AWAY = "away"  # not run: the server does not answer
+AWAY = "away"  # the test was not run, because the server does not answer
 LACKS = "lacks"  # skipped: the backend lacks a capability
 UNDECIDED = "undecided"  # it is not certain whether two believed at once
 SHORT = 160  # the most characters of a reason in a line
@@ -48,7 +48,7 @@ class Matrix:
     """The results of all tests on all backends."""
 
     columns: Sequence[MatrixColumn]
-    rows: dict[str, dict[int, Cell]] = field(default_factory=dict)  #: by test, by number of the column
+    rows: dict[str, dict[int, Cell]] = field(default_factory=dict)  #: results by test, and by number of the column
     partial: str = ""  #: why the run ended early
 
     def cell(self, row: str, column: int) -> Cell | None:

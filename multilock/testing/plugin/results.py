@@ -29,7 +29,7 @@ class Results:
         self.config, self.run = config, run
         self.sites = config.stash[SITES]
         self.matrix = Matrix([MatrixColumn(site.label, site.shown) for site in self.sites.all])
-        self._where: dict[str, tuple[str, int]] = {}  # by node id: row and column
+        self._where: dict[str, tuple[str, int]] = {}  # node id -> row and column
         self._folder = self._open_folder()
         self._notes: list[str] = []
         self._written = ""

@@ -38,7 +38,7 @@ class Site:
 
     number: int
     label: str
-    url: str = field(repr=False)  #: as given, with its secrets
+    url: str = field(repr=False)  #: the URL as given, with its secrets
 
     @property
     def shown(self) -> str:

@@ -337,7 +337,7 @@ def test_a_loss_is_reported_within_a_round_trip_and_fifty_milliseconds(
         held = []
         for number in range(first, first + SAMPLES_AT_ONCE):
             lost = Recorder[multilock.Loss]()
-            client.lock(f"job-{number}", ttl=30 + number, on_lost=lost).acquire()  # each lock in a session of its own
+            client.lock(f"job-{number}", ttl=30 + number, on_lost=lost).acquire()  # each lock has a separate session
             held.append((f"multilock/job-{number}/.lock", lost))
         time.sleep(0.6)  # wait until every key is watched
         for key, lost in held:

@@ -430,7 +430,7 @@ def test_the_keys_of_each_lease_are_read_in_turns_of_their_own(
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job-30-8/")
     for _ in range(5):
         backend.renew(few[0][1].group, few, 5.0)
-        backend.renew(many[0][1].group, many[:1], 5.0)  # like `Lease.renew()`
+        backend.renew(many[0][1].group, many[:1], 5.0)  # these claims are renewed like by `Lease.renew()`
         if None in backend.renew(many[0][1].group, many, 0.9):
             break
     else:
@@ -729,7 +729,7 @@ def test_closing_takes_no_longer_with_many_locks_that_are_not_renewed(
     proxy.delay(0.01)
     begun = now()
     with Pulse() as pulse:
-        client.close()  # one request timeout for callbacks, and one for replies
+        client.close()  # waits for one request timeout for callbacks, and one for replies
         assert now() - begun < 3.5 + pulse.stopped()
     assert keys(server) == []
 

@@ -140,7 +140,7 @@ def test_a_name_with_a_slash_is_one_escaped_name_for_other_tools(
 ) -> None:
     with client.lock("a/b"):
         stranger = start(tools, shared, "lock", f"{request.node.name}/a/b")
-        stranger.key()  # another lock: its name is not escaped
+        stranger.key()  # another lock, because its name is not escaped
         tool = start(tools, shared, "lock", f"{request.node.name}/a%2Fb")
         eventually(lambda: queued(client, "a/b") == 1)
         assert not tool.holds()

@@ -20,7 +20,7 @@ from tests.backends.etcd.kit import Ours
 from tests.backends.etcd.test_faults import keys
 from tests.servers_etcd import EtcdServer, etcdctl
 
-LONGEST = "\U0001f512" * 1000  # its key has 12,000 bytes
+LONGEST = "\U0001f512" * 1000  # the key of this name has 12,000 bytes
 MANY = 70
 
 

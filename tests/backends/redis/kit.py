@@ -38,7 +38,7 @@ class Ear:
         self.heard: list[tuple[Any, ...]] = []
         self.pushed: dict[str, Granted] = {}
         self.down: dict[str, str] = {}  # push connections that are down, each with its error
-        self.refused = False  # whether one of them was ever refused
+        self.refused = False  # whether a push connection was ever refused
         self._changed = threading.Condition()
 
     def now(self) -> float:

@@ -112,7 +112,7 @@ def test_a_waiter_follows_a_moved_slot_and_subscribes_there(us: Ours, them: Ours
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     moving.whole()
-    them.wait(waiting)  # its heartbeat
+    them.wait(waiting)  # this is the waiter's heartbeat
     us.release(held)
     them.ear.hears("wake", waiting.id)
     granted = them.attempt(waiting, join=True)

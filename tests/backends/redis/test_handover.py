@@ -151,7 +151,7 @@ def test_after_a_broken_subscription_all_twenty_waiters_look_again(
     with suppress(BackendUnavailable):  # its other connection was closed too
         cut.backend.ping(1)
     us.release(claim)
-    for waiter in queue:  # and pushes arrive again
+    for waiter in queue:
         cut.ear.hears("wake", waiter.id)
         assert isinstance(cut.attempt(waiter, join=True), Granted)
         cut.release(waiter)

@@ -139,7 +139,7 @@ def test_a_key_deleted_during_a_broken_connection_is_reported_after_the_reconnec
 
 def test_acquiring_a_name_again_in_the_same_client_ends_the_old_claim(us: Ours, bare: Bare) -> None:
     old = us.take()
-    us.backend._node.listener._watched.add(old[0].id, "a", old[0].owner.encode())  # as if its push had been lost
+    us.backend._node.listener._watched.add(old[0].id, "a", old[0].owner.encode())
     bare.delete(LOCK)
     new = us.take()
     us.watch(new)
@@ -171,7 +171,7 @@ def test_a_second_lease_of_a_name_is_not_a_loss_of_the_first(us: Ours, bare: Bar
 @pytest.mark.parametrize("released", [0, 1])
 def test_a_released_lease_ends_only_its_own_watch(us: Ours, bare: Bare, released: int) -> None:
     leases = two_leases_of_one_name(us)
-    us.backend._node.listener.unwatch(leases[released][0].id)  # as the start of its release does
+    us.backend._node.listener.unwatch(leases[released][0].id)
     us.renew(leases[0])  # the server does not push a connection's own changes to it
     bare.delete(LOCK)
     us.ear.hears("gone", leases[1 - released][0].id, TAKEN)

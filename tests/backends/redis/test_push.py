@@ -219,7 +219,7 @@ def test_a_late_push_for_a_taken_name_is_not_believed(server: RedisServer, bare:
             held.release()
             assert str(holder_of(bare)).startswith(two._kernel.client)
             third = one.lock("a").acquire(timeout=15)  # acquired once the handover has expired
-            proxy.heal()  # now the push comes
+            proxy.heal()
             eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=10)
             assert third.is_held()
             third.release()
@@ -247,7 +247,7 @@ def test_a_push_before_a_hint_of_a_force_release_is_checked_by_a_request(
                 hints.append(claim_id)
 
             monkeypatch.setattr(two._kernel.monitor, "wake", hinted)
-            bare.publish(channel, waiting.claim.id)  # a hint that makes the waiter ask
+            bare.publish(channel, waiting.claim.id)
             heartbeat.wait(10)
             hints.clear()
             held.release()

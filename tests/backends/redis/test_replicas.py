@@ -180,7 +180,7 @@ def test_a_client_that_may_not_use_wait_is_refused_and_leaves_nothing(
     assert left_of_it(bare) == []
 
 
-# on a cluster, and with Sentinels
+# ---- on a cluster, and with Sentinels
 
 
 def the_replicas_of(cluster: RedisCluster, name: str) -> tuple[Bare, ClusterNode]:

@@ -78,11 +78,11 @@ def test_the_first_waiters_receive_the_end_of_the_rest_but_not_the_name(us: Ours
         assert isinstance(answer, Busy)
         assert answer.expires_in is not None
         assert answer.expires_in > 2
-    assert them.ear.heard == []  # each was notified only once
+    assert them.ear.heard == []  # each claim was notified only once
     assert holder_of(bare) == resting(held)
     them.release(waiters[0])
     assert holder_of(bare) == resting(held)
-    bare.delete(LOCK)  # as the end of the rest does
+    bare.delete(LOCK)
     them.take(waiters[1])
 
 
@@ -98,7 +98,7 @@ def test_a_rest_requested_for_a_name_of_another_holder_changes_nothing(us: Ours,
 def test_a_rest_requested_for_a_free_name_wakes_the_next_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take()
     waiter = them.wait()
-    bare.delete(LOCK)  # like an operator
+    bare.delete(LOCK)
     assert rest(us, held, unsure=True) is False
     assert holder_of(bare) == waiter.owner
 
@@ -107,7 +107,7 @@ def test_a_rest_requested_by_a_waiter_removes_it_from_the_queue(us: Ours, them: 
     held = us.take()
     bare.delete(LOCK)
     them.take()
-    us.wait(held[0])  # an attempt that was executed late
+    us.wait(held[0])
     assert rest(us, held, unsure=True) is False
     assert bare.zcard(QUEUE) == 0
 

@@ -65,7 +65,7 @@ def forgotten_by_the_replicas(guarded: Guarded, name: str = "a") -> None:
             bare.config_set("replica-read-only", "yes")
 
 
-# which server is used
+# ---- which server is used
 
 
 def test_every_operation_uses_the_primary_that_the_sentinels_name(guarded: Guarded, us: Ours, them: Ours) -> None:
@@ -481,7 +481,7 @@ def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server:
         eventually(lambda: {int(client["id"]) for client in bare.client_list()} <= mine, within=WITHIN)
 
 
-# what the server reports about itself
+# ---- the findings about the servers
 
 
 def test_diagnose_finds_settings_that_weaken_a_failover(guarded: Guarded, us: Ours) -> None:

@@ -30,7 +30,7 @@ def end_lease(bare: Bare, claim: Claim) -> None:
     bare.zadd(HOLDERS, {claim.owner: 1}, xx=True)
 
 
-# which claims may hold a name together
+# ---- which claims may hold a name together
 
 
 def test_readers_hold_together_and_exclude_writers_and_permits(us: Ours, them: Ours) -> None:
@@ -149,7 +149,7 @@ def test_a_refused_try_leaves_nothing_behind(us: Ours, them: Ours, bare: Bare) -
     assert keys(bare) == before
 
 
-# the end of one holder's lease
+# ---- the end of one holder's lease
 
 
 def test_a_permit_becomes_free_at_its_own_end(us: Ours, them: Ours, bare: Bare) -> None:

@@ -129,7 +129,7 @@ def test_a_waiter_is_served_in_order_while_its_subscription_is_down(
     change_password(bare)
     bare.client_kill_filter(_type="pubsub")
     eventually(lambda: not us.backend._node.recipe.told, within=10)
-    us.wait(waiter)  # its heartbeat
+    us.wait(waiter)  # this is the waiter's heartbeat
     eventually(lambda: last.backend._node.listener._subscriber, within=10)
     first.release(held)
     assert holder_of(bare) == waiter.owner

@@ -16,7 +16,7 @@ from multilock_redis.wire import refusal
 from tests.backends.redis.kit import Bare
 from tests.servers import RedisServer
 
-LIBRARY: Any = valkey  # some of its functions have no types
+LIBRARY: Any = valkey  # some functions of valkey-py have no types
 MANAGED = LIBRARY.Sentinel([("s", 1)], sentinel_kwargs={"password": "p@ss"}).master_for("m", password="p@ss", db=2)
 SECURED = LIBRARY.Sentinel([("s", 1)], sentinel_kwargs={"ssl": True}).master_for("m", ssl=True)
 

@@ -99,7 +99,7 @@ def test_acquire_does_not_wait_for_replies_that_cannot_change_the_result(contend
     began = now()
     claim, _ = us.take()
     us.release(claim)
-    assert now() - began < 2.5  # a server that does not reply has three seconds
+    assert now() - began < 2.5  # because a server that does not reply has three seconds
 
 
 def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Contend) -> None:
@@ -109,7 +109,7 @@ def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Co
     us.proxies[1].black_hole()
     began = now()
     assert isinstance(us.attempt(us.claim(ttl=100.0)), Busy)
-    assert now() - began < 5.0  # a server that does not reply has ten seconds
+    assert now() - began < 5.0  # because a server that does not reply has ten seconds
 
 
 def test_all_servers_are_asked_at_the_same_time(contend: Contend, servers: RedisServers) -> None:
@@ -135,7 +135,7 @@ def test_silent_servers_do_not_use_up_the_time(contend: Contend) -> None:
     began = now()
     with pytest.raises(BackendUnavailable):
         us.attempt(us.claim(ttl=2.5))
-    assert now() - began < 5.0  # of its ten seconds
+    assert now() - began < 5.0
 
 
 def test_a_reply_that_is_late_for_its_round_still_counts_and_keeps_its_connection(
@@ -318,7 +318,7 @@ def test_renewing_a_released_lease_is_a_loss(contend: Contend) -> None:
     us.settle(claim)
     us.give_back(claim)
     us.cut_off(2)
-    us.release(claim, unsure=True)  # one server has not confirmed it
+    us.release(claim, unsure=True)  # one server has not confirmed the release
     assert us.renew((claim, granted)) == [None]
 
 
@@ -449,7 +449,7 @@ def test_the_later_of_two_claims_gives_its_votes_up(contend: Contend, servers: R
     arrived = 10**6 * int(time.time())
     claims = [each.claim(arrived=arrived + n) for n, each in enumerate((first, second, third))]
     everybody = list(zip((first, second, third), claims, strict=True))
-    for n, (each, claim) in enumerate(everybody):  # each contender has one server
+    for n, (each, claim) in enumerate(everybody):  # each contender has one vote
         each.cut_off(*{0, 1, 2} - {n})
         with pytest.raises(BackendUnavailable):
             each.attempt(claim, join=True)
@@ -479,7 +479,7 @@ def test_a_handover_grants_the_lock_once_a_majority_has_reported_it(contend: Con
     them.ear.hears("wake", waits.id, within=WITHIN)
     granted = them.ear.pushed[waits.id]
     assert granted.short
-    assert granted.valid_for == 6.0  # as long as its request allows, and no longer
+    assert granted.valid_for == 6.0
     assert (granted.token or 0) > (former.token or 0)
     [renewed] = them.renew((waits, granted))
     assert renewed.token == granted.token
@@ -557,7 +557,7 @@ def test_a_rest_is_confirmed_again_and_a_later_release_does_not_end_it(contend: 
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
-    us.cut_off(2)  # that server never confirms it
+    us.cut_off(2)
     for _ in range(2):
         assert us.backend.rest(claim, granted, True, 30.0, WITHIN).ours
     assert not us.release(claim).ours

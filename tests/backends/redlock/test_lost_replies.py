@@ -155,7 +155,8 @@ def test_a_lost_reply_to_a_top_up_is_no_vote_and_leaves_nothing(contend: Contend
     assert holders(servers) == [held[0].id] * 3
     us.reach(2)
     assert isinstance(us.renew(held)[0], Granted)
-    eventually(lambda: us.states(held[0]) == ["votes"] * 3, within=WITHIN)  # the server itself says that it has it
+    # The server itself reports that the lease is there.
+    eventually(lambda: us.states(held[0]) == ["votes"] * 3, within=WITHIN)
     us.give_back(held[0])
     assert holders(servers) == FREE
 

@@ -286,7 +286,7 @@ def test_a_renewal_followed_by_a_newer_refusal_is_not_a_vote() -> None:
     told.ask(0, 600, TAKEN)
     assert not told.renewed(0, 500, True)
     assert told.pushed(0, 600, 1_000_000, 8)
-    assert not told.renewed(0, 500, True)  # that vote ends before the renewal would
+    assert not told.renewed(0, 500, True)  # the vote ends before the end that the renewal would give it
 
 
 def test_a_majority_of_refusals_with_one_stamp_means_one_holder() -> None:
@@ -353,5 +353,5 @@ def test_a_repeated_release_that_finds_nothing_proves_nothing() -> None:
     for which in range(3):
         told.ask(which, 100, 7)
         told.ballots[which].released = which == 2
-        told.ballots[which].lost_release = which < 2  # that release may have ended the lease there
+        told.ballots[which].lost_release = which < 2  # the release may have ended the lease there
     assert told.was_ours() is None

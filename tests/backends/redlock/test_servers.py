@@ -106,7 +106,7 @@ def test_a_server_that_lost_its_data_counts_only_after_its_former_grants_ended(
 ) -> None:
     us, them = contend(three, ttl=60.0), contend(three, guard=guard, ttl=60.0)
     for endpoint in them.backend._endpoints[::2]:
-        endpoint.guard = 0.0  # these servers have been up for long
+        endpoint.guard = 0.0  # these servers have been up for long enough to count
     us.cut_off(2)
     ours, granted = us.take(us.claim(ttl=60.0))
     three.members[1].restart()

@@ -482,7 +482,7 @@ def test_diagnose_finds_nothing_on_a_healthy_file(url: str, monkeypatch: pytest.
 def test_kernel_without_open_file_locks_is_reported_and_sqlites_locks_are_used(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exclusion, "_SETLK", 9999)  # a command that no kernel knows: EINVAL
+    monkeypatch.setattr(exclusion, "_SETLK", 9999)  # the kernel answers EINVAL to a command that it does not know
     with multilock.connect(url) as client, client.lock("n"):
         with multilock.connect(url) as other:
             assert other.lock("n").try_acquire() is None

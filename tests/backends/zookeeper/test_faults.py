@@ -25,7 +25,7 @@ from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.servers_zookeeper import TICK, ZooKeeperServer
 
 CLOSE = struct.pack("!iii", 8, 1, -11)  # a request to close the session
-EXISTS_ROOT = b"\0\0\0\3\0\0\0\1/"  # operation 3, and the path with its length
+EXISTS_ROOT = b"\0\0\0\3\0\0\0\1/"
 
 
 def contenders(operator: Any, name: str = "job") -> list[str]:
@@ -138,7 +138,7 @@ def test_a_renewal_whose_reply_is_lost_costs_nothing(
 ) -> None:
     client = connect(proxy.url, ttl=9)
     lease = client.lock("job").acquire()
-    eventually(lambda: watched(client) == 1)  # its watch names the node, too
+    eventually(lambda: watched(client) == 1)  # the request for its watch contains the node's name, too
     lost = proxy.drop_reply(b"__lock__", then="hold")
     lost.wait(5)
     eventually(lambda: lease.remaining() > 4.5)  # a later renewal got its reply, on another connection

@@ -145,7 +145,7 @@ def test_the_other_node_style_is_refused_and_leaves_no_node(
 
 def test_a_name_with_a_slash_is_one_escaped_name(client: Client, kazoo: Callable[..., Any]) -> None:
     with client.lock("a/b"):
-        assert kazoo("a/b").acquire(blocking=False)  # another lock: its name is not escaped
+        assert kazoo("a/b").acquire(blocking=False)  # another lock, because its name is not escaped
         assert not kazoo("a%2Fb").acquire(blocking=False)
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "by_the_clock",
     "eventually",
     "queued",
+    "refused",
     "until_renewed",
 ]
 
@@ -115,6 +116,22 @@ class Pulse:
         """Return the longest stop in seconds, or 0 if it was no longer than a busy scheduler explains."""
         time.sleep(2 * self.BEAT)  # so that the last stop is counted
         return self._longest if self._longest > 0.02 else 0.0
+
+
+def refused(wait: Callable[[float], T], timeout: float = 1.0) -> T:
+    """Call ``wait(timeout)``, which waits for a taken name, and return or raise what it does.
+
+    On an overloaded machine no reply may come within a second. If the wait raises `BackendUnavailable`, and this
+    process did not run for a while, call it again with twice the timeout, three times at most.
+    """
+    for seconds in (timeout, 2 * timeout, 4 * timeout):
+        with Pulse() as pulse:
+            try:
+                return wait(seconds)
+            except BackendUnavailable:
+                if not pulse.stopped():
+                    raise
+    return wait(8 * timeout)
 
 
 class Recorder(Generic[T]):

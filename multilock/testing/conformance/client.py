@@ -30,7 +30,7 @@ from multilock import (
     log_thread,
     now,
 )
-from multilock.testing.conformance.base import NAME, SOON, Conformance, Recorder, eventually
+from multilock.testing.conformance.base import NAME, SOON, Conformance, Pulse, Recorder, eventually, refused
 from multilock.testing.conformance.faces import Face, background
 from multilock.testing.conformance.places import Place
 
@@ -228,7 +228,7 @@ class CloseConformance(Conformance):
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
     def test_close_ends_despite_a_callback_that_hangs_and_a_backend_without_replies(
-        self, make: Callable[..., Client], place: Place, face: Face
+        self, make: Callable[..., Client], place: Place, face: Face, pulse: Pulse
     ) -> None:
         client = make(request_timeout=0.2)
         end = threading.Event()
@@ -236,7 +236,7 @@ class CloseConformance(Conformance):
         begun = now()
         with place.silence():
             client.close()
-        assert now() - begun < 2.0
+        assert now() - begun < 2.0 + pulse.stopped()
         end.set()
 
     def test_close_ends_observe(self, client: Client) -> None:
@@ -257,7 +257,7 @@ class CloseConformance(Conformance):
         before = set(threading.enumerate())
         client = place.connect(face)
         with client.lock(NAME), pytest.raises(LockTimeout):
-            client.lock(NAME).acquire(timeout=1.0)
+            refused(lambda seconds: client.lock(NAME).acquire(timeout=seconds))
         client.close()
 
         def left() -> list[str]:

@@ -22,7 +22,7 @@ from multilock import (
     NotHeld,
     now,
 )
-from multilock.testing.conformance.base import NAME, SOON, Conformance, Pulse, eventually
+from multilock.testing.conformance.base import NAME, SOON, Conformance, Pulse, eventually, refused
 from multilock.testing.conformance.faces import FACES, Face, background
 from multilock.testing.conformance.places import Place
 
@@ -108,21 +108,37 @@ class LockConformance(Conformance):
         lease.release()
         assert waiting.result(SOON).is_held()
 
-    def test_timeout_limits_the_whole_wait_and_raises_lock_timeout(self, client: Client, other: Client) -> None:
+    def test_timeout_limits_the_whole_wait_and_raises_lock_timeout(
+        self, client: Client, other: Client, pulse: Pulse
+    ) -> None:
         client.lock(NAME).acquire()
         lock = other.lock(NAME)
-        begun = now()
+        waits: list[tuple[float, float]] = []
+
+        def wait(seconds: float) -> Lease:
+            waits.append((now(), seconds))
+            return lock.acquire(timeout=seconds)
+
         with pytest.raises(LockTimeout, match="still taken") as caught:
-            lock.acquire(timeout=1.0)
-        assert 1.0 <= now() - begun < 2.0
+            refused(wait)
+        begun, timeout = waits[-1]
+        assert timeout <= now() - begun < timeout + 1.0 + pulse.stopped()
         assert isinstance(caught.value, TimeoutError)
         assert (caught.value.name, caught.value.backend) == (lock.name, client_scheme(client))
 
-    def test_try_acquire_waits_for_its_timeout_and_returns_none(self, client: Client, other: Client) -> None:
+    def test_try_acquire_waits_for_its_timeout_and_returns_none(
+        self, client: Client, other: Client, pulse: Pulse
+    ) -> None:
         lease = client.lock(NAME).acquire()
-        begun = now()
-        assert other.lock(NAME).try_acquire(timeout=1.0) is None
-        assert 1.0 <= now() - begun < 2.0
+        waits: list[tuple[float, float]] = []
+
+        def wait(seconds: float) -> Lease | None:
+            waits.append((now(), seconds))
+            return other.lock(NAME).try_acquire(timeout=seconds)
+
+        assert refused(wait) is None
+        begun, timeout = waits[-1]
+        assert timeout <= now() - begun < timeout + 1.0 + pulse.stopped()
         waiting = background(lambda: other.lock(NAME).try_acquire(timeout=SOON))
         time.sleep(0.05)
         lease.release()
@@ -132,7 +148,7 @@ class LockConformance(Conformance):
 
     def test_a_waiter_that_gave_up_leaves_nothing_behind(self, client: Client, other: Client, place: Place) -> None:
         lease = client.lock(NAME).acquire()
-        assert other.lock(NAME).try_acquire(timeout=1.0) is None
+        assert refused(lambda seconds: other.lock(NAME).try_acquire(timeout=seconds)) is None
         assert other.lock(NAME).try_acquire() is None
         lease.release()
         eventually(lambda: client.inspect(NAME) is None and place.leftovers() == [])
@@ -145,7 +161,7 @@ class LockConformance(Conformance):
         lease = other.lock(NAME).acquire()
         place.slow_request("release", 0.2)
         with pytest.raises(LockTimeout):
-            client.lock(NAME).acquire(timeout=1.0)
+            refused(lambda seconds: client.lock(NAME).acquire(timeout=seconds))
         lease.release()
         own = client.lock(NAME).try_acquire()
         assert own is not None, "the withdrawn claim blocked it"
@@ -314,7 +330,7 @@ class LockConformance(Conformance):
         with other.lock(NAME):
             assert client.locked(NAME, timeout=0, skip=True)(face.function(body))() is None
             with pytest.raises(LockTimeout):
-                client.locked(NAME, timeout=1.0)(face.function(body))()
+                refused(lambda seconds: client.locked(NAME, timeout=seconds)(face.function(body))())
         assert client.locked(NAME, timeout=0, skip=True)(face.function(body))() == "ran"
 
     def test_the_decorator_refuses_coroutine_functions_on_a_blocking_lock_and_the_reverse(
@@ -510,11 +526,11 @@ class LeaseConformance(Conformance):
             lease.renew()
             assert lease.remaining() > before
 
-    def test_wait_lost_returns_none_at_its_timeout_and_at_a_release(self, client: Client) -> None:
+    def test_wait_lost_returns_none_at_its_timeout_and_at_a_release(self, client: Client, pulse: Pulse) -> None:
         lease = client.lock(NAME).acquire()
         begun = now()
         assert lease.wait_lost(0.1) is None
-        assert 0.1 <= now() - begun < 1.0
+        assert 0.1 <= now() - begun < 1.0 + pulse.stopped()
         waiting = background(lambda: lease.wait_lost(30))
         time.sleep(0.05)
         lease.release()

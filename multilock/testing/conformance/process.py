@@ -17,7 +17,7 @@ import pytest
 
 import multilock
 from multilock import BackendUnavailable, Client, LeaseState, LossReason, NotHeld, now
-from multilock.testing.conformance.base import NAME, SOON, Conformance, eventually, inner
+from multilock.testing.conformance.base import NAME, SOON, Conformance, Pulse, eventually, inner
 from multilock.testing.conformance.faces import FACES, Face, background
 from multilock.testing.conformance.places import Place
 from multilock.testing.conformance.rest import GRAIN
@@ -61,7 +61,7 @@ class ProcessConformance(Conformance):
         assert client.lock(NAME).try_acquire(timeout=SOON) is not None
 
     def test_the_lock_of_a_killed_holder_is_free_within_the_published_bound(
-        self, client: Client, place: Place, helper: Callable[..., Helper]
+        self, client: Client, place: Place, helper: Callable[..., Helper], pulse: Pulse
     ) -> None:
         holder = helper("hold", place.quick_ttl)
         holder.wait_for("held", START)
@@ -69,7 +69,7 @@ class ProcessConformance(Conformance):
         holder.kill()
         killed_at = now()
         assert client.lock(NAME).try_acquire(timeout=client.capabilities.takeover_bound + START) is not None
-        assert now() - killed_at <= place.quick_ttl + client.capabilities.takeover_bound + 1.0
+        assert now() - killed_at <= place.quick_ttl + client.capabilities.takeover_bound + 1.0 + pulse.stopped()
 
     def test_a_frozen_holder_notices_the_loss_when_it_runs_again(
         self, client: Client, place: Place, helper: Callable[..., Helper]

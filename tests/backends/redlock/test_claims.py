@@ -144,15 +144,19 @@ def test_a_reply_that_is_late_for_its_round_still_counts_and_keeps_its_connectio
     us = contend()
     us.teach()
     monkeypatch.setattr(rounds, "LATEST", WITHIN)
-    made = [len(proxy.connections) for proxy in us.proxies]
-    for proxy in us.proxies:
-        proxy.delay(0.6, "down")  # a round takes 0.25 s
+    [fan] = us.backend.rounds.pool.idle
+    wires = [lane.wire for lane in fan.lanes]
     claim = us.claim(ttl=2.0)
+    late = [proxy.hold_request(claim.id.encode()) for proxy in us.proxies]
     with pytest.raises(BackendUnavailable):
-        us.attempt(claim)
+        us.attempt(claim)  # the round ends after 0.25 s
+    time.sleep(0.35)  # a connection that ends with the round would have ended by now
+    for each in late:
+        each.release()
     eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
     assert not us.evidence(claim).spent()
-    assert [len(proxy.connections) for proxy in us.proxies] == made
+    assert us.evidence(claim).fan is fan
+    assert [lane.wire for lane in fan.lanes] == wires
 
 
 def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: RedisServers) -> None:

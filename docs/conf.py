@@ -1,5 +1,6 @@
 """The site: `make docs` builds it into .state/site. docs/decisions/ says why Sphinx."""
 
+import re
 from pathlib import Path
 
 import multilock
@@ -29,6 +30,19 @@ def add_decisions(_app, page, source):
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
 
 
+def show_examples(_app, page, source):
+    """Put the programs of the recipes below their sections. A reader of the repository opens them by their links."""
+    if page != "recipes":
+        return
+    sections = source[0].split("\n## ")
+    for n, section in enumerate(sections[1:], 1):
+        for path in dict.fromkeys(re.findall(r"\]\((examples/[^)]+)\)", section)):
+            kind = {".yaml": "yaml", ".service": "ini"}.get(Path(path).suffix, "python")
+            shown = f"```{{literalinclude}} {path}\n:language: {kind}\n```"
+            sections[n] += f"\n\n<details><summary>{Path(path).name}</summary>\n\n{shown}\n\n</details>\n"
+    source[0] = "\n## ".join(sections)
+
+
 def write_llms_txt(app, exception):
     """Write llms.txt for programs that read the site: the pages in its contents, each with its text as Markdown."""
     if exception:
@@ -41,4 +55,5 @@ def write_llms_txt(app, exception):
 
 def setup(app):
     app.connect("source-read", add_decisions)
+    app.connect("source-read", show_examples)
     app.connect("build-finished", write_llms_txt)

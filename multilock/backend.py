@@ -30,6 +30,7 @@ from multilock.model import (
 __all__ = [
     "SPI_VERSION",
     "AnswersAtOnce",
+    "AttemptsMany",
     "Backend",
     "Busy",
     "Capabilities",
@@ -273,6 +274,22 @@ class OpensChannels(Protocol):
 
     def channel(self, within: float) -> Channel | None:
         """Return a new, connected channel; None if this server cannot have one. Raises as any method of `Backend`."""
+
+
+@runtime_checkable
+class AttemptsMany(Protocol):
+    """Optional method of a `Backend` that can send the attempts of many claims in one round trip.
+
+    Without it thousands of waiters of one asyncio client share the few requests that the client has under way.
+    """
+
+    def attempt_all(self, claims: Sequence[Claim], within: float) -> Sequence[Granted | Busy | Exception]:
+        """Call `Backend.attempt` with ``join=True`` for all these claims. Return one result for each, in the same
+        order.
+
+        An exception of one claim is returned and not raised. An exception of the whole call is raised, and counts for
+        each claim.
+        """
 
 
 @runtime_checkable

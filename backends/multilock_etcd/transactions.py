@@ -95,11 +95,14 @@ class Position:
     def to_watch(self) -> list[Range]:
         """Return which of the keys ahead a claim watches if it is not near the front.
 
-        If any keys exclude the claim, watch the newest of them. Otherwise watch as many of the keys of the same kind as
-        can hold the name together: the claim has room as soon as any one of these is deleted.
+        If so many keys exclude the claim that they cannot be counted, watch the one after whose deletion they can. The
+        claim then has its place in the count long before its turn, and needs no request at its turn. If fewer exclude
+        it, watch the newest of them. Otherwise watch as many of the keys of the same kind as can hold the name
+        together: the claim has room as soon as any one of these is deleted.
         """
         if self.others:
-            return [(max(self.others, key=self.others.__getitem__), b"")]
+            newest_first = sorted(self.others, key=self.others.__getitem__, reverse=True)
+            return [(newest_first[NEAR if len(newest_first) > NEAR else 0], b"")]
         room = self._ranges.room
         return [(key, b"") for key in islice(self.like, room)] if room <= WATCHED else list(self._ranges.like)
 

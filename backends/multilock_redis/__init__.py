@@ -134,6 +134,9 @@ class RedisBackend:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._node.attempt(claim, join, within)
 
+    def attempt_all(self, claims: Sequence[Claim], within: float) -> Sequence[Granted | Busy | Exception]:
+        return self._node.attempt_all(claims, within)
+
     def channel(self, within: float) -> Channel | None:
         return self._node.channel(within)
 

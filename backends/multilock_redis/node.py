@@ -53,6 +53,11 @@ class Node:
             within = deadline - self._now()
         return self.recipe.attempt(claim, join, within)
 
+    def attempt_all(self, claims: Sequence[Claim], within: float) -> list[Granted | Busy | Exception]:
+        deadline = self._now() + within
+        self.listener.listen(within)  # first, as in `attempt`: these claims wait, or are about to
+        return self.recipe.attempt_all(claims, deadline - self._now())
+
     def channel(self, within: float) -> Channel | None:
         if self.recipe.replicas.of_grants:
             return None  # a channel can send only one request at a time, without a time limit: use a thread instead

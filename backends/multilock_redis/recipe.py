@@ -106,6 +106,27 @@ class Recipe:
             return self._acknowledged(claim, script, request, deadline - self._transactions.now())
         return answer
 
+    def attempt_all(self, claims: Sequence[Claim], within: float) -> list[Granted | Busy | Exception]:
+        """Take and keep the places of all these claims in one pipeline. Each request in it is the same as in
+        `attempt`."""
+        deadline = self._transactions.now() + within
+        scripts = [ACQUIRE if claim.mode == "x" else SHARE for claim in claims]
+        requests = [self.to_attempt(claim, True) for claim in claims]
+        exchange = self._transactions.connections.exchange
+        answers = self._transactions.run_each(set(scripts), requests, exchange, within)
+        results: list[Granted | Busy | Exception] = []
+        for claim, script, request, (answer, sent_at) in zip(claims, scripts, requests, answers, strict=True):
+            try:
+                if isinstance(answer, Exception):
+                    raise answer
+                result = self.attempted(claim, answer, sent_at)
+                if isinstance(result, Granted) and self.replicas.of_grants:
+                    result = self._acknowledged(claim, script, request, deadline - self._transactions.now())
+                results.append(result)
+            except (BackendUnavailable, BackendRejected) as error:
+                results.append(error)
+        return results
+
     def _acknowledged(self, claim: Claim, script: Script, request: bytes, within: float) -> Granted | Busy:
         """Return a grant only once enough replicas have it.
 

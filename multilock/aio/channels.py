@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, cast
 
 from multilock.backend import Channel, Lingers, OpensChannels
@@ -16,55 +17,65 @@ from multilock.errors import BackendRejected, BackendUnavailable
 if TYPE_CHECKING:
     from multilock.backend import Backend
 
-__all__ = ["Channels", "LoopChannel", "Turns"]
+__all__ = ["Channels", "Kind", "LoopChannel", "Turns"]
 
 MOST = 4  # channels of one client; while all are in use, further requests go through threads
-PATIENT = 4  # every fourth turn goes to a patient request first, even if urgent ones wait
+PATIENT = 4  # every fourth turn goes to a heartbeat first, even if other requests wait
+
+
+class Kind(IntEnum):
+    """The kinds of requests, in the order in which they get their turns."""
+
+    RELEASE = 0
+    FIRST = 1
+    HEARTBEAT = 2
 
 
 class Turns:
-    """A limit for the requests under way, with two queues for the others.
+    """A limit for the requests under way, with a queue for each kind of request that has to wait for its turn.
 
-    Requests that change something are *urgent*. Heartbeats of waiters that are already in the server's queue are
-    *patient*. Otherwise many waiters of a client could delay the release by a holder of the same client.
+    Releases come first, because each one frees a name. The first attempts of claims come before the heartbeats of
+    waiters that have a place in the server's queue.
     """
 
     def __init__(self, free: int) -> None:
-        self._free = free
+        self.free = free  #: turns that nobody has taken
         self._given = 0
-        self._urgent: deque[asyncio.Future[Any]] = deque()
-        self._patient: deque[asyncio.Future[Any]] = deque()
+        self._lines = deque[asyncio.Future[Any]](), deque[asyncio.Future[Any]](), deque[asyncio.Future[Any]]()
 
     def take(self) -> bool:
         """Take a turn if one is free. Returns False otherwise."""
-        if not self._free:
+        if not self.free:
             return False
-        self._free -= 1
+        self.free -= 1
         return True
 
-    def wait(self, turn: asyncio.Future[Any], *, urgent: bool) -> None:
+    def wait(self, turn: asyncio.Future[Any], kind: Kind) -> None:
         """Queue ``turn``, a future whose result is set when its turn comes. A caller that gives up cancels it, or sets
         its exception."""
-        (self._urgent if urgent else self._patient).append(turn)
+        self._lines[kind].append(turn)
+
+    def waiting(self, kind: Kind) -> int:
+        """Return how many requests of a kind wait for their turns."""
+        return sum(not turn.done() for turn in self._lines[kind])
 
     def give_back(self) -> None:
         """End a turn, and give it to the next request in the queues."""
         self._given += 1
-        lines = [self._urgent, self._patient]
-        for line in lines if self._given % PATIENT else reversed(lines):
+        for line in self._lines if self._given % PATIENT else reversed(self._lines):
             while line:
                 turn = line.popleft()
                 if not turn.done():
                     turn.set_result(None)
                     return
-        self._free += 1
+        self.free += 1
 
 
 class Channels:
     """The channels of one client on one loop. Only that loop uses this class, except for `open`."""
 
     def __init__(self, backend: Backend) -> None:
-        self._offered = isinstance(backend, OpensChannels)
+        self.offered = isinstance(backend, OpensChannels)  #: whether channels may be opened
         self._backend = backend
         self.living: set[LoopChannel] = set()
         self.idle: list[LoopChannel] = []
@@ -73,14 +84,14 @@ class Channels:
 
     def may_open(self) -> bool:
         """Return whether another channel may be opened."""
-        return self._offered and len(self.living) + self.opening < MOST
+        return self.offered and len(self.living) + self.opening < MOST
 
     def open(self, within: float) -> Channel | None:
         """Open a channel in a thread, because connecting may block. The caller passes it to `add` or to `drop`."""
         channel = cast("OpensChannels", self._backend).channel(within)
         if channel is not None:
             self._unclaimed.add(channel)
-            if not self._offered:  # `end` was called meanwhile
+            if not self.offered:  # `end` was called meanwhile
                 self.drop(channel)
                 return None
         return channel
@@ -107,7 +118,7 @@ class Channels:
 
     def end(self) -> None:
         """Open no more channels."""
-        self._offered = False
+        self.offered = False
 
     def close(self) -> None:
         """Close all channels."""

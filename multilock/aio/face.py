@@ -11,13 +11,14 @@ import inspect
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from multilock.aio.channels import MOST, Channels, LoopChannel, Turns
-from multilock.backend import AnswersAtOnce, Channel
+from multilock.aio.batches import AT_ONCE, Batches
+from multilock.aio.channels import MOST, Channels, Kind, LoopChannel, Turns
+from multilock.backend import AnswersAtOnce, AttemptsMany, Channel
 from multilock.errors import BackendUnavailable
 from multilock.kernel.callbacks import CALLED, Callbacks, call_safely
-from multilock.kernel.face import NotAsked, WaiterBell
+from multilock.kernel.face import NOT_SENT, NotAsked, WaiterBell
 from multilock.kernel.inside import call_inside
 from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
@@ -46,11 +47,12 @@ class LoopFace:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._backend = kernel.backend
-        self._workers = kernel.runtime.workers("multilock-request", CARRIERS)
+        self._workers = kernel.runtime.workers("multilock-request", CARRIERS + AT_ONCE)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(kernel.backend)
         self._at_once = isinstance(kernel.backend, AnswersAtOnce) and kernel.backend.answers_at_once
-        self._turns = Turns(MOST + CARRIERS)
+        self._turns = self._all_turns()
+        self._batches: Batches | None = None
         self._answered_at = -math.inf
         self._open: dict[asyncio.Future[Any], float] = {}
         self._sweep: asyncio.TimerHandle | None = None
@@ -67,7 +69,12 @@ class LoopFace:
                 raise RuntimeError("this AsyncClient belongs to another event loop: make one for each loop")
             self._kernel.events.begin(self.callbacks)  # events not yet delivered on a closed loop are dropped
             self._loop = running
+            if isinstance(self._backend, AttemptsMany):
+                self._batches = Batches(running, self._send_batch)
         return running
+
+    def _all_turns(self) -> Turns:
+        return Turns(CARRIERS + (MOST if self._channels.offered else 0))
 
     def forget_closed_loop(self) -> None:
         """If the client's loop was closed, drop it and every call that ran on it."""
@@ -75,7 +82,8 @@ class LoopFace:
             return
         self._loop = None
         self._open.clear()  # nothing can wake the coroutines of a closed loop
-        self._turns = Turns(MOST + CARRIERS)
+        self._turns = self._all_turns()
+        self._batches = None
         self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
         self._channels.close()
         self._callbacks.drop()
@@ -96,28 +104,39 @@ class LoopFace:
     async def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Send an attempt, or a heartbeat of a claim that waits already.
 
-        A heartbeat whose turn does not come in time is not sent. If the server replies to other requests meanwhile,
-        this does not count as silence: the claim keeps its place in the server's queue.
+        If the backend can send many attempts together, heartbeats take no turns. An attempt whose turn does not come in
+        time is not sent. If the server answers other requests meanwhile, that does not count as silence.
         """
         if self._at_once:
             await asyncio.sleep(0)  # otherwise a task that acquires in a loop would never let another task run
         waiting = self._kernel.monitor.waiting.get(claim.id)
-        told, began = waiting.told if waiting else None, self.loop().time()
+        told, loop = waiting.told if waiting else None, self.loop()
+        kind = Kind.HEARTBEAT if told else Kind.FIRST
+        answer: Granted | Busy
         try:
-            answer: Granted | Busy = await self._send(
-                within, told is None, lambda channel: channel.attempt(claim, join), self._backend.attempt, claim, join
-            )
+            if self._batches and join and (told or not self._turns.free):
+                answer = await self._in_a_batch(self._batches, claim, loop, loop.time() + within)
+            else:
+                answer = await self._send(
+                    within, kind, lambda channel: channel.attempt(claim, join), self._backend.attempt, claim, join
+                )
         except _NotSent:
-            if told is None or self._answered_at < began:
+            if not join or self._answered_at < loop.time() - within:
                 raise
-            return NotAsked(told.heartbeat, 0.0)
+            return NotAsked(told.heartbeat if told else 0.0, 0.0)
         if waiting and isinstance(answer, Busy):
             waiting.told = answer
         return answer
 
     async def release(self, claim: Claim, granted: Granted, unsure: bool, within: float) -> Returned:
         answer: Returned = await self._send(
-            within, True, lambda to: to.release(claim, granted, unsure), self._backend.release, claim, granted, unsure
+            within,
+            Kind.RELEASE,
+            lambda to: to.release(claim, granted, unsure),
+            self._backend.release,
+            claim,
+            granted,
+            unsure,
         )
         return answer
 
@@ -125,17 +144,18 @@ class LoopFace:
         return await self._on_thread(self.loop(), within, call, args)
 
     async def _send(
-        self, within: float, urgent: bool, send: Callable[[Channel], bool], call: Callable[..., Any], *args: Any
+        self, within: float, kind: Kind, send: Callable[[Channel], bool], call: Callable[..., Any], *args: Any
     ) -> Any:
         """Wait for a turn, then send the request on a channel (``send``) or on a thread (``call(*args, within)``).
 
         The thread is used if there is no channel, or if the channel could not answer. Raises _NotSent if the turn did
-        not come in time.
+        not come in half of the time. The other half is for the server: a request that is sent too late to be answered
+        would be taken for its silence.
         """
         loop, turns = self.loop(), self._turns
         end = loop.time() + within
         if not turns.take():
-            await self._turn(turns, loop, end if urgent else end - within / 2, urgent)
+            await self._turn(turns, loop, end - within / 2, kind)
         try:
             answer = None
             if channel := await self._channel(loop, end - loop.time()):
@@ -151,16 +171,45 @@ class LoopFace:
         finally:
             turns.give_back()
 
-    async def _turn(self, turns: Turns, loop: asyncio.AbstractEventLoop, end: float, urgent: bool) -> None:
+    async def _in_a_batch(
+        self, batches: Batches, claim: Claim, loop: asyncio.AbstractEventLoop, end: float
+    ) -> Granted | Busy:
+        """Send an attempt together with others. Raises _NotSent if it was not sent before ``end``."""
+        future = self._begin(loop, end)
+        batches.add(claim, end, future)
+        try:
+            result: Granted | Busy | Exception = await future
+        except BackendUnavailable:
+            if batches.drop(future):
+                raise _NotSent(NOT_SENT, unknown=False) from None
+            raise
+        finally:
+            batches.drop(future)
+            self._open.pop(future, None)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _send_batch(self, claims: Sequence[Claim], end: float) -> asyncio.Future[Any]:
+        loop = self.loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        call = cast("AttemptsMany", self._backend).attempt_all
+        self._workers.submit(_Request(loop, self._kernel, end - loop.time(), call, (claims,), future, None).carry)
+        future.add_done_callback(self._batch_answered)
+        return future
+
+    def _batch_answered(self, answer: asyncio.Future[Any]) -> None:
+        if not answer.exception():
+            self._answered_at = answer.get_loop().time()
+
+    async def _turn(self, turns: Turns, loop: asyncio.AbstractEventLoop, end: float, kind: Kind) -> None:
         """Wait for a turn until ``end``."""
         turn = self._begin(loop, end)
-        turns.wait(turn, urgent=urgent)
+        turns.wait(turn, kind)
         try:
             await turn
         except BackendUnavailable:
-            raise _NotSent(
-                "the request was not sent, because too many requests of this client are under way", unknown=False
-            ) from None
+            raise _NotSent(NOT_SENT, unknown=False) from None
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and not turn.exception():  # the turn came before the time was over
                 turns.give_back()

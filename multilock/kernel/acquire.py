@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, MultilockError, behind
 from multilock.kernel import validity
-from multilock.kernel.face import NotAsked
+from multilock.kernel.face import NOT_SENT, NotAsked
 from multilock.kernel.gate import SHORT, Line
 from multilock.kernel.holding import Holding
 from multilock.kernel.inside import check_outside
@@ -185,10 +185,13 @@ class _Contender:
                     self._bear(line, sent_at, silence)
                     pause = self._pause(failures)
                 else:
-                    line.answered(kernel.now())
                     failures = 0
                     if not isinstance(answer, NotAsked):
                         self.refused_at = sent_at
+                    if self.refused_at > -math.inf:
+                        line.answered(kernel.now())
+                    else:
+                        line.not_asked(BackendUnavailable(NOT_SENT, unknown=False))
                     if answer.spent:
                         self._leave(claim)
                         claim = self._claim()
@@ -264,7 +267,7 @@ class _Contender:
             raise
         if isinstance(answer, Granted):
             self.stands, self.granted = True, answer
-        else:
+        elif not isinstance(answer, NotAsked):
             self.stands, self.granted = not self.once, None
             unsure |= answer.spent
         self.unsure = unsure  # last, so that an interrupt before this cancels the claim

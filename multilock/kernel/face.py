@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
     from multilock.kernel.runtime import Runtime, ThreadBell
 
-__all__ = ["BlockingFace", "Face", "NotAsked", "WaiterBell", "run"]
+__all__ = ["NOT_SENT", "BlockingFace", "Face", "NotAsked", "WaiterBell", "run"]
 
 R = TypeVar("R")
 
+NOT_SENT = "the request was not sent, because too many requests of this client are under way"
+
 
 class NotAsked(Busy):
-    """The result of an attempt that was not sent: the claim keeps the place of its earlier request."""
+    """The result of an attempt that was not sent, although the backend answers others: the claim keeps the place that
+    an earlier request took, if any."""
 
     __slots__ = ()
 

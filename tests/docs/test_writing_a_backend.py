@@ -28,7 +28,9 @@ def members(protocol: type) -> dict[str, str]:
     return shown
 
 
-@pytest.mark.parametrize("protocol", [backend.Backend, backend.Rests, backend.OpensChannels, backend.FindsTheDead])
+@pytest.mark.parametrize(
+    "protocol", [backend.Backend, backend.Rests, backend.AttemptsMany, backend.OpensChannels, backend.FindsTheDead]
+)
 def test_the_page_names_every_method_with_its_arguments(protocol: type) -> None:
     assert [each for each in members(protocol).values() if each not in CODES] == []
 

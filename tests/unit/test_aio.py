@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -27,10 +27,13 @@ from multilock import (
     LossReason,
     NotHeld,
 )
-from multilock.aio.channels import MOST, Turns
+from multilock.aio.batches import AT_ONCE
+from multilock.aio.channels import MOST, Kind, Turns
 from multilock.aio.face import CARRIERS
 from multilock.aio.lock import HeldAsyncLease
+from multilock.kernel.face import NotAsked
 from multilock.kernel.runtime import now
+from multilock.model import Busy, Claim, Granted
 from multilock.testing.conformance.base import inner
 from tests.unit.kit import Call, Scripted, eventually, executed_but_unanswered, our_threads, refused, silence
 
@@ -1162,9 +1165,9 @@ def test_many_heartbeats_do_not_delay_a_release_or_a_first_attempt(backend: Scri
             tasks = await crowd_of(client, backend)
             backend.always("attempt", in_turn)
             turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
-            await until(lambda: len(turns._patient) > CROWD / 2)
+            await until(lambda: turns.waiting(Kind.HEARTBEAT) > CROWD / 2)
             urgent = asyncio.create_task(lease.release() if what == "release" else client.lock("m").try_acquire())
-            await until(lambda: turns._urgent)
+            await until(lambda: turns.waiting(Kind.RELEASE) + turns.waiting(Kind.FIRST))
             permits.release(MOST + CARRIERS)
             if what == "release":
                 await until(lambda: backend.called("release"))
@@ -1201,8 +1204,8 @@ def test_a_task_cancelled_as_it_gets_a_slot_passes_the_slot_on(backend: Scripted
         turns = Turns(1)
         assert turns.take()
         first, second = loop.create_future(), loop.create_future()
-        turns.wait(first, urgent=True)
-        turns.wait(second, urgent=False)
+        turns.wait(first, Kind.FIRST)
+        turns.wait(second, Kind.HEARTBEAT)
         first.cancel()
         turns.give_back()
         assert second.done()
@@ -1213,18 +1216,151 @@ def test_a_task_cancelled_as_it_gets_a_slot_passes_the_slot_on(backend: Scripted
     run(main)
 
 
-def test_one_of_four_slots_is_for_heartbeats() -> None:
+def test_releases_come_first_and_of_four_turns_one_is_for_a_heartbeat() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         turns = Turns(0)
-        urgent = [loop.create_future() for _ in range(20)]
-        patient = loop.create_future()
-        for turn in urgent:
-            turns.wait(turn, urgent=True)
-        turns.wait(patient, urgent=False)
-        for _ in range(4):
+        lines = {kind: [loop.create_future() for _ in range(3)] for kind in reversed(Kind)}
+        for kind, line in lines.items():
+            for turn in line:
+                turns.wait(turn, kind)
+
+        def served() -> list[int]:
+            return [sum(turn.done() for turn in lines[kind]) for kind in Kind]
+
+        for _ in range(3):
             turns.give_back()
-        assert patient.done()
+        assert served() == [3, 0, 0]
+        turns.give_back()
+        assert served() == [3, 0, 1]
+        turns.give_back()
+        assert served() == [3, 1, 1]
+
+    run(main)
+
+
+class Many(Scripted):
+    """A `multilock.backend.AttemptsMany`."""
+
+    def attempt_all(self, claims: Sequence[Claim], within: float) -> Sequence[Granted | Busy | Exception]:
+        together = tuple(claims)
+        answers: list[Granted | Busy | Exception] = self._ask(
+            "attempt_all", within, together, lambda: [self._attempt(claim, True) for claim in together]
+        )
+        return answers
+
+
+class Blocked:
+    """Makes each request of these methods for the name "n" wait until `open` is called."""
+
+    def __init__(self, backend: Scripted, *methods: str) -> None:
+        self._open = threading.Event()
+        self.held: list[int] = []  #: the number of claims of each request that waits
+        for method in methods:
+            backend.always(method, self._answer)
+
+    def _answer(self, backend: Scripted, call: Call) -> Any:
+        if any(claim.name == "n" for claim in call.claims):
+            self.held.append(len(call.claims))
+            self._open.wait(20)
+        return call.execute()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def test_the_heartbeats_of_a_crowd_go_together_and_take_no_turns() -> None:
+    backend = Many()
+
+    async def main() -> None:
+        async with AsyncClient(backend, request_timeout=15.0) as client:
+            lease = await client.lock("n", fair=True).acquire()
+            tasks = await crowd_of(client, backend)
+            way = Blocked(backend, "attempt", "attempt_all")
+            gathered: Any = client._kernel.face._batches._gathered  # type: ignore[attr-defined]
+            # All heartbeats are due. A few requests are under way, and the next one will have all others.
+            await until(lambda: sum(way.held) + len(gathered) == CROWD, within=15)
+            assert len(way.held) <= AT_ONCE
+            assert await client.lock("m").try_acquire()
+            assert await client.lock("o").acquire()
+            await lease.release()
+            rest, before = len(gathered), len(backend.called("attempt_all"))
+            way.open()
+            await until(lambda: len(backend.called("attempt_all")) > before)
+            assert len(backend.called("attempt_all")[before].claims) >= rest
+            await end(tasks)
+
+    run(main)
+
+
+def test_a_first_attempt_without_a_turn_goes_together_with_others() -> None:
+    backend = Many()
+    backend.holders["n"] = "another"
+
+    async def main() -> None:
+        async with AsyncClient(backend, request_timeout=15.0) as client:
+            way = Blocked(backend, "attempt")
+            tasks = [asyncio.create_task(client.lock("n", fair=True).acquire()) for _ in range(CROWD)]
+            await until(lambda: len(backend.queues["n"]) == CROWD - CARRIERS, within=15)
+            assert len(backend.called("attempt_all")) <= AT_ONCE
+            assert await client.lock("m").acquire()  # behind the others, and not held up by them
+            way.open()
+            await end(tasks)
+
+    run(main)
+
+
+def test_attempts_sent_together_that_get_no_answer_fail_one_by_one() -> None:
+    backend = Many()
+    backend.holders["n"] = "another"
+
+    async def main() -> None:
+        async with AsyncClient(backend, outage_timeout=0.0) as client:
+            tasks = await crowd_of(client, backend)
+            backend.always("attempt_all", refused(BackendUnavailable("no answer")))
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(error) for error in results} == {BackendUnavailable}
+            assert len({id(error) for error in results}) == CROWD
+            await until(lambda: len(backend.released()) == CROWD)  # the outcome is unknown, so each is cancelled
+            assert all(call.details["unsure"] for call in backend.called("release"))
+
+    run(main)
+
+
+def test_a_first_attempt_without_a_turn_is_not_taken_for_silence(backend: Scripted) -> None:
+    """The server answers other requests meanwhile. So the waiters go on after an outage_timeout, too."""
+    backend.holders["n"] = "another"
+    permits = threading.Semaphore(0)
+    ended = threading.Event()
+
+    def in_turn(backend: Scripted, call: Call) -> Any:
+        while not permits.acquire(timeout=0.02) and not ended.is_set():
+            pass
+        return call.execute()
+
+    async def main() -> None:
+        async with AsyncClient(backend, request_timeout=2.0, outage_timeout=0.01) as client:
+            face: Any = client._kernel.face
+            attempt, not_sent = face.attempt, 0
+
+            async def watched(*args: Any) -> Any:
+                nonlocal not_sent
+                answer = await attempt(*args)
+                not_sent += isinstance(answer, NotAsked)
+                return answer
+
+            face.attempt = watched
+            backend.always("attempt", in_turn)
+            tasks = [asyncio.create_task(client.lock("n", fair=True).acquire()) for _ in range(CROWD)]
+            while not not_sent:
+                permits.release()
+                await asyncio.sleep(0.05)
+            with pytest.raises(BackendUnavailable, match="was not sent"):  # nobody knows whether "n" is taken
+                await client.lock("n", fair=True).acquire(timeout=0.3)
+            ended.set()
+            await until(lambda: len(backend.queues["n"]) == CROWD, within=15)
+            assert [task for task in tasks if task.done()] == []
+            await end(tasks)
 
     run(main)
 

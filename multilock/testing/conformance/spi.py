@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator
 import pytest
 
 from multilock import LossReason, now
-from multilock.backend import Backend, Rests
+from multilock.backend import AttemptsMany, Backend, Rests
 from multilock.model import Busy, Claim, Granted, Returned, owner_text
 from multilock.testing.conformance.base import NAME, SOON, Conformance
 from multilock.testing.conformance.faces import FACES, Face
@@ -222,6 +222,21 @@ class BackendConformance(Conformance):
         place.delete(NAME)
         assert backend_.rest(claim, granted, False, 60.0, WITHIN).ours is False
         assert backend_.inspect(NAME, WITHIN) is None
+
+    def test_attempts_that_are_sent_together_are_answered_one_by_one(self, backend_: Backend, ear: Ear) -> None:
+        if not isinstance(backend_, AttemptsMany):
+            pytest.skip("this backend sends each attempt by itself")
+        first, second, cancelled = (ear.claim() for _ in range(3))
+        elsewhere = ear.claim(f"{NAME}-2")
+        backend_.release(cancelled, None, True, WITHIN)
+        for _ in range(2):  # the second time these are heartbeats and confirmations
+            answers = backend_.attempt_all([first, second, cancelled, elsewhere], WITHIN)
+            assert [type(answer) for answer in answers] == [Granted, Busy, Busy, Granted]
+        held = answers[0]
+        assert isinstance(held, Granted)
+        backend_.release(first, held, False, WITHIN)
+        assert ear.wait(lambda: second.id in ear.wakes)
+        assert isinstance(backend_.attempt_all([second], WITHIN)[0], Granted)
 
     def test_a_cancel_also_stops_a_request_that_arrives_later(self, backend_: Backend, ear: Ear) -> None:
         claim = ear.claim()

@@ -151,6 +151,25 @@ def test_a_waiter_far_back_in_the_queue_watches_only_one_key(
     pushed(them, far)
 
 
+def test_a_waiter_far_behind_is_counted_in_before_its_turn(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_etcd.transactions.NEAR", 1)
+    first, second, third = us.claim(), us.claim(), us.claim()
+    us.take(first)
+    us.wait(second)
+    us.wait(third)
+    far = them.wait(them.claim())
+    us.release(first)
+    us.take(second)
+    us.release(second)
+    them.hears_a_wake_for(far)
+    assert isinstance(them.attempt(far, join=True), Busy)
+    listening(them, far)
+    us.release(third)
+    pushed(them, far)  # without a request at its turn
+
+
 def test_a_reader_behind_many_readers_watches_only_one_key(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:

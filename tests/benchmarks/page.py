@@ -3,28 +3,88 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAGE", "PARTS", "RESULTS", "tables", "write"]
+__all__ = ["PAGE", "PARTS", "RESULTS", "behind", "tables", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+BEHIND = "<!-- behind: written by make bench -->\n"
+END_OF_BEHIND = "<!-- end of behind -->"
+OURS = "multilock"
+BASELINES = ("raw", "two raw", "grpc alone", "http.client", "kazoo's create")  # requests without a lock's promises
 
 
 def write(results: Path = RESULTS, page: Path = PAGE) -> None:
     """Replace the text between the markers of each part that has results. The rest of the page stays."""
     text = page.read_text()
     for part in PARTS:
-        if found := sorted(results.glob(f"{part}-*.json")):
+        if found := _of(part, results):
             begin, end = f"<!-- {part}: written by make bench -->\n", f"<!-- end of {part} -->"
             head, marker, rest = text.partition(begin)
             _, closed, tail = rest.partition(end)
             if not marker or not closed:
                 raise ValueError(f"{page.name} has no place for the results of {part}: {begin}{end}")
             text = head + begin + tables(part, json.loads(found[-1].read_text())) + end + tail
+    head, _, rest = text.partition(BEHIND)
+    if rest:
+        _, _, tail = rest.partition(END_OF_BEHIND)
+        newest = {part: json.loads(found[-1].read_text()) for part in PARTS if (found := _of(part, results))}
+        text = head + BEHIND + behind(newest) + END_OF_BEHIND + tail
     page.write_text(text)
+
+
+def behind(newest: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of every cell in which a contender did better than multilock, with the worst first.
+
+    A row of ours is compared with the best contender of its table. What no lock can be faster than is no contender.
+    """
+    rows = sorted((row for part, found in newest.items() for row in _behind(part, found)), key=itemgetter(-1))
+    head = ["measured", "which", "ours", "the best other", "its own", "by a factor of"]
+    return _table(head, ([*row[:-1], f"{1 / row[-1]:.2f}"] for row in rows))
+
+
+def _behind(part: str, found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the cells of one part, each with how good ours is, as a share of the other."""
+    for title, rows in found.get("uncontended", {}).items():
+        yield from _worse(f"{part}: acquire + release, {title}, µs", rows, "median")
+    for title, rows in found["hand-over"].items() if part == "handover" else ():
+        yield from _worse(f"{part}: hand-over, {title}, µs", rows, "median")
+    if "crowd" in found:
+        yield from _worse(f"{part}: 20 contenders, hand-overs/s", found["crowd"], "hand-overs/s", more_is_better=True)
+    for title, rows in found.get("crowds", {}).items():
+        # A contender that never got the lock is not faster: it left the lock to the others.
+        served = {name: row for name, row in rows.items() if not row["never got it"]}
+        yield from _worse(f"{part}: {title}, locks/s", served, "locks/s", more_is_better=True)
+        yield from _worse(f"{part}: {title}, longest wait, ms", served, "longest wait, ms")
+    if "readers" in found:
+        for backend in (name for name in found["readers"] if "," not in name):
+            of_backend = {name: row for name, row in found["readers"].items() if name.partition(",")[0] == backend}
+            for kind in next(iter(of_backend.values())):
+                cells = {OURS if name == backend else name: {kind: row[kind]} for name, row in of_backend.items()}
+                shown = {name.replace(f"{backend}, asyncio", f"{OURS}, asyncio"): cell for name, cell in cells.items()}
+                yield from _worse(f"{backend}: {kind}, µs", shown, kind)
+
+
+def _worse(
+    what: str, rows: Mapping[str, Mapping[str, Any]], figure: str, *, more_is_better: bool = False
+) -> Iterator[tuple[Any, ...]]:
+    known = {name: row[figure] for name, row in rows.items() if row.get(figure) and not name.startswith(BASELINES)}
+    others = {name: value for name, value in known.items() if not name.startswith(OURS)}
+    if not others:
+        return
+    best = (max if more_is_better else min)(others, key=others.__getitem__)
+    for name, value in known.items():
+        share = value / others[best] if more_is_better else others[best] / value
+        if name.startswith(OURS) and share < 1:
+            yield what, name, value, best, others[best], share
+
+
+def _of(part: str, results: Path) -> list[Path]:
+    return sorted(results.glob(f"{part}-*.json"))
 
 
 def tables(part: str, found: Mapping[str, Any]) -> str:

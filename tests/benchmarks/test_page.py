@@ -57,6 +57,28 @@ def test_writing_one_part_of_the_page_keeps_the_others(tmp_path: Path) -> None:
     assert head + "old redis\n" == FRAME[: len(head) + len("old redis\n")]
 
 
+def test_cells_where_another_is_ahead_are_listed_worst_first() -> None:
+    crowd = {"locks/s": 10.0, "longest wait, ms": 5, "never got it": 0}
+    results = {
+        "redlock": {
+            "uncontended": {"near": {"raw": {"median": 1}, "multilock": {"median": 6}, "a": {"median": 4}}},
+            "crowds": {
+                "far": {
+                    "multilock": crowd,
+                    "b": crowd | {"locks/s": 40.0, "longest wait, ms": 6},
+                    "unfair": crowd | {"locks/s": 99.0, "never got it": 3},
+                }
+            },
+        },
+        "shared": {"readers": {"memory": {"lock": 1.0}, "memory, asyncio": {"lock": 9.0}, "memory, c": {"lock": 3.0}}},
+    }
+    assert page.behind(results).splitlines()[2:] == [
+        "| redlock: far, locks/s | multilock | 10.0 | b | 40.0 | 4.00 |",
+        "| memory: lock, µs | multilock, asyncio | 9.0 | memory, c | 3.0 | 3.00 |",
+        "| redlock: acquire + release, near, µs | multilock | 6 | a | 4 | 1.50 |",
+    ]
+
+
 def test_results_without_a_place_on_the_page_raise_an_error(tmp_path: Path) -> None:
     (tmp_path / "consul-2026-01-01.json").write_text(found(1.0))
     text = tmp_path / "page.md"

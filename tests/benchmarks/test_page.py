@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_writing_one_part_of_the_page_keeps_the_others(tmp_path: Path) -> None:
 
 def test_cells_where_another_is_ahead_are_listed_worst_first() -> None:
     crowd = {"locks/s": 10.0, "longest wait, ms": 5, "never got it": 0}
-    results = {
+    results: dict[str, Any] = {
         "redlock": {
             "uncontended": {"near": {"raw": {"median": 1}, "multilock": {"median": 6}, "a": {"median": 4}}},
             "crowds": {

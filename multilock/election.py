@@ -15,6 +15,7 @@ from multilock.kernel.callbacks import call_in_thread, refuse_awaitable
 from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.face import run
 from multilock.kernel.handing import Handing
+from multilock.kernel.holding import EndOfBody
 from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, inside
 from multilock.kernel.term import INTERRUPTED, Leading, Term
@@ -58,7 +59,8 @@ class Leadership(Leading, HeldLease):
             raise
         except BaseException:  # interrupted: this `with` will not end
             self._no_body()
-            self._term.abdicate(INTERRUPTED)
+            if not self._open:  # otherwise another body goes on
+                self._term.abdicate(INTERRUPTED)
             raise
 
     def _no_body(self) -> None:
@@ -68,18 +70,18 @@ class Leadership(Leading, HeldLease):
     def release(self) -> bool:
         return run(self._term.resign())
 
-    def _end_body(self) -> None:
-        last = self._body_ends()
+    def _end_body(self, end: EndOfBody) -> None:
+        last = self._body_ends(end)
         self._term.body_ends(last)
         if last:
             self.release()
 
-    def _release_after_interrupt(self, count: int, bodies: int) -> None:
+    def _release_after_interrupt(self, end: EndOfBody) -> None:
         """Resign after an interrupt. Unlike other leases, a leadership is released only at its orderly end."""
-        if self._open == bodies:
-            self._open -= 1
-        self._term.body_ends(count > self._open)
-        self._term.abdicate(INTERRUPTED)
+        last = self._body_ends(end)
+        self._term.body_ends(last)
+        if last:
+            self._term.abdicate(INTERRUPTED)
 
 
 class ThreadTerm(Term[Leadership]):

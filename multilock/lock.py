@@ -13,7 +13,7 @@ from multilock.foreign import ForWith, NamesOurs, hides_foreign, refuse
 from multilock.kernel.acquire import acquire
 from multilock.kernel.face import run
 from multilock.kernel.handing import Handing
-from multilock.kernel.holding import AnyHeld, Holding
+from multilock.kernel.holding import AnyHeld, EndOfBody, Holding
 from multilock.kernel.lock_options import Make, Want, want
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import Entered, Scope, WithEntry
@@ -47,14 +47,14 @@ class Waits(ForWith, AnyHeld, Lease):
         return self.loss if self._is_lost() else None
 
     def __enter__(self) -> Self:
+        self._open += 1  # before the check, so that no other body that ends now takes itself for the last
         try:
             self._check_at_entry()
         except MultilockError:
             raise
         except BaseException:  # interrupted: Python will not call __exit__ for this `with`
-            self._release_after_interrupt(self.count, self._open + 1)
+            self._release_after_interrupt(EndOfBody())
             raise
-        self._open += 1  # no call follows, so no interrupt comes before the body
         return self
 
     def release(self) -> bool:
@@ -66,39 +66,32 @@ class Waits(ForWith, AnyHeld, Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        count, bodies = self.count, self._open
+        end: EndOfBody | None = None
         try:
-            self._end_body()
-        except BaseException:
-            self._release_after_interrupt(count, bodies)
+            end = EndOfBody()
+            self._exit(end, error)
+        except MultilockError:
             raise
+        except BaseException:
+            self._release_after_interrupt(end or EndOfBody())
+            raise
+
+    def _exit(self, end: EndOfBody, error: BaseException | None) -> None:
+        """End a body, as ``__exit__`` does. After an interrupt the caller must call `_release_after_interrupt`."""
+        self._end_body(end)
         if self._is_lost():
             self._raise_lost(error)
 
-    def _end_body(self) -> None:
+    def _end_body(self, end: EndOfBody) -> None:
         """Release the lease at the end of a body, unless that body has nothing to release."""
-        run(self._kernel.releases.release(self, body=True))
+        run(self._kernel.releases.release(self, body=end))
 
-    def _take_back(self) -> None:
-        """Release the lease, whose acquire was interrupted before the caller had the lease. No other code would release
-        it."""
-        if self.count > 1:
-            self.release()  # the release the release only counts down
-        else:
-            self._kernel.releases.take_back(self)
-
-    def _release_after_interrupt(self, count: int, bodies: int) -> None:
-        """Release the lease in the background, unless the interrupted end of a body has already lowered its acquire
-        count.
-
-        ``count`` and ``bodies`` are the numbers of acquires and of bodies before that end, which may not even have
-        begun.
-        """
-        if self._open == bodies:
-            self._open -= 1
-        if self.count != count or count <= self._open:
+    def _release_after_interrupt(self, end: EndOfBody) -> None:
+        """Finish the end of a body that was interrupted, perhaps before it had begun. A release goes on in the
+        background. A second call changes nothing."""
+        if not self._body_ends(end):
             return
-        if count > 1:
+        if self.count > 1:
             self.release()  # only counts down
         else:
             self._kernel.releases.later(self)
@@ -291,7 +284,7 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
         except BaseException:  # interrupted: Python calls no __exit__ for a `with` that has not begun
             if entry:
                 self._entered.discard(entry)
-            lease._take_back()
+            self._kernel.releases.take_back(lease)
             raise
         lease._open += 1  # no call follows, so no interrupt comes before the body
         return lease
@@ -300,21 +293,20 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         entry: WithEntry[HeldLease] | None = None
-        count = bodies = 0
+        end: EndOfBody | None = None
         try:
+            end = EndOfBody()
             while entry is None or not entry.close():
                 entry = self._entered.ending(sys._getframe(1), self._client._scope())
                 if entry is None:
                     raise self._kernel.messages.not_held(self.name)
-            count, bodies = entry.lease.count, entry.lease._open
-            entry.lease.__exit__(kind, error, trace)
+            entry.lease._exit(end, error)
         except MultilockError:
             raise
         except BaseException:  # interrupted, perhaps before the release has begun: nothing else would release it
             entry = entry or self._entered.ending(sys._getframe(1), self._client._scope())
             if entry:
-                lease = entry.lease
-                lease._release_after_interrupt(count or lease.count, bodies or lease._open)
+                entry.lease._release_after_interrupt(end or EndOfBody())
             raise
         finally:
             if entry:

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from multilock.errors import CapabilityMissing
 from multilock.kernel.acquire import Stop, Stopped, acquire
-from multilock.kernel.face import run
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.handing import Handing
-from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, Holding
+from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, EndOfBody, Holding
 from multilock.kernel.lock_options import Make, Want, want
 from multilock.kernel.scopes import Scope
 from multilock.lease import Lease
@@ -89,7 +88,7 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
     except BaseException:  # nothing may be awaited while the coroutine unwinds
         for holding, count in reversed(held):
             if holding.count == count:  # otherwise the part was counted down before the interrupt
-                give_back_soon(kernel, holding)
+                kernel.releases.take_back(holding)
         raise
 
 
@@ -118,22 +117,14 @@ async def _acquire_part(
     return False
 
 
-def give_back_soon(kernel: Kernel, part: Holding) -> None:
-    """Release a part in the background. If the part was acquired more than once, only its acquire count is lowered."""
-    if part.count > 1:
-        run(kernel.releases.release(part))  # counts down, without a request
-    else:
-        kernel.releases.later(part)
-
-
 class HeldSet(AnyHeld):
     """A lease of several locks, for both faces. Each of its parts is a `Holding` with a claim of its own."""
 
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding]) -> None:
         super().__init__(kernel, want)
         self._parts = tuple(parts)
-        # Once the work has ended: each part that must still be released, with its acquires and bodies at that time.
-        self._not_let_go: list[tuple[Holding, int, int]] | None = None
+        # Once the work has ended: each part that must still be released. The set counts as one body of each part.
+        self._not_let_go: list[tuple[Holding, EndOfBody]] | None = None
         self._kept: list[HeldSet] = []  # this lease itself, until the other parts are released after a loss
         due = math.inf
         with kernel.lock:
@@ -253,18 +244,14 @@ class HeldSet(AnyHeld):
 
     def _let_go(self) -> None:
         if self._not_let_go is None:
-            self._not_let_go = [(part, part.count, part._open) for part in reversed(self._parts)]
+            self._not_let_go = [(part, EndOfBody()) for part in reversed(self._parts)]
         while self._not_let_go:
-            part, count, bodies = self._not_let_go[-1]
-            if part._open == bodies:  # otherwise an interrupted call before this one has ended it
-                part._open -= 1
-            if part.count == count:  # likewise
-                # Other bodies may continue under a part that was released by hand, and other leases may hold that part
-                # too.
-                if count <= part._open or part._count_down():
-                    part._not_at_end(self._look)
-                elif not part._begin_release():
-                    part._end_of_work()
+            part, end = self._not_let_go[-1]
+            # Other bodies may continue under a part that was released by hand, and other leases may hold that part too.
+            if not part._body_ends(end) or part._count_down(end):
+                part._not_at_end(self._look)
+            elif not part._begin_release():
+                part._end_of_work(end)
             self._not_let_go.pop()
 
     def _going_back(self) -> list[Holding]:
@@ -335,7 +322,7 @@ class SetOfAFace(LockOfAFace[S]):
             for part in parts[:entered]:
                 part._open -= 1
             for part in reversed(parts):
-                give_back_soon(self._kernel, part)
+                self._kernel.releases.take_back(part)
             raise
         return lease
 

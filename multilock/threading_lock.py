@@ -10,7 +10,7 @@ from weakref import ref
 
 from multilock import system
 from multilock.errors import MultilockError, NotHeld
-from multilock.kernel.holding import HELD, LOST
+from multilock.kernel.holding import HELD, LOST, EndOfBody
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import WithEntry
 from multilock.names import check_timeout
@@ -86,7 +86,7 @@ class ThreadingLock(OfThisProcess):
                 self._tidy()
         except BaseException:  # interrupted: no caller has the lease to release it
             self._taken.pop(key, None)
-            lease._take_back()
+            self._lock._kernel.releases.take_back(lease)
             raise
         lease._open += 1  # the end of a body releases it, with or without `with`
         return True
@@ -114,25 +114,26 @@ class ThreadingLock(OfThisProcess):
     ) -> None:
         key: _Key | None = None
         lease: HeldLease | None = None
-        count = bodies = 0
+        end: EndOfBody | None = None
         try:
+            end = EndOfBody()
             for key, entry in self._mine(sys._getframe(1)):
-                lease, count, bodies = entry.lease, entry.lease.count, entry.lease._open
+                lease = entry.lease
                 if self._taken.pop(key, None):  # two threads that release at the same time release different entries
                     break
                 lease = None
             if lease is None:
                 raise self._not_acquired()
-            lease.__exit__(kind, error, trace)
+            lease._exit(end, error)
         except MultilockError:
             raise
         except BaseException:  # interrupted, perhaps before the release has begun: nothing else would release it
             if lease is None and (mine := self._mine(sys._getframe(1))):
                 key, entry = mine[0]
-                lease, count, bodies = entry.lease, entry.lease.count, entry.lease._open
+                lease = entry.lease
             if lease and key:
                 self._taken.pop(key, None)
-                lease._release_after_interrupt(count, bodies)
+                lease._release_after_interrupt(end or EndOfBody())
             raise
 
     def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, WithEntry[HeldLease]]]:

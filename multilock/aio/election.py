@@ -17,6 +17,7 @@ from multilock.foreign import ForAsyncWith
 from multilock.kernel.acquire import Stop
 from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.handing import Handing
+from multilock.kernel.holding import EndOfBody
 from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, inside
 from multilock.kernel.term import INTERRUPTED, Leading, Term
@@ -61,7 +62,7 @@ class AsyncLeadership(Leading, HeldAsyncLease):
         return super()._loss_for_the_body() or self._term.loss_for_the_body()
 
     async def _end_body(self, entered: bool) -> None:
-        last = not entered or self._body_ends()
+        last = not entered or self._body_ends(EndOfBody())
         self._term.body_ends(last)
         if last:
             await self.release()

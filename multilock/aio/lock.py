@@ -14,7 +14,7 @@ from multilock.aio.body import Body
 from multilock.errors import NotHeld
 from multilock.foreign import ForAsyncWith, hides_foreign, refuse
 from multilock.kernel.handing import Handing
-from multilock.kernel.holding import AnyHeld, Holding
+from multilock.kernel.holding import AnyHeld, EndOfBody, Holding
 from multilock.kernel.lock_options import Want
 from multilock.kernel.scopes import Scope, WithEntry
 from multilock.lease import AsyncLease
@@ -56,12 +56,12 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
         await self._exit(self._newest_body(), error)
 
     def _enter(self) -> Body:
+        self._open += 1
         self._check_at_entry()
         body = Body(self)
         if self._bodies is None:
             self._bodies = []  # type: ignore[misc]  # the slot is in the subclasses
         self._bodies.append(body)
-        self._open += 1
         if self._cancel_on_lost:
             body.watch()
         return body
@@ -78,7 +78,7 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
 
     async def _end_body(self, entered: bool) -> None:
         """Release the lease at the end of a body, unless that body has nothing to release."""
-        await self._kernel.releases.release(self, body=entered)
+        await self._kernel.releases.release(self, body=EndOfBody() if entered else None)
 
     def _newest_body(self) -> Body | None:
         """Return the newest ``async with`` body of this task, otherwise the newest of all tasks.

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from multilock.errors import CapabilityMissing, LockLost, NotHeld
+from multilock.errors import CapabilityMissing, LockLost, MultilockError, NotHeld
 from multilock.foreign import NamesOurs
 from multilock.kernel import validity
 from multilock.kernel.fork import OURS, notice_fork, this_process
@@ -34,11 +34,21 @@ if TYPE_CHECKING:
     from multilock.kernel.lock_options import Want
     from multilock.kernel.scopes import Scope
 
-__all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "AnyHeld", "Holding"]
+__all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "AnyHeld", "EndOfBody", "Holding"]
 
 # The stored states. AT_RISK is computed, not stored. A lease is NEW until the kernel has adopted it, so that an
 # interrupt before that leaves nothing held.
 NEW, HELD, RELEASING, RELEASED, LOST = range(5)
+
+
+class EndOfBody:
+    """The end of one body of ``with``, and how far it has come. An end that was interrupted is then finished.
+
+    The counts of the lease do not tell that, because another body may end at the same time.
+    """
+
+    counted = False  # the body no longer counts as open
+    done = False  # the end has released the acquire of the body, or there is none
 
 
 class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
@@ -79,22 +89,32 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self.stage = HELD
         return True
 
-    def _count_down(self) -> bool:
+    def _count_down(self, end: EndOfBody | None = None) -> bool:
         """HELD → HELD: release one acquire of a reentrant lease that was acquired more than once."""
-        if self.stage != HELD or self.count <= 1:
+        return self.stage == HELD and self._one_acquire_less(end)
+
+    def _one_acquire_less(self, end: EndOfBody | None) -> bool:
+        """Lower the acquire count, and note that in ``end``. Returns False if only one acquire is left."""
+        if self.count <= 1:
             return False
         self.count -= 1
+        if end is not None:
+            end.done = True
         return True
 
-    def _body_ends(self) -> bool:
-        """Every state → itself: a body of ``with`` ends. Returns whether its end must release the lease.
+    def _body_ends(self, end: EndOfBody) -> bool:
+        """Every state → itself: a body of ``with`` ends. Returns whether its end must still release the lease. A second
+        call for the same end decides nothing anew.
 
         It must not if only as many acquires are left as there are other bodies. Then the acquire of this body was
         released by hand. Or the body never had an acquire, because it entered a lease that another body had already
         entered.
         """
-        self._open -= 1
-        return self.count > self._open
+        if not end.counted:
+            self._open -= 1
+            end.done = self.count <= self._open
+            end.counted = True
+        return not end.done
 
     def _begin_release(self) -> bool:
         """HELD → RELEASING: begin the release. A notice that arrives during the request does not count as a loss."""
@@ -225,11 +245,10 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """
         raise NotImplementedError
 
-    def _end_of_work(self) -> bool:
+    def _end_of_work(self, end: EndOfBody | None = None) -> bool:
         """Record that one work under a lost or released lease has ended. Returns True if it was the last one."""
         with self._kernel.lock:
-            if self.count > 1:
-                self.count -= 1
+            if self._one_acquire_less(end):
                 return False
         self._all_work_ended()
         return True
@@ -248,15 +267,18 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         raise NotImplementedError
 
     def _check_at_entry(self) -> None:
-        """At the beginning of ``with``: if the lease is over, end its work, and raise LockLost or NotHeld.
+        """At the beginning of ``with``, which counts as open already: if the lease is over, raise LockLost or NotHeld.
 
-        A body that enters the lease of another body has no separate acquire, so it ends no work.
+        The body then ends here. It ends a work under the lease only if it has an acquire of its own.
         """
+        with self._kernel.lock:
+            pass  # A body that ends at this moment counts this one too, or has begun the release that we see below.
         try:
             self.check()
-        except LockLost:
-            if self.count > self._open:
-                self._end_of_work()
+        except MultilockError:
+            end = EndOfBody()
+            if self._body_ends(end) and self.stage == LOST:
+                self._end_of_work(end)
             raise
 
     def _lift_fence(self) -> None:

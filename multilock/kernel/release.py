@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from multilock.kernel.cancel import call_to_give_back
 from multilock.kernel.fork import notice_fork
-from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, Holding
+from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, EndOfBody, Holding
 from multilock.kernel.process import in_the_middle
 from multilock.log_thread import logger
 from multilock.model import LossReason, Returned
@@ -33,7 +33,7 @@ class Releases:
         self._kernel = kernel
         self._late: deque[AnyHeld] = deque()  # leases that the ticking thread must release
 
-    async def release(self, lease: AnyHeld, until: float | None = None, *, body: bool = False) -> bool:
+    async def release(self, lease: AnyHeld, until: float | None = None, *, body: EndOfBody | None = None) -> bool:
         """Release a lease: see ``Lease.release``. From here on the lease is over, whatever the backend answers.
 
         Waits for answers until the time ``until``, by default for one request timeout. ``body``: This is the end of a
@@ -67,18 +67,18 @@ class Releases:
                 self.go_on(lease)
             raise
 
-    def _decide(self, lease: AnyHeld, now: float, body: bool) -> bool | None:
+    def _decide(self, lease: AnyHeld, now: float, body: EndOfBody | None) -> bool | None:
         """Return the result of the release if it needs no request, otherwise begin it and return None."""
         with self._kernel.lock:
-            if body and not lease._body_ends():
+            if body and not lease._body_ends(body):
                 return True
             if lease._proved(now):
-                if lease.count > 1 and lease._count_down():
+                if lease.count > 1 and lease._count_down(body):
                     return True
                 lease._begin_release()
                 return None
         lease._alive()  # this call loses the lease if its deadline has passed
-        lease._end_of_work()
+        lease._end_of_work(body)
         return False
 
     async def _ask_for_release(self, lease: Holding, until: float) -> Returned | None:
@@ -175,10 +175,20 @@ class Releases:
             raise
 
     def take_back(self, lease: AnyHeld) -> None:
-        """Release a lease in the background whose acquire was interrupted. No work was done under it, so hold_at_least
-        is void."""
-        lease._no_rest()
-        self.later(lease)
+        """Undo an acquire that was interrupted before its caller had the lease. No other code would release it.
+
+        A new lease is released in the background. No work was done under it, so hold_at_least is void. Of a lease that
+        was acquired before, only the acquire count is lowered. If another body has ended meanwhile, it has already done
+        that.
+        """
+        with self._kernel.lock:
+            if lease._count_down():
+                return
+        if lease.count > 1:  # lost
+            lease._end_of_work()
+        elif lease.count > lease._open:
+            lease._no_rest()
+            self.later(lease)
 
     def go_on(self, lease: AnyHeld) -> None:
         """Finish a release in the background, because the caller that waits for its answer will not continue."""
@@ -195,25 +205,27 @@ class Releases:
         self._late.append(lease)
         self._kernel.nudge()
 
-    def _release_from_within(self, lease: AnyHeld, body: bool) -> bool:
+    def _release_from_within(self, lease: AnyHeld, body: EndOfBody | None) -> bool:
         """Release a lease from a finalizer or signal handler that interrupted a call of multilock in this thread.
 
         Such a caller must not wait for a lock that the same thread may hold, because that wait would never end. So the
         ticking thread sends the request.
         """
         kernel = self._kernel
-        if body and not lease._body_ends():
-            return True
         # The thread that holds the kernel's lock may be in the same situation, and wait for a lock that this thread
         # holds. So this thread gives up soon, and leaves the whole release to the ticking thread.
         if not kernel.lock.acquire(timeout=BRIEFLY):
+            if body and not lease._body_ends(body):
+                return True
             self._late.append(lease)
         else:
             try:
+                if body and not lease._body_ends(body):
+                    return True
                 if not lease._proved(kernel.now()):
-                    lease._end_of_work()
+                    lease._end_of_work(body)
                     return False
-                if lease._count_down():
+                if lease._count_down(body):
                     return True
                 lease._begin_release()
                 self._late.append(lease)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from multilock.kernel.holding import HELD, LOST, RELEASING, Holding
+from multilock.kernel.holding import HELD, LOST, RELEASING, EndOfBody, Holding
 from multilock.kernel.office import Office, Part, is_inside, mark, unmark
 from multilock.log_thread import logger
 from multilock.model import Loss, LossReason
@@ -50,7 +50,15 @@ class Leading(Holding):
     def is_held(self) -> bool:
         return not self._term.resigning and self._alive()
 
-    def _end_of_work(self) -> bool:
+    def _body_ends(self, end: EndOfBody) -> bool:
+        """See `AnyHeld._body_ends`. The last body begins the resignation here, so that no other body enters before."""
+        with self._kernel.lock:
+            last = super()._body_ends(end)
+            if last and self.stage == HELD:
+                self._term.resigning = True
+        return last
+
+    def _end_of_work(self, end: EndOfBody | None = None) -> bool:
         """See `AnyHeld._end_of_work`. Here the last of all parts reports the end: see `Term.part_ended`."""
         self._term.by_hand = False
         return self._term.end_lost()
@@ -147,29 +155,26 @@ class Term(Generic[T]):
             again, self.lost_begun = self.lost_begun, True
         return not again
 
-    def work_begins(self) -> bool:
-        """Record that the work begins. Returns False if the term is over, because its lease may already be released."""
+    def work_begins(self, *, body: bool = False) -> bool:
+        """Record that the work begins. Returns False if the term is over, because its lease may already be released.
+
+        ``body``: The work is the body of a ``with``. Inside or beside the work of ``run()``, it is a part of that work.
+        """
         if not self.leadership._alive():
             return False
         with self.office.lock:
             if not self.resigning:  # under the lock, so that a resignation sees the work or prevents it
+                self._body = body and (self._body or self.work.done)
                 self.work.done = False
             return not self.resigning
 
     def body_begins(self) -> None:
-        """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over.
-
-        A body inside the work of ``run()``, or beside another body, is a part of that work.
-        """
-        first = self.work.done
+        """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over."""
         try:
-            if first and not self.work_begins():
-                return
-            self._body = self._body or first
-            mark(self.work)
+            if self.work_begins(body=True):
+                mark(self.work)
         except BaseException:  # interrupted: the body does not begin
-            if first:
-                self.work.done = True
+            self.body_ends(not self.leadership._open)
             raise
 
     def loss_for_the_body(self) -> Loss[Any] | None:

@@ -108,15 +108,22 @@ def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
     raise AssertionError(f"{function} was not come by")
 
 
+def ctrl_c_now() -> None:
+    raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
-def interrupted_at(step: int, function: str, within: str | None = None) -> Iterator[list[str]]:
+def interrupted_at(
+    step: int, function: str, within: str | None = None, *, interrupt: Callable[[], None] = ctrl_c_now
+) -> Iterator[list[str]]:
     """Raise KeyboardInterrupt at the ``step``-th point at which CPython could deliver one, counted from the call of
     ``function``.
 
     Such a point is the beginning of a function or the return of a C function. Points count in multilock and in all
     that it calls, even in the standard library. With ``within``, points count only in files whose path contains it.
     Yields a list that receives the place; it stays empty if there are not that many points. Garbage collection is off
-    meanwhile, so that no finalizer of an earlier client interferes.
+    meanwhile, so that no finalizer of an earlier client interferes. ``interrupt`` is called instead of raising: at such
+    a point another thread may run as well.
     """
     left = step
     begun = False
@@ -142,7 +149,8 @@ def interrupted_at(step: int, function: str, within: str | None = None) -> Itera
             if left == 0:
                 sys.setprofile(None)
                 where.append(f"{event} {frame.f_code.co_qualname}:{frame.f_lineno}")
-                raise KeyboardInterrupt
+                interrupt()
+                return
             left -= 1
 
     gc.disable()

@@ -29,7 +29,7 @@ from multilock import (
     NotHeld,
     connect,
 )
-from multilock.election import HEAD_START
+from multilock.election import HEAD_START, ThreadTerm
 from multilock.kernel.runtime import Threads
 from multilock.testing import HandRuntime
 from tests.unit.kit import Answer, Call, Scripted, client_on, ctrl_c, eventually, refused, silence
@@ -163,6 +163,36 @@ def test_a_with_inside_the_work_of_run_does_not_end_that_work(client: Client, se
 
     assert client.election("e").run(work) == "done"
     assert kept == [True]
+    assert server.holders == {}
+
+
+def test_a_with_inside_on_elected_does_not_end_the_work_of_run(
+    client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, working = threading.Event(), threading.Event()
+
+    def on_elected(leadership: Leadership) -> None:
+        with leadership:
+            entered.set()
+            assert working.wait(10)
+
+    start_elected = ThreadTerm.start_elected
+
+    def first(term: ThreadTerm) -> None:  # its thread is faster than that of run()
+        start_elected(term)
+        assert entered.wait(10)
+
+    monkeypatch.setattr(ThreadTerm, "start_elected", first)
+    election = client.election("e", on_elected=on_elected)
+
+    def work(leadership: Leadership) -> None:
+        working.set()
+        eventually(leadership._term.callbacks_ended)
+        assert not leadership._term.all_ended()
+        assert "e" in server.holders
+        election.stop()
+
+    election.run(work)
     assert server.holders == {}
 
 

@@ -1,4 +1,5 @@
-"""Ctrl-C, or a time limit by signal, at any point of a ``with``: the lock is released."""
+"""Ctrl-C, a time limit by signal, or another thread at any point of a ``with``: the lock is released, and not too
+early."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from multilock import Client
+from multilock import Client, Lease, NotHeld
 from multilock.kernel.inside import inside
 from multilock.testing import HandRuntime
-from tests.unit.kit import Scripted, interrupted_at
+from tests.unit.kit import Scripted, ctrl_c_now, eventually, interrupted_at
 
 
 def enter_lock(client: Client) -> None:
@@ -120,3 +121,91 @@ def test_an_interrupt_anywhere_in_a_with_still_releases_the_lock(
         assert threading.get_ident() not in inside, "every later release of this thread would be left to another one"
     assert step > 10
     assert held == []
+
+
+def one_lease(client: Client) -> tuple[Lease, Lease]:
+    lease = client.lock("n").acquire()
+    return lease, lease
+
+
+def one_set(client: Client) -> tuple[Lease, Lease]:
+    lease = client.lock_all(["m", "n"]).acquire()
+    return lease, lease
+
+
+def set_and_part(client: Client) -> tuple[Lease, Lease]:
+    lease = client.lock_all(["m", "n"]).acquire()
+    return lease, lease.leases[1]
+
+
+def leadership(client: Client) -> tuple[Lease, Lease]:
+    lease = client.election("n", grace=0.1).campaign()
+    return lease, lease
+
+
+@pytest.mark.parametrize("make", [one_lease, one_set, set_and_part, leadership])
+def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
+    make: Callable[[Client], tuple[Lease, Lease]],
+) -> None:
+    backend = Scripted()
+    step = 0
+    where = ["at first"]
+    while where:
+        with Client(backend, ttl=20) as client:
+            lease, other = make(client)
+            lease.__enter__()
+            begun = []
+
+            def begin(other: Lease = other, begun: list[Lease] = begun) -> None:
+                with contextlib.suppress(NotHeld):
+                    begun.append(other.__enter__())
+
+            thread = threading.Thread(target=begin, daemon=True)
+
+            def meanwhile(thread: threading.Thread = thread) -> None:
+                thread.start()
+                thread.join(0.02)  # it may wait for the lock that this thread holds
+
+            with interrupted_at(step, "Waits.__exit__", "multilock", interrupt=meanwhile) as where:
+                lease.__exit__(None, None, None)
+            if where:
+                thread.join(5)
+            for body in begun:
+                assert body.is_held(), where
+                assert "n" in backend.holders, where
+                body.__exit__(None, None, None)
+            eventually(lambda: not backend.holders)
+        step += 1
+    assert step > 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.parametrize("make", [one_lease, one_set, set_and_part, leadership])
+def test_an_interrupted_end_beside_that_of_another_body_leaves_nothing(
+    make: Callable[[Client], tuple[Lease, Lease]],
+) -> None:
+    backend = Scripted()
+    step = 0
+    where = ["at first"]
+    while where:
+        with Client(backend, ttl=20) as client:
+            lease, other = make(client)
+            lease.__enter__()
+            other.__enter__()
+
+            def meanwhile(other: Lease = other) -> None:
+                thread = threading.Thread(target=other.__exit__, args=(None, None, None), daemon=True)
+                thread.start()
+                thread.join(0.02)
+                ctrl_c_now()
+
+            with (
+                interrupted_at(step, "Waits._exit", "multilock", interrupt=meanwhile) as where,
+                contextlib.suppress(KeyboardInterrupt),
+            ):
+                lease.__exit__(None, None, None)
+            if not where:
+                other.__exit__(None, None, None)
+            eventually(lambda: not backend.holders)
+        step += 1
+    assert step > 10

@@ -395,7 +395,7 @@ def test_an_interrupt_anywhere_in_with_leaves_nothing(backend: Scripted) -> None
         with Client(backend, ttl=20, request_timeout=0.2) as client:
             where: list[str] = []
             try:
-                with interrupted_at(step, "Waits.__exit__") as where, client.lock_all(["a", "b", "c"]):
+                with interrupted_at(step, "Waits._exit") as where, client.lock_all(["a", "b", "c"]):
                     pass
             except KeyboardInterrupt:
                 eventually(lambda: backend.holders == {})

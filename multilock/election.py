@@ -125,7 +125,7 @@ class ThreadTerm(Term[Leadership]):
                 return result
         finally:
             self.leadership._leave_scope()
-            self.part_ended(self.work)
+            self.work_ended()
 
 
 class Leaders:
@@ -198,8 +198,7 @@ class Election(ForWith, Candidacy[Leadership]):
             return result
         finally:
             if handing.lease is not None:  # an interrupt may have come before do_work reported the end of the work
-                term = handing.lease._term
-                term.part_ended(term.work)
+                handing.lease._term.work_ended()
             self._end_standing(stop)
 
     def start(self) -> None:

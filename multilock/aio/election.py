@@ -154,7 +154,7 @@ class LoopTerm(Term[AsyncLeadership]):
 
     async def do_work(self, work: Callable[[AsyncLeadership], Any]) -> Any:
         task = asyncio.create_task(self._begin_work(work))
-        task.add_done_callback(lambda _: self.part_ended(self.work))
+        task.add_done_callback(lambda _: self.work_ended())
         try:
             await self.office.condition.wait_for(lambda: task.done() or self.over())
         except asyncio.CancelledError:

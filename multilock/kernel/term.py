@@ -168,6 +168,12 @@ class Term(Generic[T]):
                 self.work.done = False
             return not self.resigning
 
+    def work_ended(self) -> None:
+        """Record that the work of ``run()`` has ended. Bodies that it has left open are the work from now on."""
+        self._body = True  # before the check, so that the last body ends the work if it ends just now
+        if not self.leadership._open:
+            self.part_ended(self.work)
+
     def body_begins(self) -> None:
         """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over."""
         try:

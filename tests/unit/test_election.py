@@ -166,6 +166,31 @@ def test_a_with_inside_the_work_of_run_does_not_end_that_work(client: Client, se
     assert server.holders == {}
 
 
+def test_run_waits_for_a_body_that_its_work_has_left_open(client: Client, server: Scripted) -> None:
+    kept: list[bool] = []
+    entered, leave = threading.Event(), threading.Event()
+
+    def beside(leadership: Leadership) -> None:
+        with leadership:
+            entered.set()
+            assert leave.wait(10)
+            kept.append("e" in server.holders)
+
+    def work(leadership: Leadership) -> None:
+        threading.Thread(target=beside, args=(leadership,)).start()
+        assert entered.wait(10)
+
+    running = threading.Thread(target=client.election("e").run, args=(work,))
+    running.start()
+    assert entered.wait(10)
+    running.join(0.2)
+    assert running.is_alive()
+    leave.set()
+    running.join(10)
+    assert kept == [True]
+    assert server.holders == {}
+
+
 def test_a_with_inside_on_elected_does_not_end_the_work_of_run(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1147,6 +1172,36 @@ def test_the_body_of_an_async_campaign_that_resigns_itself_continues(server: Scr
                 await asyncio.sleep(0.05)
                 assert not leadership.is_held()
             assert server.holders == {}
+
+    asyncio.run(main())
+
+
+def test_an_async_run_waits_for_a_body_that_its_work_has_left_open(server: Scripted) -> None:
+    kept: list[bool] = []
+
+    async def beside(leadership: AsyncLeadership, entered: asyncio.Event) -> None:
+        async with leadership:
+            entered.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.05)
+                kept.append("e" in server.holders)
+
+    async def main() -> None:
+        tasks: list[asyncio.Task[None]] = []
+
+        async def work(leadership: AsyncLeadership) -> str:
+            entered = asyncio.Event()
+            tasks.append(asyncio.create_task(beside(leadership, entered)))
+            await entered.wait()
+            return "done"
+
+        async with AsyncClient(server, ttl=20.0) as client:
+            assert await client.election("e").run(work) == "done"
+            with pytest.raises(LockLost, match="resigned"):
+                await tasks[0]
+        assert kept == [True]
 
     asyncio.run(main())
 

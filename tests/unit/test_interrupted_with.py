@@ -154,7 +154,7 @@ def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
         with Client(backend, ttl=20) as client:
             lease, other = make(client)
             lease.__enter__()
-            begun = []
+            begun: list[Lease] = []
 
             def begin(other: Lease = other, begun: list[Lease] = begun) -> None:
                 with contextlib.suppress(NotHeld):

@@ -51,8 +51,8 @@ class AsyncLeadership(Leading, HeldAsyncLease):
         self._term: LoopTerm = LoopTerm(election._office, self)
 
     def _enter(self) -> Body:
-        self._term.body_begins()
         try:
+            self._term.body_begins()
             return super()._enter()
         except BaseException:
             self._term.body_ends(not self._open)  # another body may continue, which entered the leadership before

@@ -116,6 +116,19 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             end.counted = True
         return not end.done
 
+    def _undo_acquire(self) -> bool:
+        """Undo one acquire whose caller never had the lease. Returns whether the lease must be released for that."""
+        with self._kernel.lock:
+            if self._count_down():
+                return False
+        if self.count > 1:  # lost
+            self._end_of_work()
+            return False
+        if self.count <= self._open:  # another body has ended meanwhile, and released this acquire
+            return False
+        self._no_rest()
+        return True
+
     def _begin_release(self) -> bool:
         """HELD → RELEASING: begin the release. A notice that arrives during the request does not count as a loss."""
         if self.stage != HELD:

@@ -181,13 +181,7 @@ class Releases:
         was acquired before, only the acquire count is lowered. If another body has ended meanwhile, it has already done
         that.
         """
-        with self._kernel.lock:
-            if lease._count_down():
-                return
-        if lease.count > 1:  # lost
-            lease._end_of_work()
-        elif lease.count > lease._open:
-            lease._no_rest()
+        if lease._undo_acquire():
             self.later(lease)
 
     def go_on(self, lease: AnyHeld) -> None:
@@ -214,22 +208,20 @@ class Releases:
         kernel = self._kernel
         # The thread that holds the kernel's lock may be in the same situation, and wait for a lock that this thread
         # holds. So this thread gives up soon, and leaves the whole release to the ticking thread.
-        if not kernel.lock.acquire(timeout=BRIEFLY):
+        locked = kernel.lock.acquire(timeout=BRIEFLY)
+        try:
             if body and not lease._body_ends(body):
                 return True
-            self._late.append(lease)
-        else:
-            try:
-                if body and not lease._body_ends(body):
-                    return True
+            if locked:
                 if not lease._proved(kernel.now()):
                     lease._end_of_work(body)
                     return False
                 if lease._count_down(body):
                     return True
                 lease._begin_release()
-                self._late.append(lease)
-            finally:
+            self._late.append(lease)
+        finally:
+            if locked:
                 kernel.lock.release()
         kernel.nudge()
         return True

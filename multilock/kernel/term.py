@@ -176,12 +176,8 @@ class Term(Generic[T]):
 
     def body_begins(self) -> None:
         """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over."""
-        try:
-            if self.work_begins(body=True):
-                mark(self.work)
-        except BaseException:  # interrupted: the body does not begin
-            self.body_ends(not self.leadership._open)
-            raise
+        if self.work_begins(body=True):
+            mark(self.work)
 
     def loss_for_the_body(self) -> Loss[Any] | None:
         """Return the resignation that must be reported to the body. Returns None without a resignation, or if the body

@@ -168,16 +168,31 @@ class Lane:
         if not self.connect() or self.wire is None:
             return False
         self.wire.used = now
-        if not self.wire.put(request, patience):
-            self.end(
-                BackendUnavailable(f"{self.link.endpoint.name}: the connection was closed", unknown=True), defer=True
-            )
-            return False
-        self.owed.extend(owed)
-        return True
+        try:
+            if self.wire.put(request, patience):
+                self.owed.extend(owed)
+                return True
+        except BaseException:
+            self.owed.extend(each for each in owed if not any(each is other for other in self.owed))
+            self._interrupted()
+            raise
+        self.end(BackendUnavailable(f"{self.link.endpoint.name}: the connection was closed", unknown=True), defer=True)
+        return False
+
+    def _interrupted(self) -> None:
+        """End the connection after an interrupt. A next request could get the reply to an earlier one: a vote for
+        another claim."""
+        self.end(BackendUnavailable(f"{self.link.endpoint.name}: a request was interrupted", unknown=True), defer=True)
 
     def read(self) -> None:
         """Handle the replies that have arrived."""
+        try:
+            self._read()
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _read(self) -> None:
         while self.wire is not None:
             try:
                 said = self.wire.finish()

@@ -66,6 +66,29 @@ def test_sending_a_request_handles_no_reply() -> None:
     fan.close()
 
 
+@pytest.mark.parametrize("at", ["put", "finish"])
+def test_an_interrupt_ends_the_connection_so_that_no_reply_is_taken_for_another(at: str) -> None:
+    class Interrupted(Broken):
+        def put(self, request: bytes, patience: float) -> bool:
+            if at == "put":
+                raise KeyboardInterrupt  # the request was sent
+            return True
+
+        def finish(self) -> Any:
+            raise KeyboardInterrupt
+
+    fan, lane = lane_of(Interrupted(), lambda: 0.0)
+    handled: list[Any] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        lane.send(b"x", [Owed(handled.append, 1.0)], 0.0)
+        lane.read()
+    assert lane.wire is None
+    assert not handled  # the caller may hold the lock of a claim
+    fan.settle()
+    assert handled[0].unknown
+    fan.close()
+
+
 def test_a_spare_connection_that_has_ended_is_not_used() -> None:
     class Spare(Broken):
         def __init__(self, *, ended: bool) -> None:

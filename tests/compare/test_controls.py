@@ -15,6 +15,7 @@ from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 from multilock.testing import compare
 from multilock.testing.compare import controls
 from multilock.testing.compare.contestants import Adapter
+from multilock.testing.conformance.base import eventually
 from tests.servers import RedisServer
 from tests.servers_zookeeper import ZooKeeperServer
 
@@ -55,7 +56,8 @@ def test_the_kazoo_control_has_our_login_and_prefix_and_leaves_no_node() -> None
             [url], compare.Options(scenarios=["pause", "kill"], cycles=1, ttl=1.0, all_of_controls=True)
         )
         assert found.cells["kazoo", "pause"]["verdict"] == "broken", found.cells["kazoo", "pause"]["not_decided"]
-        assert found.void == []
+        # On an overloaded machine too few cycles of our own lock may be decided. Then the run is void for that reason.
+        assert [why for why in found.void if "kazoo" in why] == []
         number = [column["name"] for column in found.data["columns"]].index("kazoo")
         # The nodes of our locks are containers, which the server removes by itself.
         with zookeeper(server.url) as operator:
@@ -71,8 +73,7 @@ def test_nodes_that_a_kazoo_control_leaves_are_removed_by_the_server() -> None:
             holding = lock.acquire(20.0)
             assert holding is not None
             holding.release()
-            while operator.exists("/multilock/compare-1"):
-                pass
+            eventually(lambda: not operator.exists("/multilock/compare-1"), within=30)
         place.close()
 
 

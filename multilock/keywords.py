@@ -28,7 +28,7 @@ class ConnectOptions(TypedDict, total=False):
     key: str | None
     tls: bool | None
     tls_verify: bool | None
-    db: int | None
+    db: int | str | None
     replicas: int | None
     replicas_on_renew: bool | None
     sentinel_username: str | None
@@ -36,3 +36,6 @@ class ConnectOptions(TypedDict, total=False):
     restart_guard: float | None
     lock_delay: float | None
     node_style: str | None
+    schema: str | None
+    listen: str | None
+    connections: int | None

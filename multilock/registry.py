@@ -47,6 +47,8 @@ OURS: Mapping[str, Ours] = {
     "consuls": Ours("multilock_consul", "consul", "consul"),
     "zookeeper": Ours("multilock_zookeeper", "zookeeper", "kazoo"),
     "zk": Ours("multilock_zookeeper", "zookeeper", "kazoo"),
+    "postgresql": Ours("multilock_postgresql", "postgresql", "psycopg"),
+    "postgres": Ours("multilock_postgresql", "postgresql", "psycopg"),
 }
 
 _registered: dict[str, OpenBackend] = {}

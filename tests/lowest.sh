@@ -13,7 +13,7 @@ import re, tomllib
 
 extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
 for needed in sorted({each for extra in extras.values() for each in extra if not each.startswith("multilock")}):
-    name, version = re.fullmatch(r"([\w.-]+)>=([\d.]+)", needed).groups()
+    name, version = re.fullmatch(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)", needed).groups()
     print(f"{name}=={version}")
 PYTHON
 "$python" -m pip --python "$environment/bin/python" install --quiet -e '.[all]' -c "$lowest" \

@@ -54,6 +54,8 @@ PORTS = {  # the backends' default ports
     "etcds": 2379,
     "zookeeper": 2181,
     "zk": 2181,
+    "postgresql": 5432,
+    "postgres": 5432,
 }
 LOCAL = ("memory", "sqlite", "unix")
 

@@ -50,6 +50,7 @@ LIBRARIES = {
     "multilock_etcd": {"grpc", "google"},
     "multilock_consul": {"consul"},
     "multilock_zookeeper": {"kazoo"},
+    "multilock_postgresql": {"psycopg"},
 }
 
 HEAVY = ["asyncio", "secrets", "importlib.metadata", "typing_extensions", "urllib.request", "tomllib", "subprocess"]

@@ -12,7 +12,7 @@ from multilock.registry import OURS
 
 ROOT = Path(__file__).parents[2]
 BACKENDS = {ours.module.removeprefix("multilock_") for ours in OURS.values()}
-SERVERS = {"redis", "consul", "etcd", "zookeeper"}
+SERVERS = {"redis", "consul", "etcd", "zookeeper", "postgresql"}
 
 # Each file that a backend must have, its job, and the backends without that job.
 JOBS = {
@@ -27,7 +27,10 @@ JOBS = {
 }
 # Each file that only some backends need, its job, and the backends that have it.
 EXTRAS = {
-    "transactions": ("operations that the server executes completely or not at all", {"redis", "consul", "etcd"}),
+    "transactions": (
+        "operations that the server executes completely or not at all",
+        {"redis", "consul", "etcd", "postgresql"},
+    ),
     "sessions": ("the sessions or leases that keep locks alive at the server", {"consul", "etcd", "zookeeper"}),
     "places": ("the place of each claim of this client, and the cancelled claims", {"zookeeper"}),
     "waiters": ("the state of each claim of this client, and the cancelled claims", {"etcd"}),
@@ -38,7 +41,10 @@ EXTRAS = {
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),
     "watched": ("which claims are watched, by claim and by name", {"redis"}),
     "node": ("the whole backend for one primary", {"redis"}),
-    "endpoints": ("the addresses of servers, from a URL or from a client object passed to connect()", {"redis"}),
+    "endpoints": (
+        "the addresses of servers, from a URL or from a client object passed to connect()",
+        {"redis", "postgresql"},
+    ),
     "cluster": ("a node for each primary of a cluster", {"redis"}),
     "topology": ("the choice of the node for a request", {"redis"}),
     "slots": ("the table of slots and primaries, as the nodes report it", {"redis"}),
@@ -54,8 +60,8 @@ EXTRAS = {
     "redlock/servers": ("subscriptions, watches, and calls of operators; a thread for each server", {"redis"}),
     "redlock/restarts": ("the time from which a restarted server counts", {"redis"}),
     "redlock/inspection": ("the calls of operators to a majority", {"redis"}),
-    "channel": ("a connection for an event loop", {"redis"}),
-    "layout": ("the tables of the file", {"sqlite"}),
+    "channel": ("a connection for an event loop", {"redis", "postgresql"}),
+    "layout": ("the tables, and how they are created", {"sqlite", "postgresql"}),
     "exclusion": ("locks on the file that outlast other descriptors", {"sqlite"}),
     "host": ("the host's information about processes and boots", {"sqlite"}),
 }

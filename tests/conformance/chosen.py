@@ -19,6 +19,7 @@ from multilock.testing.conformance import (
     Conformance,
     DescriptorConformance,
     ElectionConformance,
+    LeaseConformance,
     LockAllConformance,
     LockConformance,
     LossConformance,
@@ -27,6 +28,7 @@ from multilock.testing.conformance import (
     ReadWriteConformance,
     RestConformance,
     SemaphoreConformance,
+    ThreadingConformance,
     WithConformance,
 )
 from tests.oracles import CONFORMANCE
@@ -68,8 +70,22 @@ def through_a_driver(it: Question) -> bool:
     return it.file in ("test_redis", "test_sqlite") and it.face == "asyncio" and it.is_of(*asked, *more)
 
 
+def through_a_channel(it: Question) -> bool:
+    asked = (CancelConformance, LockConformance, OutageConformance)
+    return it.file == "test_postgresql" and it.face == "asyncio" and not it.is_of(*asked)
+
+
+def the_kernel_elsewhere(it: Question) -> bool:
+    asked = (
+        ClientConformance, CloseConformance, LeaseConformance, OptionConformance,
+        ThreadingConformance, WithConformance,
+    )  # fmt: skip
+    return it.file == "test_postgresql" and it.test is not None and it.is_of(*asked) and it.test not in CONFORMANCE
+
+
 def an_election_elsewhere(it: Question) -> bool:
-    if it.file not in ("test_sqlite", "test_consul", "test_etcd", "test_zookeeper") or it.test is None:
+    files = ("test_sqlite", "test_consul", "test_etcd", "test_zookeeper", "test_postgresql")
+    if it.file not in files or it.test is None:
         return False
     told_to_end = "test_the_next_leader_begins_after_the_former_leader_has_ended_its_work"
     return it.test == told_to_end or (it.is_of(ElectionConformance) and it.test not in CONFORMANCE)
@@ -117,11 +133,15 @@ def a_set_on_a_loop(it: Question) -> bool:
 
 LEFT_OUT: dict[Callable[[Question], bool], str] = {
     on_threads: "The asyncio face asks these backends from threads, as it asks sqlite://. The loop asks memory:// "
-    "itself, and redis:// and redlock:// through channels. Cancellation, where a request outlives its caller, runs on "
-    "all of them.",
+    "itself, and redis://, redlock:// and postgresql:// through channels. Cancellation, where a request outlives its "
+    "caller, runs on all of them.",
     above_requests: "These suites ask what is above a request: memory:// is asked on both faces.",
     through_a_driver: "The asyncio face sends what the blocking one sends. memory:// is asked on both. Locks, leases, "
     "losses, outages and cancellation are asked on both everywhere, and readers on redis:// too.",
+    through_a_channel: "On redis:// the same code of the kernel uses channels, and is asked whole. Locks, outages and "
+    "cancellation show that this channel sends what the blocking backend sends.",
+    the_kernel_elsewhere: "These suites ask the kernel more than the backend: memory://, sqlite:// and redis:// are "
+    "asked whole. Here runs what an oracle judges.",
     an_election_elsewhere: "An election is made of a lock, above all requests: memory:// is asked on both faces, and "
     "redis:// blocking. Everywhere else runs what an oracle judges.",
     as_in_the_chaos: "tests/faults/test_chaos.py does the same on each backend, with more faults.",
@@ -130,8 +150,8 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
     on_a_cluster: "A single name is on a single node, as on redis://. What differs is several names at once. "
     "tests/backends/redis has the routing.",
     on_a_majority: "What differs from redis:// is a request that only some servers executed.",
-    on_uvloop: "The loop asks memory:// itself, and redis:// and redlock:// through channels. All others are asked "
-    "from threads, as sqlite:// is.",
+    on_uvloop: "The loop asks memory:// itself, and redis:// and redlock:// through channels, as it does "
+    "postgresql://. All others are asked from threads, as sqlite:// is.",
     alone_on_a_loop: "The suites of readers and permits ask the asyncio face. These ask the backend.",
     alone_on_consul: "Its writer is its mutex with another value. Its only permit has a protocol of its own, which "
     "matters where it is acquired and lost.",

@@ -20,9 +20,10 @@ from tests.conformance.chosen import ALL
 from tests.conformance.consul import Consul
 from tests.conformance.etcd import Etcd
 from tests.conformance.places import Memory, Redis, Sqlite
+from tests.conformance.postgresql import Postgresql
 from tests.conformance.zookeeper import ZooKeeper
 
-OTHERS = [Sqlite, Redis, Consul, Etcd, ZooKeeper]
+OTHERS = [Sqlite, Redis, Consul, Etcd, ZooKeeper, *([Postgresql] if ALL else ())]
 WHOLE = [Memory, *(OTHERS if ALL else (Consul,))]
 
 

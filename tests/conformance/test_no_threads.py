@@ -15,6 +15,7 @@ from multilock.testing.conformance.faces import FACES
 from tests.conformance.consul import Consul
 from tests.conformance.etcd import Etcd
 from tests.conformance.places import Memory, Redis, Sqlite
+from tests.conformance.postgresql import Postgresql
 from tests.conformance.redlock import Redlock
 from tests.conformance.zookeeper import ZooKeeper
 
@@ -36,7 +37,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
 
 
 # Two clients of these backends start so many threads.
-STARTS = {Memory: 6, Sqlite: 7, Redis: 12, Redlock: 12, Consul: 12, Etcd: 8, ZooKeeper: 9}
+STARTS = {Memory: 6, Sqlite: 7, Redis: 12, Redlock: 12, Consul: 12, Etcd: 8, ZooKeeper: 9, Postgresql: 12}
 
 
 @pytest.mark.parametrize(

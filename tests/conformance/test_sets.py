@@ -20,9 +20,10 @@ from tests.conformance.chosen import ALL
 from tests.conformance.consul import Consul
 from tests.conformance.etcd import Etcd
 from tests.conformance.places import Memory, Redis, Sqlite
+from tests.conformance.postgresql import Postgresql
 from tests.conformance.zookeeper import ZooKeeper
 
-OTHERS = [Redis, *([Sqlite, Etcd, Consul, ZooKeeper] if ALL else ())]
+OTHERS = [Redis, *([Sqlite, Etcd, Consul, ZooKeeper, Postgresql] if ALL else ())]
 
 
 def with_others(name: str, count: int) -> list[str]:

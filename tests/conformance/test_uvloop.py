@@ -20,6 +20,7 @@ from tests.backends.redis.descriptors import its_number_is_free
 from tests.conformance.consul import Consul
 from tests.conformance.etcd import Etcd
 from tests.conformance.places import Memory, Redis, Sqlite
+from tests.conformance.postgresql import Postgresql
 from tests.conformance.redlock import Redlock
 from tests.conformance.zookeeper import ZooKeeper
 from tests.servers import RedisServer
@@ -47,6 +48,10 @@ class TestRedis(OnUvloop, conformance.CancelConformance):
 
 class TestRedlock(OnUvloop, conformance.CancelConformance):
     backend = Redlock
+
+
+class TestPostgresql(OnUvloop, conformance.CancelConformance):
+    backend = Postgresql
 
 
 class TestConsul(OnUvloop, conformance.CancelConformance):

@@ -19,6 +19,7 @@ URLS = {
     "etcd": "etcd://localhost",
     "consul": "consul://localhost",
     "zookeeper": "zookeeper://localhost",
+    "postgresql": "postgresql://localhost",
 }
 ROWS = {
     "fencing token": "fencing",

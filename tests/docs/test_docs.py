@@ -35,6 +35,7 @@ NO_RUN = {
     "docs/graceful-shutdown.md": "they are pieces of a FastAPI application and of a gunicorn configuration",
     "docs/backends/etcd.md": "it names a cluster with users",
     "docs/backends/zookeeper.md": "it names an ensemble of the reader's",
+    "docs/backends/postgresql.md": "it names servers of the reader's",
     "docs/backends/redlock.md": "it names three servers of the reader's",
     "docs/backends/consul.md": "it needs a token of the reader's",
     "CONTRIBUTING.md": "its environment is that of `make quick`, and the tests that it starts run here too",

@@ -1,0 +1,189 @@
+"""Locks on PostgreSQL: ``postgresql://`` or ``postgres://``, or a connection of psycopg that is passed to `connect`.
+
+`recipe` is the algorithm, ``sql/`` has its steps and tables, `layout` makes them, `transactions` calls them, and `keys`
+names the keys. `transport` carries the requests, `wire` reads values and errors, `notices` receives what the server
+pushes, and `channel` is a connection for an event loop. `endpoints` reads the address. `inspection` is for operators,
+and `diagnosis` reports what weakens the lock on this server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import cast
+
+# This import comes first: it imports psycopg, and the registry explains to the user when psycopg is missing.
+from multilock_postgresql.transport import ConnectionPool, PgEndpoint
+
+# isort: split
+from multilock import BackendUnavailable
+from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
+from multilock.options import prefix_of, reject_unknown, ttl_of
+from multilock.timing import JITTER, heartbeat, liveness
+from multilock_postgresql.channel import Channel
+from multilock_postgresql.diagnosis import diagnose
+from multilock_postgresql.endpoints import (
+    OPTIONS,
+    connections_of,
+    endpoint_of_client,
+    endpoint_of_url,
+    listen_of,
+    schema_of,
+)
+from multilock_postgresql.inspection import Inspection
+from multilock_postgresql.keys import LockKeys
+from multilock_postgresql.layout import sql_of
+from multilock_postgresql.notices import Listener
+from multilock_postgresql.recipe import Recipe
+from multilock_postgresql.transactions import StepQueries, Transactions
+
+__all__ = ["PostgresqlBackend", "open_backend", "sql_of"]
+
+
+def open_backend(url: str, options: Mapping[str, object]) -> PostgresqlBackend:
+    """Return the backend for ``postgresql://[user:password@]h1[:port][,h2][/db]``, or ``postgres://…``.
+
+    With several hosts, the one that is the primary is used. The options are:
+
+    * ``username``, ``password`` and ``db`` override the URL.
+    * ``ca``, ``cert`` and ``key`` are files for TLS. With ``ca`` the server's certificate must match its host.
+    * ``schema`` holds the tables. The default is ``multilock``.
+    * ``listen`` is the server's own ``host:port``, for notifications, if the URL leads to a pooler.
+    * ``connections`` is the greatest number of connections for requests, 8 by default. There are two more: one for
+      renewals, and one that listens.
+    * ``client`` is a ``psycopg.Connection``. This backend opens its own connections with that one's settings, and never
+      uses it.
+
+    Raises `ConfigurationError` if they do not fit together. No request is sent.
+    """
+    scheme = url.partition("://")[0]
+    reject_unknown(options, OPTIONS, scheme)
+    if "client" in options:
+        endpoint = endpoint_of_client(url, options["client"], options)
+    else:
+        endpoint = endpoint_of_url(url, scheme, options)
+    return PostgresqlBackend(
+        scheme,
+        endpoint,
+        LockKeys(prefix_of(options)),
+        schema=schema_of(options),
+        direct=listen_of(endpoint, options),
+        connections=connections_of(options),
+        ttl=ttl_of(options),
+        request_timeout=cast("float | None", options.get("request_timeout")),
+    )
+
+
+class PostgresqlBackend:
+    """The `multilock.backend.Backend` for one PostgreSQL primary."""
+
+    spi_version = 1
+
+    def __init__(
+        self,
+        scheme: str,
+        endpoint: PgEndpoint,
+        keys: LockKeys,
+        *,
+        schema: str,
+        direct: PgEndpoint | None,
+        connections: int,
+        ttl: float,
+        request_timeout: float | None,
+    ) -> None:
+        self.scheme = scheme
+        self._endpoint = endpoint
+        self._direct = direct
+        self._keys = keys
+        self._steps = StepQueries(schema)
+        self._most = connections
+        self._request_timeout = request_timeout
+        self.capabilities = Capabilities(
+            fencing=True,
+            fencing_scope=(
+                "the database: after a failover that loses writes, tokens still grow if the clocks of both servers "
+                "agree better than the time between the grants"
+            ),
+            fair=True,
+            push_wait=True,
+            push_loss=True,
+            cross_host=True,
+            survives_failover=False,
+            ttl_min=0.1,
+            ttl_max=365 * 86400.0,
+            ttl_step=0.001,
+            # The holder's ttl must end, or the place of a waiter that died together with the holder. Then the next
+            # heartbeat comes, with jitter.
+            takeover_bound=max(ttl, liveness(ttl)) + (1 + JITTER) * heartbeat(ttl),
+            hold_at_least=True,
+            read_write=True,
+            semaphore=True,
+        )
+
+    def __repr__(self) -> str:
+        return f"<PostgresqlBackend {self._endpoint.name}>"
+
+    def open(self, notices: Notices) -> None:
+        self._now = notices.now
+        for endpoint in (self._endpoint, self._direct):
+            if endpoint:
+                endpoint.forget()
+        self._connections = ConnectionPool(self._endpoint, notices.now, self._most)
+        self._renewals = ConnectionPool(self._endpoint, notices.now, 1)
+        self._transactions = Transactions(self._connections, self._renewals, self._steps)
+        self._recipe = Recipe(self._keys, self._transactions, self._endpoint.name)
+        self._inspection = Inspection(self._keys, self._transactions)
+        self._listener = Listener(self._endpoint, self._direct, self._transactions, self._keys, self._recipe, notices)
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        if join and not self._listener.listening:
+            # A free lock needs no listener. But a waiter needs one: its hand-over is pushed.
+            deadline = self._now() + within
+            answer = self._recipe.attempt(claim, False, within)
+            if isinstance(answer, Granted):
+                return answer
+            self._listener.listen(deadline - self._now())
+            within = deadline - self._now()
+        return self._recipe.attempt(claim, join, within)
+
+    def channel(self, within: float) -> Channel | None:
+        wire = self._endpoint.connect(within, self._now)
+        return Channel(wire, self._recipe, self._steps, self._listener, self._now, self._request_timeout)
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
+        self._listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
+        return Returned(self._recipe.release(claim, unsure, within))
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
+        self._listener.unwatch(claim.id)  # as before a release
+        return Returned(self._recipe.rest(claim, unsure, seconds, within))
+
+    def renew(
+        self, group: Hashable, held: Sequence[Held], within: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
+        return self._recipe.renew(held, within)
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        self._listener.watch(held, within)
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        return self._listener.follow(names, within)
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        return self._inspection.inspect(name, within)
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        return self._inspection.inspect_all(prefix, within)
+
+    def force_release(self, name: str, within: float) -> bool:
+        return self._inspection.force_release(name, within)
+
+    def diagnose(self, within: float) -> list[Finding]:
+        return diagnose(self._transactions, within)
+
+    def ping(self, within: float) -> None:
+        self._transactions.run(b"SELECT 1", [], within, limited=False)
+
+    def close(self) -> None:
+        self._listener.close()
+        self._connections.close()
+        self._renewals.close()

@@ -1,0 +1,35 @@
+"""The keys of names, below one prefix."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from multilock.names import escape, unescape
+
+__all__ = ["LockKeys", "after"]
+
+
+class LockKeys:
+    """The mapping between names and keys, below one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        # The cache is for names that are taken repeatedly.
+        self.of = lru_cache(maxsize=1024)(self._key)
+
+    def name(self, key: str) -> str | None:
+        """Return the name of the lock whose key this is, or None for any other key."""
+        return unescape(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+
+    def beginning(self, prefix: str) -> str:
+        """Return the beginning of the keys of all names that begin with ``prefix``, and perhaps of others."""
+        # A name made only of dots is escaped in another way than the beginning of a longer name.
+        return self.prefix + ("" if prefix in (".", "..") else escape(prefix))
+
+    def _key(self, name: str) -> bytes:
+        return (self.prefix + escape(name)).encode()
+
+
+def after(beginning: str) -> str | None:
+    """Return the least key after all keys that begin with ``beginning``. Returns None if there is none."""
+    return beginning[:-1] + chr(ord(beginning[-1]) + 1) if beginning else None

@@ -1,0 +1,54 @@
+"""The tables and functions of the lock, and how they are made: by the first request that misses them, or by an
+owner."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from multilock import BackendRejected
+from multilock_postgresql.transport import PgWire
+
+__all__ = ["SCHEMA", "create", "sql_of"]
+
+SCHEMA = "multilock"
+FILES = ("tables_1.sql", "functions_1.sql")
+
+
+@lru_cache
+def sql_of(schema: str) -> str:
+    """Return the SQL that makes the tables and functions of layout 1. An owner may run it in one transaction."""
+    folder = Path(__file__).parent / "sql"
+    # Without CREATE on the database, CREATE SCHEMA IF NOT EXISTS fails even if the schema exists.
+    begin = f"""DO $$ BEGIN
+  IF to_regnamespace('"{schema}"') IS NULL THEN
+    CREATE SCHEMA "{schema}";
+  END IF;
+END $$;
+"""
+    files = "".join((folder / file).read_text(encoding="utf-8") for file in FILES)
+    return begin + files.replace("@S@", f'"{schema}"')
+
+
+def create(wire: PgWire, schema: str, within: float) -> None:
+    """Make the tables and functions, unless another client has just made them.
+
+    Raises BackendRejected if this role may not.
+    """
+    # All clients make them one after the other. Without that, most of them fail with a duplicate key of the catalogue.
+    begin = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL lock_timeout = {max(1, int(within * 1000))};
+SET LOCAL client_min_messages = warning;
+SELECT pg_advisory_xact_lock(hashtextextended('multilock', 0));
+SELECT to_regprocedure('"{schema}".guard_1(text, bigint)') IS NULL"""
+    try:
+        [(missing,)] = wire.script(begin.encode(), within)
+        if missing == b"t":
+            wire.script(sql_of(schema).encode(), within)
+        wire.script(b"COMMIT", within)
+    except BackendRejected as error:
+        raise BackendRejected(
+            f"{error}. multilock needs its tables in the schema {schema!r}: let a role that may create them connect "
+            "once, or run the SQL that `python -m multilock_postgresql` prints",
+            backend="postgresql",
+        ) from error

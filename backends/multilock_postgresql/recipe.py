@@ -1,0 +1,187 @@
+"""The lock on PostgreSQL: the calls of its functions, and what their replies mean.
+
+A lock is a row with an end. Each step is one function in ``sql/``, one message and one commit, and safe to send again.
+Each grant has a fencing token. Waiters queue in order of arrival, and a release itself makes the next waiter the
+holder. A cancel is final. Readers and permits have rows of their own beside the row of the name.
+
+All races are dealt with in the functions: each takes the lock of the row of its name, and what it reads after that is
+true until it commits. This module has none.
+
+A release makes the next waiter the holder, and notifies it by NOTIFY, which is a grant. The waiter's newest executed
+request contained the time at which it was sent. The server admits no other claim until that time plus the liveness
+that the request asked for. So the grant is valid until then, whenever the waiter reads the notification.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from multilock import BackendUnavailable, MultilockError
+from multilock.backend import Busy, Claim, Granted, Held, other_number
+from multilock.timing import RENEWALS, heartbeat, liveness
+from multilock_postgresql.keys import LockKeys
+from multilock_postgresql.transactions import Transactions
+from multilock_postgresql.wire import LockWait, Row, array, number, text
+
+__all__ = ["Recipe"]
+
+CANCELLED, OTHER_NUMBER = -2, -3  # the first number of a refusal: see acquire_1
+AT_ONCE = 1000  # leases in one renewal
+UNPUSHED_HEARTBEAT = 0.25  # seconds between two requests of a waiter that nothing wakes
+SWEEP_EVERY = 60.0  # seconds between two sweeps of one client
+
+
+class Recipe:
+    """The calls of the functions for one server.
+
+    The ``to_…`` methods make the arguments, and `attempted` reads the reply of an attempt. Neither sends the request,
+    because an event loop sends by itself (`multilock_postgresql.channel`).
+    """
+
+    def __init__(self, keys: LockKeys, transactions: Transactions, group: str) -> None:
+        self._keys = keys
+        self._transactions = transactions
+        self._group = group
+        self._now = transactions.now
+        self.told = False  #: whether our waiters are notified; if not, the server must not take them for dead
+        self._swept = self._now()
+
+    # ---- acquire
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        """Take the name, or take and keep a place in the queue.
+
+        Claims that join are served in order of arrival, fair or not. An unfair exclusive claim that does not join takes
+        a free lock even if others wait.
+        """
+        try:
+            rows, sent_at = self._transactions.run(
+                self._transactions.steps.attempt, self.to_attempt(claim, join), within
+            )
+        except LockWait:
+            return Busy(heartbeat(claim.ttl))
+        return self.attempted(claim, rows, sent_at)
+
+    def to_attempt(self, claim: Claim, join: bool) -> list[bytes | None]:
+        """Return the arguments of an attempt, without the last one."""
+        ttl, wait = claim.ttl, liveness(claim.ttl) if join else 0.0
+        echo = None
+        # A push is a grant, with two exceptions. Of a lock that is not renewed, only a reply grants the whole ttl. And
+        # a lease with a ttl below the liveness would end before the hand-over does.
+        if join and self.told and claim.renew and ttl >= wait:
+            # The time is read before the request is sent.
+            echo = b"%d/%d" % (self._now() * 1e6, round(wait * 1000))
+        return [
+            self._keys.of(claim.name),
+            claim.id.encode(),
+            claim.owner[len(claim.id) :].encode(),
+            claim.mode.encode(),
+            b"%d" % round(ttl * 1000),
+            b"%d" % round(wait * 1000),
+            _bool(claim.mode == "x" and not claim.fair and not join),
+            _bool(self.told),
+            echo,
+        ]
+
+    def attempted(self, claim: Claim, rows: list[Row], sent_at: float) -> Granted | Busy:
+        """Return the result of an attempt from its reply.
+
+        Raises `BackendRejected` if the name has another number of permits.
+        """
+        [(token, left, rank)] = rows
+        ttl = claim.ttl
+        if token is not None:
+            return Granted(int(token), ttl, sent_at, ttl, ttl / RENEWALS, self._group)
+        left_ms, before = number(left) or 0, number(rank) or 0
+        if left_ms == OTHER_NUMBER:
+            raise other_number(claim, before, "postgresql")
+        if left_ms == CANCELLED:
+            return Busy(heartbeat(ttl), spent=True)
+        # The end of a lease is pushed by nobody. So the first waiters ask exactly then, one after the other. A lease
+        # that is over and not free is guarded by a transaction of its holder.
+        expires_in = left_ms / 1000 + 0.002 + 0.020 * before if left_ms > 0 and 0 <= before < 3 else None
+        return Busy(heartbeat(ttl) if self.told else min(heartbeat(ttl), UNPUSHED_HEARTBEAT), expires_in)
+
+    def pushed(self, payload: str) -> tuple[str, Granted | None]:
+        """Return the claim that a push concerns, and the grant in the push, or None if the push is only a hint.
+
+        A payload that another program sends on our channel counts as a hint at most, unless it forges a grant: then the
+        kernel checks what it can.
+        """
+        claim_id, *words = payload.split(" ")
+        try:
+            echo, token = words
+            sent_at, wait = (int(number) for number in echo.split("/"))
+            valid_for = wait / 1000
+            granted = Granted(
+                int(token), valid_for, sent_at / 1e6, valid_for, valid_for / RENEWALS, self._group, short=True
+            )
+        except (ValueError, OverflowError):
+            return claim_id, None
+        return claim_id, granted
+
+    # ---- renew
+
+    def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
+        """Extend leases, a thousand in one request. If a request fails, only its leases get no reply."""
+        deadline = self._now() + within
+        renewed: list[Granted | BackendUnavailable | None] = []
+        for start in range(0, len(held), AT_ONCE):
+            batch = held[start : start + AT_ONCE]
+            try:
+                rows, sent_at = self._transactions.renew(self._to_renew(batch), deadline - self._now())
+            except BackendUnavailable as silence:
+                if not start:
+                    raise
+                renewed += [silence] * len(batch)
+                continue
+            lost = {text(row[0]) for row in rows}
+            renewed += [self._renewed(each, sent_at) if each[0].id not in lost else None for each in batch]
+        self.sweep(deadline - self._now())
+        return renewed
+
+    def _to_renew(self, held: Sequence[Held]) -> list[bytes | None]:
+        return [
+            array(self._keys.of(claim.name).decode() for claim, _ in held),
+            array(claim.id for claim, _ in held),
+            array(str(round(claim.ttl * 1000)) for claim, _ in held),
+        ]
+
+    def _renewed(self, held: Held, sent_at: float) -> Granted:
+        claim, granted = held
+        return Granted(granted.token, claim.ttl, sent_at, claim.ttl, claim.ttl / RENEWALS, self._group)
+
+    # ---- release
+
+    def release(self, claim: Claim, unsure: bool, within: float) -> bool:
+        deadline = self._now() + within
+        rows, _ = self._transactions.run(self._transactions.steps.release, self.to_release(claim, unsure), within)
+        self.sweep(deadline - self._now())
+        return rows[0][0] == b"t"
+
+    def to_release(self, claim: Claim, unsure: bool) -> list[bytes | None]:
+        """Return the arguments of a release, without the last one."""
+        return [self._keys.of(claim.name), claim.id.encode(), _bool(unsure)]
+
+    def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
+        arguments = [*self.to_release(claim, unsure), b"%d" % max(1, math.ceil(seconds * 1000))]
+        rows, _ = self._transactions.run(self._transactions.steps.rest, arguments, within)
+        return rows[0][0] == b"t"
+
+    # ---- sweep
+
+    def sweep(self, within: float) -> None:
+        """Delete rows of names that are free for long, once a minute. An error is left to the next sweep."""
+        now = self._now()
+        if now < self._swept + SWEEP_EVERY or within <= 0:
+            return
+        self._swept = now
+        try:
+            self._transactions.run(self._transactions.steps.sweep, [], within, limited=False)
+        except MultilockError:
+            return
+
+
+def _bool(value: bool) -> bytes:
+    return b"t" if value else b"f"

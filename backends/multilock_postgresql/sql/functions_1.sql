@@ -1,0 +1,536 @@
+-- The steps of the lock. Each is one function, one message, one commit. @S@ stands for the schema.
+-- Return the microseconds of the server's clock. No step uses now(): that is the start of the transaction.
+CREATE OR REPLACE FUNCTION @S@.us_1() RETURNS bigint LANGUAGE sql VOLATILE AS
+$$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
+
+-- Wake the client of this claim, so that it looks again.
+CREATE OR REPLACE FUNCTION @S@.wake_1(p_id text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF p_id NOT LIKE '#%' THEN
+    PERFORM pg_notify('multilock_' || left(p_id, 16), p_id);
+  END IF;
+END $$;
+
+-- Check and set what every step needs.
+CREATE OR REPLACE FUNCTION @S@.begin_1(p_within integer) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION 'multilock needs READ COMMITTED' USING ERRCODE = 'ML002';
+  END IF;
+  IF current_setting('transaction_read_only') = 'on' THEN  -- a standby would answer from the past
+    RAISE EXCEPTION 'this server, or this session, is read-only' USING ERRCODE = '25006';
+  END IF;
+  PERFORM set_config('lock_timeout', p_within::text, true);
+  IF current_setting('synchronous_commit') = 'off' THEN  -- a grant must outlive a crash of the server
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+END $$;
+
+-- Return whether a claim of mode p_want may hold the name together with p_have ('#r', '#p<n>'), or nobody holds it now.
+-- The caller has locked the row of the name. Leases that are over are deleted, except those that an open transaction of
+-- their holder guards. Never waits.
+CREATE OR REPLACE FUNCTION @S@.room_1(p_key text, p_have text, p_want text) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  n bigint := 1;
+BEGIN
+  IF p_have = '#' || p_want THEN
+    IF p_want = 'r' THEN
+      RETURN true;
+    END IF;
+    n := substr(p_want, 2)::bigint;
+    IF (SELECT count(*) FROM @S@.holders h WHERE h.key = p_key) < n THEN
+      RETURN true;
+    END IF;
+  ELSIF EXISTS (SELECT FROM @S@.holders h WHERE h.key = p_key AND h.until > clock_timestamp()) THEN
+    RETURN false;
+  END IF;
+  DELETE FROM @S@.holders h WHERE h.id IN (
+    SELECT o.id FROM @S@.holders o WHERE o.key = p_key AND o.until <= clock_timestamp() FOR UPDATE SKIP LOCKED);
+  RETURN (SELECT count(*) FROM @S@.holders h WHERE h.key = p_key) < n;
+END $$;
+
+-- Hand the name to its waiters, in order of arrival, as long as they live, listen and fit. The caller has locked the row
+-- of p_key. p_have is NULL if the name may go to any waiter, and '#r' or '#p<n>' if it is shared. p_sure is locks.sure
+-- of the former holder.
+-- The waiter uses the push as its grant, so the hand-over must outlive a crash. There are two ways. The commit is
+-- synchronous (flush), or the row on the disk, of whichever earlier hand-over, keeps all claims out until the grant in
+-- the push has ended (sure, boot).
+-- heir is p_me if that is next and fits, NULL if nobody is before a newcomer, and else a claim before it. have is p_have
+-- afterwards, or 'x' if a claim holds the name alone.
+CREATE OR REPLACE FUNCTION @S@.pass_1(p_key text, p_me text, p_have text, p_sure timestamptz,
+  OUT heir text, OUT have text, OUT flush boolean) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+DECLARE
+  w @S@.queue%ROWTYPE;
+  skipped integer := 0;
+  given integer := 0;
+  fits boolean;
+  ends timestamptz;
+  covered boolean;
+  boot_ text;
+  t bigint;
+BEGIN
+  have := p_have;
+  flush := false;
+  FOR w IN SELECT * FROM @S@.queue q WHERE q.key = p_key ORDER BY q.ticket LOOP
+    IF w.id IS DISTINCT FROM p_me THEN
+      DELETE FROM @S@.queue q WHERE q.id = w.id AND q.until <= clock_timestamp();
+      CONTINUE WHEN FOUND;
+      IF w.listens AND skipped < 16 AND pg_try_advisory_xact_lock(('x' || left(w.id, 16))::bit(64)::bigint) THEN
+        skipped := skipped + 1;  -- its process has ended, or reconnects: it keeps its place
+        CONTINUE;
+      END IF;
+    END IF;
+    fits := have IS NULL OR @S@.room_1(p_key, have, w.mode);
+    IF fits AND have <> '#' || w.mode THEN
+      have := NULL;
+    END IF;
+    IF NOT fits OR w.id = p_me THEN
+      heir := CASE WHEN fits THEN p_me ELSE w.id END;
+      IF heir = p_me AND NOT fits THEN
+        heir := '';
+      END IF;
+      RETURN;
+    END IF;
+    IF given >= 256 THEN  -- its own request hands the name to the next ones
+      PERFORM @S@.wake_1(w.id);
+      heir := w.id;
+      RETURN;
+    END IF;
+    DELETE FROM @S@.queue q WHERE q.id = w.id RETURNING * INTO w;  -- until and echo now come from one request
+    CONTINUE WHEN NOT FOUND;  -- it left
+    ends := least(w.until, clock_timestamp() + interval '6 s');
+    covered := w.echo IS NULL OR coalesce(ends <= p_sure, false);  -- without an echo the push is only a hint
+    flush := flush OR NOT covered;
+    IF w.mode = 'x' THEN
+      SELECT a.boot INTO boot_ FROM @S@.alive a;
+      IF NOT FOUND THEN
+        INSERT INTO @S@.alive (boot) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING;
+        SELECT a.boot INTO boot_ FROM @S@.alive a;
+      END IF;
+      UPDATE @S@.locks l SET id = w.id, who = w.who, until = ends, ttl = 6000, token = greatest(l.token + 1, @S@.us_1()),
+        sure = CASE WHEN covered THEN least(p_sure, clock_timestamp() + interval '15 s') ELSE clock_timestamp() + interval '15 s' END, boot = boot_
+        WHERE l.key = p_key RETURNING l.token INTO t;
+      have := 'x';
+    ELSE
+      UPDATE @S@.locks l SET id = '#' || w.mode, who = NULL, until = NULL, ttl = 0, sure = NULL,
+        token = greatest(l.token + 1, @S@.us_1()) WHERE l.key = p_key RETURNING l.token INTO t;
+      INSERT INTO @S@.holders (id, key, who, token, ttl, until) VALUES (w.id, p_key, w.who, t, 6000, ends);
+      have := '#' || w.mode;
+      given := given + 1;
+    END IF;
+    PERFORM pg_notify('multilock_' || left(w.id, 16), concat_ws(' ', w.id, w.echo, CASE WHEN w.echo IS NOT NULL THEN t END));
+    IF have = 'x' THEN
+      heir := w.id;
+      RETURN;
+    END IF;
+  END LOOP;
+END $$;
+
+-- Take the name, or take and keep a place in the queue. The first call, a heartbeat and a repeated request are one rule.
+-- token is set if the claim holds the name. Otherwise left_ms is the time until the holder's lease ends, and rank counts
+-- the waiters before this one (-1 if it does not wait). left_ms is -2 if the claim was cancelled before, and -3 if
+-- claims with another number of permits, which is rank, hold the name.
+CREATE OR REPLACE FUNCTION @S@.acquire_1(
+  p_key text, p_id text, p_who text, p_mode text, p_ttl bigint, p_wait bigint, p_barge boolean, p_listens boolean,
+  p_echo text, p_within integer, OUT token bigint, OUT left_ms bigint, OUT rank integer) LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  r @S@.locks%ROWTYPE;
+  now timestamptz := clock_timestamp();
+  ends timestamptz;   -- no claim can enter before
+  heir text;
+  have text;
+  flush boolean := false;
+  dead boolean;
+  queued boolean;
+  floor_ bigint := 0;
+  old text;
+  mine bigint;
+  free boolean;
+  shared boolean;
+  shut boolean := false;
+BEGIN
+  PERFORM @S@.begin_1(p_within);
+  rank := -1;
+  SELECT * INTO r FROM @S@.locks l WHERE l.key = p_key;
+
+  IF r.id = p_id THEN  -- a repeated request, or the first one after a hand-over
+    UPDATE @S@.locks l SET until = clock_timestamp() + p_ttl * interval '1 ms', ttl = p_ttl,
+      sure = clock_timestamp() + p_ttl * interval '1 ms' WHERE l.key = p_key AND l.id = p_id RETURNING l.token INTO token;
+    IF FOUND THEN
+      RETURN;
+    END IF;
+  ELSIF r.until > now AND r.until <= now + (r.ttl + 1000) * interval '1 ms' THEN  -- another claim holds it alone
+    ends := r.until;
+  ELSIF r.until IS NULL AND r.id IS NOT NULL THEN  -- shared
+    IF r.id = '#' || p_mode THEN
+      UPDATE @S@.holders h SET until = clock_timestamp() + p_ttl * interval '1 ms', ttl = p_ttl
+        WHERE h.id = p_id RETURNING h.token INTO token;
+      IF FOUND THEN
+        RETURN;
+      END IF;
+      IF p_mode <> 'r' THEN
+        SELECT min(s.until) INTO ends FROM (SELECT h.until FROM @S@.holders h WHERE h.key = p_key) s
+          HAVING count(*) FILTER (WHERE s.until > now) >= substr(p_mode, 2)::bigint;
+      END IF;
+    ELSE
+      SELECT max(h.until) INTO ends FROM @S@.holders h WHERE h.key = p_key;
+      IF ends > now AND r.id LIKE '#p%' AND p_mode LIKE 'p%' THEN
+        DELETE FROM @S@.queue q WHERE q.id = p_id;
+        left_ms := -3;
+        rank := substr(r.id, 3)::integer;
+        RETURN;
+      END IF;
+    END IF;
+  END IF;
+  IF ends > now THEN  -- this needs no lock on the row of the name
+    left_ms := ceil(extract(epoch FROM ends - now) * 1000);
+    IF p_wait = 0 THEN
+      RETURN;
+    END IF;
+    UPDATE @S@.queue q SET until = clock_timestamp() + p_wait * interval '1 ms', echo = p_echo, listens = p_listens
+      WHERE q.id = p_id RETURNING q.ticket INTO mine;
+    IF FOUND THEN
+      PERFORM set_config('synchronous_commit', 'off', true);
+      SELECT count(*) INTO rank FROM (SELECT FROM @S@.queue q WHERE q.key = p_key AND q.ticket < mine LIMIT 3) s;
+      RETURN;
+    END IF;
+    left_ms := NULL;
+  END IF;
+
+  -- Take it first. Then check that this was right, while no other transaction can change anything of this name.
+  IF p_mode = 'x' THEN
+    IF r.key IS NULL THEN
+      INSERT INTO @S@.locks AS l (key, id, who, token, ttl, until, sure)
+        VALUES (p_key, p_id, p_who, @S@.us_1(), p_ttl, clock_timestamp() + p_ttl * interval '1 ms', clock_timestamp() + p_ttl * interval '1 ms')
+        ON CONFLICT (key) DO NOTHING RETURNING l.token INTO token;
+    ELSIF r.id IS NULL THEN
+      UPDATE @S@.locks l SET id = p_id, who = p_who, ttl = p_ttl, until = clock_timestamp() + p_ttl * interval '1 ms',
+        sure = clock_timestamp() + p_ttl * interval '1 ms', token = greatest(l.token + 1, @S@.us_1())
+        WHERE l.key = p_key AND l.id IS NULL RETURNING l.token INTO token;
+    END IF;
+    IF token IS NOT NULL THEN
+      SELECT m.floor, EXISTS (SELECT FROM @S@.gone g WHERE g.id = p_id),
+             EXISTS (SELECT FROM @S@.queue q WHERE q.key = p_key)
+        INTO floor_, dead, queued FROM @S@.meta m WHERE m.one;
+      IF token > floor_ AND NOT dead AND (p_barge OR NOT queued) THEN
+        IF r.followed > now THEN
+          PERFORM pg_notify('multilock_changes', p_key);
+        END IF;
+        RETURN;
+      END IF;
+      UPDATE @S@.locks l SET id = NULL, who = NULL, until = NULL, token = greatest(l.token, floor_) WHERE l.key = p_key;
+      token := NULL;
+    END IF;
+  ELSIF r.key IS NULL THEN
+    INSERT INTO @S@.locks (key, token) VALUES (p_key, @S@.us_1()) ON CONFLICT (key) DO NOTHING;
+  END IF;
+
+  -- NO KEY UPDATE does not wait for guards. It waits for a release, a take-over, or a join.
+  SELECT * INTO r FROM @S@.locks l WHERE l.key = p_key FOR NO KEY UPDATE;
+  IF NOT FOUND THEN  -- it was swept just now
+    left_ms := 0;
+    RETURN;
+  END IF;
+  now := clock_timestamp();
+  free := r.id IS NULL;
+  shared := NOT free AND r.until IS NULL;
+  IF r.id = p_id THEN
+    UPDATE @S@.locks l SET until = now + p_ttl * interval '1 ms', ttl = p_ttl, sure = now + p_ttl * interval '1 ms'
+      WHERE l.key = p_key RETURNING l.token INTO token;
+    RETURN;
+  ELSIF shared AND p_mode <> 'x' THEN
+    UPDATE @S@.holders h SET until = now + p_ttl * interval '1 ms', ttl = p_ttl WHERE h.id = p_id RETURNING h.token INTO token;
+    IF FOUND THEN
+      RETURN;
+    END IF;
+  ELSIF NOT free AND NOT shared AND r.until <= now THEN
+    -- A lease that is over may still be guarded by an open transaction of its holder. Then it is held.
+    PERFORM FROM @S@.locks l WHERE l.key = p_key FOR UPDATE SKIP LOCKED;
+    free := FOUND;
+    IF r.sure > now AND NOT EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot) THEN  -- a later hand-over may be lost
+      free := false;
+      shut := true;
+      r.until := least(r.sure, now + interval '15 s');
+      IF r.sure > now + interval '16 s' THEN  -- the clock was stepped back
+        UPDATE @S@.locks l SET sure = r.until WHERE l.key = p_key;
+      END IF;
+    END IF;
+  END IF;
+  old := r.id;
+  IF EXISTS (SELECT FROM @S@.gone g WHERE g.id = p_id) THEN
+    left_ms := -2;
+    RETURN;
+  END IF;
+  IF free OR shared THEN
+    have := CASE WHEN shared THEN r.id END;
+    IF NOT (p_barge AND free) THEN
+      SELECT * INTO heir, have, flush FROM @S@.pass_1(p_key, p_id, have, NULL);
+    END IF;
+    IF (heir IS NULL OR heir = p_id) AND (have IS NULL OR @S@.room_1(p_key, have, p_mode)) THEN
+      SELECT m.floor INTO floor_ FROM @S@.meta m WHERE m.one;
+      IF heir = p_id THEN
+        DELETE FROM @S@.queue q WHERE q.id = p_id;
+      END IF;
+      IF p_mode = 'x' THEN
+        UPDATE @S@.locks l SET id = p_id, who = p_who, ttl = p_ttl, until = clock_timestamp() + p_ttl * interval '1 ms',
+          sure = clock_timestamp() + p_ttl * interval '1 ms', token = greatest(l.token + 1, @S@.us_1(), floor_ + 1)
+          WHERE l.key = p_key RETURNING l.token INTO token;
+      ELSE
+        UPDATE @S@.locks l SET id = '#' || p_mode, who = NULL, ttl = 0, until = NULL, sure = NULL,
+          token = greatest(l.token + 1, @S@.us_1(), floor_ + 1) WHERE l.key = p_key RETURNING l.token INTO token;
+        INSERT INTO @S@.holders (id, key, who, token, ttl, until)
+          VALUES (p_id, p_key, p_who, token, p_ttl, clock_timestamp() + p_ttl * interval '1 ms');
+        IF heir = p_id THEN  -- the waiters behind it may fit too
+          PERFORM @S@.pass_1(p_key, NULL, '#' || p_mode, NULL);
+        END IF;
+      END IF;
+      IF r.followed > now AND old IS DISTINCT FROM '#' || p_mode THEN
+        PERFORM pg_notify('multilock_changes', p_key);
+      END IF;
+      IF old IS NOT NULL THEN
+        PERFORM @S@.wake_1(old);
+      END IF;
+      RETURN;
+    END IF;
+    SELECT l.id, l.until INTO r.id, r.until FROM @S@.locks l WHERE l.key = p_key;
+    IF r.followed > now AND old IS DISTINCT FROM r.id THEN
+      PERFORM pg_notify('multilock_changes', p_key);
+    END IF;
+    IF r.until IS NULL THEN
+      IF r.id LIKE '#p%' AND p_mode LIKE 'p%' AND r.id <> '#' || p_mode THEN
+        DELETE FROM @S@.queue q WHERE q.id = p_id;
+        left_ms := -3;
+        rank := substr(r.id, 3)::integer;
+        RETURN;
+      END IF;
+      SELECT CASE WHEN r.id <> '#' || p_mode THEN max(h.until) WHEN p_mode <> 'r' THEN min(h.until) END
+        INTO r.until FROM @S@.holders h WHERE h.key = p_key;
+    END IF;
+  ELSIF NOT shut AND r.until > now + (r.ttl + 1000) * interval '1 ms' THEN  -- the clock was stepped back
+    UPDATE @S@.locks l SET until = now + r.ttl * interval '1 ms', sure = NULL WHERE l.key = p_key RETURNING l.until INTO r.until;
+  END IF;
+  left_ms := greatest(0, ceil(extract(epoch FROM r.until - now) * 1000));
+  IF p_wait > 0 THEN
+    INSERT INTO @S@.queue AS q (key, id, who, mode, until, echo, listens)
+      VALUES (p_key, p_id, p_who, p_mode, clock_timestamp() + p_wait * interval '1 ms', p_echo, p_listens)
+      ON CONFLICT (id) DO UPDATE SET until = excluded.until, echo = excluded.echo, listens = excluded.listens RETURNING q.ticket INTO mine;
+    SELECT count(*) INTO rank FROM (SELECT FROM @S@.queue q WHERE q.key = p_key AND q.ticket < mine LIMIT 3) s;
+  END IF;
+  IF NOT flush THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+END $$;
+
+-- Release the name, or leave the queue. p_unsure is true if a request of this id had no reply: then the cancel is final.
+-- Returns true if the claim held the name until now.
+CREATE OR REPLACE FUNCTION @S@.release_1(p_key text, p_id text, p_unsure boolean, p_within integer)
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  r @S@.locks%ROWTYPE;
+  ends timestamptz;
+  alone boolean;
+  ours boolean;
+  have text;
+  flush boolean := false;
+BEGIN
+  PERFORM @S@.begin_1(p_within);
+  IF p_unsure THEN  -- waits for a request that is making this row
+    INSERT INTO @S@.locks (key, token) VALUES (p_key, @S@.us_1()) ON CONFLICT (key) DO NOTHING;
+    INSERT INTO @S@.gone VALUES (p_id, clock_timestamp() + interval '1 hour') ON CONFLICT (id) DO UPDATE SET until = excluded.until;
+  END IF;
+  SELECT * INTO r FROM @S@.locks l WHERE l.key = p_key AND l.id = p_id FOR UPDATE;  -- waits for guards
+  alone := FOUND;
+  IF NOT alone THEN
+    PERFORM FROM @S@.holders h WHERE h.id = p_id FOR UPDATE;  -- waits for guards, so this comes before the row of the name
+    SELECT * INTO r FROM @S@.locks l WHERE l.key = p_key FOR NO KEY UPDATE;
+    IF r.id = p_id THEN  -- it was handed over meanwhile
+      SELECT * INTO r FROM @S@.locks l WHERE l.key = p_key FOR UPDATE;
+      alone := true;
+    END IF;
+  END IF;
+  IF alone THEN
+    ours := r.until > clock_timestamp();
+  ELSE
+    DELETE FROM @S@.queue q WHERE q.id = p_id;
+    DELETE FROM @S@.holders h WHERE h.id = p_id RETURNING h.until INTO ends;
+    ours := coalesce(ends > clock_timestamp(), false);
+    have := r.id;
+  END IF;
+  -- A waiter that left may have made room too, so hand the name to the waiters that fit now.
+  IF alone OR r.until IS NULL THEN
+    IF EXISTS (SELECT FROM @S@.queue q WHERE q.key = p_key) THEN
+      SELECT p.have, p.flush INTO have, flush
+        FROM @S@.pass_1(p_key, NULL, have, CASE WHEN alone THEN r.sure END) p;
+    END IF;
+    IF have IS NULL AND r.id IS NOT NULL
+       OR have LIKE '#%' AND NOT EXISTS (SELECT FROM @S@.holders h WHERE h.key = p_key) THEN
+      UPDATE @S@.locks l SET id = NULL, who = NULL, until = NULL, sure = NULL WHERE l.key = p_key;
+      have := NULL;
+    END IF;
+    IF r.followed > clock_timestamp() AND (alone OR have IS DISTINCT FROM r.id) THEN
+      PERFORM pg_notify('multilock_changes', p_key);
+    END IF;
+  END IF;
+  IF NOT p_unsure AND NOT flush THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+  RETURN ours;
+END $$;
+
+-- Release, but keep the name taken for p_ms from now, by an id that no client can renew.
+CREATE OR REPLACE FUNCTION @S@.rest_1(p_key text, p_id text, p_unsure boolean, p_ms bigint, p_within integer)
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  until_ timestamptz;
+  id_ text;
+  nobody text := '#rest.' || p_id;
+BEGIN
+  PERFORM @S@.begin_1(p_within);
+  IF p_unsure THEN
+    INSERT INTO @S@.gone VALUES (p_id, clock_timestamp() + interval '1 hour') ON CONFLICT (id) DO UPDATE SET until = excluded.until;
+  END IF;
+  SELECT l.id, l.until INTO id_, until_ FROM @S@.locks l WHERE l.key = p_key AND l.id IN (p_id, nobody) FOR UPDATE;
+  IF FOUND THEN
+    UPDATE @S@.locks l SET id = nobody, ttl = p_ms, sure = NULL,
+      until = CASE WHEN l.id = p_id THEN clock_timestamp() + p_ms * interval '1 ms' ELSE least(l.until, clock_timestamp() + p_ms * interval '1 ms') END
+      WHERE l.key = p_key;
+  ELSE
+    SELECT h.id, h.until INTO id_, until_ FROM @S@.holders h WHERE h.id IN (p_id, nobody) FOR UPDATE;
+    IF NOT FOUND THEN
+      RETURN @S@.release_1(p_key, p_id, p_unsure, p_within);
+    END IF;
+    UPDATE @S@.holders h SET id = nobody, ttl = p_ms,
+      until = CASE WHEN h.id = p_id THEN clock_timestamp() + p_ms * interval '1 ms' ELSE least(h.until, clock_timestamp() + p_ms * interval '1 ms') END
+      WHERE h.id = id_;
+  END IF;
+  IF id_ = p_id THEN  -- the first waiters look when the name will be free
+    PERFORM @S@.wake_1(s.id) FROM (SELECT q.id FROM @S@.queue q WHERE q.key = p_key ORDER BY q.ticket LIMIT 3) s;
+  END IF;
+  RETURN until_ > clock_timestamp();
+END $$;
+
+-- Take the name from all holders, also a name that rests. Returns the ids whose time was not over.
+CREATE OR REPLACE FUNCTION @S@.force_1(p_key text, p_within integer) RETURNS text[] LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  r @S@.locks%ROWTYPE;
+  ended text[] := '{}';
+  live text[];
+BEGIN
+  PERFORM @S@.begin_1(p_within);
+  PERFORM FROM @S@.holders h WHERE h.key = p_key ORDER BY h.id FOR UPDATE;  -- waits for guards, before the row of the name
+  SELECT * INTO r FROM @S@.locks l WHERE l.key = p_key FOR UPDATE;          -- waits for guards
+  IF r.id IS NULL THEN
+    RETURN '{}';
+  END IF;
+  IF r.until IS NULL THEN
+    WITH d AS (DELETE FROM @S@.holders h WHERE h.key = p_key RETURNING h.id, h.until)
+    SELECT array_agg(d.id), array_agg(d.id) FILTER (WHERE d.until > clock_timestamp()) INTO ended, live FROM d;
+  ELSE
+    ended := ARRAY[r.id];
+    live := CASE WHEN r.until > clock_timestamp() THEN ended END;
+  END IF;
+  IF (SELECT p.have IS NULL FROM @S@.pass_1(p_key, NULL, NULL, NULL) p) THEN
+    UPDATE @S@.locks l SET id = NULL, who = NULL, until = NULL, sure = NULL WHERE l.key = p_key;
+  END IF;
+  PERFORM @S@.wake_1(e) FROM unnest(ended) e;
+  IF r.followed > clock_timestamp() THEN
+    PERFORM pg_notify('multilock_changes', p_key);
+  END IF;
+  RETURN coalesce(live, '{}');
+END $$;
+
+-- Extend leases. Returns the ids that no longer hold their names.
+CREATE OR REPLACE FUNCTION @S@.renew_1(p_keys text[], p_ids text[], p_ttls bigint[], p_within integer)
+RETURNS text[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  lost text[];
+BEGIN
+  PERFORM @S@.begin_1(p_within);
+  WITH asked AS (SELECT * FROM unnest(p_keys, p_ids, p_ttls) AS a(key, id, ttl)),
+       done AS (UPDATE @S@.locks l SET until = clock_timestamp() + a.ttl * interval '1 ms', ttl = a.ttl,
+                  sure = clock_timestamp() + a.ttl * interval '1 ms'
+                FROM asked a WHERE l.key = a.key AND l.id = a.id RETURNING l.id)
+  SELECT array(SELECT a.id FROM asked a WHERE a.id NOT IN (SELECT id FROM done)) INTO lost;
+  IF lost <> '{}' THEN  -- readers and permits
+    WITH asked AS (SELECT * FROM unnest(p_ids, p_ttls) AS a(id, ttl) WHERE a.id = ANY (lost)),
+         done AS (UPDATE @S@.holders h SET until = clock_timestamp() + a.ttl * interval '1 ms', ttl = a.ttl
+                  FROM asked a WHERE h.id = a.id RETURNING h.id)
+    SELECT array(SELECT a.id FROM asked a WHERE a.id NOT IN (SELECT id FROM done)) INTO lost;
+  END IF;
+  RETURN lost;
+END $$;
+
+-- Delete the rows of names that nobody holds, waits for or follows, once a minute for all clients together. meta.floor
+-- keeps their greatest token.
+CREATE OR REPLACE FUNCTION @S@.sweep_1(p_age interval DEFAULT '60 s') RETURNS integer LANGUAGE plpgsql SET jit = off AS $$
+DECLARE
+  n integer;
+  top bigint;
+  s record;
+BEGIN
+  PERFORM @S@.begin_1(1000);
+  PERFORM FROM @S@.meta m WHERE m.swept < clock_timestamp() - p_age OR m.swept > clock_timestamp() FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN -1;
+  END IF;
+  WITH old AS (
+    SELECT l.key FROM @S@.locks l
+    WHERE (l.id IS NULL OR l.until < clock_timestamp() - p_age) AND l.token < @S@.us_1() - extract(epoch FROM p_age) * 1000000
+      AND (l.followed IS NULL OR l.followed < clock_timestamp())
+      AND NOT EXISTS (SELECT FROM @S@.queue q WHERE q.key = l.key)
+    LIMIT 100000 FOR UPDATE SKIP LOCKED),
+  swept AS (DELETE FROM @S@.locks l USING old WHERE l.key = old.key RETURNING l.token)
+  SELECT count(*), max(token) INTO n, top FROM swept;
+  -- If the clock was stepped back, a reader that has died would keep writers out for too long.
+  UPDATE @S@.holders h SET until = clock_timestamp() + h.ttl * interval '1 ms' WHERE h.id IN (
+    SELECT o.id FROM @S@.holders o WHERE o.until > clock_timestamp() + (o.ttl + 1000) * interval '1 ms'
+    LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED);
+  -- Shared names whose leases are all over become free. A later sweep deletes their rows.
+  FOR s IN SELECT l.key, l.id FROM @S@.locks l WHERE l.until IS NULL AND l.id IS NOT NULL
+      AND NOT EXISTS (SELECT FROM @S@.holders h WHERE h.key = l.key AND h.until > clock_timestamp() - p_age)
+      LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED LOOP
+    IF @S@.room_1(s.key, s.id, 'x') THEN
+      UPDATE @S@.locks l SET id = NULL WHERE l.key = s.key;
+    END IF;
+  END LOOP;
+  DELETE FROM @S@.queue q WHERE q.until < clock_timestamp() - p_age;
+  DELETE FROM @S@.gone g WHERE g.until < clock_timestamp();
+  UPDATE @S@.meta m SET swept = clock_timestamp(), floor = greatest(m.floor, top);
+  RETURN n;
+END $$;
+
+-- Keep the name for its holder until the end of the caller's own transaction. Raises ML001, which ends that transaction,
+-- if the name is no longer held with this token.
+CREATE OR REPLACE FUNCTION @S@.guard_1(p_key text, p_token bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+  PERFORM FROM @S@.locks l WHERE l.key = p_key AND l.token = p_token AND l.until IS NOT NULL AND l.id NOT LIKE '#%' FOR KEY SHARE;
+  IF NOT FOUND THEN
+    PERFORM FROM @S@.holders h WHERE h.key = p_key AND h.token = p_token AND h.id NOT LIKE '#%' FOR KEY SHARE;
+    IF NOT FOUND THEN
+      RAISE EXCEPTION 'the lock % is no longer held with the token %', p_key, p_token USING ERRCODE = 'ML001';
+    END IF;
+  END IF;
+END $$;
+
+-- Notify the holders of a row that an operator deletes.
+CREATE OR REPLACE FUNCTION @S@.deleted_1() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  gone text;
+BEGIN
+  PERFORM @S@.wake_1(OLD.id);
+  IF OLD.until IS NULL THEN
+    FOR gone IN DELETE FROM @S@.holders h WHERE h.key = OLD.key RETURNING h.id LOOP
+      PERFORM @S@.wake_1(gone);
+    END LOOP;
+  END IF;
+  IF OLD.followed > clock_timestamp() THEN
+    PERFORM pg_notify('multilock_changes', OLD.key);
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER deleted_1 AFTER DELETE ON @S@.locks FOR EACH ROW WHEN (OLD.id IS NOT NULL) EXECUTE FUNCTION @S@.deleted_1();

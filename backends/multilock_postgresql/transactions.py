@@ -1,0 +1,111 @@
+"""The steps of the lock: each is one function of the server, which executes it completely or not at all.
+
+A step is one message and one commit. If the functions are missing, they are made, and the step is sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from multilock import BackendUnavailable
+from multilock_postgresql.layout import create
+from multilock_postgresql.transport import Answer, ConnectionPool, PgWire
+from multilock_postgresql.wire import NotReadCommitted, NotThere
+
+__all__ = ["StepQueries", "Transactions"]
+
+TRIES = 3  # of one request: the functions may be missing, and the isolation level another one
+
+
+class StepQueries:
+    """The SQL of each step, for one schema. The last argument of a step is the time in ms that it may wait."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self.attempt = self._sql("SELECT * FROM {}.acquire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)")
+        self.release = self._sql("SELECT {}.release_1($1, $2, $3, $4)")
+        self.rest = self._sql("SELECT {}.rest_1($1, $2, $3, $4, $5)")
+        self.renew = self._sql("SELECT unnest({}.renew_1($1, $2, $3, $4))")
+        self.force = self._sql("SELECT unnest({}.force_1($1, $2))")
+        self.sweep = self._sql("SELECT {}.sweep_1()")
+        self.lost = self._sql(
+            "SELECT a.id FROM unnest($1::text[], $2::text[]) AS a(key, id) "
+            "WHERE NOT EXISTS (SELECT FROM {0}.locks l WHERE l.key = a.key AND l.id = a.id) "
+            "AND NOT EXISTS (SELECT FROM {0}.holders h WHERE h.id = a.id)"
+        )
+        self.follow = self._sql(
+            "INSERT INTO {0}.locks AS l (key, token, followed) "
+            "SELECT k, {0}.us_1(), clock_timestamp() + $2::bigint * interval '1 ms' FROM unnest($1::text[]) AS k "
+            "ON CONFLICT (key) DO UPDATE SET followed = excluded.followed "
+            "RETURNING l.key, l.id, extract(epoch FROM l.until - clock_timestamp())"
+        )
+        self.holder = self._sql(
+            "SELECT l.key, l.id, extract(epoch FROM l.until - clock_timestamp()) FROM {}.locks l "
+            "WHERE l.key = ANY ($1::text[])"
+        )
+        live = "FROM {0}.holders h WHERE h.key = l.key AND h.until > clock_timestamp()"
+        held = "l.id IS NOT NULL AND (l.until > clock_timestamp() OR h.id IS NOT NULL)"
+        self.inspect = self._sql(
+            "SELECT l.id, l.who, l.token, extract(epoch FROM l.until - clock_timestamp()), "
+            "h.id, h.who, h.token, extract(epoch FROM h.until - clock_timestamp()), w.n, c.n FROM {0}.locks l "
+            "CROSS JOIN LATERAL (SELECT count(*) AS n FROM {0}.queue q "
+            "WHERE q.key = l.key AND q.until > clock_timestamp()) w "
+            f"CROSS JOIN LATERAL (SELECT count(*) AS n {live}) c "
+            f"LEFT JOIN LATERAL (SELECT * {live} ORDER BY h.token LIMIT 100) h ON l.until IS NULL "
+            f"WHERE l.key = $1 AND {held}"
+        )
+        self.inspect_all = self._sql(
+            "SELECT l.key, l.id, l.who, l.token, extract(epoch FROM l.until - clock_timestamp()), "
+            "h.id, h.who, h.token, extract(epoch FROM h.until - clock_timestamp()), "
+            "(SELECT count(*) FROM {0}.queue q WHERE q.key = l.key AND q.until > clock_timestamp()), "
+            f"(SELECT count(*) {live}) FROM {{0}}.locks l "
+            f"LEFT JOIN LATERAL (SELECT * {live} ORDER BY h.token LIMIT 1) h ON l.until IS NULL "
+            f"WHERE l.key >= $1 AND ($2::text IS NULL OR l.key < $2) AND {held} ORDER BY l.key LIMIT $3::integer"
+        )
+
+    def _sql(self, template: str) -> bytes:
+        return template.format(f'"{self.schema}"').encode()
+
+
+class Transactions:
+    """Calls of the steps over the connections to one server."""
+
+    def __init__(self, connections: ConnectionPool, renewals: ConnectionPool, steps: StepQueries) -> None:
+        """``renewals`` is a connection for renewals alone: many requests that wait for a locked row do not delay it."""
+        self._connections = connections
+        self._renewals = renewals
+        self.steps = steps
+        self.now: Callable[[], float] = connections.now
+
+    def run(self, sql: bytes, arguments: Sequence[bytes | None], within: float, *, limited: bool = True) -> Answer:
+        """Send one request; return its rows, and when it was sent. ``limited``: see `ConnectionPool.call`."""
+        return self._run(self._connections, sql, arguments, within, limited)
+
+    def renew(self, arguments: Sequence[bytes | None], within: float) -> Answer:
+        """Send one renewal, on the connection for renewals."""
+        return self._run(self._renewals, self.steps.renew, arguments, within, True)
+
+    def create(self, within: float) -> None:
+        """Make the tables and functions, unless they exist."""
+
+        def make(wire: PgWire, left: float) -> Answer:
+            create(wire, self.steps.schema, left)
+            return [], wire.used
+
+        self._connections.use(make, within)
+
+    def _run(
+        self, connections: ConnectionPool, sql: bytes, arguments: Sequence[bytes | None], within: float, limited: bool
+    ) -> Answer:
+        deadline = self.now() + within
+        answer: Exception
+        for _ in range(TRIES):
+            try:
+                return connections.call(sql, arguments, deadline - self.now(), limited=limited)
+            except NotThere as error:
+                answer = error
+                self.create(deadline - self.now())
+            except NotReadCommitted as error:  # from now on each request begins with its level
+                answer = error
+        told = f"{connections.endpoint.name}: {answer}: does another program change the functions of multilock there?"
+        raise BackendUnavailable(told, unknown=False, backend="postgresql") from answer

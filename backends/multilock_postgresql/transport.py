@@ -1,0 +1,565 @@
+"""Requests to a PostgreSQL server: blocking, bounded in time, never retried. Foreign exceptions become multilock's own
+here.
+
+Requests go through libpq, as psycopg's ``pq`` module offers it, and not through psycopg's cursors. With libpq a request
+has a time limit, an event loop can send it without a thread, and a pair of acquire and release takes less time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
+from multilock.backend import start_worker
+from multilock_postgresql.wire import IS_REPLICA, NotReadCommitted, Row, failure, refused_login
+
+__all__ = ["AT_REST", "Answer", "ConnectionPool", "PgEndpoint", "PgWire", "patience"]
+
+Answer = tuple[list[Row], float]
+"""The rows of a reply, and when the request was sent."""
+
+DIALLING_AT_ONCE = 16  # threads of one client that connect; a DNS look-up may hang without a limit
+WAIT_SHARE = 0.8  # of a request's time; the rest is for the reply, which says that nothing was executed
+AT_REST = 60.0  # seconds after its last use for which an idle connection is kept
+TEND_EVERY = 10.0  # seconds between two checks for such connections
+OWN_PID = b"SELECT pg_backend_pid()"
+BEGIN, COMMIT = b"BEGIN ISOLATION LEVEL READ COMMITTED", b"COMMIT"
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+_PIPELINE = (pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.PIPELINE_ABORTED)
+
+
+class PgWire:
+    """One connection, used by one thread at a time.
+
+    It closes itself when it breaks, or when a call is interrupted: a reply that arrives later must never be taken for
+    that of another request. A connection that an event loop watches (`watched`) only sets ``alive`` to False then, and
+    its owner closes it.
+    """
+
+    def __init__(self, connection: pq.abc.PGconn, endpoint: PgEndpoint, where: str, now: Callable[[], float]) -> None:
+        self._pq = connection
+        self._endpoint = endpoint
+        self.where = where  #: the server, as messages call it
+        self._now = now
+        # libpq closes its own descriptor as soon as it finds the connection broken. A loop must first stop watching
+        # the number, so it watches this one.
+        self._sock = socket.socket(fileno=os.dup(connection.socket))
+        self._poll = system.poll()
+        self._poll.register(self._sock, system.POLLIN)
+        self._names: dict[bytes, bytes] = {}  # SQL -> the name under which it was prepared
+        self._preparing: bytes | None = None  # SQL that is prepared by the request under way
+        self._results: list[pq.abc.PGresult] = []
+        self._warnings: list[str] = []  # warnings that came with the reply
+        self.pooled = False  #: whether another process than the one we logged in to executes the requests
+        self.watched = False
+        self.alive = True
+        self.used = now()  # when the last request was sent, or the connection was made
+        connection.nonblocking = 1
+        connection.notice_handler = _into(self._warnings)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    # ---- one request
+
+    def call(self, sql: bytes, arguments: Sequence[bytes | None], within: float) -> list[Row]:
+        """Send one request and return the rows of its reply. Sets ``used`` to the time at which it was sent.
+
+        Raises what `Backend` specifies, `NotThere` or `NotReadCommitted`.
+        """
+        until = self._now() + within
+        sent = False
+        try:
+            self._send(sql, arguments)
+            self._flush(until)
+            sent = True
+            self._await_reply(until)
+        except (OSError, psycopg.Error) as error:
+            raise self._broken(error, sent) from error
+        except BaseException:
+            self.close()
+            raise
+        return self._rows()
+
+    def begin(self, sql: bytes, arguments: Sequence[bytes | None]) -> bool:
+        """Send one request without blocking; `finish` reads its reply.
+
+        Returns False if the request was not sent completely. The connection must be closed then: libpq keeps the rest,
+        and would send it later.
+        """
+        try:
+            if self.alive and not self.stale():
+                self._send(sql, arguments)
+                if not self._pq.flush():
+                    return True
+        except (OSError, psycopg.Error):
+            pass
+        self.alive = False
+        return False
+
+    def finish(self) -> list[Row]:
+        """Return the rows of the reply. Raises BlockingIOError as long as it is incomplete."""
+        try:
+            self._pq.consume_input()
+            if not self._complete():
+                raise BlockingIOError
+        except BlockingIOError:
+            raise
+        except (OSError, psycopg.Error) as error:
+            raise self._broken(error, sent=True) from error
+        return self._rows()
+
+    def _send(self, sql: bytes, arguments: Sequence[bytes | None]) -> None:
+        """Give the request to libpq. Sets ``used`` before the first byte can leave."""
+        self._begin_request()
+        if self._endpoint.begins_with_level:
+            self._pq.enter_pipeline_mode()
+            for each, given in ((BEGIN, ()), (sql, arguments), (COMMIT, ())):
+                self._pq.send_query_params(each, given)
+            self._pq.pipeline_sync()
+        elif self.pooled:  # the next request may go to another process, which has not prepared it
+            self._pq.send_query_params(sql, arguments)
+        elif (name := self._names.get(sql)) is not None:
+            self._pq.send_query_prepared(name, arguments)
+        else:
+            name = b"multilock_%d" % len(self._names)
+            self._preparing = sql
+            self._pq.enter_pipeline_mode()
+            self._pq.send_prepare(name, sql)
+            self._pq.send_query_prepared(name, arguments)
+            self._pq.pipeline_sync()
+
+    def _begin_request(self) -> None:
+        self.used = self._now()
+        self._results, self._preparing = [], None
+        self._warnings.clear()
+
+    def _flush(self, until: float) -> None:
+        poll = system.poll()
+        while self._pq.flush():
+            poll.register(self._sock, system.POLLIN | system.POLLOUT)
+            self._wait(poll, until)
+            self._pq.consume_input()  # a server that is writing reads again only after that
+
+    def _await_reply(self, until: float) -> None:
+        while not self._complete():
+            self._wait(self._poll, until)
+            self._pq.consume_input()
+
+    def _wait(self, poll: Any, until: float) -> None:
+        left = until - self._now()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise TimeoutError("no reply in time")
+
+    def _complete(self) -> bool:
+        """Take the results that have arrived. Returns True once the server has finished the request."""
+        results = self._results
+        while not self._pq.is_busy():
+            result = self._pq.get_result()
+            if result is not None:
+                results.append(result)
+                if result.status != pq.ExecStatus.PIPELINE_SYNC:
+                    continue
+            elif self._pq.pipeline_status:
+                continue  # the end of one command of several
+            if self._pq.pipeline_status:
+                self._pq.exit_pipeline_mode()
+            return True
+        return False
+
+    def _rows(self) -> list[Row]:
+        results = [result for result in self._results if result.status not in _PIPELINE]
+        if not results:
+            raise self._broken(ConnectionResetError("the server closed the connection"), sent=True)
+        if self._preparing is not None and results[0].status in _DONE:
+            self._names[self._preparing] = b"multilock_%d" % len(self._names)
+        if error := next((result for result in results if result.status not in _DONE), None):
+            raise self._failed(failure(error, self.where))
+        if self._warnings:  # it was executed here, and perhaps not on the standby that must have it
+            told = f"{self.where}: {self._warnings[0]}"
+            raise BackendUnavailable(told, unknown=True, backend="postgresql")
+        result = next((result for result in results if result.status == pq.ExecStatus.TUPLES_OK), results[-1])
+        columns = range(result.nfields)
+        return [tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples)]
+
+    def _failed(self, error: Exception) -> Exception:
+        if self._pq.transaction_status != pq.TransactionStatus.IDLE or IS_REPLICA in str(error):
+            self._end()  # it is inside a failed transaction, or at the wrong server
+        if isinstance(error, NotReadCommitted):
+            self._endpoint.begins_with_level = True
+        return error
+
+    def _broken(self, error: Exception, sent: bool) -> BackendUnavailable:
+        self._end()
+        what = "did not answer" if sent else "cannot be reached"
+        why = f"{self.where} {what}: {' '.join(str(error).split())}"
+        return BackendUnavailable(why, unknown=sent, backend="postgresql")
+
+    # ---- several statements, and notifications
+
+    def script(self, sql: bytes, within: float) -> list[Row]:
+        """Execute several statements in one message. Returns the rows of the last one that has any."""
+        until = self._now() + within
+        try:
+            self._begin_request()
+            self._pq.send_query(sql)
+            self._flush(until)
+            self._await_reply(until)
+        except (OSError, psycopg.Error) as error:
+            raise self._broken(error, sent=True) from error
+        except BaseException:
+            self.close()
+            raise
+        self._results.reverse()
+        return self._rows()
+
+    def receive(self, within: float) -> list[tuple[str, str]] | None:
+        """Wait for data, and return the notifications in it: channel and payload. Returns None if nothing came."""
+        try:
+            if not self._poll.poll(max(0.0, within) * 1000):
+                return None
+            self._pq.consume_input()
+            while not self._pq.is_busy() and self._pq.get_result() is not None:
+                pass  # the reply to a request of `begin`
+            told = []
+            while (notify := self._pq.notifies()) is not None:
+                told.append((notify.relname.decode(errors="replace"), notify.extra.decode(errors="replace")))
+        except (OSError, psycopg.Error) as error:
+            raise self._broken(error, sent=True) from error
+        return told
+
+    # ---- its end
+
+    def stale(self) -> bool:
+        """Return whether no further request may be sent: bytes arrived without a request, so the server has closed the
+        connection, or another program answers."""
+        return bool(self._poll.poll(0))
+
+    def interrupt(self) -> None:
+        """Make every wait for a reply fail. Any thread may call this."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection. If a reply is missing, what was not sent yet is dropped."""
+        self.alive = False
+        self._endpoint.wires.discard(self)
+        with suppress(OSError):
+            if self._pq.transaction_status != pq.TransactionStatus.IDLE:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self._pq.finish()
+        self._sock.close()
+
+    def drop(self) -> None:
+        """Close the descriptors, and nothing else, in a forked child: the connection belongs to the parent.
+
+        psycopg never ends a connection of another process. But if the parent is killed while the child has the
+        descriptor open, the server believes that the parent lives.
+        """
+        self.alive = False
+        with suppress(OSError, psycopg.Error):
+            os.close(self._pq.socket)
+        with suppress(OSError):
+            os.close(self._sock.detach())
+
+    def _end(self) -> None:
+        self.alive = False
+        if not self.watched:
+            self.close()
+
+
+def _into(warnings: list[str]) -> Callable[[pq.abc.PGresult], None]:
+    """Return a handler that records warnings. It knows no connection: a cycle would keep a dropped one open."""
+
+    def note(result: pq.abc.PGresult) -> None:
+        if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
+            told = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+            warnings.append(told.decode(errors="replace"))
+
+    return note
+
+
+class OpenWires:
+    """The open connections, by weak references: one whose owner was interrupted is closed as garbage."""
+
+    def __init__(self) -> None:
+        self._wires: set[weakref.ref[PgWire]] = set()  # used without a lock, since its methods are atomic
+
+    def add(self, wire: PgWire) -> None:
+        self._wires.add(weakref.ref(wire, self._wires.discard))
+
+    def discard(self, wire: PgWire) -> None:
+        self._wires.discard(weakref.ref(wire))
+
+    def __iter__(self) -> Iterator[PgWire]:
+        return iter([wire for one in list(self._wires) if (wire := one())])
+
+
+class PgEndpoint:
+    """The addresses of one database, and how to connect to it. ``settings`` contain secrets and are never shown."""
+
+    def __init__(self, name: str, hosts: Sequence[tuple[str, str]], settings: Mapping[str, str]) -> None:
+        self.name = name  #: the URL without secrets
+        self._hosts = list(hosts)  # pairs of host and port; "" is libpq's default
+        self._settings = settings
+        self.wires = OpenWires()
+        #: Whether each request must be a transaction of its own that begins with the isolation level, because this
+        #: role's default is another level.
+        self.begins_with_level = False
+        self._permits = _permits()
+
+    def __repr__(self) -> str:
+        return f"<PgEndpoint {self.name}>"
+
+    def at(self, host: str, port: str) -> PgEndpoint:
+        """Return the same database at another address."""
+        name = f"postgresql://{f'[{host}]' if ':' in host else host}:{port}/{self._settings.get('dbname', '')}"
+        return PgEndpoint(name, [(host, port)], self._settings)
+
+    def forget(self) -> None:
+        """Close the descriptors of the parent's connections in a forked child, which does not use them."""
+        self._permits = _permits()  # the threads that hold the other permits do not exist here
+        inherited, self.wires = self.wires, OpenWires()
+        for wire in inherited:  # without a fork there are none
+            wire.drop()
+
+    def connect(self, within: float, now: Callable[[], float]) -> PgWire:
+        """Return a new connection, logged in, within ``within`` seconds. Nothing was executed if this raises.
+
+        A separate thread connects, because a DNS look-up has no time limit. If it connects too late, the connection is
+        closed.
+        """
+        within = max(within, 0.001)
+        deadline = now() + within
+        result: system.SimpleQueue[PgWire | BaseException] = system.SimpleQueue()
+        done = system.Event()  # set when the caller no longer waits for the result
+        permits, permit = self._permits, list[None]()
+
+        def give_back() -> None:
+            with suppress(IndexError):
+                permits.put(permit.pop())
+
+        def dial() -> None:
+            try:
+                result.put(self._dial(deadline, now))
+            except BaseException as error:
+                result.put(error)
+            finally:
+                give_back()
+            if done.is_set():
+                _close_late(result)
+
+        outcome: PgWire | BaseException
+        worker = None
+        try:
+            system.take(permits.get, within, permit)
+            # The thread gives the permit back, even if this call is interrupted after the thread was started.
+            worker = start_worker(dial, "multilock-postgresql-connect", once=True, or_here=True)
+            outcome = result.get(timeout=max(0.0, deadline - now()))
+        except system.Empty:
+            outcome = TimeoutError(f"not connected within {within:g} s")
+        finally:
+            if worker is None:  # no thread was started, or it gives back what this finds given back already
+                give_back()
+            done.set()
+            _close_late(result)
+        if isinstance(outcome, PgWire):
+            return outcome
+        if isinstance(outcome, MultilockError):
+            raise outcome
+        raise BackendUnavailable(
+            f"{self.name} cannot be reached: {outcome}", unknown=False, backend="postgresql"
+        ) from outcome
+
+    def _dial(self, deadline: float, now: Callable[[], float]) -> PgWire:
+        """Try each host in turn. A silent one leaves the others their share of the time."""
+        failures: list[MultilockError] = []
+        for tried, (host, port) in enumerate(list(self._hosts)):
+            share = (deadline - now()) / (len(self._hosts) - tried)
+            try:
+                wire = self._open_wire(host, port, now() + share, now)
+            except MultilockError as error:
+                failures.append(error)
+                continue
+            if tried:  # it is the primary now, so it is asked first
+                self._hosts = [(host, port), *(each for each in self._hosts if each != (host, port))]
+            return wire
+        silent = [error for error in failures if isinstance(error, BackendUnavailable)]
+        raise (silent or failures)[0]
+
+    def _open_wire(self, host: str, port: str, until: float, now: Callable[[], float]) -> PgWire:
+        where = f"postgresql://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
+        settings = {**self._settings, **({"host": host} if host else {}), **({"port": port} if port else {})}
+        while True:
+            forks = _forks
+            wire = self._log_in(make_conninfo("", **settings).encode(), where, until, now)
+            if _forks == forks and forks % 2 == 0:
+                return wire
+            wire.close()  # a child may have inherited it without knowing
+            if now() >= until:
+                raise BackendUnavailable(
+                    "this process forks faster than a connection is made", unknown=False, backend="postgresql"
+                )
+
+    def _log_in(self, conninfo: bytes, where: str, until: float, now: Callable[[], float]) -> PgWire:
+        try:
+            connection = pq.PGconn.connect_start(conninfo)
+            while (state := connection.connect_poll()) != pq.PollingStatus.OK:
+                if state == pq.PollingStatus.FAILED:
+                    raise _not_connected(connection.get_error_message(), where)
+                poll = system.poll()
+                reading = state == pq.PollingStatus.READING
+                poll.register(connection.socket, system.POLLIN if reading else system.POLLOUT)
+                if not poll.poll(max(0.0, until - now()) * 1000):
+                    raise TimeoutError("the server did not answer")
+            wire = PgWire(connection, self, where, now)
+        except (OSError, psycopg.Error) as error:
+            if isinstance(error, MultilockError):
+                raise
+            raise _not_connected(str(error), where) from error
+        self.wires.add(wire)
+        [(pid,)] = wire.script(OWN_PID, max(0.001, until - now()))
+        # A pooler makes up the number that it gives at the login.
+        wire.pooled = int(pid or 0) != connection.backend_pid
+        return wire
+
+
+def _not_connected(told: str, where: str) -> MultilockError:
+    why = f"{where} cannot be reached: {' '.join(told.split())}"
+    if "session is read-only" in told or "server is in hot standby" in told:
+        return BackendUnavailable(f"{why} ({IS_REPLICA})", unknown=False, backend="postgresql")
+    if refused_login(told):
+        return BackendRejected(f"{why} (check the login, the database and the certificates)", backend="postgresql")
+    return BackendUnavailable(why, unknown=False, backend="postgresql")
+
+
+def patience(within: float) -> bytes:
+    """Return the ms for which the server may wait for a locked row if its reply must come within so many seconds."""
+    return b"%d" % max(1, int(within * 1000 * WAIT_SHARE))
+
+
+def _permits() -> system.SimpleQueue[None]:
+    permits: system.SimpleQueue[None] = system.SimpleQueue()
+    for _ in range(DIALLING_AT_ONCE):
+        permits.put(None)
+    return permits
+
+
+_forks = 0  # odd while this process forks
+
+
+def _count_forks() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(before=_count_forks, after_in_parent=_count_forks, after_in_child=_count_forks)
+
+
+def _close_late(result: system.SimpleQueue[PgWire | BaseException]) -> None:
+    """Close a connection that was made too late. Both sides call this, and the later call finds the connection."""
+    with suppress(system.Empty):
+        if isinstance(late := result.get_nowait(), PgWire):
+            late.close()
+
+
+class ConnectionPool:
+    """At most ``most`` connections of one client. The one that was used last is taken first. Any thread may call."""
+
+    def __init__(self, endpoint: PgEndpoint, now: Callable[[], float], most: int) -> None:
+        self.endpoint = endpoint
+        self.now = now
+        self._idle: deque[PgWire] = deque()  # used without a lock, since its methods are atomic
+        self._permits: system.SimpleQueue[None] = system.SimpleQueue()
+        for _ in range(most):
+            self._permits.put(None)
+        self._closed = system.Event()
+        self._tended = False  # whether a thread looks for connections at rest
+
+    def call(self, sql: bytes, arguments: Sequence[bytes | None], within: float, *, limited: bool = True) -> Answer:
+        """Send one request; return its rows, and when it was sent.
+
+        If ``limited``, the last argument is the time in ms for which the server may wait for a locked row (`patience`).
+        """
+
+        def ask(wire: PgWire, left: float) -> Answer:
+            return wire.call(sql, [*arguments, patience(left)] if limited else arguments, left), wire.used
+
+        return self.use(ask, within)
+
+    def use(self, ask: Callable[[PgWire, float], Answer], within: float) -> Answer:
+        """Return ``ask(wire, left)`` of an idle or a new connection, and of the seconds that are left."""
+        deadline = self.now() + within
+        permit: list[None] = []
+        wire: PgWire | None = None
+        try:
+            try:
+                system.take(self._permits.get, within, permit)
+            except system.Empty:
+                busy = f"{self.endpoint.name}: all connections are in use (see connections=)"
+                raise BackendUnavailable(busy, unknown=False, backend="postgresql") from None
+            wire = self._take(deadline - self.now())
+            left = deadline - self.now()
+            if left <= 0:
+                late = f"{self.endpoint.name}: no time was left to ask it"
+                raise BackendUnavailable(late, unknown=False, backend="postgresql")
+            return ask(wire, left)
+        finally:
+            # No call of a Python function comes before the put, so no interrupt can lose the permit.
+            if permit:
+                self._permits.put(None)
+            if wire is not None and wire.alive:
+                self._idle.append(wire)
+            self._tend_idle()
+
+    def _take(self, within: float) -> PgWire:
+        while self._idle:
+            try:
+                wire = self._idle.pop()
+            except IndexError:  # another thread has taken it
+                continue
+            if wire.alive and not wire.stale():
+                return wire
+            wire.close()
+        return self.endpoint.connect(within, self.now)
+
+    def _tend_idle(self) -> None:
+        if self._closed.is_set():
+            self._trim(self.now())
+        elif self._idle and not self._tended:
+            self._tended = True
+            start_worker(self._tend, "multilock-postgresql-idle")
+
+    def _tend(self) -> None:
+        """Close connections at rest, until there is none. There may be no further request that could do it."""
+        while self._idle and not self._closed.wait(TEND_EVERY):
+            self._trim(self.now() - AT_REST)
+        self._tended = False
+
+    def _trim(self, used_before: float) -> None:
+        """Close idle connections that were last used before this time, or that the server has closed."""
+        with suppress(IndexError):  # another thread may have taken the last one
+            for _ in range(len(self._idle)):
+                wire = self._idle.popleft()
+                if wire.used <= used_before or wire.stale():
+                    wire.close()
+                else:
+                    self._idle.append(wire)
+
+    def close(self) -> None:
+        """Close idle connections now, and those in use when their requests end."""
+        self._closed.set()
+        self._trim(self.now())

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from multilock_postgresql import open_backend
+from tests.backends.kit import ByHand
+from tests.servers_postgresql import PostgresqlServer
+
+Row = tuple[Any, ...]
+
+
+class Database(PostgresqlServer):
+    """A server whose tables of locks a test may read and change."""
+
+    def sql(self, statement: str, *arguments: object) -> list[Row]:
+        """Execute a statement as a superuser, in a transaction of its own. Returns its rows."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(statement, arguments or None)
+            return cursor.fetchall() if cursor.description else []
+
+
+class Queued(ByHand):
+    queues = True
+
+
+Ask = Callable[..., Queued]
+
+
+@pytest.fixture(scope="package")
+def package_server() -> Iterator[Database]:
+    with Database() as server:
+        yield server
+
+
+@pytest.fixture
+def server(package_server: Database) -> Database:
+    """Return a server without locks. A test that stops or configures a server starts its own."""
+    if package_server.sql("SELECT to_regclass('multilock.locks') IS NOT NULL")[0][0]:
+        package_server.sql("TRUNCATE multilock.locks, multilock.holders, multilock.queue, multilock.gone")
+    return package_server
+
+
+@pytest.fixture
+def ask(server: Database) -> Iterator[Ask]:
+    """Make clients, each without a kernel, of this server or of the URL that is given."""
+    made: list[Queued] = []
+
+    def make(url: str | None = None, **options: object) -> Queued:
+        made.append(Queued(open_backend(url or server.url, {"ttl": 20.0, **options})))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def one(ask: Ask) -> Queued:
+    return ask()
+
+
+@pytest.fixture
+def two(ask: Ask) -> Queued:
+    return ask()

@@ -1,0 +1,155 @@
+"""Servers, roles and connections that fail, and what the client makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+import multilock
+from multilock import BackendRejected, BackendUnavailable
+from multilock.testing.conformance.base import SOON, eventually
+from multilock_postgresql import sql_of
+from tests.backends.kit import WITHIN
+from tests.backends.postgresql.conftest import Ask, Database, Queued
+
+
+@pytest.fixture
+def own() -> Iterator[Database]:
+    with Database() as server:
+        yield server
+
+
+def as_role(server: Database, role: str, *settings: str) -> str:
+    """Make a role that may create tables, with these settings. Returns the URL with which it connects."""
+    server.sql(f"CREATE ROLE {role} LOGIN")
+    server.sql(f"GRANT CREATE ON DATABASE postgres TO {role}")
+    for setting in settings:
+        server.sql(f"ALTER ROLE {role} SET {setting}")
+    return server.url.replace("app@", f"{role}@")
+
+
+def test_clients_that_begin_at_once_make_the_tables_once(ask: Ask) -> None:
+    clients = [ask(schema="at_once") for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        held = list(pool.map(lambda client: client.holds(client.mutex()), clients))
+    assert sorted(held) == [False] * 5 + [True]
+
+
+def test_a_role_without_rights_is_told_what_an_owner_must_run(server: Database, ask: Ask) -> None:
+    server.sql("CREATE ROLE no_rights LOGIN")
+    poor = ask(server.url.replace("app@", "no_rights@"), schema="owned")
+    with pytest.raises(BackendRejected, match="needs its tables in the schema 'owned'"):
+        poor.attempt(poor.mutex())
+    server.sql(sql_of("owned"))
+    with pytest.raises(BackendRejected, match="grant this role the rights"):
+        poor.attempt(poor.mutex())
+    server.sql("GRANT USAGE ON SCHEMA owned TO no_rights")
+    server.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA owned TO no_rights")
+    claim = poor.take(poor.mutex())
+    server.sql("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA owned FROM PUBLIC")
+    with pytest.raises(BackendRejected, match="grant this role the rights"):
+        poor.release(claim)
+    server.sql("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA owned TO no_rights")
+    assert poor.release(claim)
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_another_isolation_level_of_the_role_changes_nothing(server: Database, ask: Ask, level: str) -> None:
+    role = f"role_{level[:4]}"
+    url = as_role(server, role, f"default_transaction_isolation = '{level}'")
+    client, other = ask(url, schema=role), ask(url, schema=role)
+    claim = client.take(client.mutex())
+    waiter = other.wait(other.mutex())
+    assert client.release(claim)
+    assert other.ear.wait(lambda: waiter.id in other.ear.pushed)
+    assert [finding.code for finding in client.opened.diagnose(WITHIN)].count("postgresql-isolation") == 1
+
+
+def test_a_read_only_server_is_refused_by_name(server: Database, ask: Ask) -> None:
+    client = ask(as_role(server, "reads_only", "default_transaction_read_only = on"))
+    with pytest.raises(BackendUnavailable, match="give the address of the primary") as caught:
+        client.attempt(client.mutex())
+    assert not caught.value.unknown
+
+
+def test_a_small_statement_timeout_is_a_finding(server: Database, ask: Ask) -> None:
+    client = ask(as_role(server, "hurried", "statement_timeout = '1s'"))
+    assert "postgresql-statement-timeout" in [finding.code for finding in client.opened.diagnose(WITHIN)]
+
+
+def test_a_wrong_database_is_refused(server: Database, ask: Ask) -> None:
+    with pytest.raises(BackendRejected, match='database "nowhere" does not exist'):
+        ask(server.url.replace("/postgres", "/nowhere")).opened.ping(WITHIN)
+
+
+def test_connections_that_the_server_ended_at_rest_cost_no_request(one: Queued, server: Database) -> None:
+    claim = one.take(one.mutex())
+    ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'multilock'"
+    [(count,)] = server.sql(ended)
+    assert count > 0
+    eventually(lambda: server.sql(ended)[0][0] == 0, SOON)
+    assert one.release(claim)
+
+
+def test_a_grant_without_its_synchronous_standby_is_unknown(own: Database) -> None:
+    with psycopg.connect(own.url, autocommit=True) as operator:
+        client = Queued(multilock.registry.open_backend("postgresql", own.url, {"ttl": 20.0}))
+        client.release(client.take(client.mutex()))
+        operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        operator.execute("SELECT pg_reload_conf()")
+        told: list[BackendUnavailable] = []
+
+        def attempt() -> None:
+            for number in itertools.count():  # the server's processes read the new setting some time later
+                try:
+                    client.attempt(client.mutex(name=f"n{number}"))
+                except BackendUnavailable as error:
+                    told.append(error)
+                    return
+
+        asking = threading.Thread(target=attempt)
+        asking.start()
+        waits = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        eventually(lambda: operator.execute(waits).fetchall() != [], SOON)
+        asking.join(SOON)
+        assert told[0].unknown
+        assert "canceling wait for synchronous replication" in str(told[0])
+        client.close()
+
+
+def test_a_forked_child_leaves_its_parents_connections_alone(one: Queued, server: Database) -> None:
+    claim = one.take(one.mutex())
+    held = (claim, one.grant(claim))
+    one.opened.watch(held[1].group, [held], WITHIN)
+    if not (child := os.fork()):
+        try:
+            one.opened.open(one.ear)
+            os._exit(0 if not one.holds(one.mutex()) else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert one.opened.renew(held[1].group, [held], WITHIN)[0] is not None
+    server.sql("DELETE FROM multilock.locks")
+    assert one.ear.wait(lambda: one.ear.losses != [])
+
+
+def test_a_crash_of_the_server_keeps_grants_and_the_order_of_tokens(own: Database) -> None:
+    with multilock.connect(own.url, ttl=20) as client:
+        lease = client.lock("n").acquire()
+        own.kill()
+        own.start()
+        lease.renew()
+        assert lease.is_held()
+        token = lease.token
+        assert token is not None
+        client.force_release("n")
+        again = client.lock("n").acquire(timeout=SOON)
+        assert again.token is not None
+        assert again.token > token
+        again.release()

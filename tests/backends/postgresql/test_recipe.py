@@ -1,0 +1,170 @@
+"""The lock itself, each request by hand: which claims hold together, and what the server keeps."""
+
+from __future__ import annotations
+
+import itertools
+
+import psycopg
+import pytest
+
+from multilock import BackendRejected, now
+from multilock.backend import Busy, Claim, Granted
+from multilock.timing import heartbeat
+from tests.backends.kit import NAME, TTL, WITHIN
+from tests.backends.postgresql.conftest import Database, Queued
+
+KEY = f"multilock/{NAME}"
+
+
+def claims(client: Queued) -> list[Claim]:
+    return [client.mutex(), client.writer(), client.reader(), client.permit(2)]
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(range(4), range(4))))
+def test_only_equal_modes_hold_a_name_together(one: Queued, two: Queued, first: int, second: int) -> None:
+    mine, theirs = claims(one)[first], claims(two)[second]
+    one.take(mine)
+    assert two.holds(theirs) is (mine.mode == theirs.mode != "x")
+
+
+def test_no_more_claims_hold_than_there_are_permits(one: Queued, two: Queued) -> None:
+    permits = [one.take(one.permit(2)), two.take(two.permit(2))]
+    waiter = one.wait(one.permit(2))
+    with pytest.raises(BackendRejected, match="has 2 permits"):
+        two.attempt(two.permit(3))
+    one.release(permits[0])
+    assert one.ear.wait(lambda: waiter.id in one.ear.pushed)
+
+
+def test_a_reader_overtakes_no_waiting_writer(one: Queued, two: Queued) -> None:
+    first = one.take(one.reader())
+    writer = two.wait(two.writer())
+    assert not one.holds(one.reader())
+    one.release(first)
+    assert two.ear.wait(lambda: writer.id in two.ear.pushed)
+    assert two.holds(writer)
+
+
+def test_each_reader_has_a_token_of_its_own_and_keeps_it(one: Queued, two: Queued) -> None:
+    readers = [one.take(one.reader()), two.take(two.reader())]
+    tokens = [one.token(readers[0]), two.token(readers[1])]
+    assert tokens[0] < tokens[1]
+    one.take(readers[0])
+    assert one.token(readers[0]) == tokens[0]
+
+
+def test_a_cancel_is_final_for_a_request_that_comes_later(one: Queued, two: Queued) -> None:
+    for claim in claims(one):
+        one.release(claim, unsure=True)
+        answer = one.attempt(claim, join=True)
+        assert isinstance(answer, Busy)
+        assert answer.spent
+    two.take(two.mutex())
+
+
+def test_a_deleted_holder_is_reported_and_not_renewed(one: Queued, two: Queued, server: Database) -> None:
+    readers = [one.take(one.reader()), one.take(one.reader())]
+    held = [(claim, one.grant(claim)) for claim in readers]
+    one.opened.watch(held[0][1].group, held, WITHIN)
+    server.sql("DELETE FROM multilock.holders WHERE id = %s", readers[0].id)
+    renewed = one.opened.renew(held[0][1].group, held, WITHIN)
+    assert renewed[0] is None
+    assert isinstance(renewed[1], Granted)
+    server.sql("DELETE FROM multilock.locks WHERE key = %s", KEY)
+    assert one.ear.wait(lambda: readers[1].id in [claim_id for claim_id, _ in one.ear.losses])
+    two.take(two.mutex())
+
+
+def test_readers_behind_a_writer_that_gives_up_come_in_by_push(one: Queued, two: Queued) -> None:
+    one.take(one.reader())
+    writer, reader = one.wait(one.writer()), two.wait(two.reader())
+    one.release(writer)
+    assert two.ear.wait(lambda: reader.id in two.ear.pushed)
+
+
+def test_a_push_counts_from_the_request_of_its_waiter(one: Queued, two: Queued) -> None:
+    held = one.take(one.mutex())
+    waiter = two.wait(two.mutex())
+    asked_by = now()
+    one.release(held)
+    assert two.ear.wait(lambda: waiter.id in two.ear.pushed)
+    granted = two.ear.pushed[waiter.id]
+    assert granted.sent_at <= asked_by
+    assert granted.valid_for == 6.0
+    assert granted.short
+    assert two.holds(waiter)
+    assert two.token(waiter) == granted.token
+    [renewed] = two.opened.renew(granted.group, [(waiter, granted)], WITHIN)
+    assert isinstance(renewed, Granted)
+    assert renewed.valid_for == TTL
+
+
+def test_a_lock_that_is_not_renewed_gets_only_a_hint(one: Queued, two: Queued) -> None:
+    held = one.take(one.mutex())
+    waiter = two.wait(two.mutex(renew=False))
+    one.release(held)
+    assert two.woken(waiter)
+    assert not two.ear.pushed
+
+
+def test_a_row_that_another_transaction_has_locked_is_busy(
+    one: Queued, two: Queued, server: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_postgresql.transport.WAIT_SHARE", 0.01)
+    one.release(one.take(one.mutex()))
+    with psycopg.connect(server.url) as operator:
+        operator.execute("SELECT FROM multilock.locks WHERE key = %s FOR UPDATE", (KEY,))
+        assert two.attempt(two.mutex()) == Busy(heartbeat(TTL))
+        operator.rollback()
+    two.take(two.mutex())
+
+
+def test_a_waiter_whose_process_ended_is_passed_over(one: Queued, two: Queued, server: Database) -> None:
+    held = one.take(one.mutex())
+    dead = f"{0x1234:016x}.{7:032x}"  # nobody holds the advisory lock of this client
+    server.sql(
+        "INSERT INTO multilock.queue (key, id, who, mode, until, listens) "
+        "VALUES (%s, %s, '@', 'x', clock_timestamp() + interval '1 minute', true)",
+        KEY,
+        dead,
+    )
+    waiter = two.wait(two.mutex())
+    one.release(held)
+    assert two.ear.wait(lambda: waiter.id in two.ear.pushed)
+
+
+def test_a_sweep_keeps_the_order_of_tokens(one: Queued, server: Database) -> None:
+    first = one.take(one.mutex())
+    one.release(first)
+    server.sql("UPDATE multilock.locks SET token = token + 10000000000 - 200000000000")
+    server.sql("UPDATE multilock.meta SET swept = '-infinity'")
+    assert server.sql("SELECT multilock.sweep_1()") == [(1,)]
+    [(floor,)] = server.sql("SELECT floor FROM multilock.meta")
+    server.sql("UPDATE multilock.meta SET floor = %s", one.token(first) + 10**12)
+    assert one.token(one.take(one.mutex())) == one.token(first) + 10**12 + 1
+    server.sql("UPDATE multilock.meta SET floor = %s", floor)
+
+
+def test_a_name_that_rests_is_free_by_the_servers_clock_only(one: Queued, two: Queued) -> None:
+    held = one.take(one.mutex())
+    one.opened.rest(held, one.grant(held), False, 30.0, WITHIN)  # type: ignore[attr-defined]
+    assert not two.holds(two.mutex())
+    info = two.opened.inspect(NAME, WITHIN)
+    assert info is not None
+    assert info.resting_until is not None
+    assert two.opened.force_release(NAME, WITHIN)
+    two.take(two.mutex())
+
+
+def test_all_held_names_are_listed_in_pages(one: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multilock_postgresql.inspection.PAGE", 2)
+    names = ["a", "a/b", "a.", "b", "."]
+    for name in names:
+        one.take(one.mutex(name=name))
+    one.take(one.reader(name="a/readers"))
+    one.take(one.reader(name="a/readers"))
+    assert sorted(info.name for info in one.opened.inspect_all("", WITHIN)) == sorted([*names, "a/readers"])
+    assert sorted(info.name for info in one.opened.inspect_all("a", WITHIN)) == ["a", "a.", "a/b", "a/readers"]
+    assert [info.name for info in one.opened.inspect_all(".", WITHIN)] == ["."]
+    [readers] = one.opened.inspect_all("a/readers", WITHIN)
+    assert readers.holders == 2

@@ -490,7 +490,7 @@ class Client(ForWith, ClientOfAFace):
     # The end
 
     def close(self) -> None:
-        """End elections in order, release every lock, and end all threads and connections of this client.
+        """Resign from elections, release every lock, and end all threads and connections of this client.
 
         A lease that is still held is lost (reason CLOSED): its callback starts first, then the lock is released.
         Waiters and later calls raise ClientClosed.

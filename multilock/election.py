@@ -169,7 +169,7 @@ class Election(ForWith, Candidacy[Leadership]):
         """Wait until this node is elected, and return the `Leadership`. The callbacks run for it.
 
         ``timeout``: Seconds for the whole wait. Default: no limit. The whole wait includes waiting for other calls that
-        stand for this election, and for the callbacks of the last leadership to end.
+        campaign in this election, and for the callbacks of the last leadership to end.
 
         Raises LockTimeout if the election was not won in time, or if `stop` was called meanwhile. Raises
         BackendUnavailable if the backend did not answer at the end of ``timeout``, BackendRejected if it refuses the
@@ -230,7 +230,7 @@ class Election(ForWith, Candidacy[Leadership]):
             raise
 
     def stop(self, grace: float | None = None) -> None:
-        """Stop campaigning, and end a leadership in order.
+        """Stop campaigning, and resign if this node leads.
 
         ``is_held()`` is False and ``on_lost`` (reason RESIGNED) begins at once. The lease is kept until work,
         ``on_elected`` and ``on_lost`` have all ended, and `stop` returns after that.
@@ -254,7 +254,7 @@ class Election(ForWith, Candidacy[Leadership]):
             self._term.abdicate(INTERRUPTED, grace)
 
     def resign(self, grace: float | None = None) -> bool:
-        """End a leadership in order, as `stop` does. Another candidate can then be elected without waiting for a ttl.
+        """End a leadership as `stop` does. Another candidate can then be elected without waiting for a ttl.
 
         ``grace``: Seconds after which the lease is released even if something still runs. Default: the election's.
 

@@ -197,12 +197,12 @@ class RedisCluster(Cluster[ClusterNode]):
             if member.alive
         ):
             if time.monotonic() > until:
-                raise TimeoutError(f"not all have heard that slot {slot} has moved")
+                raise TimeoutError(f"not all nodes know that slot {slot} has moved")
             time.sleep(0.005)
 
     @staticmethod
     def _epochs(member: ClusterNode) -> dict[str, int]:
-        """Return the epoch of each node's last change, as far as this member has heard."""
+        """Return the epoch of each node's last change, as far as this member knows it."""
         lines = member.bare.execute_command("CLUSTER", "NODES").decode().splitlines()
         return {each[0]: int(each[6]) for each in (line.split() for line in lines)}
 

@@ -8,9 +8,9 @@ own description is closed. Where the system has no such locks, only SQLite's loc
 
 The gate is one byte of the database file that SQLite does not lock. Only one transaction, opening or closing at a time
 is inside the gate. In addition a process with an open connection keeps the two locks by which SQLite sees that the file
-is in use, so no process deletes the log or truncates its shared memory. Reads stay outside, so that a process that is
-stopped while it reads holds nobody up. After such a close, a read may therefore find any content. So a read decides
-at most that a claim waits.
+is in use, so no process deletes the log or truncates its shared memory. Reads do not enter the gate, so a process that
+is stopped while it reads delays no other. A read may therefore find any content after another descriptor was closed. So
+a read decides at most that a claim waits.
 """
 
 from __future__ import annotations

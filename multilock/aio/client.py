@@ -345,7 +345,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         return self._kernel.now() - before
 
     async def close(self) -> None:
-        """End elections in order, release every lock, and end all threads and connections of this client.
+        """Resign from elections, release every lock, and end all threads and connections of this client.
 
         See `multilock.Client.close` for the order and for how long it waits. If this call is cancelled, closing goes
         on in the background.

@@ -260,7 +260,7 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         ``work``: A coroutine function, which is cancelled when the leadership ends. If it ends while this node leads,
         this node resigns, and `run` returns its result or raises its exception.
 
-        Returns None after `stop`. If `run` is cancelled, the leadership ends in order. See `multilock.Election.run` for
+        Returns None after `stop`. If `run` is cancelled, this node resigns. See `multilock.Election.run` for
         the errors.
         """
         if not callable(work):
@@ -310,7 +310,7 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         self._background = go_on_if_cancelled(stand(), "multilock-election", again, ended)
 
     async def stop(self, grace: float | None = None) -> None:
-        """Stop campaigning, and end a leadership in order. Work and ``on_elected`` are cancelled and awaited.
+        """Stop campaigning, and resign if this node leads. Work and ``on_elected`` are cancelled and awaited.
 
         ``grace``: Seconds after which the lease is released even if something still runs. Default: the election's.
 
@@ -321,7 +321,7 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         await self._end(seconds)
 
     async def resign(self, grace: float | None = None) -> bool:
-        """End a leadership in order, as `stop` does. Another candidate can then be elected without waiting for a ttl.
+        """End a leadership as `stop` does. Another candidate can then be elected without waiting for a ttl.
 
         Returns True if this call ended the leadership, False if this node did not lead: see
         `multilock.Election.resign`.

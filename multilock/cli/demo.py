@@ -170,7 +170,7 @@ class _Nodes:
         self._running.remove(node)
         node.stop()
         if code := node.wait(self._patience):
-            raise _Failed(f"{node.name} did not stop in order: exit code {code}")
+            raise _Failed(f"{node.name} did not stop without an error: exit code {code}")
 
     def stop_all(self) -> None:
         for node in list(self._running):

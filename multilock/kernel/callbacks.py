@@ -39,7 +39,7 @@ class Callbacks(Protocol):
         """Have ``callback(*args)`` called. Returns at once and raises nothing but interrupts."""
 
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
-        """Have ``callback(following())`` called again and again, in order, until ``following()`` returns None."""
+        """Have ``callback(following())`` called repeatedly, until ``following()`` returns None."""
 
     def gathering(self) -> AbstractContextManager[None]:
         """Return a context manager for many calls of `start` by the ticking thread, which may share threads."""

@@ -181,7 +181,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         if self.is_leader():
             return "this node leads already"
         if self._asking is not None:
-            return "another call on this election stands for it"
+            return "another call already campaigns in this election"
         return "callbacks of the last leadership still run"
 
     def _not_won(self, why: str) -> LockTimeout:

@@ -123,7 +123,7 @@ class End:
             kernel.monitor.wait(budget)  # until every callback has been started
             kernel.callbacks.wait(budget)
         finally:
-            kernel.lift_fences()  # before any request, because an outage must not kill a process that ends in order
+            kernel.lift_fences()  # before any request, because an outage must not kill a process during its orderly end
             for lease in leases:
                 if lease.loss:
                     kernel.cancels.add(lease.claim, lease.granted, lease.unsure, rest_until=lease.rest_until)

@@ -69,8 +69,8 @@ class Messages:
             return
         self._told_of_loop = True
         logger.warning(
-            "a blocking acquire() waits for the lock %r in a thread that runs an event loop, so the whole loop stands "
-            "still: use multilock.connect_async(), or call it with asyncio.to_thread() (logged once for each client)",
+            "a blocking acquire() waits for the lock %r in a thread that runs an event loop, so the whole loop is "
+            "blocked: use multilock.connect_async(), or call it with asyncio.to_thread() (logged once for each client)",
             name,
             extra={"lock_name": name},
         )

@@ -44,8 +44,8 @@ class HandRuntime:
     """A `multilock.kernel.runtime.Runtime` driven by the test. It behaves the same each time for the same ``seed``.
 
     *Time* moves when the test calls `advance`, or waits in the thread that drives the clock: ``event.wait(5)`` moves it
-    until the event is set or five seconds have passed. Whatever is due on the way runs. A wait without a limit for an
-    event that nothing can set raises RuntimeError instead of hanging.
+    until the event is set or five seconds have passed. Every step that becomes due meanwhile runs. A wait without a
+    limit for an event that nothing can set raises RuntimeError instead of hanging.
 
     *Threads*: ``spawn`` and workers run a job in the calling thread, at once. Inside a step of a ticker the job runs
     right after that step. `hold_jobs` delays the workers' jobs, as a slow server would. With ``threads=True`` spawned
@@ -311,5 +311,5 @@ class _HandTicker:
             return
         finally:
             self.running = False
-        if self.due == -math.inf:  # its own step did not close the ticker
+        if self.due == -math.inf:  # the step did not close this ticker
             self.due = now if self._poked else max(at, now)

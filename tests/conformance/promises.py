@@ -47,11 +47,11 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ProcessConformance.test_processes_exclude_each_other",
             "ProcessConformance.test_holders_never_overlap_while_processes_are_stopped_and_killed",
         ),
-        "A ttl that is not granted is rounded up, never down; more than can be given raises with the limit": (
+        "A requested ttl is rounded up, never down; one beyond the limit raises an error with the limit": (
             "LeaseConformance.test_the_granted_ttl_is_at_least_the_requested_one",
             "OptionConformance.test_a_ttl_beyond_the_limit_raises_an_error_that_names_the_limit",
         ),
-        "renew=True keeps it until released, whether or not anybody still refers to it": (
+        "renew=True keeps the lease until it is released, even if no reference to it is left": (
             "LeaseConformance.test_a_lease_is_renewed_until_released",
             "LeaseConformance.test_a_lease_is_renewed_even_if_no_reference_to_it_is_left",
         ),
@@ -61,7 +61,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "tests/unit/test_max_hold.py::test_after_max_hold_the_name_is_kept_while_its_holder_still_works",
             "tests/unit/test_max_hold.py::test_after_max_hold_the_name_is_free_once_its_holder_releases_it",
         ),
-        "hold_at_least: a release before that time leaves the name taken until then, whatever becomes of us": (
+        "hold_at_least: a release before that time leaves the name taken until then, even if the process ends": (
             "RestConformance.test_an_early_release_leaves_the_name_taken_until_hold_at_least_is_over",
             "RestConformance.test_hold_at_least_may_be_longer_than_the_ttl",
             "RestConformance.test_a_release_after_hold_at_least_frees_the_name_at_once",
@@ -79,7 +79,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "RestConformance.test_a_wrong_hold_at_least_raises_before_any_request",
             "ProcessConformance.test_a_name_rests_after_an_early_release_even_if_the_process_ends",
         ),
-        "renew=False lets it end at its ttl, whatever becomes of this process": (
+        "renew=False lets the lease end at its ttl, even if the process lives": (
             "LeaseConformance.test_a_lease_that_is_not_renewed_ends_at_its_ttl",
             "LeaseConformance.test_a_lease_that_is_not_renewed_counts_from_its_grant_however_long_the_wait_was",
             "BackendConformance.test_a_claim_that_is_not_renewed_ends_by_itself",
@@ -88,19 +88,19 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockConformance.test_fair_waiters_get_the_lock_in_order_of_arrival",
             "BackendConformance.test_fair_waiters_are_served_in_order_of_arrival",
         ),
-        "reentrant=True gives the same thread the same lease; the last release releases it": (
+        "reentrant=True returns the same lease in the same thread; the last release ends it": (
             "LockConformance.test_a_reentrant_lock_returns_the_same_lease_and_counts_the_acquires",
             "LockConformance.test_a_reentrant_lock_excludes_other_threads",
             "LockConformance.test_a_lock_that_is_not_reentrant_refuses_its_own_thread",
         ),
-        "Lost inside with: LockLost at a normal end; an exception of its own continues with a note": (
+        "A loss inside with raises LockLost at a normal end; an exception of the body gets a note": (
             "WithConformance.test_after_a_loss_the_normal_end_of_a_with_body_raises_lock_lost",
             "WithConformance.test_after_a_loss_a_return_inside_with_raises_lock_lost",
             "WithConformance.test_after_a_loss_an_exception_of_the_body_is_raised_with_a_note",
             "WithConformance.test_a_release_inside_with_is_not_a_loss",
             "WithConformance.test_a_decorated_function_reports_a_loss_as_with_does",
         ),
-        "A with ends the lease that it began, in whatever thread or task; never one that another holds": (
+        "A with ends the lease that it began, in any thread or task, and never the lease of another": (
             "WithConformance.test_a_with_that_ends_in_another_thread_never_releases_the_lease_of_a_third",
             "tests/unit/test_locks.py::test_the_with_of_a_generator_ends_its_own_lease_in_any_thread",
             "tests/unit/test_aio.py::test_the_async_with_of_a_generator_ends_its_own_lease_in_any_task",
@@ -109,7 +109,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "CancelConformance.test_the_body_of_async_with_is_cancelled_when_the_lease_is_lost",
             "CancelConformance.test_a_cancellation_from_outside_is_not_replaced_by_lock_lost",
         ),
-        "It works in any process, however many descriptors that has open": (
+        "Locks work in a process with many open descriptors": (
             "DescriptorConformance.test_locks_work_in_a_process_with_two_thousand_open_files",
         ),
         "Two locks of different ttl on one client each keep their own": (
@@ -121,11 +121,13 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "As given, or the client's default": ("OptionConformance.test_making_a_lock_sends_no_request",)
     },
     "DistributedLock.acquire": {
-        "Raises LockTimeout where it is still taken when the whole wait is over": (
+        "Raises LockTimeout if the lock is still taken when the whole wait is over": (
             "LockConformance.test_timeout_limits_the_whole_wait_and_raises_lock_timeout",
             "LockConformance.test_a_second_caller_is_refused_while_the_first_holds_the_lock",
         ),
-        "None and inf wait for ever": ("LockConformance.test_acquire_without_a_timeout_waits_until_the_lock_is_free",),
+        "None and inf wait without a limit": (
+            "LockConformance.test_acquire_without_a_timeout_waits_until_the_lock_is_free",
+        ),
         "A negative timeout or NaN raises ValueError, a bool TypeError": (
             "OptionConformance.test_a_bad_timeout_raises",
         ),
@@ -135,29 +137,29 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "OutageConformance.test_a_waiter_behind_an_unanswered_request_never_raises_lock_timeout",
             "OutageConformance.test_all_waiters_of_one_client_notice_the_outage_in_time",
         ),
-        "timeout=0 raises at the first silence": (
+        "timeout=0 raises at the first request without a reply": (
             "OutageConformance.test_a_single_try_raises_at_the_first_request_without_a_reply",
         ),
-        "LockTimeout always means that it answered": (
+        "LockTimeout always means that the backend replied": (
             "OutageConformance.test_the_reply_that_a_lock_is_taken_never_counts_as_silence",
         ),
-        "It waits until the holder releases": ("LockConformance.test_a_waiter_gets_the_lock_after_the_release",),
+        "The wait ends when the holder releases": ("LockConformance.test_a_waiter_gets_the_lock_after_the_release",),
         "Under asyncio it is a coroutine that may also be entered": (
             "CancelConformance.test_acquire_returns_a_coroutine_that_is_also_an_async_context_manager",
         ),
     },
     "DistributedLock.try_acquire": {
-        "A lease or None, at once or after timeout": (
+        "Returns a lease or None, at once or after timeout": (
             "LockConformance.test_try_acquire_waits_for_its_timeout_and_returns_none",
             "LockConformance.test_a_second_caller_is_refused_while_the_first_holds_the_lock",
         ),
-        "A refused try never leaves anything": (
+        "A refused try leaves nothing behind": (
             "LockConformance.test_a_refused_try_joins_no_queue",
             "BackendConformance.test_a_refused_attempt_that_does_not_join_the_queue_leaves_nothing",
         ),
     },
     "DistributedLock.release": {
-        "Gives back the newest lease of this thread, then raises NotHeld": (
+        "Releases the newest lease of this thread, then raises NotHeld": (
             "LockConformance.test_release_gives_back_the_newest_lease_of_this_thread",
         ),
         "Raises NotHeld after a release by hand": (
@@ -167,7 +169,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Never another thread's lease": ("LockConformance.test_release_never_ends_the_lease_of_another_thread",),
     },
     "DistributedLock.is_locked": {
-        "Asks the backend whether anyone holds it": (
+        "Asks the backend whether the lock has a holder": (
             "LockConformance.test_is_locked_asks_the_backend_and_counts_every_holder",
         )
     },
@@ -177,12 +179,12 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "DistributedLock.as_threading_lock": {
-        "Stands in for threading.Lock, RLock and under a Condition": (
+        "Can replace threading.Lock and RLock, also under a Condition": (
             "ThreadingConformance.test_a_lock_can_replace_a_threading_lock",
             "ThreadingConformance.test_a_reentrant_lock_can_replace_an_rlock",
             "ThreadingConformance.test_a_condition_works_over_a_lock",
         ),
-        "What lock() gives is a DistributedLock, what acquire() gives a Lease": (
+        "lock() returns a DistributedLock, acquire() a Lease": (
             "ThreadingConformance.test_a_lock_implements_the_protocol_distributed_lock",
         ),
     },
@@ -194,15 +196,19 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "Lease.owner": {"Fresh for each acquisition": ("LeaseConformance.test_each_acquisition_has_an_owner_of_its_own",)},
-    "Lease.leases": {"Of a single lock: itself": ("LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",)},
+    "Lease.leases": {
+        "A single lock contains only itself": ("LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",)
+    },
     "Lease.token": {
-        "Always greater for a later holder; None where the backend has none": (
+        "Greater for each later holder; None if the backend has no tokens": (
             "LeaseConformance.test_each_later_token_is_greater",
             "BackendConformance.test_tokens_grow_with_every_grant",
         )
     },
     "Lease.is_held": {
-        "From the clock at every call": ("tests/unit/test_holding.py::test_is_held_turns_false_by_the_clock_alone",),
+        "Computed from the clock at every call": (
+            "tests/unit/test_holding.py::test_is_held_turns_false_by_the_clock_alone",
+        ),
         "False right after a pause that outlived the lease": (
             "ProcessConformance.test_a_frozen_holder_notices_the_loss_when_it_runs_again",
         ),
@@ -231,7 +237,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "Lease.fence": {
-        "The token, or raises LockLost, NotHeld, CapabilityMissing": (
+        "Returns the token, or raises LockLost, NotHeld, CapabilityMissing": (
             "LeaseConformance.test_check_and_fence_do_not_raise_while_the_lease_is_held",
             "LeaseConformance.test_each_later_token_is_greater",
             "LossConformance.test_a_lost_lease_is_never_held_again",
@@ -247,9 +253,11 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Lease.on_lost": {
         "Exactly once": ("LossConformance.test_the_callback_is_called_once_however_many_threads_notice_the_loss",),
-        "At once if already lost": ("LossConformance.test_a_callback_set_after_the_loss_is_called_at_once",),
+        "The callback is called at once if the lease is already lost": (
+            "LossConformance.test_a_callback_set_after_the_loss_is_called_at_once",
+        ),
         "Never after a release": ("LossConformance.test_there_is_never_a_callback_after_a_release",),
-        "Starts before the backend could let another holder in": (
+        "The callback starts before the backend could admit another holder": (
             "LossConformance.test_during_a_silence_the_lease_ends_before_another_client_gets_the_lock",
             "LossConformance.test_a_hanging_renewal_never_delays_the_callback",
         ),
@@ -261,36 +269,36 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LossConformance.test_the_callback_never_runs_on_the_renewing_thread",
             "CancelConformance.test_an_async_callback_is_awaited",
         ),
-        "One that raises or hangs harms nothing else": (
+        "A callback that raises or hangs affects nothing else": (
             "LossConformance.test_a_callback_that_raises_affects_nothing_else",
             "LossConformance.test_a_callback_that_hangs_delays_no_renewal",
         ),
     },
     "Lease.wait_lost": {
-        "The loss; None at the timeout or a release": (
+        "Returns the loss, or None at the timeout or a release": (
             "LossConformance.test_wait_lost_returns_the_loss_to_every_waiting_thread",
             "LeaseConformance.test_wait_lost_returns_none_at_its_timeout_and_at_a_release",
         )
     },
     "Lease.renew": {
         "One renewal now": ("LeaseConformance.test_renew_moves_the_deadline",),
-        "Raises LockLost when it is gone": ("LossConformance.test_renew_raises_lock_lost_when_the_lock_is_gone",),
-        "Raises BackendUnavailable if unanswered, and the lease continues": (
+        "Raises LockLost if the lock is gone": ("LossConformance.test_renew_raises_lock_lost_when_the_lock_is_gone",),
+        "Raises BackendUnavailable without a reply, and the lease continues": (
             "LossConformance.test_renew_raises_backend_unavailable_without_a_reply",
         ),
         "Raises NotHeld after a release": ("LeaseConformance.test_a_released_lease_is_never_held_again",),
     },
     "Lease.release": {
-        "True: it was ours until we began; False: lost or released before": (
+        "Returns True if the lock was held until the call, False if it was lost or released before": (
             "LeaseConformance.test_a_released_lease_is_never_held_again",
             "LossConformance.test_a_release_that_finds_the_key_gone_reports_a_loss",
         ),
         "Works from any thread": ("LockConformance.test_a_lease_can_be_released_from_any_thread",),
-        "Never frees the lock of somebody else": (
+        "Never frees the lock of another holder": (
             "LockConformance.test_a_release_by_another_client_never_frees_the_lock",
             "BackendConformance.test_release_affects_no_other_claim",
         ),
-        "Never raises; unanswered, it continues in the background": (
+        "Never raises; without a reply it continues in the background": (
             "LossConformance.test_a_release_without_a_reply_returns_and_continues_in_the_background",
             "LossConformance.test_a_release_whose_reply_is_lost_frees_the_lock",
         ),
@@ -298,7 +306,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockConformance.test_a_lock_and_its_lease_are_both_context_managers",
             "LockConformance.test_the_lock_is_released_if_the_body_of_with_raises",
         ),
-        "After the last one nothing is left": (
+        "After the last release nothing is left at the server": (
             "LockConformance.test_nothing_is_left_at_the_server_after_the_last_release",
         ),
     },
@@ -308,18 +316,18 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "LossReason.TAKEN": {
-        "A deleted key, another holder, an operator": (
+        "A deleted key, another holder, or a force release": (
             "LossConformance.test_a_deleted_key_is_a_confirmed_loss",
             "LossConformance.test_a_force_release_is_reported_as_a_lock_that_was_taken",
         )
     },
     "LossReason.SESSION_LOST": {
-        "The session it lived in ended": (
+        "The session of the lock ended": (
             "tests/unit/test_watchdog.py::test_the_end_of_a_session_loses_each_of_its_locks_once",
         )
     },
     "LossReason.PAUSED": {
-        "This process did not run; whoever looks first, the callback comes once": (
+        "This process did not run; the callback is called once, whichever thread notices first": (
             "ProcessConformance.test_a_frozen_holder_notices_the_loss_when_it_runs_again",
             "tests/unit/test_holding.py::test_the_first_look_after_a_pause_notices_it_and_calls_back_once",
         )
@@ -352,7 +360,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ReadWriteConformance.test_a_decorated_function_runs_as_a_reader",
             "ReadWriteConformance.test_no_candidate_is_elected_while_readers_hold_the_name",
         ),
-        "Neither is starved, and who gives up keeps nobody out": (
+        "Neither readers nor writers starve, and a waiter that gives up blocks no other": (
             "ReadWriteConformance.test_a_waiting_writer_is_not_starved_by_a_stream_of_readers",
             "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_enter_at_once",
             "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_are_admitted_by_push",
@@ -366,10 +374,10 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ReadWriteConformance.test_a_lost_reply_leaves_no_reader_behind",
             "ReadWriteConformance.test_readers_and_writers_leave_nothing_at_the_server",
         ),
-        "A token is greater than those of all who wrote before, a writer's than all before": (
+        "A token is greater than those of all earlier writers; a writer's token is greater than all earlier tokens": (
             "ReadWriteConformance.test_writers_have_greater_tokens_than_the_readers_before_them",
         ),
-        "A reader becomes no writer, at once and before any I/O, nor the other way round": (
+        "A reader cannot become a writer, nor a writer a reader: refused before any I/O": (
             "ReadWriteConformance.test_no_holder_can_change_between_reader_and_writer",
             "ReadWriteConformance.test_a_read_lease_of_another_client_raises_no_upgrade_error_here",
             "tests/unit/test_shared.py::test_an_upgrade_is_refused_before_any_request",
@@ -396,7 +404,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "SemaphoreConformance.test_under_contention_permits_are_never_exceeded_and_no_waiter_starves",
             "SemaphoreConformance.test_a_decorated_function_runs_with_a_permit",
         ),
-        "A permit that is released, or whose holder is dead, goes to the next, and concerns no other": (
+        "A released permit, or that of a dead holder, goes to the next waiter and affects no other": (
             "SemaphoreConformance.test_a_released_permit_goes_to_a_waiter",
             "SemaphoreConformance.test_the_permit_of_a_silent_client_becomes_free_at_its_own_end",
             "SemaphoreConformance.test_inspect_shows_how_many_permits_are_taken",
@@ -411,7 +419,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Client.lock_all": {
-        "All or none, within one timeout, whatever order others name them in": (
+        "All or none, within one timeout, in any order of the names": (
             "LockAllConformance.test_all_locks_of_a_set_are_acquired_and_released_together",
             "LockAllConformance.test_a_set_holds_nothing_while_one_of_its_locks_is_taken",
             "LockAllConformance.test_one_timeout_limits_the_wait_for_all_locks_of_a_set",
@@ -424,14 +432,14 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockAllConformance.test_each_lock_of_a_set_is_renewed",
             "LockAllConformance.test_a_reentrant_set_can_be_acquired_again",
         ),
-        "Lost when one is, once; the others are kept until the callback has ended": (
+        "Lost once when one of its locks is lost; the others are kept until the callback has ended": (
             "LockAllConformance.test_a_set_is_lost_with_one_of_its_locks_and_names_it",
             "LockAllConformance.test_the_other_locks_are_kept_until_the_lost_set_is_released",
             "LockAllConformance.test_the_other_locks_of_a_lost_set_that_nobody_releases_are_kept_for_one_ttl",
             "LockAllConformance.test_the_end_of_with_raises_the_loss_of_a_set",
             "LockAllConformance.test_a_closed_client_releases_all_locks_of_a_set",
         ),
-        "A part lost while the next is awaited: all are released, and it begins anew": (
+        "If one lock is lost during the wait, all are released and the wait begins again": (
             "LockAllConformance.test_a_lock_of_a_set_that_is_lost_during_the_wait_is_acquired_again",
         ),
         "An interrupt anywhere leaves nothing behind": (
@@ -443,7 +451,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "The function runs while the lock is held; its parameters may be in the name": (
             "LockConformance.test_a_decorated_function_runs_while_the_lock_is_held",
         ),
-        "skip=True gives None where it is taken, instead of LockTimeout": (
+        "skip=True returns None instead of raising LockTimeout if the lock is taken": (
             "LockConformance.test_a_decorated_function_is_skipped_or_times_out_if_the_lock_is_taken",
         ),
         "The other kind of function raises TypeError": (
@@ -451,7 +459,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Client.current_lease": {
-        "The innermost of this thread, or raises NotHeld; in a forked child always": (
+        "The innermost lease of this thread, otherwise NotHeld; always NotHeld in a forked child": (
             "LockConformance.test_current_lease_is_the_innermost_of_this_thread",
             "ProcessConformance.test_a_forked_child_holds_no_lock_and_opens_its_own_connections",
         )
@@ -468,7 +476,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "Client.force_release": {
-        "Takes it from whoever holds it; the holder gets TAKEN": (
+        "Takes the name from its holder, which gets TAKEN": (
             "ClientConformance.test_force_release_frees_a_name_and_says_whether_it_was_held",
             "ClientConformance.test_force_release_lets_a_waiter_in",
             "LossConformance.test_a_force_release_is_reported_as_a_lock_that_was_taken",
@@ -477,7 +485,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Client.capabilities": {
         "Frozen facts, without I/O": ("ClientConformance.test_capabilities_are_immutable_and_known_without_a_request",),
-        "The next holder gets in within takeover_bound": (
+        "The next holder enters within takeover_bound": (
             "LossConformance.test_the_next_client_gets_the_lock_within_the_published_bound",
             "ProcessConformance.test_the_lock_of_a_killed_holder_is_free_within_the_published_bound",
         ),
@@ -500,7 +508,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "A held lease is LOST first, its callback called, and then it is released": (
             "CloseConformance.test_close_reports_each_held_lease_as_lost_before_it_releases_it",
         ),
-        "Waiters and later calls get ClientClosed": (
+        "Waiters and later calls raise ClientClosed": (
             "CloseConformance.test_close_makes_each_waiter_raise_client_closed_and_leaves_nothing",
             "CloseConformance.test_a_lock_granted_while_the_client_closes_is_released",
             "CloseConformance.test_a_call_after_close_raises_client_closed",
@@ -510,7 +518,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "CloseConformance.test_close_ends_observe",
             "CloseConformance.test_a_closed_client_leaves_no_thread_behind",
         ),
-        "Always ends, one request_timeout for callbacks and for answers": (
+        "Always ends: one request_timeout for callbacks and one for replies": (
             "CloseConformance.test_close_ends_despite_a_callback_that_hangs_and_a_backend_without_replies",
         ),
         "Twice is harmless": (
@@ -528,13 +536,13 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ElectionConformance.test_each_on_elected_of_a_campaign_is_followed_by_one_on_lost",
             "ElectionConformance.test_after_a_loss_a_started_node_campaigns_again_and_its_callbacks_stay_paired",
         ),
-        "on_lost comes before anybody else leads": (
+        "on_lost comes before another node leads": (
             "ElectionConformance.test_a_lost_leadership_is_reported_before_another_candidate_leads",
         ),
         "A running on_elected never delays on_lost; the node campaigns again when both have ended": (
             "ElectionConformance.test_a_running_on_elected_never_delays_on_lost_and_the_node_waits_for_both",
         ),
-        "An on_elected that raises resigns": (
+        "An on_elected that raises ends the leadership": (
             "ElectionConformance.test_an_on_elected_that_raises_ends_the_leadership",
         ),
         "An orderly end: released when work, on_elected and on_lost have ended, or after the grace": (
@@ -550,18 +558,18 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Election.name": {"As given": ("ElectionConformance.test_campaign_elects_one_leader",)},
     "Election.identity": {"As given": ("ElectionConformance.test_campaign_elects_one_leader",)},
     "Election.campaign": {
-        "The one leader; raises LockTimeout": ("ElectionConformance.test_campaign_elects_one_leader",),
+        "One node leads; the others raise LockTimeout": ("ElectionConformance.test_campaign_elects_one_leader",),
     },
     "Election.run": {
-        "Passes on the result or exception of work that ends by itself, and resigns": (
+        "Returns the result or raises the exception of work that ends by itself, and resigns": (
             "ElectionConformance.test_run_returns_the_result_of_work_that_ends_by_itself",
             "ElectionConformance.test_run_raises_the_exception_of_its_work",
         ),
-        "Stands again after a loss; an async work is cancelled": (
+        "Campaigns again after a loss; asynchronous work is cancelled": (
             "ElectionConformance.test_run_campaigns_again_after_a_loss",
             "ElectionConformance.test_asynchronous_work_is_cancelled_on_loss",
         ),
-        "Cancelled, it ends after its work and on_lost": (
+        "When cancelled, it ends after its work and on_lost": (
             "ElectionConformance.test_a_cancelled_run_releases_the_lease_after_its_work_and_on_lost",
         ),
     },
@@ -587,13 +595,15 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Election.is_leader": {
-        "From the clock, never a cached flag": (
+        "Computed from the clock, never a cached value": (
             "ElectionConformance.test_is_leader_is_false_as_soon_as_the_deadline_has_passed",
         )
     },
-    "Election.leader": {"Who leads, as all see it": ("ElectionConformance.test_every_client_sees_the_leader",)},
+    "Election.leader": {
+        "The leader, as every client sees it": ("ElectionConformance.test_every_client_sees_the_leader",)
+    },
     "Election.observe": {
-        "Starts with the present leader, then each change; also of this client's own": (
+        "Starts with the present leader, then yields each change, also those of this client": (
             "ElectionConformance.test_observe_yields_the_present_leader_and_then_each_change",
             "ElectionConformance.test_observe_yields_the_leadership_of_its_own_client",
             "BackendConformance.test_a_followed_name_is_reported_when_its_holder_changes",
@@ -611,7 +621,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Leadership.term": {"The token: always greater": ("ElectionConformance.test_each_later_term_is_greater",)},
     "Leadership.identity": {"The candidate's": ("ElectionConformance.test_campaign_elects_one_leader",)},
     "Leadership.release": {
-        "Is resign(); callbacks set on the Leadership itself never hear of it": (
+        "Does the same as resign(); callbacks set on the Leadership itself are not called": (
             "ElectionConformance.test_releasing_a_leadership_resigns_it",
         )
     },
@@ -621,12 +631,12 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "BackendConformance.test_the_validity_counts_from_the_sending_even_if_replies_are_late",
             "tests/unit/test_holding.py::test_validity_counts_from_the_sending_of_the_request_and_not_from_its_reply",
         ),
-        "An acknowledgement after lost_at revives nothing": (
+        "An acknowledgement after lost_at does not revive the lease": (
             "LossConformance.test_an_acknowledgement_that_arrives_too_late_does_not_revive_the_lease",
         ),
     },
     "kernel: clock": {
-        "Counts the time in which the process or the machine stands still": (
+        "Counts the time in which the process or the machine does not run": (
             "ProcessConformance.test_a_frozen_holder_notices_the_loss_when_it_runs_again",
             "tests/unit/test_validity.py::test_the_module_for_validity_reads_no_clock",
         )
@@ -637,18 +647,18 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "kernel: states": {
-        "AT_RISK goes back to HELD by an acknowledgement in time; LOST is for good": (
+        "An acknowledgement in time turns AT_RISK into HELD; LOST is final": (
             "LossConformance.test_a_short_silence_puts_a_lease_at_risk_but_does_not_lose_it",
             "LossConformance.test_a_lost_lease_is_never_held_again",
         )
     },
     "kernel: callback": {
-        "At lost_at at the latest; a hung renewal never delays it": (
+        "Lost at lost_at at the latest; a renewal that hangs never delays it": (
             "LossConformance.test_a_hanging_renewal_never_delays_the_callback",
         )
     },
     "kernel: one watchdog": {
-        "One renewing thread, also under asyncio: a blocked loop never costs a lock": (
+        "One renewing thread, also under asyncio: a blocked loop never loses a lock": (
             "CancelConformance.test_a_blocked_event_loop_loses_no_lock",
             "tests/unit/test_watchdog.py::test_ten_thousand_leases_need_few_threads",
         ),
@@ -665,7 +675,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "kernel: unknown is not no": {
-        "A lost reply is asked again, or what it did is undone": (
+        "A request with a lost reply is repeated, or its effect is undone": (
             "LossConformance.test_an_acquire_whose_reply_is_lost_is_repeated",
             "LossConformance.test_a_lost_reply_to_a_single_try_raises_and_leaves_nothing",
             "LossConformance.test_a_renewal_whose_reply_is_lost_costs_nothing",
@@ -673,22 +683,22 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "kernel: a cancel must be final": {
-        "A request that is executed after its cancel takes nothing": (
+        "A request that is executed after its cancel acquires nothing": (
             "LossConformance.test_a_request_executed_after_its_cancel_acquires_nothing",
             "BackendConformance.test_a_cancel_also_stops_a_request_that_arrives_later",
         )
     },
     "kernel: outages": {
-        "A wait outlasts a shorter one; a service starts while its backend is down": (
+        "A wait continues through a shorter outage; a service starts while its backend is down": (
             "OutageConformance.test_a_wait_continues_through_an_outage_shorter_than_the_outage_timeout",
             "OutageConformance.test_a_client_starts_while_its_backend_is_down",
         ),
-        "What asks the backend raises BackendUnavailable": (
+        "Each call that asks the backend raises BackendUnavailable": (
             "OutageConformance.test_each_call_that_asks_the_backend_raises_backend_unavailable_in_an_outage",
         ),
     },
     "kernel: cancellation": {
-        "Every way out of a wait leaves nothing behind": (
+        "Each end of a wait leaves nothing behind": (
             "LockConformance.test_a_waiter_that_gave_up_leaves_nothing_behind",
             "LockConformance.test_a_claim_whose_cancel_is_pending_never_blocks_a_later_try_of_its_client",
             "CancelConformance.test_a_cancelled_wait_leaves_nothing_behind",
@@ -699,24 +709,24 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "kernel: waiting": {
-        "An answer makes a holder, or a push that grants as much as one; any other push is a hint": (
+        "Only a reply or a pushed grant makes a holder; any other push is a hint": (
             "BackendConformance.test_only_a_reply_or_a_push_with_the_same_id_makes_a_waiter_the_holder",
             "BackendConformance.test_a_taken_name_returns_busy",
         ),
         "A released lock is never reported lost": ("BackendConformance.test_a_released_claim_is_never_reported_lost",),
     },
     "kernel: local gate": {
-        "Of the unfair waiters of one client one at a time talks to the server, and all get their turn": (
+        "Of the unfair waiters of one client one at a time sends requests, and all get their turn": (
             "LockConformance.test_one_unfair_waiter_of_each_client_queues_at_the_backend",
             "LockConformance.test_every_unfair_waiter_of_one_client_gets_its_turn",
         )
     },
     "kernel: fork and exit": {
-        "A child holds nothing and opens afresh": (
+        "A child holds nothing and opens its own connections": (
             "ProcessConformance.test_a_forked_child_holds_no_lock_and_opens_its_own_connections",
             "BackendConformance.test_a_backend_can_be_opened_again",
         ),
-        "At the end of the interpreter what is held is released, without callbacks": (
+        "At interpreter exit held locks are released without callbacks": (
             "ProcessConformance.test_a_process_that_ends_releases_its_locks",
             "ProcessConformance.test_an_exiting_process_never_passes_its_locks_to_its_own_waiters",
         ),
@@ -732,7 +742,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "kernel: values": {
-        "What is stored tells who holds; foreign values are shown as they are": (
+        "The stored value names the holder; values of other programs are shown unchanged": (
             "ClientConformance.test_inspect_shows_the_holder_of_a_name",
             "tests/unit/test_values.py::test_a_value_of_another_program_is_shown_unchanged",
         )

@@ -750,7 +750,7 @@ class Chaos:
             self.collect()
             stuck -= {belief.name for belief in self.record.beliefs.values() if belief.began > began}
             time.sleep(0.02)
-        yield from (f"O5 {name}: in order again, and nobody got it for {now() - began:.2f} s" for name in stuck)
+        yield from (f"O5 {name}: all faults have ended, and nobody got it for {now() - began:.2f} s" for name in stuck)
         if stuck:
             self.scene += [*self.arena.standing(), *self.stacks()]
         self.told_to_stop_at = now()

@@ -42,7 +42,7 @@ class ClockedRedis(RedisServer):
         self._write(struct.pack("q", round(seconds * 1e6)))
 
     def hold(self, micros: int) -> None:
-        """Let the server's clock stand still at this time."""
+        """Stop the server's clock at this time."""
         self._write(struct.pack("qq", 0, micros))
 
     def _write(self, numbers: bytes) -> None:

@@ -12,7 +12,7 @@ from tests.faults.conftest import Connect, Operator
 KEY = "multilock/n"
 
 
-def test_an_acquire_whose_reply_is_lost_is_held_once_and_released_for_good(
+def test_after_an_acquire_with_a_lost_reply_one_release_frees_the_lock(
     connect: Connect, proxy: FaultProxy, operator: Operator
 ) -> None:
     client = connect(proxy.url)

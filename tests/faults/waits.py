@@ -88,7 +88,7 @@ class Waits:
         by itself."""
         for wait in self.all:
             if wait.ended == math.inf and wait.pid in self.record.ends:
-                yield f"O8 {wait.who} ({wait.mode}) asked, and never heard an answer"
+                yield f"O8 {wait.who} ({wait.mode}) asked, and never got a reply"
             elif wait.ended < math.inf and self.lasted(wait) > PATIENCE:
                 yield f"O8 {wait.who} ({wait.mode}) waited for {self.lasted(wait):.1f} s"
 

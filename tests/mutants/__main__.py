@@ -35,14 +35,14 @@ TREE = ("multilock", "backends", "tests", "pyproject.toml")
 SIDE_BY_SIDE = 2
 #: The rules for all clients that share a name, as the models of Redis' scripts have them.
 INVARIANTS = {
-    "I1": "those who believe at one time are of one mode",
-    "I2": "who believes has a lease at the server",
-    "I3": "what was given up neither holds nor waits",
-    "I4": "nobody overtakes a waiter that is alive and does not fit",
-    "I5": "each grant has a token of its own, which orders it among those who do not hold together",
-    "I6": "what was deleted is never renewed",
-    "I7": "whatever is released or up, nobody who fits since then is left standing",
-    "I8": "those who hold at the server are of one mode, and no more than there are permits",
+    "I1": "simultaneous believers have one mode",
+    "I2": "a client that believes has a lease at the server",
+    "I3": "a cancelled claim neither holds nor waits",
+    "I4": "a live waiter that must wait is not overtaken",
+    "I5": "each grant has its own token, which orders it among claims that exclude each other",
+    "I6": "a deleted lease is never renewed",
+    "I7": "after a release or a cancel no admissible waiter stays in the queue",
+    "I8": "the holders at the server have one mode, and are no more than the permits",
 }
 LIMIT = 180.0  # seconds for the tests of one mutant; tests that hang count as a catch
 OUTCOMES = {0: "survived", 1: "killed"}  # pytest's exit codes; any other is an error of ours
@@ -59,7 +59,7 @@ class Edit:
         path = tree / self.file
         text = "\n" + (path.read_text() if path.exists() else "")
         if (count := text.count("\n" + self.old)) != 1:
-            raise ValueError(f"its lines stand {count} times in {self.file}")
+            raise ValueError(f"its lines occur {count} times in {self.file}")
         path.write_text(text.replace("\n" + self.old, "\n" + self.new)[1:])
 
 

@@ -339,7 +339,7 @@ class Ghost(Oracle):
                 if claim not in known:
                     found[key, claim] = since = self._found.get((key, claim), world.sim.time)
                     if world.sim.time - since > 1.2:
-                        self.bad(f"{claim[:24]} stands in {key} for 1.2 s, and its client has given it up")
+                        self.bad(f"{claim[:24]} is still in {key} 1.2 s after its client cancelled it")
         self._found = found
 
 
@@ -360,7 +360,7 @@ class Left(Oracle):
                 self.bad(f"files of {process} are open: {list(process.files.values())}")
         for number, server in enumerate(world.servers):
             for key, claim in world.claims_at(number):
-                self.bad(f"{claim[:24]} stands in {key} of {server.name}")
+                self.bad(f"{claim[:24]} is still in {key} of {server.name}")
         for error in world.sim.errors:
             self.bad(error)
 

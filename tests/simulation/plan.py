@@ -125,7 +125,7 @@ class Plan:
         return cls(**data)
 
 
-#: Profile -> faults at any time, faults after an event (a kind may stand twice to be drawn more often).
+#: Profile -> faults at any time, faults after an event (a kind that occurs twice is drawn more often).
 PROFILES: dict[str, tuple[list[str], list[str]]] = {
     "quiet": ([], []),
     "cuts": (["cut", "cut_all"], ["cut", "cut_all"]),

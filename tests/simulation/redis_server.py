@@ -109,7 +109,7 @@ class RedisServer:
         self._tracked: dict[str, set[int]] = {}
 
     def micros(self) -> int:
-        """Return the server's time in microseconds. It stands still during a script."""
+        """Return the server's time in microseconds. It does not advance during a script."""
         return self._clock() + int(self.step * 1e6) if self._frozen is None else self._frozen
 
     # Commands
@@ -308,7 +308,7 @@ class RedisServer:
     # Faults
 
     def stop(self) -> None:
-        """Stop the server's process. What arrives is executed when it continues."""
+        """Stop the server's process. Requests that arrive are executed when it continues."""
         self.paused = True
 
     def go_on(self) -> None:

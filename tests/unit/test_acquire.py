@@ -289,7 +289,7 @@ def test_an_error_that_a_retry_cannot_cure_is_raised_at_once(
         client.lock("n").acquire(timeout)
     assert runtime.now() == 1000.0
     assert (caught.value.name, caught.value.backend) == ("n", "scripted")
-    assert backend.called("release") == [], "nothing was executed: nothing is to be undone"
+    assert backend.called("release") == [], "nothing was executed, so nothing must be undone"
 
 
 # Several ids of one call
@@ -301,7 +301,7 @@ def spent(backend: Scripted, call: Call) -> Busy:
 
 
 @pytest.mark.parametrize("timeout", [None, 0])
-def test_a_cancelled_id_is_cancelled_for_good_and_never_sent_again(
+def test_a_cancelled_id_is_never_sent_again(
     client: Client, backend: Scripted, runtime: HandRuntime, timeout: float | None
 ) -> None:
     backend.script("attempt", spent)
@@ -580,7 +580,7 @@ def test_an_acquire_interrupted_at_any_await_leaves_nothing_behind(
         assert client._kernel.cancels.take() == []
         renewals = len(backend.called("renew"))
         runtime.advance(100)
-        assert len(backend.called("renew")) == renewals, "nothing is kept alive that nobody has"
+        assert len(backend.called("renew")) == renewals, "an object without references is not kept alive"
     assert interrupted >= 2
 
 

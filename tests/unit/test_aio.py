@@ -207,7 +207,7 @@ def test_a_lost_lease_released_by_hand_is_not_the_current_lease(backend: Scripte
             async with client.lock("outer") as outer:
                 lease = await lock.acquire()
                 take(backend)
-                assert client.current_lease() is lease, "its owner has not heard of it"
+                assert client.current_lease() is lease, "its owner was not notified of it"
                 assert await lease.release() is False
                 assert client.current_lease() is outer
                 with pytest.raises(NotHeld):
@@ -285,7 +285,7 @@ def test_a_coroutine_function_can_be_decorated(backend: Scripted) -> None:
     run(main)
 
 
-def test_subscribers_hear_events_in_order_on_the_loop(backend: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+def test_subscribers_get_events_in_order_on_the_loop(backend: Scripted, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         heard: list[str] = []
         async with AsyncClient(backend) as client:

@@ -453,7 +453,7 @@ def test_an_unreadable_file_is_an_error_even_if_it_was_not_named(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("builtins.open", refuse)
-    assert resolve("memory://").scheme == "memory", "who may not look into the directory has no file there"
+    assert resolve("memory://").scheme == "memory", "for a user who may not look into the directory there is no file"
     Path("multilock.toml").touch()
     with pytest.raises(ConfigurationError, match="cannot be read"):
         resolve("memory://")

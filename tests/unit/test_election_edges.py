@@ -688,7 +688,7 @@ def test_two_simultaneous_campaigns_lead_one_after_the_other(client: Client, ser
     for _ in range(2):
         threading.Thread(target=lambda: terms.append(election.campaign()), daemon=True).start()
     eventually(lambda: len(election._campaigns) == 2)
-    with pytest.raises(LockTimeout, match="another call on this election stands for it"):
+    with pytest.raises(LockTimeout, match="another call already campaigns in this election"):
         election.campaign(timeout=0)
     server.holders.clear()
     server.notices.wake(None)

@@ -150,7 +150,9 @@ def test_an_outage_ends_the_waits_inside_the_client_too(backend: Scripted, runti
     backend.holders["n"] = "somebody"
     waiters = [crowd.acquire() for _ in range(3)]
     crowd.advance(20)
-    assert not any(waiter.done() for waiter in waiters), "a server that answers is no outage, however long it says no"
+    assert not any(waiter.done() for waiter in waiters), (
+        "a server that replies is not in an outage, even if it always refuses"
+    )
     backend.always("attempt", silence())
     silent_since = runtime.now()
     crowd.advance(5)
@@ -204,7 +206,7 @@ def test_a_waiter_behind_an_unanswered_request_ignores_replies_from_before_it_ca
     runtime.advance(0.5)
     waiter = begin(crowd, timeout=3)
     runtime.advance(1)
-    assert first.on(), "asks again, and hears nothing"
+    assert first.on(), "asks again, and gets no reply"
     runtime.advance(2)
     waiter.on()
     assert isinstance(waiter.error, BackendUnavailable)

@@ -207,7 +207,7 @@ def test_a_lost_lease_released_by_hand_is_not_the_current_lease(client: Client, 
     with client.lock("outer") as outer:
         lease = lock.acquire()
         take(backend)
-        assert client.current_lease() is lease, "its owner has not heard of it"
+        assert client.current_lease() is lease, "its owner was not notified of it"
         assert lease.release() is False
         assert client.current_lease() is outer
         with pytest.raises(NotHeld):

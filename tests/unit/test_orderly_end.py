@@ -396,7 +396,7 @@ def test_close_waits_for_the_work_and_keeps_its_lease_renewed(client: Client, se
     assert running.join() is None
 
 
-def test_a_leadership_stopped_from_within_is_closed_in_order(client: Client, server: Scripted, job: Job) -> None:
+def test_stopping_a_leadership_inside_its_block_resigns(client: Client, server: Scripted, job: Job) -> None:
     def elected(leadership: Leadership) -> None:
         eventually(lambda: election._office.condition._bells)  # a method on which start() depends
         election.stop()

@@ -206,7 +206,7 @@ class Lane:
                     return
                 said = error
             if not self.owed:  # a reply without a request
-                self.end(BackendUnavailable("it sent what nobody asked for", unknown=True))
+                self.end(BackendUnavailable("it sent a reply without a request", unknown=True))
                 return
             owed = self.owed.popleft()
             if isinstance(said, ScriptMissing):

@@ -6,7 +6,7 @@ which their request was sent. A push carries the sending time of the request tha
 reply to that request. Older statements are dropped.
 
 A claim holds the name when a majority of servers vote for it with one stamp, which is its token. A holder has lost the
-name as soon as fewer than a majority vote for it. A server that never voted lacks the lease like one that forgot it.
+name as soon as fewer than a majority vote for it. A server that never voted counts like a server that forgot its vote.
 
 A `Ballot` has the statements of one server. The `Evidence` of a claim has one ballot for each server.
 

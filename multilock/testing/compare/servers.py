@@ -97,7 +97,7 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def ended(self, within: float) -> Iterator[None]:
-        """Shut the server down in order, as for an update. It is started again at the end of this context."""
+        """Shut the server down normally, as for an update. It is started again at the end of this context."""
         with _down({**self._commands(["stop", "-t", "10"], ["start"]), "within": within}):
             yield
 

@@ -53,7 +53,7 @@ NO_ANSWERS = {
     "a chunk without a size": CHUNKED + b"1" * 70_000,
     "chunks beyond any answer": CHUNKED + b"fffffffffff\r\nabc",
     "trailers without an end": CHUNKED + b"0\r\n" + b"a: b\r\n" * 20_000,
-    "a line that is no header": OK + b"Content-Length: 1\r\nabc\r\n\r\na",
+    "a line that is not a header": OK + b"Content-Length: 1\r\nabc\r\n\r\na",
     "a folded header": OK + b"Content-Length: 1\r\n x\r\n\r\na",
     "a bare line feed": OK + b"X: a\nContent-Length: 1\r\n\r\na",
     "a second answer": OK + b"Content-Length: 1\r\n\r\na" + OK,

@@ -76,7 +76,7 @@ def test_an_acquire_sent_before_its_session_ended_starts_no_lock_delay() -> None
             if free_after_under_load(server) < AT_ONCE:
                 return
             server.raw("DELETE", f"kv/{KEY}")
-    pytest.fail("mended in this version of Consul? Then docs/backends/consul.md says too little of it")
+    pytest.fail("corrected in this version of Consul? Then docs/backends/consul.md says too little of it")
 
 
 def test_a_server_that_starts_within_a_lock_delay_ends_the_next_delay_too_early() -> None:

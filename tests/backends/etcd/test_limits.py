@@ -63,7 +63,7 @@ def test_a_refused_batch_is_halved_and_its_size_is_remembered(operations: int, b
     assert len(server.asked) == 1
 
 
-def test_a_refused_request_with_a_single_key_is_refused_for_good() -> None:
+def test_a_refused_request_with_a_single_key_is_not_repeated() -> None:
     with pytest.raises(TooMuch):
         Steps().take([b"x"] * 100, lambda key: key, Server(0, 0).ask)
 

@@ -90,7 +90,7 @@ def test_an_absent_sentinel_costs_only_a_moment(guarded: Guarded, connect: Conne
     with guarded.guards[0].paused():
         connect(guarded.url).take(ours.claim("b"))
     names = [str(each) for each in ours.backend._endpoint.sentinels]  # type: ignore[attr-defined]
-    assert names == [guarded.guards[0].endpoint, nobody.endpoint], "who answered is asked first"
+    assert names == [guarded.guards[0].endpoint, nobody.endpoint], "the Sentinel that replied is asked first"
 
 
 def test_a_sentinel_whose_name_lookup_hangs_does_not_block_the_others(

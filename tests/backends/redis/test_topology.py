@@ -125,7 +125,7 @@ def test_an_isolated_node_does_not_lead_back_to_a_former_primary(nodes: Nodes) -
         assert nodes.topology.table(WITHIN).primaries == (C, B)
     del nodes.say[B], nodes.say[C]
     nodes.look()
-    assert nodes.topology.table(WITHIN).primaries == (C, B), "the nodes that were cut off are no majority"
+    assert nodes.topology.table(WITHIN).primaries == (C, B), "the isolated nodes are not a majority"
 
 
 def test_a_recreated_cluster_with_lower_epochs_is_followed(nodes: Nodes) -> None:

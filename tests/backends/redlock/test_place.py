@@ -286,7 +286,7 @@ def test_a_renewal_followed_by_a_newer_refusal_is_not_a_vote() -> None:
     told.ask(0, 600, TAKEN)
     assert not told.renewed(0, 500, True)
     assert told.pushed(0, 600, 1_000_000, 8)
-    assert not told.renewed(0, 500, True)  # the vote ends before the end that the renewal would give it
+    assert not told.renewed(0, 500, True)  # the renewal would extend the vote, but the vote has ended
 
 
 def test_a_majority_of_refusals_with_one_stamp_means_one_holder() -> None:

@@ -17,7 +17,7 @@ def test_a_session_counts_from_its_handshake() -> None:
     assert until(Session(1, T, 100.0)) == pytest.approx(100 + T * 2 / 3)
 
 
-def test_timely_renewals_prove_two_thirds_of_the_timeout() -> None:
+def test_a_timely_renewal_proves_the_session_for_two_thirds_of_the_timeout() -> None:
     session = Session(1, T, 100.0)
     for step in range(1, 20):
         session.prove(100 + step * T / 6)

@@ -5,8 +5,8 @@ URL ?= sqlite:///$(CURDIR)/.state/demo.db
 VENV := .venv
 BIN := $(VENV)/bin
 # Number of tests at a time, on two cores. A test computes for a third of its time and waits for the rest, and its
-# servers compute too: four keep both cores busy. With six, the machine was overloaded, the whole was no faster, and tests
-# failed because a process did not run for seconds. The tests of `make quick` compute for a fifth of their time.
+# servers compute too. With six, the machine was overloaded, and tests failed because a process did not run for seconds.
+# The tests of `make quick` compute for a fifth of their time.
 WORKERS ?= 4
 QUICK_WORKERS ?= 8
 SECONDS ?= 600

@@ -22,7 +22,7 @@ class ConnectOptions(TypedDict, total=False):
     request_timeout: float | None
     username: str | None
     password: str | None
-    token: str | bool | None
+    token: str | None
     ca: str | None
     cert: str | None
     key: str | None

@@ -28,13 +28,12 @@ from tests.benchmarks.measure import asked_of, far, interleave, sample
 from tests.benchmarks.report import publish, with_ratios
 from tests.servers_redlock import RedisServers
 
-RAW, OURS, WITHOUT_TOKEN = "raw: two rounds to all servers", "multilock", "multilock, token=False"
+RAW, OURS = "raw: two rounds to all servers", "multilock"
 ON_A_LOOP = "aioredlock"
 #: The commands with which each asks the servers. Its own scripts may execute the other commands.
 CONTENDERS: Mapping[str, tuple[str, ...]] = {
     RAW: ("get",),
     OURS: ("evalsha",),
-    WITHOUT_TOKEN: ("evalsha",),
     "multilock, asyncio": ("evalsha",),
     "redlock-py": ("set", "eval"),
     "pottery": ("set", "evalsha"),
@@ -110,7 +109,7 @@ def _crowds() -> dict[str, Any]:
         f"{count} of them, {servers} servers, {ms} ms": {
             name: _crowd(servers, count, ms, command, CONTENDERS[name])
             for name, command in _contenders().items()
-            if name not in (RAW, WITHOUT_TOKEN)
+            if name != RAW
         }
         for servers, count, ms in CROWDS
     }

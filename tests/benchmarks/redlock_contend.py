@@ -53,9 +53,9 @@ def raw(ports: list[int]) -> Take:
     return take
 
 
-def ours(ports: list[int], **options: object) -> Take:
+def ours(ports: list[int]) -> Take:
     multilock = importlib.import_module("multilock")
-    client = multilock.connect(_url(ports), ttl=TTL, **options)
+    client = multilock.connect(_url(ports), ttl=TTL)
     return lambda: client.lock(NAME).acquire().release
 
 
@@ -111,7 +111,6 @@ async def aioredlock(ports: list[int]) -> TakeAsync:
 WAYS: dict[str, Callable[[list[int]], Take]] = {
     "raw: two rounds to all servers": raw,
     "multilock": ours,
-    "multilock, token=False": lambda ports: ours(ports, token=False),
     "redlock-py": redlock_py,
     "pottery": pottery,
 }

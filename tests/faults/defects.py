@@ -160,7 +160,7 @@ def undone_where_acknowledged() -> None:
     proven = Rounds._leave
 
     def leave(self: Rounds, claim: Claim, unsure: bool) -> Evidence:
-        if (evidence := self.get(claim.id)) and not evidence.leaving:
+        if (evidence := self.claims.get(claim.id)) and not evidence.leaving:
             with evidence.lock:
                 for ballot in evidence.ballots:
                     if ballot.state is not Statement.VOTES:

@@ -49,7 +49,7 @@ def open_backend(world: World, process: Process, plan: ProcessPlan) -> tuple[Any
     ]
     if kind == "redis":
         return multilock_redis.RedisBackend("redis", endpoints[0], Keyspace(PREFIX), ttl=plan.ttl), settings
-    return RedlockBackend("redlock", endpoints, Keyspace(PREFIX), ttl=plan.ttl, token=True, guard=GUARD), settings
+    return RedlockBackend("redlock", endpoints, Keyspace(PREFIX), ttl=plan.ttl, guard=GUARD), settings
 
 
 class Killer:

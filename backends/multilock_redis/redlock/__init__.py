@@ -29,7 +29,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from multilock import BackendUnavailable, ConfigurationError
 from multilock.backend import Busy, Capabilities, Channel, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
-from multilock.options import number, reject_unknown, ttl_of, yes_or_no
+from multilock.options import number, reject_unknown, ttl_of
 from multilock.timing import JITTER, heartbeat, liveness
 from multilock_redis.endpoints import OPTIONS, endpoints_of_clients, endpoints_of_redlock, keyspace
 from multilock_redis.keys import Keyspace
@@ -39,7 +39,6 @@ from multilock_redis.redlock.inspection import Inspection
 from multilock_redis.redlock.renewal import Renewal
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.rounds import Rounds
-from multilock_redis.redlock.servers import Servers
 from multilock_redis.transport import Endpoint, speaks_tls
 from multilock_redis.wire import pack
 
@@ -54,13 +53,12 @@ def open_redlock(url: str, scheme: str, options: Mapping[str, object]) -> Redloc
     The options are those of ``redis://`` and these:
 
     * ``client`` is a list of ``redis.Redis``, one for each server.
-    * ``token`` is true by default. If it is false, leases have no fencing token.
     * ``restart_guard`` is for how many seconds a restarted server does not count, and also the longest ttl. The default
       is the client's ttl. With 0 a restarted server counts at once, and any ttl is allowed.
 
     Raises ConfigurationError if an option is wrong, if there are fewer than two servers, or if one is named twice.
     """
-    reject_unknown(options, (*OPTIONS, "client", "token", "restart_guard"), scheme)
+    reject_unknown(options, (*OPTIONS, "client", "restart_guard"), scheme)
     keys, ttl = keyspace(options, scheme), ttl_of(options)
     if "client" in options:
         endpoints = endpoints_of_clients(url, options["client"], options)
@@ -74,8 +72,7 @@ def open_redlock(url: str, scheme: str, options: Mapping[str, object]) -> Redloc
     guard = number(float, options.get("restart_guard", ttl))
     if guard is None or not 0 <= guard < math.inf:
         raise ConfigurationError("restart_guard must be seconds, or 0 for servers that never forget")
-    token = yes_or_no("token", options.get("token", True))
-    return RedlockBackend(scheme, endpoints, keys, ttl=ttl, token=token, guard=guard)
+    return RedlockBackend(scheme, endpoints, keys, ttl=ttl, guard=guard)
 
 
 class RedlockBackend:
@@ -83,22 +80,17 @@ class RedlockBackend:
 
     spi_version = 1
 
-    def __init__(
-        self, scheme: str, endpoints: Sequence[Endpoint], keys: Keyspace, *, ttl: float, token: bool, guard: float
-    ) -> None:
+    def __init__(self, scheme: str, endpoints: Sequence[Endpoint], keys: Keyspace, *, ttl: float, guard: float) -> None:
         self.scheme = scheme
         self._endpoints = [Guarded.around(endpoint, guard) for endpoint in endpoints]
         self._keys = keys
-        self._token = token
         self._former: Rounds | None = None
         self._tls = any(speaks_tls(endpoint.name) for endpoint in endpoints)
         self.capabilities = Capabilities(
-            fencing=token,
+            fencing=True,
             fencing_scope=(
                 "unless a majority of the servers loses the token's key, or a minority loses it and the clocks of the "
                 "others differ by more than the time since the last grant"
-                if token
-                else "none: token=False"
             ),
             fair=True,
             push_wait=True,
@@ -124,13 +116,9 @@ class RedlockBackend:
         if self._former:
             self._former.drop()
         Guarded.introduce(self._endpoints)
-
-        def servers(rounds: Rounds) -> Servers:
-            return Servers(self.scheme, self._endpoints, self._keys, notices, rounds)
-
-        self.rounds = self._former = Rounds(servers, self._keys, notices, self.scheme, token=self._token)
+        self.rounds = self._former = Rounds(self.scheme, self._endpoints, self._keys, notices)
         self.servers = self.rounds.servers
-        self._inspection = Inspection(self.servers, token=self._token)
+        self._inspection = Inspection(self.servers)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self.rounds.attempt(claim, join, within)

@@ -331,18 +331,8 @@ class Fan:
                 if not missing or at >= grace:
                     return
             with missing[0].link.changed:
-                if missing[0].link.connecting:
-                    missing[0].link.changed.wait(min(until - at, FRESH))
-                    waited = True
-                else:
-                    waited = False
-            if not waited:
-                self._pause(min(until - at, FRESH))
+                missing[0].link.changed.wait(min(until - at, FRESH))
             missing = [lane for lane in missing if not lane.connect(again=True)]
-
-    def _pause(self, seconds: float) -> None:
-        with self.lanes[0].link.changed:
-            self.lanes[0].link.changed.wait(seconds)
 
     def connected(self) -> int:
         """Return how many servers are connected. For each of the others, ask for a connection."""

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from multilock import BackendRejected, BackendUnavailable, system
+from multilock import BackendRejected, system
 from multilock.backend import Finding, LockInfo
 from multilock_redis.diagnosis import diagnose
 from multilock_redis.node import Node
 from multilock_redis.redlock.restarts import SameServer
-from multilock_redis.redlock.servers import Servers, silence
+from multilock_redis.redlock.servers import Servers
 from multilock_redis.transactions import CLOCKS_WITHIN
 from multilock_redis.wire import pack
 
@@ -21,12 +21,11 @@ __all__ = ["Inspection"]
 class Inspection:
     """The requests of operators. A majority of the servers decides each reply."""
 
-    def __init__(self, servers: Servers, *, token: bool) -> None:
+    def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._now = servers.now
         self._need = servers.need
         self._nodes = len(servers.nodes)
-        self._token = token
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
         def inspect(node: Node, within: float) -> LockInfo | None:
@@ -39,9 +38,7 @@ class Inspection:
                 silences.append(said)
             elif self._servers.counts(which):  # a restarted server may report a waiter as the holder
                 infos.append(said)
-            if (owner := self._owner(infos)) is not None and (
-                not owner or not self._token or self._agreed(infos, owner) is not None
-            ):
+            if (owner := self._owner(infos)) == "" or (owner and self._agreed(infos, owner) is not None):
                 break
         return self._told(infos, len(silences), silences)
 
@@ -60,7 +57,7 @@ class Inspection:
                 for info in said:
                     found.setdefault(info.name, []).append(info)
         if answered < self._need:
-            raise self._silence(silences)
+            raise self._servers.silence(silences, "say who holds what", counts=True)
         for name, infos in found.items():
             infos += [None] * (answered - len(infos))
             # If the servers disagree, the holder may have changed between their replies. So ask again for this name.
@@ -75,13 +72,8 @@ class Inspection:
         """
         most = max(Counter(info.owner if info else "" for info in infos).values(), default=0)
         if most < self._need <= most + self._nodes - len(infos):
-            raise self._silence(silences)
+            raise self._servers.silence(silences, "say who holds what", counts=True)
         return self._by_majority(infos)
-
-    def _silence(self, silences: Sequence[Exception]) -> Exception:
-        if restarted := self._servers.restarted():
-            return BackendUnavailable(restarted, unknown=False, backend=self._servers.scheme)
-        return silence(self._servers.scheme, self._nodes, silences, "say who holds what")
 
     def _owner(self, infos: Sequence[LockInfo | None]) -> str | None:
         """Return the owner that a majority reports. The owner is empty if a majority has no holder.
@@ -105,7 +97,7 @@ class Inspection:
         if not owner:
             return None
         ours = [info for info in infos if info and info.owner == owner]
-        token = self._agreed(infos, owner) if self._token else None
+        token = self._agreed(infos, owner)
         first = next((info for info in ours if info.resting_until is not None), ours[0])
         since = next((info.since for info in ours if info.token == token and token is not None), None)
         # The time for which a majority keeps the lease. None means that the lease has no end.
@@ -127,7 +119,7 @@ class Inspection:
             else:
                 forced += said
         if forced < self._need <= forced + len(silences):
-            failure = silence(self._servers.scheme, self._nodes, silences, "release it")
+            failure = self._servers.silence(silences, "release it")
             if forced:
                 vars(failure)["unknown"] = True
             raise failure
@@ -152,7 +144,7 @@ class Inspection:
         told = sorted(self._servers.ask(look, self._now() + within), key=lambda each: each[0])
         silences = [said for _, said in told if isinstance(said, Exception)]
         if len(silences) > nodes - self._need:
-            raise silence(self._servers.scheme, nodes, silences, "answer")
+            raise self._servers.silence(silences, "answer")
         for which, said in told:
             endpoint = self._servers.endpoints[which]
             if isinstance(said, SameServer):

@@ -11,7 +11,7 @@ from multilock.backend import Granted, Held
 from multilock.timing import RENEWALS
 from multilock_redis.redlock.fan import Lane, Owed
 from multilock_redis.redlock.rounds import GROUP, Rounds
-from multilock_redis.redlock.servers import limit, silence
+from multilock_redis.redlock.servers import limit
 from multilock_redis.redlock.votes import OUT, WAITS, Evidence
 from multilock_redis.transactions import Script
 
@@ -24,7 +24,7 @@ class Renewal:
     def __init__(self, rounds: Rounds, held: Sequence[Held]) -> None:
         self._rounds = rounds
         self._held = held
-        self._claims = [rounds.get(claim.id) for claim, _ in held]
+        self._claims = [rounds.claims.get(claim.id) for claim, _ in held]
         self._lock = system.Lock()
         self._at = 0  # when the requests were sent, in µs
         self._yes = [0] * len(held)  # votes for each lease
@@ -118,10 +118,7 @@ class Renewal:
             return renewed
         if self._is_lost(i):
             return None
-        late = BackendUnavailable("the others did not answer in time", unknown=True)
-        if restarted := rounds.servers.restarted():
-            late = BackendUnavailable(restarted, unknown=True)
-        failure = silence("redlock", len(rounds.servers.nodes), self._silences or [late], "renew it")
+        failure = rounds.servers.silence(self._silences, "renew it", counts=True)
         # A server that rejects this renewal may still hold the lease from before, so the outcome is unknown.
         answer = BackendUnavailable(str(failure), backend=failure.backend)
         answer.__cause__ = failure

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -21,7 +21,8 @@ from multilock_redis.node import Node
 from multilock_redis.recipe import RESTS, TOMBSTONE
 from multilock_redis.redlock.clerk import CONFIRMED_WITHIN, Clerk
 from multilock_redis.redlock.fan import CONNECT_WITHIN, Fan, Lane, Owed, Pool
-from multilock_redis.redlock.servers import Servers, limit, silence
+from multilock_redis.redlock.restarts import Guarded
+from multilock_redis.redlock.servers import Servers, limit
 from multilock_redis.redlock.votes import OUT, VOTES, WAITS, Evidence, Proof
 from multilock_redis.transactions import GIVE, REST, STAND, Script
 from multilock_redis.wire import bulks
@@ -113,24 +114,15 @@ class Round:
 class Rounds:
     """The claims of one client, and the requests that are sent for them."""
 
-    def __init__(
-        self,
-        servers: Callable[[Rounds], Servers],
-        keys: Keyspace,
-        notices: Notices,
-        scheme: str,
-        *,
-        token: bool,
-    ) -> None:
+    def __init__(self, scheme: str, endpoints: Sequence[Guarded], keys: Keyspace, notices: Notices) -> None:
         """Do no I/O. A forked child makes a new object."""
         self._process = system.pid()
         self.now = notices.now
-        self.servers = servers(self)
+        self.servers = Servers(scheme, endpoints, keys, notices, self)
         self.need = self.servers.need
         self._keys = keys
         self._notices = notices
         self._scheme = scheme
-        self._token = token
         self.pool = Pool(self.servers.links, notices.now)
         self.clerk = Clerk(self, self.pool, notices.now)
         self.rtt = 0.005  # a low estimate of the round trip, in seconds; long ones are usually due to this machine
@@ -140,12 +132,8 @@ class Rounds:
 
     # ---- claims
 
-    def get(self, claim_id: str) -> Evidence | None:
-        """Return the record of this claim, or None if there is none."""
-        return self.claims.get(claim_id)
-
     def _new(self, claim: Claim) -> Evidence:
-        evidence = Evidence(claim, len(self.servers.nodes), self.servers.counts, token=self._token)
+        evidence = Evidence(claim, len(self.servers.nodes), self.servers.counts)
         evidence.born = self.now()
         evidence.age = max(0, system.wall() - claim.arrived) if claim.arrived else 0
         return evidence
@@ -384,7 +372,8 @@ class Rounds:
         if isinstance(said, Granted):
             return said
         if said is SHORT:
-            raise self._silence(evidence)
+            silences = [ballot.silent for ballot in evidence.ballots if ballot.silent is not None]
+            raise self.servers.silence(silences, "answer", counts=True)
         claim = evidence.claim
         if not join:
             spent = evidence.anywhere()
@@ -405,21 +394,13 @@ class Rounds:
         end = sorted(ends)[self.need - 1]
         return None if end == math.inf or end <= now else end - now
 
-    def _silence(self, evidence: Evidence) -> BackendUnavailable | BackendRejected:
-        if restarted := self.servers.restarted():
-            return BackendUnavailable(restarted, unknown=evidence.anywhere(), backend=self._scheme)
-        late = BackendUnavailable("the others did not answer in time", unknown=True)
-        silences = [ballot.silent for ballot in evidence.ballots if ballot.silent is not None]
-        return silence(self._scheme, len(evidence.ballots), silences or [late], "answer")
-
     def _granted(self, evidence: Evidence, proof: Proof) -> Granted:
         """Record that the claim holds a majority, and return the grant for the kernel."""
         claim = evidence.claim
         short = proof.valid_for < evidence.ttl
         valid_for = proof.valid_for / 1e6 if short else claim.ttl
-        token = proof.token if self._token else None
         granted = Granted(
-            token, valid_for, proof.sent_at / 1e6, valid_for, valid_for / RENEWALS, GROUP, claim.owner, short
+            proof.token, valid_for, proof.sent_at / 1e6, valid_for, valid_for / RENEWALS, GROUP, claim.owner, short
         )
         evidence.held, evidence.token, evidence.told_lost, evidence.granted = True, proof.token, False, granted
         return granted
@@ -492,7 +473,7 @@ class Rounds:
         """
         return {i: TOP_UP for i, b in enumerate(evidence.ballots) if not b.pending and b.state in (OUT, WAITS)}
 
-    # The pushes of the servers: see `Hears`
+    # The pushes of the servers: see `ServerNotices`
 
     def pushed(self, which: int, claim_id: str, granted: Granted) -> None:
         """Count the push by which a server handed the name to this claim."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Claim, Granted, Notices, start_worker
@@ -18,7 +18,10 @@ from multilock_redis.redlock.fan import Link
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.votes import majority_of
 
-__all__ = ["LEAST_LIMIT", "ServerNotices", "Servers", "limit", "silence"]
+if TYPE_CHECKING:
+    from multilock_redis.redlock.rounds import Rounds
+
+__all__ = ["LEAST_LIMIT", "ServerNotices", "Servers", "limit"]
 
 Said = TypeVar("Said")
 
@@ -36,47 +39,13 @@ def limit(claim: Claim, within: float) -> float:
     return min(within, max(LEAST_LIMIT, claim.ttl / 10))
 
 
-def silence(
-    scheme: str, servers: int, silences: Sequence[Exception], what: str
-) -> BackendUnavailable | BackendRejected:
-    """Return the error to raise if no majority replies.
-
-    It is BackendRejected if so many servers refuse that asking again cannot help.
-    """
-    said = "; ".join(dict.fromkeys(map(str, silences))) or "no answer in time"
-    message = f"too few of {servers} servers {what}: {said}"
-    for each in silences:
-        if not isinstance(each, (BackendUnavailable, BackendRejected)):
-            logger.error("%s: %s", scheme, each, exc_info=each)
-    failure: BackendUnavailable | BackendRejected
-    refusals = [each for each in silences if isinstance(each, BackendRejected)]
-    if len(refusals) > servers - majority_of(servers):
-        failure = BackendRejected(message, backend=scheme)
-    else:
-        unknown = any(getattr(each, "unknown", True) for each in silences if each not in refusals)
-        failure = BackendUnavailable(message, unknown=unknown, backend=scheme)
-    causes = (each.__cause__ if isinstance(each, MultilockError) else each for each in silences)
-    failure.__cause__ = next(filter(None, causes), None)  # the message has the errors themselves
-    return failure
-
-
-class Hears(Protocol):
-    """The receiver of what the servers push about a claim: `Rounds`. ``which`` is the number of the server."""
-
-    def pushed(self, which: int, claim_id: str, granted: Granted) -> None: ...
-
-    def hinted(self, which: int, claim_id: str) -> None: ...
-
-    def gone(self, which: int, claim_id: str, reason: LossReason, message: str) -> None: ...
-
-
 class ServerNotices:
     """The kernel's `Notices` for one server's listener. `Rounds` counts each push before it notifies the kernel."""
 
-    def __init__(self, which: int, notices: Notices, hears: Hears) -> None:
+    def __init__(self, which: int, notices: Notices, rounds: Rounds) -> None:
         self._which = which
         self._notices = notices
-        self._hears = hears
+        self._rounds = rounds
         self.client = notices.client
         self.now = notices.now
 
@@ -84,13 +53,13 @@ class ServerNotices:
         if claim_id is None:
             self._notices.wake(None)
         else:
-            self._hears.hinted(self._which, claim_id)
+            self._rounds.hinted(self._which, claim_id)
 
     def granted(self, claim_id: str, granted: Granted) -> None:
-        self._hears.pushed(self._which, claim_id, granted)
+        self._rounds.pushed(self._which, claim_id, granted)
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
-        self._hears.gone(self._which, claim_id, reason, message)
+        self._rounds.gone(self._which, claim_id, reason, message)
 
     def changed(self, name: str | None) -> None:
         self._notices.changed(name)  # whichever server reports it: any change may complete a majority
@@ -117,14 +86,14 @@ class Servers:
     """All servers of one client."""
 
     def __init__(
-        self, scheme: str, endpoints: Sequence[Guarded], keys: Keyspace, notices: Notices, hears: Hears
+        self, scheme: str, endpoints: Sequence[Guarded], keys: Keyspace, notices: Notices, rounds: Rounds
     ) -> None:
         """Do no I/O. A forked child makes a new object."""
         self.scheme = scheme
         self.endpoints = endpoints
         self.now = notices.now
         self.need = majority_of(len(endpoints))
-        self.nodes = [Node(each, keys, ServerNotices(which, notices, hears)) for which, each in enumerate(endpoints)]
+        self.nodes = [Node(each, keys, ServerNotices(which, notices, rounds)) for which, each in enumerate(endpoints)]
         self.links = [Link(each, notices.now, self._back) for each in endpoints]
         self._notices = notices
         self._changed = system.Condition()  # notified after each subscription that succeeds
@@ -148,6 +117,31 @@ class Servers:
             f"{len(left)} of {len(self.nodes)} servers have restarted and may have forgotten whom they let in: "
             f"a majority counts again in {math.ceil(enough)} s (restart_guard={self.endpoints[0].guard:g})"
         )
+
+    def silence(
+        self, silences: Sequence[Exception], what: str, *, counts: bool = False
+    ) -> BackendUnavailable | BackendRejected:
+        """Return the error to raise if no majority replies, or with ``counts`` if too few servers count.
+
+        It is BackendRejected if so many servers refuse that asking again cannot help.
+        """
+        if counts and (restarted := self.restarted()):
+            return BackendUnavailable(restarted, unknown=False, backend=self.scheme)
+        silences = silences or [BackendUnavailable("the others did not answer in time", unknown=True)]
+        message = f"too few of {len(self.nodes)} servers {what}: {'; '.join(dict.fromkeys(map(str, silences)))}"
+        for each in silences:
+            if not isinstance(each, (BackendUnavailable, BackendRejected)):
+                logger.error("%s: %s", self.scheme, each, exc_info=each)
+        failure: BackendUnavailable | BackendRejected
+        refusals = [each for each in silences if isinstance(each, BackendRejected)]
+        if len(refusals) > len(self.nodes) - self.need:
+            failure = BackendRejected(message, backend=self.scheme)
+        else:
+            unknown = any(getattr(each, "unknown", True) for each in silences if each not in refusals)
+            failure = BackendUnavailable(message, unknown=unknown, backend=self.scheme)
+        causes = (each.__cause__ if isinstance(each, MultilockError) else each for each in silences)
+        failure.__cause__ = next(filter(None, causes), None)  # the message has the errors themselves
+        return failure
 
     def ask(
         self, question: Callable[[Node, float], Said], until: float, *, brief: bool = False
@@ -193,7 +187,7 @@ class Servers:
             if not everybody and len(said) >= self.need:
                 break
         if len(silences) > len(self.nodes) - self.need:
-            raise silence(self.scheme, len(self.nodes), silences, what)
+            raise self.silence(silences, what)
         return said
 
     def on(

@@ -133,14 +133,13 @@ class Evidence:
     granted: Granted | None = None  #: the newest grant that the kernel received
     rests_until: float | None = None  #: after a release with a rest: when the rest ends, in seconds
 
-    def __init__(self, claim: Claim, servers: int, counts: Callable[[int], bool], *, token: bool) -> None:
+    def __init__(self, claim: Claim, servers: int, counts: Callable[[int], bool]) -> None:
         """``counts`` tells whether the vote of a server counts at present (see `Guarded`)."""
         self.claim = claim
         self.need = majority_of(servers)
         self.lock = system.RLock()
         self.ballots = [Ballot() for _ in range(servers)]
         self._counts = counts
-        self._token = token
         self.ttl = round(claim.ttl * 1e6)
 
     # ---- events
@@ -264,16 +263,15 @@ class Evidence:
         ]
 
     def proof(self, now: int) -> Proof | None:
-        """Return the majority that votes for the claim with one stamp, or None. Without tokens, stamps may differ."""
+        """Return the majority that votes for the claim with one stamp, or None."""
         votes = self.votes(now)
         if len(votes) < self.need:
             return None
         stamps = [vote.stamp for vote in votes]
-        stamp = max(stamps, key=stamps.count if self._token else None)
-        if self._token:
-            votes = [vote for vote in votes if vote.stamp == stamp]
-            if len(votes) < self.need:
-                return None
+        stamp = max(stamps, key=stamps.count)
+        votes = [vote for vote in votes if vote.stamp == stamp]
+        if len(votes) < self.need:
+            return None
         # A majority excludes other claims until the first of its votes ends. So choose the votes that end last.
         votes.sort(key=lambda vote: vote.until, reverse=True)
         least = votes[self.need - 1]

@@ -32,7 +32,7 @@ __all__ = ["WHEN", "Given", "ServerFault", "ServerProcess", "Together", "answers
 KEEPER = str(Path(__file__).with_name("keeper.py"))
 DOWN_WITHIN = 30.0  # seconds within which the fault must have happened
 ENGINES = ("docker", "podman")
-OF_MANY = ("token", "restart_guard")  # options of redlock:// that a single server does not have
+OF_MANY = ("restart_guard",)  # options of redlock:// that a single server does not have
 
 
 class ServerFault(Exception):

@@ -72,7 +72,7 @@ class Contender:
         self.give_back(held[0])
 
     def evidence(self, claim: Claim) -> Evidence:
-        evidence = self.backend.rounds.get(claim.id)
+        evidence = self.backend.rounds.claims.get(claim.id)
         assert evidence is not None
         return evidence
 

@@ -19,9 +19,9 @@ WINDOW = 1_000_000
 class Told(Evidence):
     """A claim on several servers, with the replies that they have sent."""
 
-    def __init__(self, servers: int = 3, *, token: bool = True, deaf: Sequence[int] = ()) -> None:
+    def __init__(self, servers: int = 3, *, deaf: Sequence[int] = ()) -> None:
         claim = Claim("a", "lock", "id", "owner", TTL / 1e6, True, True, "me", 0, 0)
-        super().__init__(claim, servers, lambda which: which not in deaf, token=token)
+        super().__init__(claim, servers, lambda which: which not in deaf)
 
     def ask(self, which: int, at: int, answer: int | Sequence[int] | Exception, *, gives_way: bool = False) -> None:
         self.asks(which, at, None, gives_way=gives_way)
@@ -50,13 +50,6 @@ def test_votes_with_two_stamps_give_no_token() -> None:
     assert told.proof(110) is None
     told.ask(2, 100, 8)
     assert told.proof(110) == Proof(8, 100, TTL)
-
-
-def test_without_tokens_the_stamps_may_differ() -> None:
-    told = Told(token=False)
-    told.ask(0, 100, 7)
-    told.ask(1, 100, 8)
-    assert told.proof(110) is not None
 
 
 def test_a_lease_ends_when_its_first_vote_of_a_bare_majority_ends() -> None:

@@ -163,7 +163,7 @@ class Capabilities:
     read_write: bool = False  #: many readers, or one writer, can hold a name
     semaphore: bool = False  #: a given number of holders can hold a name together
     why_one: str = ""  #: why a name can have only one holder; empty if it can have several
-    why_ttl_max: str = ""  #: which option of the user limits ``ttl_max``; empty if none does
+    why_ttl_max: str = ""  #: the user's option that limits ``ttl_max``; empty if none does
 
 
 def at_most(can: Capabilities) -> str:

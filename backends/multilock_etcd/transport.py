@@ -651,8 +651,8 @@ def _details(error: Exception) -> str:
     return (error.details() or "") if isinstance(error, grpc.RpcError) else ""
 
 
-# What grpc reports about servers that are not etcd. It is the fourth byte of their first answer, where HTTP/2 has the
-# type of a frame.
+# The number that grpc reports for a server that is not etcd: the fourth byte of the server's first answer, where HTTP/2
+# has the type of a frame.
 _STRANGERS = {
     "http1.x server": "an HTTP server listens there, not etcd",
     f"frame type {ord('R')}": "a Redis listens there, not etcd",

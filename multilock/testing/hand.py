@@ -111,7 +111,7 @@ class HandRuntime:
         self._tickers.append(ticker)
         return ticker
 
-    # What the test does
+    # Steps of the test
 
     @property
     def kills_at(self) -> float:

@@ -22,7 +22,7 @@ __all__ = ["CEILING", "habits", "main"]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("multilock", "backends", "tests", "docs")
-CEILING = 74  # hits in the whole project; lower it whenever there are fewer
+CEILING = 65  # hits in the whole project; lower it whenever there are fewer
 LONGEST = 35  # words in a sentence
 SAMPLE = 60
 

@@ -109,7 +109,7 @@ class Programs:
 
 @pytest.fixture
 def programs(tmp_path: Path, place: str) -> Iterator[Programs]:
-    """What starts examples with the place of this test in their environment."""
+    """An object that starts examples with the place of this test in their environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MULTILOCK_", "PYTHON"))}
     path = os.pathsep.join([str(BIN), os.environ["PATH"]])
     programs = Programs(tmp_path, {**kept, "PATH": path, "MULTILOCK_URL": place})

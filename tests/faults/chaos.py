@@ -183,7 +183,7 @@ class ServerArena(RemoteArena):
 
     server: Pausable
     by_session = True  # a lock lives as long as the session that it was taken in
-    one_at_a_time = False  # the only fault is to isolate one holder after another before its session is renewed
+    one_at_a_time = False  # the only fault isolates one holder after another before its session is renewed
 
     def __init__(self, stack: ExitStack) -> None:
         self.url = self.server.url

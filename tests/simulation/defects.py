@@ -1,4 +1,4 @@
-"""Which of the seeded defects in `tests/mutants` the simulation finds, and how soon."""
+"""Counts the seeded defects in `tests/mutants` that the simulation finds, and measures how soon."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Loop(asyncio.base_events.BaseEventLoop):
         super().__init__()
         self._sim = sim
         self._process = sim.running().process
-        self._selector = self  # which BaseEventLoop asks for events
+        self._selector = self  # BaseEventLoop asks it for events
         self._waiter: Waiter | None = None
         self._rung = False
         self._readers: dict[int, tuple[File, asyncio.Handle]] = {}

@@ -416,7 +416,7 @@ class Oracles:
         """Return the beliefs in a name that are not long over."""
         return self._beliefs.get(name, [])
 
-    # What happened
+    # Events
 
     def granted(self, held: Held) -> None:
         self.grants += 1

@@ -103,7 +103,7 @@ class World:
         server.on_script = self._script
         return server
 
-    # What the servers and the network report
+    # Reports from the servers and the network
 
     def _script(self, sha: str, keys: list[str], arguments: list[str]) -> None:
         if sha == transactions.FORCE._sha:

@@ -25,7 +25,7 @@ each_kind = pytest.mark.parametrize("make", KINDS, ids=NAMES)
 
 
 class SharedRules(Rules):
-    # Which claims exclude each other
+    # Claims that exclude each other
 
     @pytest.mark.parametrize("first", KINDS, ids=NAMES)
     @pytest.mark.parametrize("second", KINDS, ids=NAMES)

@@ -1,4 +1,4 @@
-"""Which nodes a client of a cluster asks, and which of them it believes. Tested without a cluster."""
+"""A client of a cluster chooses the nodes that it asks and the replies that it believes. Tested without a cluster."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def schema_of(options: Mapping[str, object]) -> str:
     schema = text("schema", options.get("schema", SCHEMA))
     if not (schema.isidentifier() and schema.isascii() and len(schema) < 64):
         raise ConfigurationError(
-            f"schema {schema!r:.80} must have at most 63 letters, digits and _, and begin with none"
+            f"schema {schema!r:.80} must have at most 63 letters, digits and _, and not begin with a digit"
         )
     return schema
 

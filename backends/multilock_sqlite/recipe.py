@@ -105,7 +105,7 @@ class Recipe:
                         return Stand(id_, until, None, mode)
                     equals.append(Stand(id_, until, None, mode))
         finally:
-            rows.close()  # with the same query with the same query as in `_first`
+            rows.close()  # with the same query as in `_first`
         if claim.permits and self._is_full(sql, key, claim.permits - len(equals), now):
             # These reads need not be in a transaction, so all permits may have been released since they were counted.
             return self._first(sql, SHARED, key, now) or next(iter(equals), None)

@@ -50,7 +50,7 @@ def leave_watcher(pipe: int) -> None:
     os.chdir("/")
     for number in open_descriptors():
         if number != pipe:
-            with contextlib.suppress(OSError):  # the descriptor is the descriptor is not open
+            with contextlib.suppress(OSError):  # the descriptor is not open
                 os.close(number)
     if not os.read(pipe, 1):
         with contextlib.suppress(ProcessLookupError, PermissionError):

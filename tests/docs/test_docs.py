@@ -25,8 +25,8 @@ NOT_RUN = {
     "make mutants": "it takes most of an hour",
     "make conformance": "it takes minutes, and tries what the product promises, not the docs",
     "make versions": "it fetches servers and takes some minutes",
-    "pip install": "what it would fetch is this project",
-    "git clone": "what it would fetch is this project",
+    "pip install": "it would fetch this project",
+    "git clone": "it would fetch this project",
 }
 
 # Blocks marked ``no-run`` after their language, and the reason.

@@ -289,7 +289,7 @@ class Gathered:
     begin: float = math.inf
     end: float = -math.inf
     worst: dict[tuple[str, str], Cycle] = field(default_factory=dict)
-    notice: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: the time the time in ttlss
+    notice: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: the time in ttls
     takeover: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: in ttl
     acquires: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
     disturbed: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))

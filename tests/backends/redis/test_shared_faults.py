@@ -252,7 +252,7 @@ def test_a_key_of_another_type_is_rejected_and_loses_the_lease(us: Ours, bare: B
 
 
 def test_a_channel_asks_for_readers_and_permits_refuses_and_releases_them(us: Ours) -> None:
-    us.take(us.claim("b"))  # this this loads the scripts
+    us.take(us.claim("b"))  # this loads the scripts
     us.release(us.take(us.reader())[0])
     channel = us.backend.channel(1)
     assert channel is not None

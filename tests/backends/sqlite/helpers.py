@@ -80,7 +80,7 @@ def try_as_nobody(url: str) -> None:
 
 def become_nobody() -> None:
     with multilock.connect("memory://") as client, client.lock("n"):
-        pass  # imports modules that that user may not be able to read
+        pass  # imports modules that the user may be unable to read
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)

@@ -102,7 +102,7 @@ class Worker:
             self._main()
             return True
         if self._is_missing(refusal) and "shutdown" not in refusal:
-            _log("the thread {name} died {times} times, first of {first}", self.name, refusal)
+            _log("no thread for %s yet: %s", self.name, refusal)
             self._call_for_help()
         return False
 

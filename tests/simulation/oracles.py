@@ -1,6 +1,6 @@
 """The oracles: conditions that must be true of every run.
 
-To add one, write a class with some of the hooks of `Oracle`, and add it to `ORACLES`. It reports through `Oracle.bad`.
+To add one, write a subclass of `Oracle` with some of its hooks. It reports through `Oracle.bad`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from tests.simulation.plan import Operation
     from tests.simulation.world import World
 
-__all__ = ["ORACLES", "Belief", "Held", "Oracle", "Oracles"]
+__all__ = ["Belief", "Held", "Oracle", "Oracles"]
 
-PAST = 1000.0  # seconds for which an ended belief is remembered
+PAST = 20.0  # seconds for which an ended belief is remembered; no lease and no rest lasts longer
 
 
 class Held:
@@ -163,9 +163,10 @@ class Stale(Oracle):
     def sampled(self, belief: Belief) -> None:
         if belief.excused:
             return
-        for other in self.oracles.of(belief.name):
-            later = other.held.since > belief.held.since and not other.fits(belief) and not other.excused
-            if later and other.held is not belief.held:
+        for other in reversed(self.oracles.of(belief.name)):
+            if other is belief:
+                break
+            if not other.fits(belief) and not other.excused:
                 since = self.world.sim.time - other.held.since
                 self.bad(f"is_held() of {belief.who} is True {since:.3f} s after {other.who} got {belief.name}")
 
@@ -365,26 +366,6 @@ class Left(Oracle):
             self.bad(error)
 
 
-ORACLES: list[type[Oracle]] = [
-    Overlap,
-    Permits,
-    Early,
-    Callback,
-    Rest,
-    Stale,
-    Token,
-    Once,
-    Taken,
-    Released,
-    Refusal,
-    HandOver,
-    Progress,
-    Zombie,
-    Ghost,
-    Left,
-]
-
-
 class Oracles:
     """All oracles of one run, and their common knowledge."""
 
@@ -399,7 +380,7 @@ class Oracles:
         self._beliefs: dict[str, list[Belief]] = {}
         self._forgot: dict[str | None, float] = {}
         self._disturbed: dict[tuple[Process | None, str], float] = {}  # end of each fault, by the kind of fault
-        oracles = [oracle(self) for oracle in ORACLES]
+        oracles = [oracle(self) for oracle in Oracle.__subclasses__()]
         self._hooks = {
             name: [getattr(each, name) for each in oracles if name in vars(type(each))]
             for name, hook in vars(Oracle).items()
@@ -428,37 +409,26 @@ class Oracles:
                 if not each.held.process.alive:
                     each.held.end("killed")
             others = [] if belief.excused else [each for each in before if not each.excused]
-            for hook in self._hooks["granted"]:
-                hook(belief, others)
+            self.tell("granted", belief, others)
             before.append(belief)
 
     def sampled(self, held: Held) -> None:
         for belief in held.beliefs:
-            for hook in self._hooks["sampled"]:
-                hook(belief)
+            self.tell("sampled", belief)
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
-        for hook in self._hooks["lost"]:
-            hook(held, loss)
+        self.tell("lost", held, loss)
         held.told = held.told or (self.world.sim.time, loss)
         held.end("lost")
 
     def released(self, held: Held, ours: bool, still: bool) -> None:
         held.returned, held.ours = self.world.sim.time, ours
-        for hook in self._hooks["released"]:
-            hook(held, ours, still)
+        self.tell("released", held, ours, still)
 
-    def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
-        for hook in self._hooks["gave_up"]:
-            hook(worker, operation, error, began)
-
-    def passing(self) -> None:
-        for hook in self._hooks["passing"]:
-            hook()
-
-    def ended(self) -> None:
-        for hook in self._hooks["ended"]:
-            hook()
+    def tell(self, what: str, *about: Any) -> None:
+        """Call this hook of all oracles."""
+        for hook in self._hooks[what]:
+            hook(*about)
 
     # Excuses
 

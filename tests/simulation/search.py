@@ -6,6 +6,7 @@ The counts belong to a hash of the product and of the simulation. When that chan
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,9 @@ from tests.simulation.threads import install
 
 __all__ = ["code_hash", "search", "table"]
 
+KINDS = [(backend, face) for backend in BACKENDS for face in FACES]
 ROOT = Path(__file__).parents[2]
 COUNTS = Path(__file__).with_name("seeds.json")
-LOOK_EVERY = 5.0  # seconds between two looks at the children
 
 
 def code_hash() -> str:
@@ -40,68 +42,56 @@ def code_hash() -> str:
 def search(seconds: float) -> int:
     """Run seeds until the time is over, or the user interrupts it. Return 1 if an oracle has objected."""
     counts = read_counts()
-    first = counts["next"]
-    count = os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "tests.simulation.search"]
     # The children write to a file. A pipe that nobody reads would stop them after some hundred seeds.
     with tempfile.TemporaryFile("w+") as lines:
-        children = [
-            subprocess.Popen([*command, str(first + number), str(count)], stdout=lines, cwd=ROOT)
-            for number in range(count)
-        ]
-        began, failed = time.monotonic(), 0
-        try:
-            while time.monotonic() - began < seconds and all(child.poll() is None for child in children):
-                time.sleep(min(LOOK_EVERY, max(0.1, seconds - (time.monotonic() - began))))
-        except KeyboardInterrupt:
-            pass
+        seeds = [(str(counts["next"] + number), str(count)) for number in range(count)]
+        children = [subprocess.Popen([*command, *each], stdout=lines, cwd=ROOT) for each in seeds]
+        until = time.monotonic() + seconds
+        with suppress(KeyboardInterrupt):
+            while time.monotonic() < until and all(child.poll() is None for child in children):
+                time.sleep(0.5)
         for child in children:
             child.terminate()
             child.wait()
         lines.seek(0)
-        for line in lines:
-            each = json.loads(line)
-            counts["now"].setdefault(each["of"], Counter())[each["profile"]] += 1
-            counts["next"] = max(counts["next"], each["seed"] + 1)
-            if each["bad"]:
-                failed += 1
-                print(f"seed {each['seed']} of {each['of']} ({each['profile']}): {each['bad']}")
-    write_counts(counts)
+        failed = [line for line in map(json.loads, lines) if count_seed(counts, line)]
+    for each in failed:
+        print(f"seed {each['seed']} of {each['of']} ({each['profile']}): {each['bad']}")
+    COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
     print(table(counts))
-    return int(failed > 0)
+    return int(bool(failed))
+
+
+def count_seed(counts: dict[str, Any], line: dict[str, Any]) -> bool:
+    """Count one run. Return whether an oracle has objected."""
+    profiles = counts["now"].setdefault(line["of"], {})
+    profiles[line["profile"]] = profiles.get(line["profile"], 0) + 1
+    counts["next"] = max(counts["next"], line["seed"] + 1)
+    return bool(line["bad"])
 
 
 def read_counts() -> dict[str, Any]:
     """Return the counts so far. Those of other code are the earlier ones."""
-    empty: dict[str, Any] = {"hash": "", "next": 0, "now": {}, "earlier": {}}
-    counts: dict[str, Any] = json.loads(COUNTS.read_text()) if COUNTS.exists() else empty
+    counts: dict[str, Any] = json.loads(COUNTS.read_text())
     if counts["hash"] != code_hash():
         for which, profiles in counts["now"].items():
-            total = Counter(counts["earlier"].get(which, {}))
-            total.update(profiles)
-            counts["earlier"][which] = dict(total)
+            counts["earlier"][which] = dict(Counter(counts["earlier"].get(which, {})) + Counter(profiles))
         counts["hash"], counts["now"] = code_hash(), {}
-    counts["now"] = {which: Counter(profiles) for which, profiles in counts["now"].items()}
     return counts
-
-
-def write_counts(counts: dict[str, Any]) -> None:
-    COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
 
 
 def table(counts: dict[str, Any]) -> str:
     """Return the counts as a table: for each backend and face the seeds on this code, and on all code so far."""
-    lines = [f"{'backend':10} {'face':10} {'this code':>10} {'in all':>10}"]
+    lines = [("backend", "face", "this code", "in all")]
     sums = [0, 0]
-    for backend in BACKENDS:
-        for face in FACES:
-            which = f"{backend} {face}"
-            now = sum(counts["now"].get(which, {}).values())
-            all_of_them = now + sum(counts["earlier"].get(which, {}).values())
-            sums[0], sums[1] = sums[0] + now, sums[1] + all_of_them
-            lines.append(f"{backend:10} {face:10} {now:10,} {all_of_them:10,}")
-    lines.append(f"{'':21} {sums[0]:10,} {sums[1]:10,}")
-    return "\n".join(lines)
+    for backend, face in KINDS:
+        now, earlier = (sum(counts[when].get(f"{backend} {face}", {}).values()) for when in ("now", "earlier"))
+        sums = [sums[0] + now, sums[1] + now + earlier]
+        lines.append((backend, face, f"{now:,}", f"{now + earlier:,}"))
+    lines.append(("", "", *(f"{each:,}" for each in sums)))
+    return "\n".join(f"{backend:10} {face:10} {now:>10} {total:>10}" for backend, face, now, total in lines)
 
 
 def run_for_ever(first: int, step: int) -> None:
@@ -109,15 +99,12 @@ def run_for_ever(first: int, step: int) -> None:
     install()
     from tests.simulation.world import run
 
-    kinds = [(backend, face) for backend in BACKENDS for face in FACES]
-    seed = first
-    while True:
-        for backend, face in kinds:
+    for seed in itertools.count(first, step):
+        for backend, face in KINDS:
             result = run(make_plan(seed, backend, face), halts=True)
             bad = ": ".join(result.violations[0])[:500] if result.violations else ""
             line = {"of": f"{backend} {face}", "profile": result.plan.profile, "seed": seed, "bad": bad}
             print(json.dumps(line), flush=True)
-        seed += step
 
 
 if __name__ == "__main__":

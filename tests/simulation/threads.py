@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
 from pathlib import Path
 from queue import Empty
-from types import SimpleNamespace
 from typing import Any, Self
 
 from tests.simulation.scheduler import TIMEOUT, Over, Task, simulation
@@ -77,9 +76,6 @@ class Lock:
         self._locked = False
         if self._waiters:
             simulation().wake(*self._waiters.popleft())
-
-    def locked(self) -> bool:
-        return self._locked
 
     def __enter__(self) -> None:
         self.acquire()
@@ -167,13 +163,10 @@ class Condition:
             self.wait(end - simulation().time)
         return True
 
-    def notify(self, count: int = 1) -> None:
-        for each in self._waiters[:count]:
-            simulation().wake(*each)
-        del self._waiters[:count]
-
     def notify_all(self) -> None:
-        self.notify(len(self._waiters))
+        waiters, self._waiters = self._waiters, []
+        for each in waiters:
+            simulation().wake(*each)
 
 
 class SimpleQueue:
@@ -209,9 +202,6 @@ class SimpleQueue:
 
     def empty(self) -> bool:
         return not self._items
-
-    def qsize(self) -> int:
-        return len(self._items)
 
 
 class Thread:
@@ -288,21 +278,30 @@ class Selector(File):
 
     def __init__(self) -> None:
         super().__init__()
-        self._keys: dict[Any, tuple[File, Any]] = {}
+        self._keys: dict[Any, selectors.SelectorKey] = {}
+        self._files: dict[Any, File] = {}
         self._waiter: Waiter | None = None
 
     def register(self, what: Any, events: int, data: Any = None) -> None:
         number = what if isinstance(what, int) else what.fileno()
-        file = simulation().running().process.files.get(number)
-        if file is None:
-            raise ValueError(f"no file has the descriptor {number}")
-        self._keys[what] = file, data
+        self._files[what] = file = simulation().running().process.files[number]
+        self._keys[what] = selectors.SelectorKey(what, number, events, data)
         file.watchers.append(self.has_changed)
 
     def unregister(self, what: Any) -> None:
-        file, _ = self._keys.pop(what)
-        if self.has_changed in file.watchers:
-            file.watchers.remove(self.has_changed)
+        del self._keys[what]
+        if self.has_changed in (watchers := self._files.pop(what).watchers):
+            watchers.remove(self.has_changed)
+
+    def modify(self, what: Any, events: int, data: Any = None) -> None:
+        self.unregister(what)
+        self.register(what, events, data)
+
+    def get_map(self) -> dict[Any, selectors.SelectorKey]:
+        return self._keys
+
+    def get_key(self, what: Any) -> selectors.SelectorKey:
+        return self._keys[what]
 
     def has_changed(self) -> None:
         if self._waiter:
@@ -314,9 +313,9 @@ class Selector(File):
         return any(self._ready())
 
     def _ready(self) -> Iterator[tuple[Any, int]]:
-        for what, (file, data) in list(self._keys.items()):
+        for what, file in list(self._files.items()):
             if file.number >= 0 and file.is_readable():
-                yield SimpleNamespace(fileobj=what, fd=file.number, data=data), selectors.EVENT_READ
+                yield self._keys[what], selectors.EVENT_READ
 
     def select(self, timeout: float | None = None) -> list[tuple[Any, int]]:
         ready = list(self._ready())

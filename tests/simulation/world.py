@@ -31,7 +31,7 @@ from tests.simulation.threads import EPOCH
 
 __all__ = ["Run", "World", "run"]
 
-LOOK_EVERY = 0.25  # seconds between two calls of `Oracles.passing`
+LOOK_EVERY = 0.25  # seconds between two calls of `Oracle.passing`
 CLOSES_WITHIN = 40.0  # seconds
 LATE = 35.0  # seconds after which no request is under way any more
 FORGOTTEN = 70.0  # seconds after which the ttls of all remaining keys are over
@@ -176,7 +176,7 @@ class World:
 
     def _look(self) -> None:
         if any(each.left for each in self.clients.values()) or not self.clients:
-            self.oracles.passing()
+            self.oracles.tell("passing")
             self.sim.after(LOOK_EVERY, self._look)
 
     def _main(self, process: Process, plan: ProcessPlan) -> None:
@@ -267,7 +267,7 @@ class World:
         if lease is None:
             sim.note(process, f"{worker} did not get {operation.names}: {error}")
             self.waiting.pop(worker, None)
-            self.oracles.gave_up(worker, operation, error, began)
+            self.oracles.tell("gave_up", worker, operation, error, began)
             if isinstance(error, multilock.BackendUnavailable) and operation.timeout is None:
                 await self._sleep(0.5)
             return
@@ -410,7 +410,7 @@ class World:
         sim.run(sim.time + LATE)
         if not sim.halted:
             sim.run(sim.time + FORGOTTEN)
-            self.oracles.ended()
+            self.oracles.tell("ended")
 
 
 def _drive(coroutine: Any) -> None:
@@ -437,7 +437,6 @@ class Run:
 
 def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
     """Run a plan. The plan is not changed. ``halts``: The first violation ends it."""
-    backends.forget_everything()
     world = World(plan, trace=trace, halts=halts)
     try:
         world.run()
@@ -447,5 +446,6 @@ def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
     found = Run(plan, oracles.violations, sim.hash, oracles.grants, sim.trace or [], world.begun, world.struck)
     del world, oracles
     sim.processes.clear()  # so that nothing of this run ends during the next one
+    backends.forget_everything()
     gc.collect()
     return found

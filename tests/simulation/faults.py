@@ -67,7 +67,8 @@ def newcomer(world: World, fault: Fault, process: Process) -> None:
     name = "ab"[fault.choice % 2]
     if kind := world.kinds.get(name):
         timeout = 0.0 if fault.choice % 3 else 0.5
-        operation = Operation(kind, [name], 2.0, 0.0, 0.05, 0.01, timeout, permits=world.permits)
+        fair = kind == "lock" and fault.choice % 5 < 2
+        operation = Operation(kind, [name], 2.0, 0.0, 0.05, 0.01, timeout, fair, permits=world.permits)
         world.begin(process, [operation], f"n{fault.nth}")
 
 
@@ -90,7 +91,8 @@ def part_all(world: World, fault: Fault, process: Process) -> None:
 @fault
 def cut(world: World, fault: Fault, process: Process) -> None:
     if sockets := world.network.of(process):
-        random.Random(fault.choice).choice(sockets).cut(silently=fault.choice % 7 == 0)
+        silently = fault.choice % 7 == 0 and world.plan.profile != "cuts"
+        random.Random(fault.choice).choice(sockets).cut(silently=silently)
 
 
 @fault

@@ -91,6 +91,10 @@ class Oracle:
     def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
         """An acquire ended without a lease, by an error or its timeout."""
 
+    def given(self, name: str, owner: str, waiting: list[str], own: bool) -> None:
+        """A server gave a name to an owner alone, perhaps in the ``own`` request of that owner. ``waiting`` are those
+        that waited, were alive and listened."""
+
     def passing(self) -> None:
         """Called every quarter of a second."""
 
@@ -197,6 +201,10 @@ class Once(Oracle):
         if held.ours:
             self.bad(f"on_lost of {held.worker} was called after its release had returned")
 
+    def released(self, held: Held, ours: bool, still: bool) -> None:
+        if ours and held.told:
+            self.bad(f"on_lost of {held.worker} was called, and then its release returned True")
+
 
 class Taken(Oracle):
     """A holder gets the reason TAKEN only if its lock was taken."""
@@ -238,6 +246,16 @@ class Refusal(Oracle):
             self.bad(f"{worker} gave up after {took:.3f} s instead of {timeout} s")
 
 
+class Order(Oracle):
+    """A server gives a name to the first waiter that is alive and listens (I4). Unfair requests are not judged."""
+
+    def given(self, name: str, owner: str, waiting: list[str], own: bool) -> None:
+        if waiting and waiting[0] != owner:
+            self.bad(f"{name} was given to {owner[:24]} before {waiting[0][:24]}")
+        if not waiting and not own:
+            self.bad(f"{name} was given to {owner[:24]}, which does not listen")
+
+
 class HandOver(Oracle):
     """A waiter gets a name soon after it was released (I7, O5), and in order of arrival (I4)."""
 
@@ -263,7 +281,7 @@ class HandOver(Oracle):
 
 
 class Progress(Oracle):
-    """No name stays free while a client waits for it, whatever was disturbed before (I7)."""
+    """No name stays idle while somebody waits for it, whatever was disturbed before (I7)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -272,7 +290,7 @@ class Progress(Oracle):
     def passing(self) -> None:
         world, now = self.world, self.world.sim.time
         for name in world.kinds:
-            if not world.is_free(name):
+            if not world.is_idle(name):
                 self._free_since.pop(name, None)
                 continue
             since = self._free_since.setdefault(name, now)
@@ -282,7 +300,7 @@ class Progress(Oracle):
                 bound, calm = self._bound(waiting.process)
                 begin = max(since, waiting.since, calm)
                 if now - begin > bound and waiting.process.ran_since(begin):
-                    self.bad(f"{name} is free for {now - since:.2f} s, and {waiting.worker} waits for it")
+                    self.bad(f"{name} is idle for {now - since:.2f} s, and {waiting.worker} waits for it")
                     self._free_since[name] = now + 60.0
 
     def _bound(self, process: Process) -> tuple[float, float]:

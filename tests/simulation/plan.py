@@ -143,9 +143,9 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
 #: Backends without a network have these faults only. All clients of a memory are one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
-#: Event -> how many of them a run has on average. ``long``: a grant to a worker that holds it for half a ttl or more.
-EVENTS = {"granted": 40, "long": 8, "released": 40, "sent": 300, "pushed": 30, "ending": 4}
-OF_LOCAL = ["granted", "long", "released"]
+#: Event -> about how many of them a run has. ``long``: a grant to a worker that holds it for half a ttl or more.
+EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300, "pushed": 30, "ending": 4, "expired": 4}
+OF_LOCAL = ["asked", "granted", "long", "released"]
 
 
 def make_plan(seed: int, backend: str, face: str, profile: str | None = None) -> Plan:
@@ -217,7 +217,7 @@ def _operations(
             ttl=ttl if chance.random() < 0.8 else chance.choice([1.0, 2.0, 5.0]),
             think=chance.expovariate(1.0) * chance.choice([0.001, 0.1, 1.0]),
             hold=chance.expovariate(1.0) * (0.003 if length < 0.4 else 0.3 if length < 0.8 else ttl),
-            step=chance.choice([0.01, 0.1, 0.5]),
+            step=chance.choice([0.01, 0.1, 0.5, 60.0]),
             timeout=None if patience < 0.5 else 0.0 if patience < 0.65 else chance.choice([0.05, 0.5, 2.0, 10.0]),
             fair=kind == "lock" and chance.random() < 0.3,
             renew=chance.random() < 0.9,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from lupa.lua51 import LuaRuntime
 
-from tests.simulation.redis_store import Refused, Reply, Status, Store
+from tests.simulation.redis_store import Refused, Reply, Sorted, Status, Store
 from tests.simulation.scheduler import Simulation
 
 __all__ = ["Client", "RedisServer"]
@@ -90,7 +90,9 @@ class RedisServer:
         self.step = 0.0  # seconds by which the server's clock was stepped
         self.up, self.paused = True, False
         self.run, self.started = 0, -math.inf
-        self.on_script: Callable[[str, list[str], list[str]], None] = lambda sha, keys, arguments: None
+        #: Called before each script. What it returns is called after it.
+        self.on_script: Callable[[str, list[str], list[str]], Callable[[], None]] = lambda *what: lambda: None
+        self.on_expiry: Callable[[str], None] = lambda key: None
         self._clock = clock
         self._frozen: int | None = None  # the time of the script that runs
         self._by: Client | None = None  # the client whose command runs
@@ -166,7 +168,7 @@ class RedisServer:
         return f"run_id:{self.name}-{self.run}\r\nuptime_in_seconds:{up}\r\n"
 
     def _do_publish(self, channel: str, message: str) -> Reply:
-        listeners = [each for each in self.clients.values() if channel in each.channels]
+        listeners = self._listeners(channel)
         for each in listeners:
             self._push(each, ["message", channel, message])
         return len(listeners)
@@ -174,7 +176,7 @@ class RedisServer:
     def _do_pubsub(self, what: str, *channels: str) -> Reply:
         reply: list[object] = []
         for channel in channels:
-            reply += [channel, sum(channel in each.channels for each in self.clients.values())]
+            reply += [channel, len(self._listeners(channel))]
         return reply
 
     def _do_script(self, what: str, text: str) -> Reply:
@@ -189,11 +191,12 @@ class RedisServer:
         if script is None:
             raise Refused("NOSCRIPT No matching script. Please use EVAL.")
         keys, arguments = list(words[: int(count)]), list(words[int(count) :])
-        self.on_script(sha, keys, arguments)
+        executed = self.on_script(sha, keys, arguments)
         self._frozen = self.micros()
         try:
             return self._of_lua(_run(script, _table(keys), _table(arguments), self._redis))
         finally:
+            executed()
             self._frozen = None
 
     def _from_lua(self, *words: str) -> Any:
@@ -247,11 +250,34 @@ class RedisServer:
         """Delete the key some time after its end, as Redis does, even if nobody asks for it."""
         if self.sim is not None:
             late = self.random.expovariate(10.0)
-            self.sim.after(max(0.0, end / 1000 - self.micros() / 1e6) + late, self._forget_ended, key, self.run)
+            left = max(0.0, end / 1000 - self.micros() / 1e6)
+            self.sim.after(left, self._expires, key, end)
+            self.sim.after(left + late, self._forget_ended, key, self.run)
+
+    def _expires(self, key: str, end: int) -> None:
+        if self.store.ends.get(key) == end:
+            self.on_expiry(key)
 
     def _forget_ended(self, key: str, run: int) -> None:
         if run == self.run and self.up and not self.paused:
             self.store.look(key)
+
+    def waiters(self, queue: str, live: str, me: str) -> list[str]:
+        """Return the owners in a queue that are alive and listen, in order. ``me`` sends the present request."""
+        places, lives = self.store.values.get(queue), self.store.values.get(live)
+        if not isinstance(places, Sorted) or not isinstance(lives, dict):
+            return []
+        found = []
+        for owner, _ in places.in_order():
+            _, deadline, *_ = lives.get(owner, "x:0").split(":")
+            alive = int(deadline.removesuffix("q")) > self.micros() // 1000
+            quiet = deadline.endswith("q")
+            if owner == me or (alive and (quiet or self._listeners(f"multilock:wake:{owner.partition('.')[0]}"))):
+                found.append(owner)
+        return found
+
+    def _listeners(self, channel: str) -> list[Client]:
+        return [each for each in self.clients.values() if channel in each.channels]
 
     # Connections
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["Refused", "Reply", "Status", "Store"]
+__all__ = ["Refused", "Reply", "Sorted", "Status", "Store"]
 
 #: A reply: a bulk string, a status, an integer, a list, or nothing.
 Reply = object

@@ -33,6 +33,8 @@ __all__ = ["Run", "World", "run"]
 
 LOOK_EVERY = 0.25  # seconds between two calls of `Oracle.passing`
 CLOSES_WITHIN = 40.0  # seconds
+ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
+FULL = 5  # keys of a script that may give a name away
 LATE = 35.0  # seconds after which no request is under way any more
 FORGOTTEN = 70.0  # seconds after which the ttls of all remaining keys are over
 
@@ -100,18 +102,39 @@ class World:
         server = RedisServer(name, sim, lambda: int((EPOCH + sim.time) * 1e6), self.plan.seed)
         if self.plan.servers > 1:
             server.step = server.random.uniform(-0.01, 0.01)
-        server.on_script = self._script
+        server.on_script = partial(self._script, server)
+        server.on_expiry = self._expired
         return server
 
     # Reports from the servers and the network
 
-    def _script(self, sha: str, keys: list[str], arguments: list[str]) -> None:
+    def _script(self, server: RedisServer, sha: str, keys: list[str], arguments: list[str]) -> Callable[[], None]:
         if sha == transactions.FORCE._sha:
             for server in self.servers:
                 held = server.store.values.get(keys[0])
                 if isinstance(held, str):
                     self.oracles.forced.setdefault(held.partition("@")[0], self.sim.time)
             self.oracles.excuse(keys[0].removeprefix(backends.PREFIX))
+        if len(self.servers) > 1 or len(keys) < FULL:
+            return lambda: None
+        before = server.store.values.get(keys[0])
+        sender = arguments[0] if arguments else ""
+        waiting = server.waiters(keys[1], keys[2], sender)
+        if sha not in ASKS and sender in waiting:
+            waiting.remove(sender)  # it leaves
+
+        def executed() -> None:
+            owner = server.store.values.get(keys[0])
+            if isinstance(owner, str) and owner != before and not owner.startswith("#"):
+                own = owner == sender
+                if not own or (sha, arguments[3]) != (transactions.ACQUIRE._sha, "1"):
+                    self.oracles.tell("given", keys[0], owner, waiting, own)
+
+        return executed
+
+    def _expired(self, key: str) -> None:
+        if key.startswith(backends.PREFIX):
+            self.event("expired", self._process(self._events["expired"]))
 
     def _arrived(self, sock: Socket, data: bytes) -> None:
         if b"multilock:wake" in data and b"message" in data:
@@ -143,11 +166,18 @@ class World:
         """Return the key of a lock at the server."""
         return backends.PREFIX + name
 
-    def is_free(self, name: str) -> bool:
-        """Return whether a simulated server would grant the name to any client that asked now."""
+    def is_idle(self, name: str) -> bool:
+        """Return whether the name is free at a simulated server, or belongs to a claim that does not know it yet.
+
+        The latter only if nothing but connections broke: a stopped process does not know it for long.
+        """
         if len(self.servers) != 1 or not self.servers[0].up or self.servers[0].paused:
             return False
-        return self.servers[0].store.look(self.key(name)) is None
+        owner = self.servers[0].store.look(self.key(name))
+        if not isinstance(owner, str) or self.plan.profile != "cuts":
+            return owner is None
+        claim = owner.partition("@")[0]
+        return any(claim in each.kernel.monitor.waiting for each in self.clients.values())
 
     def claims_at(self, number: int, client: str = "") -> Iterator[tuple[str, str]]:
         """Yield each claim of a client (default: of all) that holds or waits at a server, after its key."""
@@ -252,6 +282,7 @@ class World:
         began = sim.time
         sim.note(process, f"{worker} acquires {operation}")
         self.waiting[worker] = Waiting(worker, process, operation, began)
+        self.event("asked", process)
         error: Exception | None = None
         lease = None
         try:

@@ -33,12 +33,14 @@ def strike(world: World, fault: Fault, process: Process) -> None:
     """Let a fault happen now, to this process or to a server that it uses."""
     world.struck.append(fault)
     world.sim.note(process, f"FAULT {fault.kind} {fault.seconds:.3f}")
-    world.oracles.disturb(process if fault.kind in OF_ONE else None, fault.seconds, fault.kind)
+    seconds = 0.0 if fault.kind in MOMENTARY else fault.seconds
+    world.oracles.disturb(process if fault.kind in OF_ONE else None, seconds, fault.kind)
     FAULTS[fault.kind](world, fault, process)
 
 
 #: The faults that disturb no other process.
 OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "newcomer", "close"}
+MOMENTARY = {"cut", "cut_all", "lose_reply", "newcomer"}
 
 
 # Processes

@@ -144,7 +144,9 @@ OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "serv
 #: Backends without a network have these faults only. All clients of a memory are one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
 #: Event -> about how many of them a run has. ``long``: a grant to a worker that holds it for half a ttl or more.
-EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300, "pushed": 30, "ending": 4, "expired": 4}
+#: ``handed``: a server has given the name to a waiter, which does not know it yet.
+EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300}
+EVENTS |= {"handed": 20, "pushed": 30, "ending": 4, "expired": 4}
 OF_LOCAL = ["asked", "granted", "long", "released"]
 
 
@@ -248,8 +250,8 @@ def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
     if reactive:
         for _ in range(chance.choice([0, 5, 20, 40])):
             after = chance.choice(OF_LOCAL if local else list(EVENTS))
-            at = chance.expovariate(1.0) * chance.choice([plan.weather.base, 0.02, ttl / 4])
-            # A request may take a fifth of the ttl, so delays near that value matter most.
+            at = chance.expovariate(1.0) * chance.choice([base := plan.weather.base, base, base, 0.02, ttl / 4])
+            # A request may take a fifth of the ttl: delays around that are those that matter.
             seconds = chance.choice([chance.uniform(0.1, 2.5) * ttl, chance.uniform(0.8, 1.05) * min(ttl / 5, 5.0)])
             nth = chance.randrange(1, EVENTS[after] + 1)
             kind, process = chance.choice(reactive), -1 if chance.random() < 0.7 else chance.randrange(9)

@@ -132,28 +132,19 @@ class Event:
         return self._set
 
 
-class Condition:
+class Condition(RLock):
     def __init__(self) -> None:
-        self._lock = RLock()
-        self._waiters: list[Waiter] = []
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        super().__init__()
+        self._bells: list[Event] = []
 
     def wait(self, timeout: float | None = None) -> bool:
-        entry = waiter()
-        self._waiters.append(entry)
-        self._lock.release()
+        bell = Event()
+        self._bells.append(bell)
+        self.release()
         try:
-            woken = simulation().block(math.inf if timeout is None else timeout, "condition") is not TIMEOUT
-            if not woken and entry in self._waiters:
-                self._waiters.remove(entry)
-            return woken
+            return bell.wait(timeout)
         finally:
-            self._lock.acquire()
+            self.acquire()
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
         end = math.inf if timeout is None else simulation().time + timeout
@@ -164,9 +155,9 @@ class Condition:
         return True
 
     def notify_all(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for each in waiters:
-            simulation().wake(*each)
+        bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.set()
 
 
 class SimpleQueue:

@@ -129,6 +129,9 @@ class World:
                 own = owner == sender
                 if not own or (sha, arguments[3]) != (transactions.ACQUIRE._sha, "1"):
                     self.oracles.tell("given", keys[0], owner, waiting, own)
+                for each in self.clients.values():
+                    if not own and owner.startswith(each.kernel.client):
+                        self.event("handed", each.process)
 
         return executed
 

@@ -251,8 +251,9 @@ def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
         for _ in range(chance.choice([0, 5, 20, 40])):
             after = chance.choice(OF_LOCAL if local else list(EVENTS))
             at = chance.expovariate(1.0) * chance.choice([base := plan.weather.base, base, base, 0.02, ttl / 4])
-            # A request may take a fifth of the ttl: delays around that are those that matter.
-            seconds = chance.choice([chance.uniform(0.1, 2.5) * ttl, chance.uniform(0.8, 1.05) * min(ttl / 5, 5.0)])
+            # A request may take a fifth of the ttl, and a hand-over counts for a part of it. Delays near these matter.
+            low, high = chance.choice([(0.1, 2.5), (0.5, 1.1), (0.16, 0.21)])
+            seconds = min(chance.uniform(low, high) * ttl, 30.0)
             nth = chance.randrange(1, EVENTS[after] + 1)
             kind, process = chance.choice(reactive), -1 if chance.random() < 0.7 else chance.randrange(9)
             faults.append(Fault(kind, at, process, seconds, chance.randrange(1 << 30), after, nth))

@@ -429,6 +429,7 @@ class Oracles:
             others = [] if belief.excused else [each for each in before if not each.excused]
             self.tell("granted", belief, others)
             before.append(belief)
+            belief.excused |= self.world.clients[held.process].closing  # close() ends it at once
 
     def sampled(self, held: Held) -> None:
         for belief in held.beliefs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -85,7 +86,8 @@ def _say(
         trace = "".join(traceback.format_exception(error))[-2000:]
         sim.errors.append(f"{sim.current.process} logged {message % args}: {trace}")
     if sim.trace is not None and level > 10:
-        sim.note(sim.current.process, f"LOG {message % args}")
+        text = re.sub(r" at 0x[0-9a-f]+", "", message % args)  # an address differs in each interpreter
+        sim.note(sim.current.process, f"LOG {text}")
 
 
 _caches: list[Callable[[], None]] = [

@@ -50,7 +50,7 @@ class Channel:
         return True
 
     def answer(self) -> Granted | Busy | Returned | None:
-        self._fan.look(0)
+        self.idle()
         evidence = self._evidence
         assert evidence is not None
         if self._waiting is not None:
@@ -82,7 +82,7 @@ class Channel:
     # Methods of `Lingers`: replies may arrive after their request has ended
 
     def idle(self) -> bool:
-        """Read the replies that came between two requests. Returns False if too few servers are connected."""
+        """Read replies, and end each connection whose reply is late. Returns False if too few servers are connected."""
         self._fan.look(0)
         self._fan.expire(self._rounds.now())
         return self._fan.connected() >= self._rounds.need

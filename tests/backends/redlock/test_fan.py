@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import multilock
-from multilock import BackendUnavailable, MultilockError
+from multilock import BackendUnavailable, MultilockError, now
 from multilock.testing import FaultProxy
 from multilock.testing.proxy import Fault
 from multilock_redis.redlock import fan as fan_module
@@ -124,6 +124,23 @@ def test_a_late_reply_ends_its_connection_and_marks_the_server_as_down() -> None
     assert lane.link.down
     assert lane.wire is None
     fan.close()
+
+
+def test_a_late_reply_during_a_request_does_not_keep_the_event_loop_busy(contend: Contend) -> None:
+    us = contend()
+    us.teach()
+    channel = us.backend.channel(WITHIN)
+    assert channel is not None
+    for proxy in us.proxies:
+        proxy.black_hole()
+    assert channel.attempt(us.claim(), False)
+    lane = channel._fan.lanes[0]
+    lane.owed[0] = lane.owed[0]._replace(until=now() - 0.01)
+    with pytest.raises(BlockingIOError):
+        channel.answer()
+    assert channel.look_in() != 0.0
+    assert lane.wire is None
+    channel.close()
 
 
 def test_a_closing_pool_sends_again_the_script_that_a_server_lost() -> None:

@@ -58,7 +58,7 @@ def test_a_users_own_lock_has_a_control_beside_it(server: RedisServer) -> None:
     assert [column.name for column in columns_for([server.url], [adapter], 2.0)] == [
         "redis", "naive", "redis-py", "Sound",
     ]  # fmt: skip
-    strange = "tests.compare.broken:Sound=postgres://x"
+    strange = "tests.compare.broken:Sound=mysql://x"
     assert [column.name for column in columns_for([], [strange], 2.0)] == ["Sound"]
 
 
@@ -90,7 +90,7 @@ def test_a_disk_that_becomes_full_during_a_run_is_reported(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("multilock.testing.compare.runner.write_cycle", write)
-    with pytest.raises(OSError, match=r"the history cannot be written on: No space"):
+    with pytest.raises(OSError, match=r"the history cannot be continued: No space"):
         compare.run(
             [f"sqlite://{tmp_path}/locks.db"], compare.Options(scenarios=["kill"], cycles=3, ttl=1.0, out=tmp_path)
         )

@@ -293,7 +293,7 @@ def test_a_server_that_cannot_be_asked_is_never_reported_as_silent(sleeper: subp
         ("redis://h1/0?ttl=3", []),
         ("etcd://me:pw@h1,h2:1?ttl=3", ["etcd://me:pw@h1?ttl=3", "etcd://me:pw@h2:1?ttl=3"]),
         ("zookeeper://h1,[::1]:9/root", ["zookeeper://h1/root", "zookeeper://[::1]:9/root"]),
-        ("redlocks://a:b@h1,c:d@h2/3?token=false&ttl=3", ["rediss://a:b@h1/3?ttl=3", "rediss://c:d@h2/3?ttl=3"]),
+        ("redlocks://a:b@h1,c:d@h2/3?restart_guard=9&ttl=3", ["rediss://a:b@h1/3?ttl=3", "rediss://c:d@h2/3?ttl=3"]),
     ],
 )
 def test_the_servers_of_a_url_are_asked_one_by_one_and_together(url: str, each: list[str]) -> None:

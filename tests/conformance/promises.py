@@ -88,6 +88,9 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockConformance.test_fair_waiters_get_the_lock_in_order_of_arrival",
             "BackendConformance.test_fair_waiters_are_served_in_order_of_arrival",
         ),
+        "A client may send the attempts of many waiters together; each gets its own answer": (
+            "BackendConformance.test_attempts_that_are_sent_together_are_answered_one_by_one",
+        ),
         "reentrant=True returns the same lease in the same thread; the last release ends it": (
             "LockConformance.test_a_reentrant_lock_returns_the_same_lease_and_counts_the_acquires",
             "LockConformance.test_a_reentrant_lock_excludes_other_threads",

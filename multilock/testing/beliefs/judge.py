@@ -70,7 +70,8 @@ def judge(
         return Apart(Outcome.UNDECIDED, math.nan, "the end of the first holder's belief was not seen")
     if earliest < other.began:
         return Apart(Outcome.UNDECIDED, math.nan, "the second holder stood still as its belief began")
-    return Apart(Outcome.UNDECIDED, math.nan, "the first holder did not report its belief as the second one's began")
+    unclear = "the first holder did not report its belief as the second holder began to believe"
+    return Apart(Outcome.UNDECIDED, math.nan, unclear)
 
 
 def _or_never(time: float | None) -> float:

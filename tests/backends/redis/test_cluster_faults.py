@@ -273,7 +273,11 @@ def test_a_cluster_grows_from_one_shard_to_two_and_shrinks_again() -> None:
         ("redis+cluster://", {}, "h1:6379,h2:6379"),
         ("redis+cluster://h:x", {}, "not a node"),
         ("redis+cluster://h", {"ca": "ca.pem"}, "rediss\\+cluster://"),
-        ("redis+cluster://", {"client": redis.Redis()}, "redis.RedisCluster, not redis.client.Redis: give redis://"),
+        (
+            "redis+cluster://",
+            {"client": redis.Redis()},
+            "takes a redis.RedisCluster or valkey.ValkeyCluster, not redis.client.Redis: give redis://",
+        ),
         ("redis+cluster://h", {"prefix": "{a}"}, "prefix"),
     ],
 )

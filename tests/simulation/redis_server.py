@@ -269,7 +269,7 @@ class RedisServer:
             return []
         found = []
         for owner, _ in places.in_order():
-            _, deadline, *_ = lives.get(owner, "x:0").split(":")
+            _, deadline, *_ = str(lives.get(owner, "x:0")).split(":")
             alive = int(deadline.removesuffix("q")) > self.micros() // 1000
             quiet = deadline.endswith("q")
             if owner == me or (alive and (quiet or self._listeners(f"multilock:wake:{owner.partition('.')[0]}"))):

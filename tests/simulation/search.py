@@ -90,7 +90,7 @@ def table(counts: dict[str, Any]) -> str:
         now, earlier = (sum(counts[when].get(f"{backend} {face}", {}).values()) for when in ("now", "earlier"))
         sums = [sums[0] + now, sums[1] + now + earlier]
         lines.append((backend, face, f"{now:,}", f"{now + earlier:,}"))
-    lines.append(("", "", *(f"{each:,}" for each in sums)))
+    lines.append(("", "", f"{sums[0]:,}", f"{sums[1]:,}"))
     return "\n".join(f"{backend:10} {face:10} {now:>10} {total:>10}" for backend, face, now, total in lines)
 
 

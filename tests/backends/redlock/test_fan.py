@@ -16,6 +16,7 @@ from multilock import BackendUnavailable, MultilockError, now
 from multilock.testing import FaultProxy
 from multilock.testing.proxy import Fault
 from multilock_redis.redlock import fan as fan_module
+from multilock_redis.redlock.channel import Channel
 from multilock_redis.redlock.fan import AT_ONCE, Fan, Lane, Link, Owed, Pool
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.rounds import Joins
@@ -130,7 +131,7 @@ def test_a_late_reply_during_a_request_does_not_keep_the_event_loop_busy(contend
     us = contend()
     us.teach()
     channel = us.backend.channel(WITHIN)
-    assert channel is not None
+    assert isinstance(channel, Channel)
     for proxy in us.proxies:
         proxy.black_hole()
     assert channel.attempt(us.claim(), False)

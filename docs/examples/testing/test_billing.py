@@ -34,7 +34,7 @@ def bill(lease: Lease, orders: list[str]) -> list[str]:
 # ---- its tests; the pytest plugin of multilock closes the clients
 
 
-def test_one_worker_bills_at_a_time(multilock_client: Client, multilock_url: str) -> None:
+def test_one_bill_is_made_at_a_time(multilock_client: Client, multilock_url: str) -> None:
     with multilock_client.lock("billing") as lease, multilock.connect(multilock_url) as another:
         assert another.lock("billing").try_acquire() is None
         assert bill(lease, ["a", "b"]) == ["a", "b"]

@@ -41,6 +41,8 @@ class Mangler:
     def close(self) -> None:
         self._listener.close()
         for side in self._sides:
+            with suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)  # otherwise the connection stays open while its thread waits in recv()
             side.close()
 
     def once(self, first: bytes, mangle: Mangle) -> None:

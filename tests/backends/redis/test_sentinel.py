@@ -153,17 +153,17 @@ def test_a_sentinel_that_missed_the_last_failover_is_not_believed(guarded: Guard
         assert on(guarded.primary(), "b") == at_b.owner
 
 
-def test_a_client_learns_of_a_failover_although_its_sentinel_is_isolated(server: RedisServer, connect: Connect) -> None:
+def test_a_client_learns_of_a_failover_although_its_sentinel_is_isolated(connect: Connect) -> None:
     def knows(primary: RedisServer, epoch: int) -> SentinelServer:
         monitor = f"sentinel monitor {NAME} {primary.host} {primary.port} 1"
         return SentinelServer(lambda: [monitor, f"sentinel config-epoch {NAME} {epoch}"])
 
-    with RedisServer() as new, knows(server, 1) as cut_off, knows(new, 2) as other:
+    with RedisServer() as former, RedisServer() as new, knows(former, 1) as cut_off, knows(new, 2) as other:
         ours = connect(f"redis+sentinel://{cut_off.endpoint},{other.endpoint}/{NAME}", within=WITHIN)
         with suppress(BackendUnavailable):  # the failover may become known during this
             ours.take()
         ours.be_patient(WITHIN)
-        with redis.Redis(port=server.port) as bare:  # the connection of the Sentinel stays
+        with redis.Redis(port=former.port) as bare:  # the connection of the Sentinel stays
 
             def is_left() -> bool:
                 others = [each for each in bare.client_list() if not each["name"].startswith("sentinel-")]
@@ -172,7 +172,7 @@ def test_a_client_learns_of_a_failover_although_its_sentinel_is_isolated(server:
             eventually(is_left, within=WITHIN)
         claim, _ = ours.take(ours.claim("b"))
         assert on(new, "b") == claim.owner
-        assert on(server, "b") is None
+        assert on(former, "b") is None
 
 
 def test_one_host_name_for_all_sentinels_leads_to_no_former_primary(guarded: Guarded, connect: Connect) -> None:

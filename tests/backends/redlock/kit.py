@@ -71,6 +71,15 @@ class Contender:
         self.renew(held)
         self.give_back(held[0])
 
+    def listen(self) -> None:
+        """Subscribe to each server. A claim that joins the queues later needs one request to each server for that."""
+
+        def listens() -> bool:
+            self.backend.servers.listen()
+            return all(node.listener.listening for node in self.backend.servers.nodes)
+
+        eventually(listens, within=WITHIN)
+
     def evidence(self, claim: Claim) -> Evidence:
         evidence = self.backend.rounds.claims.get(claim.id)
         assert evidence is not None

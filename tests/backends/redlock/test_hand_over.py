@@ -32,12 +32,7 @@ def waits(contender: Contender, claim: Claim | None = None) -> Claim:
         return contender.states(claim) == ["waits"] * 3
 
     eventually(stands, within=WITHIN)
-
-    def listens() -> bool:
-        contender.backend.servers.listen()
-        return all(node.listener.listening for node in contender.backend.servers.nodes)
-
-    eventually(listens, within=WITHIN)
+    contender.listen()
     eventually(stands, within=WITHIN)  # now every server can notify the waiter
     return claim
 

@@ -11,6 +11,7 @@ import pytest
 from tests import chromium
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(400)  # the first test builds the site
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.timeout(300)
 def test_wide_pages_fit_a_phone_and_load_nothing_from_the_network(site: Path) -> None:
     names = ["index", "choosing", "reference", "api", "cli", "recipes", "performance", "backends/redis", "search"]
     pages = [site / f"{name}.html" for name in names]  # pages with wide tables, code and signatures

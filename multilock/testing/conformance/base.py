@@ -94,7 +94,7 @@ class Pulse:
     BEAT = 0.005  # seconds
 
     def __init__(self) -> None:
-        self._longest = 0.0
+        self._longest = self._sum = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
@@ -110,26 +110,34 @@ class Pulse:
         last = now()
         while not self._end.wait(self.BEAT):
             last, before = now(), last
-            self._longest = max(self._longest, last - before - self.BEAT)
+            stop = last - before - self.BEAT
+            self._longest = max(self._longest, stop)
+            self._sum += stop if stop > self.BEAT else 0.0
 
     def stopped(self) -> float:
         """Return the longest stop in seconds, or 0 if it was no longer than a busy scheduler explains."""
         time.sleep(2 * self.BEAT)  # so that the last stop is counted
         return self._longest if self._longest > 0.02 else 0.0
 
+    def stopped_in_all(self) -> float:
+        """Return the sum of all stops in seconds. A stop shorter than a beat is usual, and does not count."""
+        time.sleep(2 * self.BEAT)  # so that the last stop is counted
+        return self._sum
+
 
 def refused(wait: Callable[[float], T], timeout: float = 1.0) -> T:
     """Call ``wait(timeout)``, which waits for a taken name, and return or raise what it does.
 
     On an overloaded machine no reply may come within a second. If the wait raises `BackendUnavailable`, and this
-    process did not run for a while, call it again with twice the timeout, three times at most.
+    process did not run for a tenth of the timeout in all, call it again with twice the timeout, three times at most.
+    One short stop does not explain why a whole wait had no reply.
     """
     for seconds in (timeout, 2 * timeout, 4 * timeout):
         with Pulse() as pulse:
             try:
                 return wait(seconds)
             except BackendUnavailable:
-                if not pulse.stopped():
+                if pulse.stopped_in_all() < seconds / 10:
                     raise
     return wait(8 * timeout)
 

@@ -56,8 +56,8 @@ def test_the_kazoo_control_has_our_login_and_prefix_and_leaves_no_node() -> None
             [url], compare.Options(scenarios=["pause", "kill"], cycles=1, ttl=1.0, all_of_controls=True)
         )
         assert found.cells["kazoo", "pause"]["verdict"] == "broken", found.cells["kazoo", "pause"]["not_decided"]
-        # On an overloaded machine too few cycles of our own lock may be decided. Then the run is void for that reason.
-        assert [why for why in found.void if "kazoo" in why] == []
+        # On an overloaded machine too few cycles of our own lock may be decided. No other reason may make the run void.
+        assert [why for why in found.void if "could be decided" not in why] == []
         number = [column["name"] for column in found.data["columns"]].index("kazoo")
         # The nodes of our locks are containers, which the server removes by itself.
         with zookeeper(server.url) as operator:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +21,7 @@ from psycopg.conninfo import make_conninfo
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
+from multilock.dialling import Dialling, OpenWires, unforked
 from multilock_postgresql.wire import IS_REPLICA, NotReadCommitted, Row, failure, refused_login
 
 __all__ = ["AT_REST", "Answer", "ConnectionPool", "PgEndpoint", "PgWire", "patience"]
@@ -292,22 +292,6 @@ def _into(warnings: list[str]) -> Callable[[pq.abc.PGresult], None]:
     return note
 
 
-class OpenWires:
-    """The open connections, by weak references: one whose owner was interrupted is closed as garbage."""
-
-    def __init__(self) -> None:
-        self._wires: set[weakref.ref[PgWire]] = set()  # used without a lock, since its methods are atomic
-
-    def add(self, wire: PgWire) -> None:
-        self._wires.add(weakref.ref(wire, self._wires.discard))
-
-    def discard(self, wire: PgWire) -> None:
-        self._wires.discard(weakref.ref(wire))
-
-    def __iter__(self) -> Iterator[PgWire]:
-        return iter([wire for one in list(self._wires) if (wire := one())])
-
-
 class PgEndpoint:
     """The addresses of one database, and how to connect to it. ``settings`` contain secrets and are never shown."""
 
@@ -315,11 +299,11 @@ class PgEndpoint:
         self.name = name  #: the URL without secrets
         self._hosts = list(hosts)  # pairs of host and port; "" is libpq's default
         self._settings = settings
-        self.wires = OpenWires()
+        self.wires = OpenWires[PgWire]()
         #: Whether each request must be a transaction of its own that begins with the isolation level, because this
         #: role's default is another level.
         self.begins_with_level = False
-        self._permits = _permits()
+        self._dialling = Dialling("multilock-postgresql-connect", DIALLING_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"<PgEndpoint {self.name}>"
@@ -331,8 +315,8 @@ class PgEndpoint:
 
     def forget(self) -> None:
         """Close the descriptors of the parent's connections in a forked child, which does not use them."""
-        self._permits = _permits()  # the threads that hold the other permits do not exist here
-        inherited, self.wires = self.wires, OpenWires()
+        self._dialling.forget()
+        inherited, self.wires = self.wires, OpenWires[PgWire]()
         for wire in inherited:  # without a fork there are none
             wire.drop()
 
@@ -344,38 +328,7 @@ class PgEndpoint:
         """
         within = max(within, 0.001)
         deadline = now() + within
-        result: system.SimpleQueue[PgWire | BaseException] = system.SimpleQueue()
-        done = system.Event()  # set when the caller no longer waits for the result
-        permits, permit = self._permits, list[None]()
-
-        def give_back() -> None:
-            with suppress(IndexError):
-                permits.put(permit.pop())
-
-        def dial() -> None:
-            try:
-                result.put(self._dial(deadline, now))
-            except BaseException as error:
-                result.put(error)
-            finally:
-                give_back()
-            if done.is_set():
-                _close_late(result)
-
-        outcome: PgWire | BaseException
-        worker = None
-        try:
-            system.take(permits.get, within, permit)
-            # The thread gives the permit back, even if this call is interrupted after the thread was started.
-            worker = start_worker(dial, "multilock-postgresql-connect", once=True, or_here=True)
-            outcome = result.get(timeout=max(0.0, deadline - now()))
-        except system.Empty:
-            outcome = TimeoutError(f"not connected within {within:g} s")
-        finally:
-            if worker is None:  # no thread was started, or it gives back what this finds given back already
-                give_back()
-            done.set()
-            _close_late(result)
+        outcome = self._dialling.outcome(lambda: self._dial(deadline, now), within, now)
         if isinstance(outcome, PgWire):
             return outcome
         if isinstance(outcome, MultilockError):
@@ -403,16 +356,11 @@ class PgEndpoint:
     def _open_wire(self, host: str, port: str, until: float, now: Callable[[], float]) -> PgWire:
         where = f"postgresql://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
         settings = {**self._settings, **({"host": host} if host else {}), **({"port": port} if port else {})}
-        while True:
-            forks = _forks
-            wire = self._log_in(make_conninfo("", **settings).encode(), where, until, now)
-            if _forks == forks and forks % 2 == 0:
-                return wire
-            wire.close()  # a child may have inherited it without knowing
-            if now() >= until:
-                raise BackendUnavailable(
-                    "this process forks faster than a connection is made", unknown=False, backend="postgresql"
-                )
+        conninfo = make_conninfo("", **settings).encode()
+        try:
+            return unforked(lambda: self._log_in(conninfo, where, until, now), until, now)
+        except TimeoutError as error:
+            raise BackendUnavailable(str(error), unknown=False, backend="postgresql") from error
 
     def _log_in(self, conninfo: bytes, where: str, until: float, now: Callable[[], float]) -> PgWire:
         try:
@@ -449,31 +397,6 @@ def _not_connected(told: str, where: str) -> MultilockError:
 def patience(within: float) -> bytes:
     """Return the ms for which the server may wait for a locked row if its reply must come within so many seconds."""
     return b"%d" % max(1, int(within * 1000 * WAIT_SHARE))
-
-
-def _permits() -> system.SimpleQueue[None]:
-    permits: system.SimpleQueue[None] = system.SimpleQueue()
-    for _ in range(DIALLING_AT_ONCE):
-        permits.put(None)
-    return permits
-
-
-_forks = 0  # odd while this process forks
-
-
-def _count_forks() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(before=_count_forks, after_in_parent=_count_forks, after_in_child=_count_forks)
-
-
-def _close_late(result: system.SimpleQueue[PgWire | BaseException]) -> None:
-    """Close a connection that was made too late. Both sides call this, and the later call finds the connection."""
-    with suppress(system.Empty):
-        if isinstance(late := result.get_nowait(), PgWire):
-            late.close()
 
 
 class ConnectionPool:

@@ -13,9 +13,8 @@ import os
 import socket
 import ssl
 import struct
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +24,7 @@ from redis.retry import Retry
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
+from multilock.dialling import Dialling, OpenWires, unforked
 from multilock.options import NO_TLS, who_answered
 from multilock_redis.wire import IS_LOADING, IS_REPLICA, SILENT, Incomplete, Unclear, parse, refusal, spelled
 
@@ -64,24 +64,14 @@ with suppress(ImportError):
     _NAMED["driver_info"] = DriverInfo("multilock", "-")
 
 
-class Open:
-    """The open connections. This set holds weak references: a connection whose owner was interrupted before storing it
-    is closed at once."""
+class Open(OpenWires["Wire"]):
+    """The open connections, and the servers that were silent."""
 
     def __init__(self) -> None:
-        self._wires: set[weakref.ref[Wire]] = set()  # used without a lock, since its methods are atomic
+        super().__init__()
         #: Server -> when the last request was sent that had no reply in time. A firewall that has forgotten one
         #: connection usually has forgotten all that are as old, so no connection is used that was idle since then.
         self.silent: dict[str, float] = {}
-
-    def add(self, wire: Wire) -> None:
-        self._wires.add(weakref.ref(wire, self._wires.discard))
-
-    def discard(self, wire: Wire) -> None:
-        self._wires.discard(weakref.ref(wire))
-
-    def __iter__(self) -> Iterator[Wire]:
-        return iter([wire for one in list(self._wires) if (wire := one())])
 
 
 class Wire:
@@ -406,7 +396,7 @@ class Endpoint:
         self._class = connection_class
         self._settings = settings
         self._open = Open()
-        self._permits = _permits()
+        self._dialling = Dialling("multilock-redis-connect", CONNECTING_AT_ONCE)
         #: Returns whether another server has taken over. It is called after each connecting, and all connections are
         #: ended after it begins to return True. So a connection that is being made meanwhile ends in either case.
         self.is_left: Callable[[], bool] = _never
@@ -421,7 +411,7 @@ class Endpoint:
 
     def forget(self) -> None:
         """Close the descriptors of the parent's connections in a forked child, which does not use them."""
-        self._permits = _permits()  # the threads that hold the other permits do not exist here
+        self._dialling.forget()
         inherited, self._open = self._open, Open()
         for wire in inherited:  # without a fork, the threads that close them still exist
             wire.drop()
@@ -436,39 +426,7 @@ class Endpoint:
         limit. If it connects too late, the connection is closed.
         """
         within = max(within, 0.001)  # the caller may have waited too long already
-        deadline = now() + within
-        result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
-        done = system.Event()  # set when the caller no longer waits for the result
-        permits, permit = self._permits, list[None]()
-
-        def give_back() -> None:
-            with suppress(IndexError):
-                permits.put(permit.pop())
-
-        def dial() -> None:
-            try:
-                result.put(self._dial(within, now))
-            except BaseException as error:
-                result.put(error)
-            finally:
-                give_back()
-            if done.is_set():
-                _close_late(result)
-
-        outcome: Wire | BaseException
-        worker = None
-        try:
-            system.take(permits.get, within, permit)
-            # The thread gives the permit back, even if this call is interrupted after the thread was started.
-            worker = start_worker(dial, "multilock-redis-connect", once=True, or_here=True)
-            outcome = result.get(timeout=max(0.0, deadline - now()))
-        except system.Empty:
-            outcome = TimeoutError(f"not connected within {within:g} s")
-        finally:
-            if worker is None:  # no thread was started, or it releases what this finds released already
-                give_back()
-            done.set()
-            _close_late(result)
+        outcome = self._dialling.outcome(lambda: self._dial(within, now), within, now)
         if isinstance(outcome, Wire):
             return outcome
         if isinstance(outcome, MultilockError):
@@ -487,9 +445,7 @@ class Endpoint:
         within: float,
         now: Callable[[], float],
     ) -> Wire:
-        deadline = now() + within
-        while True:
-            forks = _forks
+        def make() -> Wire:
             limits = {"socket_timeout": within, "socket_connect_timeout": within}
             connection = kind(**{**settings, **_WITHOUT_RETRIES, **_NAMED, **limits})
             # Without this, redis-py spends two round trips to tell the server which library this is.
@@ -499,11 +455,9 @@ class Endpoint:
             if self.is_left():
                 wire.close()
                 raise ConnectionError("another server has taken over")
-            if _forks == forks and forks % 2 == 0:
-                return wire
-            wire.close()  # a child may have inherited the connection without knowing
-            if now() >= deadline:
-                raise TimeoutError("this process forks faster than a connection is made")
+            return wire
+
+        return unforked(make, now() + within, now)
 
 
 WANTS_CERTIFICATE = " (does this server require a client certificate? If so, give one that it trusts as cert= and key=)"
@@ -572,31 +526,6 @@ def other_schemes(where: str) -> str:
 
 def _never() -> bool:
     return False
-
-
-def _permits() -> system.SimpleQueue[None]:
-    permits: system.SimpleQueue[None] = system.SimpleQueue()
-    for _ in range(CONNECTING_AT_ONCE):
-        permits.put(None)
-    return permits
-
-
-_forks = 0  # odd while this process forks
-
-
-def _count_forks() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(before=_count_forks, after_in_parent=_count_forks, after_in_child=_count_forks)
-
-
-def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
-    """Close a connection that was made too late. Both sides call this, and the later call finds the connection."""
-    with suppress(system.Empty):
-        if isinstance(late := result.get_nowait(), Wire):
-            late.close()
 
 
 class Connections:

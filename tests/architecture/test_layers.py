@@ -20,7 +20,7 @@ WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribe
 LAYERS = [
     {"system", "timing"},
     {"errors", "model", "lease", "names", "foreign", "values", "events"},
-    {"kernel", "kernel.worker", "kernel.inside", "log_thread"},
+    {"kernel", "kernel.worker", "kernel.inside", "log_thread", "dialling"},
     {"backend"},
     {*(f"kernel.{name}" for name in BASE + PROCESS)},
     {"kernel.holding", "kernel.lock_options"},
@@ -42,7 +42,10 @@ BACKENDS = sorted({ours.module for ours in OURS.values()})
 # among them.
 FOR_BACKENDS = {
     "multilock",
-    *(f"multilock.{name}" for name in ("backend", "names", "options", "system", "timing", "log_thread", "values")),
+    *(
+        f"multilock.{name}"
+        for name in ("backend", "names", "options", "system", "timing", "log_thread", "values", "dialling")
+    ),
 }
 SEAM = {"threading", "queue", "time", "random", "select", "selectors", "sched", "concurrent", "_thread"}
 LIBRARIES = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from multilock import now
+from multilock import dialling, now
 from multilock.kernel import worker
 from multilock.model import LossReason
 from multilock_redis import notices, transport
@@ -90,7 +90,7 @@ def test_an_interrupt_leaves_the_tracked_connection_to_the_next_request(
 def test_an_interrupt_while_connecting_releases_the_reserved_connection(us: Ours) -> None:
     endpoint = us.backend._endpoint
     moment = 1
-    while interrupted(lambda: endpoint.connect(10.0, now).close(), moment, transport, worker):
-        eventually(lambda: endpoint._permits.qsize() == transport.CONNECTING_AT_ONCE)
+    while interrupted(lambda: endpoint.connect(10.0, now).close(), moment, transport, dialling, worker):
+        eventually(lambda: endpoint._dialling.permits.qsize() == transport.CONNECTING_AT_ONCE)
         moment += 1
     assert moment > 10

@@ -11,7 +11,7 @@ import pytest
 from redis.connection import Connection
 
 import multilock
-from multilock import now
+from multilock import dialling, now
 from multilock.errors import BackendUnavailable
 from multilock.kernel.exit import EXIT_TIME
 from multilock.testing import FaultProxy, Helper, hear, say
@@ -280,8 +280,8 @@ def test_a_process_that_forks_faster_than_it_connects_stops_trying(
 
     def connect_and_fork(connection: Any) -> None:
         really(connection)
-        transport._count_forks()
-        transport._count_forks()
+        dialling._count_forks()
+        dialling._count_forks()
 
     monkeypatch.setattr(Connection, "connect", connect_and_fork)
     backend = open_backend(server.url, {})
@@ -289,5 +289,5 @@ def test_a_process_that_forks_faster_than_it_connects_stops_trying(
     endpoint = backend._endpoint
     with pytest.raises(BackendUnavailable):
         endpoint.connect(0.2, now)
-    eventually(lambda: endpoint._permits.qsize() == transport.CONNECTING_AT_ONCE)
+    eventually(lambda: endpoint._dialling.permits.qsize() == transport.CONNECTING_AT_ONCE)
     assert not list(endpoint._open)

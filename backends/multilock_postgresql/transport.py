@@ -7,6 +7,7 @@ has a time limit, an event loop can send it without a thread, and a pair of acqu
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
@@ -59,7 +60,9 @@ class PgWire:
         self._poll = system.poll()
         self._poll.register(self._sock, system.POLLIN)
         self._names: dict[bytes, bytes] = {}  # SQL -> the name under which it was prepared
-        self._preparing: bytes | None = None  # SQL that is prepared by the request under way
+        self._preparing: tuple[bytes, bytes] | None = None  # SQL and name that the request under way prepares
+        # A name is never used twice: after an interrupt it is unknown whether the server has it.
+        self._numbers = itertools.count()
         self._results: list[pq.abc.PGresult] = []
         self._warnings: list[str] = []  # warnings that came with the reply
         self.pooled = False  #: whether another process than the one we logged in to executes the requests
@@ -134,8 +137,8 @@ class PgWire:
         elif (name := self._names.get(sql)) is not None:
             self._pq.send_query_prepared(name, arguments)
         else:
-            name = b"multilock_%d" % len(self._names)
-            self._preparing = sql
+            name = b"multilock_%d" % next(self._numbers)
+            self._preparing = sql, name
             self._pq.enter_pipeline_mode()
             self._pq.send_prepare(name, sql)
             self._pq.send_query_prepared(name, arguments)
@@ -184,7 +187,8 @@ class PgWire:
         if not results:
             raise self._broken(ConnectionResetError("the server closed the connection"), sent=True)
         if self._preparing is not None and results[0].status in _DONE:
-            self._names[self._preparing] = b"multilock_%d" % len(self._names)
+            sql, name = self._preparing
+            self._names[sql] = name
         if error := next((result for result in results if result.status not in _DONE), None):
             raise self._failed(failure(error, self.where))
         if self._warnings:  # it was executed here, and perhaps not on the standby that must have it
@@ -241,6 +245,10 @@ class PgWire:
         return told
 
     # ---- its end
+
+    def at_rest(self) -> bool:
+        """Return whether the connection is usable, without an open transaction or a missing reply."""
+        return self.alive and self._pq.transaction_status == pq.TransactionStatus.IDLE
 
     def stale(self) -> bool:
         """Return whether no further request may be sent: bytes arrived without a request, so the server has closed the
@@ -444,8 +452,8 @@ class ConnectionPool:
             # No call of a Python function comes before the put, so no interrupt can lose the permit.
             if permit:
                 self._permits.put(None)
-            if wire is not None and wire.alive:
-                self._idle.append(wire)
+            if wire is not None:
+                self._give(wire)
             self._tend_idle()
 
     def _take(self, within: float) -> PgWire:
@@ -458,6 +466,12 @@ class ConnectionPool:
                 return wire
             wire.close()
         return self.endpoint.connect(within, self.now)
+
+    def _give(self, wire: PgWire) -> None:
+        if wire.at_rest():
+            self._idle.append(wire)
+        else:  # an interrupt left a transaction open, in which the next request would never be committed
+            wire.close()
 
     def _tend_idle(self) -> None:
         if self._closed.is_set():

@@ -107,5 +107,5 @@ class Transactions:
                 self.create(deadline - self.now())
             except NotReadCommitted as error:  # from now on each request begins with its level
                 answer = error
-        told = f"{connections.endpoint.name}: {answer}: does another program change the functions of multilock there?"
+        told = f"{connections.endpoint.name}: {answer} (does another program change the functions of multilock there?)"
         raise BackendUnavailable(told, unknown=False, backend="postgresql") from answer

@@ -1,0 +1,269 @@
+"""A request whose reply is lost, that the server executes too late, or that is interrupted: what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from multilock import BackendUnavailable
+from multilock.backend import Busy, Claim, Granted, Returned
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import eventually
+from multilock_postgresql import transactions, transport
+from tests.backends.kit import NAME, WITHIN, interrupted
+from tests.backends.postgresql.conftest import Ask, Database, Queued
+
+Call = Callable[[Any, Claim, Granted], object]
+
+RELEASES: dict[str, Call] = {
+    "release": lambda opened, claim, granted: opened.release(claim, granted, False, WITHIN),
+    "cancel": lambda opened, claim, granted: opened.release(claim, granted, True, WITHIN),
+    "rest": lambda opened, claim, granted: opened.rest(claim, granted, False, 30.0, WITHIN),
+    "unsure rest": lambda opened, claim, granted: opened.rest(claim, granted, True, 30.0, WITHIN),
+}
+HOLDERS: dict[str, Call] = {
+    **RELEASES,
+    "repeated attempt": lambda opened, claim, _: opened.attempt(claim, False, WITHIN),
+    "renewal": lambda opened, claim, granted: opened.renew(granted.group, [(claim, granted)], WITHIN),
+}
+# Each with bytes that only its own request contains.
+LOOKS: dict[str, tuple[bytes, Callable[[Any], object]]] = {
+    "inspect": (b"multilock/", lambda opened: opened.inspect(NAME, WITHIN)),
+    "inspect_all": (b"multilock/", lambda opened: list(opened.inspect_all("", WITHIN))),
+    "follow": (b"multilock/", lambda opened: opened.follow(frozenset({NAME}), WITHIN)),
+    "diagnose": (b"pg_stat_replication", lambda opened: opened.diagnose(WITHIN)),
+    "ping": (b"SELECT 1", lambda opened: opened.ping(WITHIN)),
+}
+
+
+@pytest.fixture
+def proxy(server: Database) -> Iterator[FaultProxy]:
+    with FaultProxy.before(server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(ask: Ask, proxy: FaultProxy) -> Queued:
+    """Return a client whose requests may be disturbed."""
+    return ask(proxy.url)
+
+
+def lost(proxy: FaultProxy, request: bytes, call: Callable[[], object]) -> BackendUnavailable:
+    """Let the server execute the next request that contains these bytes, and drop its reply."""
+    fault = proxy.drop_reply(request)
+    with pytest.raises(BackendUnavailable) as caught:
+        call()
+    assert fault.happened
+    return caught.value
+
+
+@pytest.mark.parametrize("first", ["release", "cancel"])
+def test_a_repeated_release_takes_nothing_from_the_waiter_that_got_the_name(
+    far: Queued, two: Queued, proxy: FaultProxy, first: str
+) -> None:
+    held = far.take(far.mutex())
+    waiter = two.wait(two.mutex())
+    assert lost(proxy, held.id.encode(), lambda: RELEASES[first](far.opened, held, far.grant(held))).unknown
+    assert two.ear.wait(lambda: waiter.id in two.ear.pushed)
+    assert far.release(held, unsure=True) is False
+    assert two.holds(waiter)
+    assert two.token(waiter) == two.ear.pushed[waiter.id].token
+
+
+def test_a_repeated_rest_is_not_longer_and_no_cancel_ends_it(
+    far: Queued, two: Queued, proxy: FaultProxy, server: Database
+) -> None:
+    held = far.take(far.mutex())
+    assert lost(proxy, held.id.encode(), lambda: RELEASES["rest"](far.opened, held, far.grant(held))).unknown
+    until = "SELECT until FROM multilock.locks"
+    before = server.sql(until)
+    RELEASES["unsure rest"](far.opened, held, far.grant(held))
+    assert server.sql(until) == before
+    far.release(held, unsure=True)
+    assert not two.holds(two.mutex())
+
+
+def test_a_join_whose_reply_is_lost_keeps_its_place(far: Queued, two: Queued, one: Queued, proxy: FaultProxy) -> None:
+    held = one.take(one.mutex())
+    first = far.mutex()
+    one.take(one.mutex(name="other"))
+    far.wait(far.mutex(name="other"))  # from now on it listens, so that the next request joins
+    assert lost(proxy, first.id.encode(), lambda: far.attempt(first, join=True)).unknown
+    second = two.wait(two.mutex())
+    far.wait(first)
+    one.release(held)
+    assert far.ear.wait(lambda: first.id in far.ear.pushed)
+    assert second.id not in two.ear.pushed
+
+
+@pytest.mark.parametrize("late", HOLDERS)
+def test_a_request_of_the_former_holder_that_is_executed_late_changes_nothing(
+    far: Queued, two: Queued, proxy: FaultProxy, server: Database, late: str
+) -> None:
+    held = far.take(far.mutex())
+    fault = proxy.hold_request(held.id.encode())
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(HOLDERS[late], far.opened, held, far.grant(held))
+        fault.wait(WITHIN)
+        server.sql("UPDATE multilock.locks SET until = clock_timestamp(), sure = clock_timestamp()")
+        two.take(two.mutex())
+        before = server.sql("SELECT * FROM multilock.locks")
+        fault.release()
+        assert reply.result(WITHIN) in (Returned(False), [None]) or isinstance(reply.result(), Busy)
+    assert server.sql("SELECT * FROM multilock.locks") == before
+
+
+def test_a_waiter_finds_the_handover_whose_push_was_lost(one: Queued, far: Queued, proxy: FaultProxy) -> None:
+    held = one.take(one.mutex())
+    waiter = far.wait(far.mutex())
+    proxy.black_hole("down")
+    one.release(held)
+    proxy.cut()
+    proxy.heal()
+    assert far.ear.wait(lambda: None in far.ear.wakes)
+    assert waiter.id not in far.ear.pushed
+    assert far.holds(waiter, join=True)
+
+
+@pytest.mark.parametrize("request_", ["LISTEN", "pg_advisory_lock_shared"])
+def test_a_waiter_whose_client_could_not_listen_has_left_no_place(
+    one: Queued, ask: Ask, proxy: FaultProxy, server: Database, request_: str
+) -> None:
+    held = one.take(one.mutex())
+    client = ask(proxy.url)
+    waiter = client.mutex()
+    lost(proxy, request_.encode(), lambda: client.attempt(waiter, join=True))
+    assert server.sql("SELECT id FROM multilock.queue") == []
+    client.wait(waiter)
+    one.release(held)
+    assert client.ear.wait(lambda: waiter.id in client.ear.pushed)
+
+
+def test_a_loss_is_reported_although_the_first_look_had_no_reply(
+    far: Queued, proxy: FaultProxy, server: Database
+) -> None:
+    held = far.take(far.mutex())
+    grant = far.grant(held)
+    lost(proxy, held.id.encode(), lambda: far.opened.watch(grant.group, [(held, grant)], WITHIN))
+    server.sql("DELETE FROM multilock.locks WHERE id = %s", held.id)
+    assert far.ear.wait(lambda: held.id in [claim_id for claim_id, _ in far.ear.losses])
+
+
+def test_a_force_release_with_a_lost_reply_frees_the_name_and_is_reported(
+    far: Queued, one: Queued, two: Queued, proxy: FaultProxy
+) -> None:
+    held = one.take(one.mutex())
+    one.opened.watch(one.grant(held).group, [(held, one.grant(held))], WITHIN)
+    assert lost(proxy, f"multilock/{NAME}".encode(), lambda: far.opened.force_release(NAME, WITHIN)).unknown
+    assert one.ear.wait(lambda: held.id in [claim_id for claim_id, _ in one.ear.losses])
+    assert far.opened.force_release(NAME, WITHIN) is False
+    two.take(two.mutex())
+
+
+@pytest.mark.parametrize("request_", ["pg_advisory_xact_lock", "CREATE TABLE", "COMMIT"])
+def test_tables_whose_making_had_no_reply_are_made_by_the_next_request(
+    ask: Ask, proxy: FaultProxy, server: Database, request_: str
+) -> None:
+    server.sql("DROP SCHEMA IF EXISTS unsure CASCADE")
+    client = ask(proxy.url, schema="unsure")
+    claim = client.mutex()
+    lost(proxy, request_.encode(), lambda: client.attempt(claim))
+    client.take(claim)
+
+
+def test_an_interrupt_before_the_tables_are_committed_leaves_no_open_transaction(
+    ask: Ask, server: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.sql("DROP SCHEMA IF EXISTS unsure CASCADE")
+    client = ask(schema="unsure")
+    claim = client.mutex()
+    script = transport.PgWire.script
+
+    def interrupt(wire: transport.PgWire, sql: bytes, within: float) -> object:
+        if sql == b"COMMIT":
+            raise KeyboardInterrupt
+        return script(wire, sql, within)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transport.PgWire, "script", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.attempt(claim)
+    client.take(claim)
+    assert server.sql("SELECT count(id) FROM unsure.locks") == [(1,)]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_read_without_a_reply_raises_and_the_next_one_is_answered(far: Queued, proxy: FaultProxy, look: str) -> None:
+    request, call = LOOKS[look]
+    lost(proxy, request, lambda: call(far.opened))
+    call(far.opened)
+
+
+def test_a_renewal_counts_although_the_sweep_after_it_has_no_reply(far: Queued, proxy: FaultProxy) -> None:
+    held = far.take(far.mutex())
+    opened: Any = far.opened
+    opened._recipe._swept = -1e9
+    fault = proxy.drop_reply(b"sweep_1")
+    [renewed] = opened.renew(far.grant(held).group, [(held, far.grant(held))], WITHIN)
+    assert isinstance(renewed, Granted)
+    assert fault.happened
+
+
+def test_a_channel_reports_lost_replies_as_unknown_and_is_closed(far: Queued, two: Queued, proxy: FaultProxy) -> None:
+    opened: Any = far.opened
+    claim = far.mutex()
+    requests: list[Callable[[Any], bool]] = [
+        lambda channel: channel.attempt(claim, False),
+        lambda channel: channel.release(claim, None, True),
+    ]
+    for send in requests:
+        channel = opened.channel(WITHIN)
+        fault = proxy.drop_reply(claim.id.encode())
+        assert send(channel)
+        fault.wait(WITHIN)
+        with pytest.raises(BackendUnavailable) as caught:
+            answer(channel)
+        assert caught.value.unknown
+        assert not channel.idle()
+        channel.close()
+    two.take(two.mutex())
+
+
+def answer(channel: Any) -> object:
+    """Wait for the answer as an event loop does."""
+    told: list[object] = []
+
+    def arrived() -> bool:
+        try:
+            told.append(channel.answer())
+        except BlockingIOError:
+            return False
+        return True
+
+    eventually(arrived)
+    return told[0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+# An interrupted connection is closed by the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_an_interrupt_at_any_point_of_a_request_leaves_a_working_client(one: Queued, two: Queued) -> None:
+    opened: Any = one.opened
+    moment, more = 0, True
+    while more:
+        moment += 1
+        claim = one.mutex(name=f"n{moment}")
+        more = interrupted(lambda claim=claim: one.attempt(claim), moment, transport, transactions)  # type: ignore[misc]
+        granted = one.grant(one.take(claim))
+        more |= interrupted(
+            lambda claim=claim, granted=granted: opened.release(claim, granted, False, WITHIN),  # type: ignore[misc]
+            moment,
+            *(transport, transactions),
+        )
+        one.release(claim, unsure=True)
+        two.take(two.mutex(name=claim.name))
+    assert moment > 10
+    eventually(lambda: opened._connections._permits.qsize() == opened._most)

@@ -209,3 +209,35 @@ def test_an_interrupted_end_beside_that_of_another_body_leaves_nothing(
             eventually(lambda: not backend.holders)
         step += 1
     assert step > 10
+
+
+def test_an_interrupted_inner_with_beside_another_body_keeps_the_lock() -> None:
+    backend = Scripted()
+    step = 0
+    where = ["at first"]
+    while where:
+        with Client(backend, ttl=20) as client:
+            lock = client.lock("n", reentrant=True)
+            lease = lock.acquire()
+            lease.__enter__()
+            lease.__enter__()
+            other = threading.Thread(target=lease.__exit__, args=(None, None, None), daemon=True)
+
+            def meanwhile(other: threading.Thread = other) -> None:
+                other.start()
+                other.join(0.02)  # it may wait for the lock that this thread holds
+                ctrl_c_now()
+
+            with (
+                interrupted_at(step, "Lock.__enter__", "multilock", interrupt=meanwhile) as where,
+                contextlib.suppress(KeyboardInterrupt),
+            ):
+                lock.__enter__()
+            if where:
+                other.join(5)
+                assert lease.is_held(), where
+                assert "n" in backend.holders, where
+                lease.__exit__(None, None, None)
+                eventually(lambda: not backend.holders)
+        step += 1
+    assert step > 10

@@ -87,14 +87,8 @@ class Waits(ForWith, AnyHeld, Lease):
         run(self._kernel.releases.release(self, body=end))
 
     def _release_after_interrupt(self, end: EndOfBody) -> None:
-        """Finish the end of a body that was interrupted, perhaps before it had begun. A release goes on in the
-        background. A second call changes nothing."""
-        if not self._body_ends(end):
-            return
-        if self.count > 1:
-            self.release()  # only counts down
-        else:
-            self._kernel.releases.later(self)
+        """See `Releases.take_back`."""
+        self._kernel.releases.take_back(self, end, worked=True)
 
 
 class HeldLease(Holding, Waits):

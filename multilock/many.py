@@ -63,13 +63,13 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
     already held are released within the remaining time. A release that takes longer continues in the background.
     """
     deadline = math.inf if timeout is None else kernel.now() + timeout
-    held: list[tuple[Holding, int]] = []  # each part, and its acquire count with this call included
+    held: list[tuple[Holding, EndOfBody]] = []  # this call counts as one body of `with` of each part
     try:
         while True:
             stop = Stop()  # called when a part ends, so that we stop waiting for later parts
             try:
-                for part in want.parts:
-                    if not await _acquire_part(kernel, part, deadline, stop, scope, held):
+                for each in want.parts:
+                    if not await _acquire_part(kernel, each, deadline, stop, scope, held):
                         break
             except Stopped:
                 pass
@@ -81,19 +81,24 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
             until = kernel.now() + want.request_timeout
             until = until if timeout == 0 else min(until, deadline)
             while held:
-                await kernel.releases.release(held[-1][0], until)
+                part, end = held[-1]
+                await kernel.releases.release(part, until, body=end)
                 held.pop()
             if not (complete or stop.called()) or kernel.now() >= deadline:
                 return None
     except BaseException:  # nothing may be awaited while the coroutine unwinds
-        for holding, count in reversed(held):
-            if holding.count == count:  # otherwise the part was counted down before the interrupt
-                kernel.releases.take_back(holding)
+        for part, end in reversed(held):
+            kernel.releases.take_back(part, end)
         raise
 
 
 async def _acquire_part(
-    kernel: Kernel, want: Want, deadline: float, stop: Stop, scope: Scope[Any], held: list[tuple[Holding, int]]
+    kernel: Kernel,
+    want: Want,
+    deadline: float,
+    stop: Stop,
+    scope: Scope[Any],
+    held: list[tuple[Holding, EndOfBody]],
 ) -> bool:
     """Acquire one part and append it to ``held``. Returns False if the part was still taken at the deadline, or is
     already lost."""
@@ -106,7 +111,9 @@ async def _acquire_part(
             part = await handing.acquire(acquire(kernel, want, left, stop, scope))
             if part is None:
                 return False
-        held.append((part, part.count))
+        end = EndOfBody()
+        part._open += 1  # no interrupt comes between this line and the next
+        held.append((part, end))
     except BaseException:
         if len(held) == noted:
             handing.take_back()
@@ -312,17 +319,11 @@ class SetOfAFace(LockOfAFace[S]):
         parts = await acquire_all(self._kernel, self._want, timeout, scope)
         if parts is None:
             return None
-        entered = 0
         try:
             self._newest = lease = self._make_set(self._kernel, self._want, parts)
-            for part in parts:
-                part._open += 1  # for each part, the set counts as one body of `with`
-                entered += 1
         except BaseException:  # interrupted or closed before the caller has a lease that it could release
-            for part in parts[:entered]:
-                part._open -= 1
             for part in reversed(parts):
-                self._kernel.releases.take_back(part)
+                self._kernel.releases.take_back(part, EndOfBody())
             raise
         return lease
 

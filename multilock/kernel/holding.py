@@ -116,17 +116,23 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             end.counted = True
         return not end.done
 
-    def _undo_acquire(self) -> bool:
-        """Undo one acquire whose caller never had the lease. Returns whether the lease must be released for that."""
+    def _undo_acquire(self, end: EndOfBody | None, worked: bool) -> bool:
+        """Undo one acquire without a request. Returns whether the lease must be released for that.
+
+        ``end`` is that of its body, if it has one. Without work under the lease, hold_at_least is void.
+        """
+        if end is not None and not self._body_ends(end):
+            return False
         with self._kernel.lock:
-            if self._count_down():
+            if self._count_down(end):
                 return False
         if self.count > 1:  # lost
-            self._end_of_work()
+            self._end_of_work(end)
             return False
         if self.count <= self._open:  # another body has ended meanwhile, and released this acquire
             return False
-        self._no_rest()
+        if not worked:
+            self._no_rest()
         return True
 
     def _begin_release(self) -> bool:

@@ -174,14 +174,15 @@ class Releases:
                 self.go_on(lease)
             raise
 
-    def take_back(self, lease: AnyHeld) -> None:
-        """Undo an acquire that was interrupted before its caller had the lease. No other code would release it.
+    def take_back(self, lease: AnyHeld, end: EndOfBody | None = None, *, worked: bool = False) -> None:
+        """Undo an acquire whose caller was interrupted before it had the lease, or before it could release it.
 
-        A new lease is released in the background. No work was done under it, so hold_at_least is void. Of a lease that
-        was acquired before, only the acquire count is lowered. If another body has ended meanwhile, it has already done
-        that.
+        ``end`` is that of the body of the acquire, if it has one, and ``worked`` says whether the body had begun. A
+        lease that has no other acquire is released in the background, and of another one only the acquire count is
+        lowered. If another body has ended meanwhile, it has already done that. A second call with the same ``end``
+        changes nothing.
         """
-        if lease._undo_acquire():
+        if lease._undo_acquire(end, worked):
             self.later(lease)
 
     def go_on(self, lease: AnyHeld) -> None:

@@ -1154,8 +1154,10 @@ async def end(tasks: list[asyncio.Task[Any]]) -> None:
 @pytest.mark.parametrize("what", ["release", "try"])
 def test_many_heartbeats_do_not_delay_a_release_or_a_first_attempt(backend: Scripted, what: str) -> None:
     permits = threading.Semaphore(0)
+    held: list[Call] = []
 
     def in_turn(backend: Scripted, call: Call) -> Any:
+        held.append(call)
         permits.acquire(timeout=10)
         return call.execute()
 
@@ -1165,7 +1167,8 @@ def test_many_heartbeats_do_not_delay_a_release_or_a_first_attempt(backend: Scri
             tasks = await crowd_of(client, backend)
             backend.always("attempt", in_turn)
             turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
-            await until(lambda: turns.waiting(Kind.HEARTBEAT) > CROWD / 2)
+            # No earlier request is under way, whose end would give its turn to the next one at once.
+            await until(lambda: len(held) == CARRIERS and turns.waiting(Kind.HEARTBEAT) > CROWD / 2, within=15)
             urgent = asyncio.create_task(lease.release() if what == "release" else client.lock("m").try_acquire())
             await until(lambda: turns.waiting(Kind.RELEASE) + turns.waiting(Kind.FIRST))
             permits.release(MOST + CARRIERS)

@@ -8,13 +8,13 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import multilock
-from multilock import Client, LeaseState, LockLost, Loss, LossReason
+from multilock import Client, Lease, LeaseState, LockLost, Loss, LossReason
 from multilock.many import in_order
 from multilock.model import Claim, Granted, Returned
 from multilock.testing import HandRuntime
@@ -498,3 +498,42 @@ def test_a_lock_released_by_hand_in_an_inner_with_stays_in_its_set(backend: Scri
                 assert part.release()
             assert part.is_held()
         assert backend.holders == {}
+
+
+def held_outside(client: Client, backend: Scripted, meanwhile: Callable[[Lease], object]) -> Lease:
+    """Return a lease of "a" whose thread may then try for a set with the taken "b". ``meanwhile`` runs beside that."""
+    outer = client.lock("a", reentrant=True).acquire()
+    backend.holders["b"] = "another"
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        if call.claims[0].name == "b":
+            background(lambda: meanwhile(outer)).result(5)
+        return call.execute()
+
+    backend.always("attempt", answer)
+    return outer
+
+
+def test_a_set_that_fails_beside_the_end_of_a_body_leaves_the_other_body_its_lock(
+    client: Client, backend: Scripted
+) -> None:
+    outer = held_outside(client, backend, lambda lease: lease.__exit__(None, None, None))
+    outer.__enter__()
+    with outer:
+        assert client.lock_all(["a", "b"], reentrant=True).try_acquire() is None
+        assert outer.is_held()
+        assert "a" in backend.holders
+    assert "a" not in backend.holders
+
+
+def test_an_interrupted_set_releases_a_lock_that_its_first_holder_has_released(
+    client: Client, backend: Scripted
+) -> None:
+    def release(lease: Lease) -> None:
+        lease.release()
+        raise KeyboardInterrupt
+
+    held_outside(client, backend, release)
+    with pytest.raises(KeyboardInterrupt):
+        client.lock_all(["a", "b"], reentrant=True).try_acquire()
+    eventually(lambda: "a" not in backend.holders)

@@ -32,7 +32,7 @@ __all__ = ["Failure", "judge", "main", "must_not_run_again"]
 
 RUNS = 10  # runs of each test, all of which must pass
 UNSTEADY = 3  # more failures in one run have another cause
-MINUTES = 6.0  # limit in seconds for all reruns together
+MINUTES = 6.0  # limit for all reruns together
 REPORT = "MULTILOCK_FAILURES"  # the variable that names the file for one line about each failure
 PLUGIN = ("-p", "tests.again")
 

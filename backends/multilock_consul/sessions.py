@@ -402,7 +402,7 @@ class Sessions:
         if session.shared:
             self._notices.group_gone(session.id, message)
             return
-        for claim_id in tuple(session.held):  # there is no session if the claim was released
+        for claim_id in tuple(session.held):  # a released claim is no longer among them
             self._notices.gone(claim_id, LossReason.SESSION_LOST, message)
 
     # Releases

@@ -18,8 +18,8 @@ the n newest of them.
 Compared with those recipes, this one adds:
 
 * One request joins the queue or takes a free lock, and its reply shows the predecessor.
-* A claim holds the lock only on proof: a transaction put or read its own key, at its own revision, and saw no
-  predecessor; or the watch has reported the deletion of every predecessor.
+* A claim holds the lock only on proof. Either a transaction put or read its own key, at its own revision, and saw no
+  predecessor, or the watch has reported the deletion of every predecessor.
 * A cancel is final. It leaves the tombstone ``<prefix>!gone/<id>`` on the same lease, and a join requires that this key
   is absent. So a join that a paused server executes after its cancel changes nothing.
 * A grant is valid for the lease's ttl, counted from when the last acknowledged keep-alive was sent. A put extends

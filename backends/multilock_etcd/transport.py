@@ -682,4 +682,4 @@ def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
     said += next((f" ({hint})" for text, hint in _STRANGERS.items() if text in said), "")
     if any(text in said.lower() for text in _NOT_SENT) or "too many requests" in said:
         return BackendUnavailable(f"{where} cannot be reached: {said}", unknown=False)
-    return BackendUnavailable(f"{where} did not answer: {code.name}: {said}", unknown=sent)
+    return BackendUnavailable(f"{where} did not answer: {said} ({code.name})", unknown=sent)

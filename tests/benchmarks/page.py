@@ -21,18 +21,18 @@ BASELINES = ("raw", "two raw", "grpc alone", "http.client", "kazoo's create")  #
 def write(results: Path = RESULTS, page: Path = PAGE) -> None:
     """Replace the text between the markers of each part that has results. The rest of the page stays."""
     text = page.read_text()
-    for part in PARTS:
-        if found := _of(part, results):
-            begin, end = f"<!-- {part}: written by make bench -->\n", f"<!-- end of {part} -->"
-            head, marker, rest = text.partition(begin)
-            _, closed, tail = rest.partition(end)
-            if not marker or not closed:
-                raise ValueError(f"{page.name} has no place for the results of {part}: {begin}{end}")
-            text = head + begin + tables(part, json.loads(found[-1].read_text())) + end + tail
+    files = {part: sorted(results.glob(f"{part}-*.json")) for part in PARTS}
+    newest = {part: json.loads(found[-1].read_text()) for part, found in files.items() if found}
+    for part, found in newest.items():
+        begin, end = f"<!-- {part}: written by make bench -->\n", f"<!-- end of {part} -->"
+        head, marker, rest = text.partition(begin)
+        _, closed, tail = rest.partition(end)
+        if not marker or not closed:
+            raise ValueError(f"{page.name} has no place for the results of {part}: {begin}{end}")
+        text = head + begin + tables(part, found) + end + tail
     head, _, rest = text.partition(BEHIND)
     if rest:
         _, _, tail = rest.partition(END_OF_BEHIND)
-        newest = {part: json.loads(found[-1].read_text()) for part in PARTS if (found := _of(part, results))}
         text = head + BEHIND + behind(newest) + END_OF_BEHIND + tail
     page.write_text(text)
 
@@ -40,7 +40,7 @@ def write(results: Path = RESULTS, page: Path = PAGE) -> None:
 def behind(newest: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the table of every cell in which a contender did better than multilock, with the worst first.
 
-    A row of ours is compared with the best contender of its table. What no lock can be faster than is no contender.
+    A row of ours is compared with the best contender of its table. Requests without a lock's promises do not count.
     """
     rows = sorted((row for part, found in newest.items() for row in _behind(part, found)), key=itemgetter(-1))
     head = ["measured", "which", "ours", "the best other", "its own", "by a factor of"]
@@ -81,10 +81,6 @@ def _worse(
         share = value / others[best] if more_is_better else others[best] / value
         if name.startswith(OURS) and share < 1:
             yield what, name, value, best, others[best], share
-
-
-def _of(part: str, results: Path) -> list[Path]:
-    return sorted(results.glob(f"{part}-*.json"))
 
 
 def tables(part: str, found: Mapping[str, Any]) -> str:

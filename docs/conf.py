@@ -49,7 +49,7 @@ def write_llms_txt(app, exception):
         return
     pages = app.env.toctree_includes["index"]
     lines = [f"- [{app.env.titles[page].astext()}](_sources/{page}.md.txt)" for page in pages]
-    about = "> Distributed locks for Python: one interface over Redis, PostgreSQL, etcd, Consul, ZooKeeper and SQLite.\n"
+    about = "> Distributed locks for Python, over Redis, PostgreSQL, etcd, Consul, ZooKeeper and SQLite.\n"
     Path(app.outdir, "llms.txt").write_text("\n".join(["# multilock", "", about, *lines, ""]), encoding="utf-8")
 
 

@@ -248,7 +248,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
 
     compare = command("compare", _compare, "URL...", "cause faults, and show how each backend behaves",
                       "Exit code: 0 no promise broken, 1 a promise broken, 3 void (it proves nothing), "
-                      "69 unreachable, 64 usage error, 130 interrupted. With --verify, 1 if a verdict differs.")  # fmt: skip
+                      "69 unreachable, 64 usage error, 130 interrupted. --verify: 1 if a verdict differs.")  # fmt: skip
     compare.add_argument("urls", metavar="URL", nargs="*", help="servers to test, with locks named compare-...")
     compare.add_argument("--quick", action="store_true", help="two cycles of each fault, in about two minutes")
     compare.add_argument("--scenarios", metavar="A,B", help="only these faults (default: all that are possible)")

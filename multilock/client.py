@@ -112,7 +112,7 @@ class ClientOfAFace(OfThisProcess):
         return self._kernel.events
 
     def is_healthy(self) -> bool:
-        """Return whether renewals run on time, and every thread of multilock runs. For a liveness probe.
+        """Return whether renewals run on time, and every thread of multilock runs. A liveness probe can call it.
 
         Sends no request, so it says nothing about the server. Returns False after `close`.
         """
@@ -402,7 +402,7 @@ class Client(ForWith, ClientOfAFace):
         ``grace``: Seconds for which an orderly end waits for work and callbacks. Default: one ttl. ``math.inf`` waits
         without limit.
 
-        ``hold_at_least``: Seconds from the election in which no other node is elected, if the ``work`` of
+        ``hold_at_least``: Seconds after the election in which no other node is elected if the ``work`` of
         `Election.run` ends by itself. See `lock`.
 
         ``max_hold``: Seconds from the election for which this node leads at most. Then the leadership is lost (reason

@@ -47,7 +47,7 @@ class Waits(ForWith, AnyHeld, Lease):
         return self.loss if self._is_lost() else None
 
     def __enter__(self) -> Self:
-        self._open += 1  # before the check, so that no other body that ends now takes itself for the last
+        self._open += 1  # before the check, so that another body that ends now does not believe that it is the last
         try:
             self._check_at_entry()
         except MultilockError:

@@ -132,7 +132,7 @@ class HeldSet(AnyHeld):
         self._parts = tuple(parts)
         # Once the work has ended: each part that must still be released. The set counts as one body of each part.
         self._not_let_go: list[tuple[Holding, EndOfBody]] | None = None
-        self._kept: list[HeldSet] = []  # this lease itself, until the other parts are released after a loss
+        self._kept: list[HeldSet] = []  # contains this lease after a loss, until the other parts are released
         due = math.inf
         with kernel.lock:
             kernel.apart.add(self)

@@ -50,7 +50,7 @@ class LeaseState(enum.Enum):
 
 
 class LossReason(enum.Enum):
-    """Why a lease ended without being released."""
+    """The reason why a lease ended without a release."""
 
     EXPIRED = "expired"  #: no renewal was acknowledged in time
     TAKEN = "taken"  #: another holder has the name, or the key was deleted

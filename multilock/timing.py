@@ -40,10 +40,10 @@ DRIFT_SHARE = 0.01  # the clocks of client and server may differ in speed by 1 %
 DRIFT_FIXED = 0.002  # seconds, because servers count expiry in whole milliseconds
 CALLBACK_SHARE = 0.1  # the last tenth of a lease is kept for the lost callback
 ARM_AFTER = 0.25  # seconds; a lock held longer than this is worth a watch on its key
-FRESH_SHARE = 0.05  # of the ttl; an older session, made for one claim that is not renewed, is renewed before it is used
+FRESH_SHARE = 0.05  # share of the ttl; an older session of one claim without renewal is renewed before its use
 
 # A request
-REQUESTS = 5  # in each ttl: several requests fit before the deadline, even if each one times out
+REQUESTS = 5  # request timeouts in each ttl, so that several requests fit before the deadline even if each times out
 REQUEST_TIMEOUT_MAX = 5.0  # seconds; no server that works takes longer, whatever the ttl
 # Seconds after a cancel in which the server or a thread of ours may still execute an earlier request of the claim. Such
 # a request can then block the name for one ttl. No request survives longer in the buffers of a connection that was
@@ -53,7 +53,7 @@ LATE_REQUEST = 60.0
 LATE_REQUEST_IN_SESSION = 600.0
 
 # A waiter
-HEARTBEATS = 3  # in the time for which one of them keeps a waiter's place, so that two may be late
+HEARTBEATS = 3  # heartbeats in the time for which each of them keeps a waiter's place, so that two may be late
 LIVENESS_MIN = 1.0  # seconds; with a shorter ttl, a thousand waiters would still be a light load
 LIVENESS_MAX = 6.0  # seconds, so that a dead waiter does not delay the next one for long
 SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter asks again without a push
@@ -61,7 +61,7 @@ UNPUSHED = 1.0  # seconds after which a waiter asks again while the server pushe
 
 # A failure
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while a server is silent or refuses a connection
-LONGEST_IN_BACKGROUND = 5.0  # the same pause, for work that no caller waits for
+LONGEST_IN_BACKGROUND = 5.0  # seconds; the longest pause of work for which no caller waits
 REASON_WITHIN = 0.1  # seconds that the notice of a loss may wait for the reason of the loss
 
 
@@ -71,7 +71,7 @@ def liveness(ttl: float) -> float:
 
 
 def heartbeat(ttl: float) -> float:
-    """Return the seconds between two requests of a waiter whose place each request keeps."""
+    """Return the seconds between two heartbeats of a waiter, each of which keeps its place in the queue."""
     return liveness(ttl) / HEARTBEATS
 
 

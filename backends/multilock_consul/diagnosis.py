@@ -13,7 +13,8 @@ from multilock_consul.transport import Agents
 
 __all__ = ["diagnose"]
 
-CONNECTIONS = 150  # of one address that an agent should accept: a client may have 64 queries and 64 requests open
+# Connections that an agent should accept from one address; a client may open 64 queries and 64 requests.
+CONNECTIONS = 150
 
 
 def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:

@@ -32,7 +32,7 @@ from multilock_consul.wire import Reading, Response
 __all__ = ["Listener"]
 
 QUERIES = 64  # open at once; an agent accepts 200 connections from one address
-HELD = 8  # of these for keys that are held; the loss of the other held keys is found by the next renewal
+HELD = 8  # queries for held keys; the next renewal finds the loss of a held key without a query
 SPARE = 2  # idle connections kept for the next query
 # Seconds until the server replies although nothing changed; the server adds up to 1/16 of that. A query of a client
 # that has gone occupies a connection of the agent until then.

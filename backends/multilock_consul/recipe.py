@@ -117,7 +117,7 @@ class Recipe:
         moment, readers would be blocked for as long as the session lives.
         """
         state = self._semaphore.look(claim.name, until)
-        if state.lock and state.lock.claim_id == claim.id:  # by an earlier attempt whose reply was lost
+        if state.lock and state.lock.claim_id == claim.id:  # an earlier attempt, whose reply was lost, took the lock
             return False
         return bool(state.read or state.living or (state.lock and state.lock.session))
 

@@ -44,7 +44,7 @@ later writer that the reader may still believe that it holds the lock. Other key
 key. Their lock delay excludes other claims."""
 
 RELEASED_MAX = 512  # keys of answered releases, the newest ones, that are read as well: eight requests
-RELEASED_EVERY = 5.0  # seconds between two reads of those, which normally show no lock
+RELEASED_EVERY = 5.0  # seconds between two reads of the keys of answered releases, which normally show no lock
 LOCK_DELAY_MAX = 60.0  # the server's limit
 REMOVED_AFTER = 5.0  # seconds that a server must be frozen before the others can remove it (measured: 9 to 13)
 HEARD_WITHIN = 1.0  # seconds; a holder is normally notified of its session's end within milliseconds
@@ -63,7 +63,7 @@ class Session:
 
     id: str
     ttl: float  #: the ttl that the server granted
-    proved_at: float  #: when the newest answered request was sent that keeps the session alive
+    proved_at: float  #: when the newest request that keeps the session alive, and that had an answer, was sent
     purpose: Purpose  #: the requested ttl and the behaviour, or the id of the only claim that uses it
     ended: bool = False  # no claim may begin a request in it any longer
     held: set[str] = field(default_factory=set)  # ids of claims that hold a lock in it
@@ -77,8 +77,8 @@ class Session:
     # Key of an answered release, oldest first -> the time until which it is read. Only a repeated request could have
     # locked it again.
     released: dict[str, float] = field(default_factory=dict)
-    released_due: float = 0.0  # when to read these keys again
-    unseen: dict[str, None] = field(default_factory=dict)  # keys for which the last renewal had no time
+    released_due: float = 0.0  # when to read the keys of answered releases again
+    unseen: dict[str, None] = field(default_factory=dict)  # keys that the last renewal had no time to read
 
     @property
     def shared(self) -> bool:
@@ -251,7 +251,7 @@ class Sessions:
         session_id, ttl, sent_at = self._new(claim.ttl, self._lock_delay, _behaviour(claim), until)
         session = Session(session_id, ttl, sent_at, _purpose(claim))
         with self._lock:
-            closed = session.ended = self._closed  # if it is closed, the kernel does not have this session
+            closed = session.ended = self._closed  # if the client is closed, the kernel does not know this session
             self._current[session.purpose] = self._by_id[session.id] = session
         if closed:
             self.destroy(session, until - self._now())

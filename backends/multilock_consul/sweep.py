@@ -41,7 +41,7 @@ class Sweep:
         for session, wanted in claims.items():
             own = dict.fromkeys((key for claim in wanted for key in self._keys.places(claim, session.id)), True)
             of_session[session] = self._sessions.to_look_at(session, own)
-            if len(own) == 1:  # it may be `Lease.renew()`, whose caller asks whether the lock is still held
+            if len(own) == 1:  # perhaps a `Lease.renew()`, whose caller asks whether the lock is still held
                 keys |= own
             held |= own
             keys |= of_session[session]

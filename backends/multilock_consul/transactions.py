@@ -14,7 +14,8 @@ from multilock_consul.wire import Response
 __all__ = ["AT_ONCE", "BYTES_AT_ONCE", "Refused", "Transactions", "operation", "whole_tree"]
 
 AT_ONCE = 64  # operations that a server accepts in one transaction
-BYTES_AT_ONCE = 32768  # for the keys of one request, which names each once or twice; a server's default is 512 KiB
+# Bytes of all keys in one request, which names each key once or twice; the default limit of a server is 512 KiB.
+BYTES_AT_ONCE = 32768
 AROUND = 60  # bytes that a request needs for each key, besides the key itself
 BURIED_AT_ONCE = (AT_ONCE - 1) // 2
 

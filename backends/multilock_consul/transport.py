@@ -187,7 +187,7 @@ class Agents:
         start = self.now()
         wire = self._take(within)
         left = start + within - self.now()
-        if left <= 0:  # a pause: the request may be cancelled by now, so that no code would look for its effect
+        if left <= 0:  # after a pause the claim may be cancelled, and no code would look for the effect of this request
             self._give(wire)
             raise BackendUnavailable(f"{wire.address}: no time was left to ask it", unknown=False, backend="consul")
         try:

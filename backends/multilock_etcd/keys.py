@@ -14,7 +14,7 @@ from multilock.values import decode_value
 
 __all__ = ["SHARED", "Ahead", "EtcdKeyspace", "Range", "end_of", "rests"]
 
-SHARED = ("read", "permit")  # the kinds of which several claims hold a name together
+SHARED = ("read", "permit")  # the kinds of claims that can share a name
 
 # A number of permits has at most seven digits. A key with more belongs to another program.
 _CONTENDER = re.compile(rb"(?:(read|write)/|permit/(\d{1,7})/)?[^/]+", re.DOTALL)

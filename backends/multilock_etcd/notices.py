@@ -1,8 +1,8 @@
 """Receive what etcd pushes: wake-ups for waiters, losses of keys that are held, changes of names that are followed.
 
 Each client has one watch stream, opened when it is first needed and read by a thread. The watch of one key starts at
-the revision at which the key was last seen, so it also reports what happened before the watch was created. Its events
-are hints, never proof: a waiter that is woken reads the queue again. Only the watch of a whole name proves something
+the revision at which the key was last seen. So it also reports events from before the watch was created. Its events are
+hints, never proof: a waiter that is woken reads the queue again. Only the watch of a whole name proves something
 (`multilock_etcd.queue`). If the stream breaks, or etcd compacts revisions that a watch has not read yet, this module
 reads every key that it watched, in steps, and watches the keys from that revision on.
 
@@ -42,8 +42,7 @@ CONNECTION = "watch stream"  # the name of the connection in messages
 # Before a loss is reported, etcd is asked for its reason. Losses within IN_A_ROW seconds of each other are delayed by
 # at most REASON_WITHIN seconds in all.
 IN_A_ROW = 1.0
-# How many watches of names stay open after their last waiter has left, and for how many answers without a waiter each
-# of them does.
+# Watches of names that stay open without a waiter, and the answers after which such a watch is closed.
 KEPT_QUEUES = 8
 KEPT_FOR = 32
 
@@ -116,7 +115,8 @@ class EtcdWatcher:
         self._holding: dict[str, _Holder] = {}
         self._followed: dict[str, Range] = {}
         self._following: dict[str, _Watch] = {}
-        self._watches: dict[int, _Watch] = {}  # watches of the present stream, or those the next stream will start with
+        # The watches of the present stream or, between two streams, of the next one.
+        self._watches: dict[int, _Watch] = {}
         self._outbox: system.SimpleQueue[Any] | None = None
         self._call: Any = None
         self._started = False
@@ -364,7 +364,7 @@ class EtcdWatcher:
                         self._arm_followed(name, revision + 1)
             self._notices.changed(None)
             self._notices.wake(None)  # every waiter queries the server again, which creates its watch again
-            for lease in self._sessions.leases():  # first: the keys of a lease that has ended need not be read
+            for lease in self._sessions.leases():  # leases first: the keys of an ended lease need not be read
                 self._sessions.look(lease, revision, LOOK_WITHIN)
             self._look_at_held(revision)
         except MultilockError as error:

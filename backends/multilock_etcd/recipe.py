@@ -101,7 +101,7 @@ class EtcdRecipe:
         before = waiter.lease
         with self._waiters.lock:
             waiter.session = session
-            if waiter.cancelled:  # since this attempt began; no request naming this lease was sent, nor will be
+            if waiter.cancelled:  # cancelled since this attempt began; no request naming this lease was or will be sent
                 return _busy(waiter.claim)
             waiter.lease = session.lease
         try:
@@ -207,7 +207,7 @@ class EtcdRecipe:
         """Send one keep-alive: its reply is the proof for all these claims. Then read keys that no watch covers."""
         deadline = self._now() + within
         session = self._sessions.keep_alive(group, within)
-        one = len(held) == 1  # it may be `Lease.renew()`, whose caller asks whether the lock is still held
+        one = len(held) == 1  # perhaps a `Lease.renew()`, whose caller asks whether the lock is still held
         doubtful = [pair for pair in held if one or not self._watcher.covers(pair[0].id)]
         gone, at = self._sweep.missing(session, doubtful, deadline, within) if session else (set(), 0)
         if session is None or (gone and self._sessions.look(group, at, self._left(deadline))):

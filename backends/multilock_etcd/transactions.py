@@ -93,12 +93,12 @@ class Position:
         return (len(self.others) + len(self.like) + self._beside if self.others else self.to_go) <= NEAR
 
     def to_watch(self) -> list[Range]:
-        """Return which of the keys ahead a claim watches if it is not near the front.
+        """Return which of the keys ahead of it a claim watches while it is not near the front.
 
-        If so many keys exclude the claim that they cannot be counted, watch the one after whose deletion they can. The
-        claim then has its place in the count long before its turn, and needs no request at its turn. If fewer exclude
-        it, watch the newest of them. Otherwise watch as many of the keys of the same kind as can hold the name
-        together: the claim has room as soon as any one of these is deleted.
+        If too many keys exclude the claim for a count, it watches the key whose deletion leaves few enough. It is then
+        counted down long before its turn, and needs no request at its turn. If fewer keys exclude it, it watches the
+        newest of them. If none does, it watches the newest keys of its own kind, as many as can hold the name together:
+        the claim has room as soon as any of these is deleted.
         """
         if self.others:
             newest_first = sorted(self.others, key=self.others.__getitem__, reverse=True)
@@ -110,7 +110,7 @@ class Position:
 class Joined(NamedTuple):
     """The reply to a claim's request to put its key."""
 
-    revision: int | None  #: that of the claim's key, or None if the request was refused
+    revision: int | None  #: the revision of the claim's key, or None if the request was refused
     position: Position | None = None  #: None if an earlier request had put the key: the claim must read the queue
 
 

@@ -241,8 +241,8 @@ class LeaseMissing(Exception):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cluster:
-    """How to reach etcd and log in there: endpoints ``host:port`` with TLS files and credentials, or a client object
-    that the program passed and that can be used only in the process ``pid``."""
+    """The data to reach etcd and log in there: endpoints ``host:port`` with TLS files and credentials, or a client
+    object that the program passed and that can be used only in the process ``pid``."""
 
     targets: Sequence[str]
     tls: bool = False

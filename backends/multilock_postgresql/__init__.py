@@ -42,7 +42,7 @@ __all__ = ["PostgresqlBackend", "open_backend", "sql_of"]
 def open_backend(url: str, options: Mapping[str, object]) -> PostgresqlBackend:
     """Return the backend for ``postgresql://[user:password@]h1[:port][,h2][/db]``, or ``postgres://…``.
 
-    With several hosts, the one that is the primary is used. The options are:
+    If the URL names several hosts, the primary among them is used. The options are:
 
     * ``username``, ``password`` and ``db`` override the URL.
     * ``ca``, ``cert`` and ``key`` are files for TLS. With ``ca`` the server's certificate must match its host.
@@ -50,8 +50,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> PostgresqlBackend:
     * ``listen`` is the server's own ``host:port``, for notifications, if the URL leads to a pooler.
     * ``connections`` is the greatest number of connections for requests, 8 by default. There are two more: one for
       renewals, and one that listens.
-    * ``client`` is a ``psycopg.Connection``. This backend opens its own connections with that one's settings, and never
-      uses it.
+    * ``client`` is a ``psycopg.Connection``. This backend opens its own connections with the settings of that
+      connection, and never uses it.
 
     Raises `ConfigurationError` if they do not fit together. No request is sent.
     """
@@ -154,7 +154,7 @@ class PostgresqlBackend:
         return Returned(self._recipe.release(claim, unsure, within))
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
-        self._listener.unwatch(claim.id)  # as before a release
+        self._listener.unwatch(claim.id)  # before the request, as in `release`
         return Returned(self._recipe.rest(claim, unsure, seconds, within))
 
     def renew(

@@ -14,7 +14,7 @@ __all__ = ["diagnose"]
 OLDEST = 140000
 CLOCK_WITHIN = 1.0  # seconds by which the clocks may differ, for the `since` that people read
 OLD_SNAPSHOT = 600.0  # seconds; the dead versions of renewed rows stay for as long
-NEARLY_ALL = 0.8  # of the connections
+NEARLY_ALL = 0.8  # a finding if more than this share of the server's connections is in use
 QUERY = b"""SELECT current_setting('server_version_num'), current_setting('fsync'), current_setting('full_page_writes'),
  current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
  current_setting('default_transaction_isolation'), current_setting('idle_in_transaction_session_timeout'),

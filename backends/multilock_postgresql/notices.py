@@ -35,9 +35,9 @@ TEND_EVERY = 2.0  # seconds; a dead connection is found within two of these, bef
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent server may delay the wake-ups
 TEST_WITHIN = 1.0  # seconds for which a notification through a pooler may take
-REFUSED_AGAIN = 60.0  # seconds until a connection is tried again on which no notification came back
-FOLLOWED_FOR = 90.0  # seconds for which one request has the changes of a name notified
-FOLLOW_EVERY = 30.0  # seconds between two of these requests
+REFUSED_AGAIN = 60.0  # seconds until the next test of a connection that returned no notification
+FOLLOWED_FOR = 90.0  # seconds for which one request subscribes to the changes of a name
+FOLLOW_EVERY = 30.0  # seconds between two such requests
 NO_PUSH = (
     "a pooler between this client and the server drops notifications: give listen=host:port, the server's own address. "
     "Until then waiters ask by timer"
@@ -153,7 +153,7 @@ class Listener:
 
     def _run(self, wire: PgWire | None) -> None:
         """Read until the connection breaks, then make a new one, until the client is closed. The thread runs this."""
-        self.listening = True  # here as well, because an interrupt may end listen() before it has set this
+        self.listening = True  # set here too, because an interrupt may end listen() before it does so
         while not self._closed.is_set():
             if wire is None:
                 self._closed.wait(REFUSED_AGAIN)
@@ -232,7 +232,7 @@ class Listener:
     # ---- losses
 
     def _look_again(self, claim_ids: list[str]) -> None:
-        """Ask which of these claims lost their names, and report a failure of that. The thread runs this."""
+        """Ask which of these claims lost their names, and report a failed request. The thread runs this."""
         try:
             self._look(claim_ids, LOOK_WITHIN)
         except MultilockError as error:

@@ -14,7 +14,7 @@ from multilock_postgresql.wire import NotReadCommitted, NotThere
 
 __all__ = ["StepQueries", "Transactions"]
 
-TRIES = 3  # of one request: the functions may be missing, and the isolation level another one
+TRIES = 3  # tries of one request: the functions may be missing, and the isolation level may be wrong
 
 
 class StepQueries:

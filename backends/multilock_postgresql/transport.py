@@ -31,7 +31,8 @@ Answer = tuple[list[Row], float]
 """The rows of a reply, and when the request was sent."""
 
 DIALLING_AT_ONCE = 16  # threads of one client that connect; a DNS look-up may hang without a limit
-WAIT_SHARE = 0.8  # of a request's time; the rest is for the reply, which says that nothing was executed
+# Share of a request's time in which the server waits for a row; the rest is for its reply that it executed nothing.
+WAIT_SHARE = 0.8
 AT_REST = 60.0  # seconds after its last use for which an idle connection is kept
 TEND_EVERY = 10.0  # seconds between two checks for such connections
 OWN_PID = b"SELECT pg_backend_pid()"
@@ -78,7 +79,7 @@ class PgWire:
     # ---- one request
 
     def call(self, sql: bytes, arguments: Sequence[bytes | None], within: float) -> list[Row]:
-        """Send one request and return the rows of its reply. Sets ``used`` to the time at which it was sent.
+        """Send one request and return the rows of its reply. Sets ``used`` to the time at which the request was sent.
 
         Raises what `Backend` specifies, `NotThere` or `NotReadCommitted`.
         """
@@ -191,7 +192,7 @@ class PgWire:
             self._names[sql] = name
         if error := next((result for result in results if result.status not in _DONE), None):
             raise self._failed(failure(error, self.where))
-        if self._warnings:  # it was executed here, and perhaps not on the standby that must have it
+        if self._warnings:  # executed on this server, but perhaps not on the standby that must confirm it
             told = f"{self.where}: {self._warnings[0]}"
             raise BackendUnavailable(told, unknown=True, backend="postgresql")
         result = next((result for result in results if result.status == pq.ExecStatus.TUPLES_OK), results[-1])
@@ -290,7 +291,8 @@ class PgWire:
 
 
 def _into(warnings: list[str]) -> Callable[[pq.abc.PGresult], None]:
-    """Return a handler that records warnings. It knows no connection: a cycle would keep a dropped one open."""
+    """Return a handler that records warnings. It refers to no connection, because a cycle would keep a dropped one
+    open."""
 
     def note(result: pq.abc.PGresult) -> None:
         if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
@@ -408,7 +410,8 @@ def patience(within: float) -> bytes:
 
 
 class ConnectionPool:
-    """At most ``most`` connections of one client. The one that was used last is taken first. Any thread may call."""
+    """At most ``most`` connections of one client. The most recently used connection is taken first. Any thread may
+    call."""
 
     def __init__(self, endpoint: PgEndpoint, now: Callable[[], float], most: int) -> None:
         self.endpoint = endpoint

@@ -50,7 +50,7 @@ Before = tuple[str, dict[str, bytes]]
 """A name that is about to be read, and its watched claims at that time, each with what the key should hold."""
 
 Owner = bytes | Redirected | None
-"""What a key holds, or the report that another node of a cluster serves it."""
+"""The value of a key, or the report that another node of a cluster serves it."""
 
 Moving = list[tuple[str, str, bytes]]
 """Claims that another node must watch from now on: id, name, and what the key should hold."""
@@ -69,9 +69,10 @@ class Listener:
         self._notices = notices
         self._now = notices.now
         self._closed = system.Event()
-        self.listening = False  #: whether waiting may begin: wake-ups are pushed, or the server has refused that
+        self.listening = False  #: whether waiting may begin: wake-ups are pushed, or the server refuses to push them
         self.refused: dict[str, str] = {}  #: "wake-ups" or "changes", if refused -> the consequence
-        self._again_at, self._again_in = 0.0, FIRST_AGAIN  # when a refused one is tried again, and the pause after that
+        # The time of the next try after a refusal, and the pause after it.
+        self._again_at, self._again_in = 0.0, FIRST_AGAIN
         self._subscription = f"subscription to {endpoint.name}"
         self._tracking = f"tracked connection to {endpoint.name}"
         self._starting = system.Lock()
@@ -83,8 +84,9 @@ class Listener:
         self._watched = Watched()
         self._followed: dict[str, object] = {}  # name -> its owner at the last read
         self._elsewhere: set[str] = set()  # watched or followed names that this node has reported to be at another one
-        #: Called in the thread with such names, and with all names after each broken connection. It has those watched
-        #: that another node serves, and returns the others. A name at another node is neither free nor lost.
+        #: Called in the thread with such names, and with all names after each broken connection. It has the names
+        #: watched that another node serves, and returns the other names. A name at another node is neither free nor
+        #: lost.
         self.hand_on: Callable[[set[str]], set[str]] = _nowhere
 
     def listen(self, within: float) -> None:
@@ -224,7 +226,7 @@ class Listener:
     def _run(self, wire: Wire) -> None:
         """Read until the connection breaks, then make a new connection, until the client is closed. The thread runs
         this."""
-        self.listening = True  # here as well, because an interrupt may end listen() before it has set this
+        self.listening = True  # set here too, because an interrupt may end listen() before it does so
         while True:
             again: Wire | None
             try:
@@ -331,13 +333,14 @@ class Listener:
     def _understand(self, message: list[Any]) -> set[str]:
         """Notify the claim that this message concerns. Returns the names that may have changed."""
         match message:
-            case [b"message", _, bytes(payload)]:  # the first case, because a waiter depends on it
+            case [b"message", _, bytes(payload)]:  # checked first, because a waiter depends on it
                 claim_id, granted = self._recipe.pushed(payload)
                 if granted:
                     self._notices.granted(claim_id, granted)
                 else:
                     self._notices.wake(claim_id)
-                if "changes" in self.refused:  # then force_release notifies the former holder in this way
+                # Without reports of changes, force_release notifies the former holder in this way.
+                if "changes" in self.refused:
                     name = self._watched.name(claim_id)
                     return {name} if name is not None else set()
             case [b"message", channel, None] if channel == INVALIDATED:  # the whole database

@@ -36,18 +36,18 @@ class Told(NamedTuple):
     facts: Mapping[str, str]
     id: str  #: the Sentinel's id, which changes when it is set up anew
     others: tuple[Address, ...]  #: the other Sentinels that this Sentinel knows
-    place: Address  #: where it was reached; several Sentinels may be reached at one address
+    place: Address  #: the address at which the Sentinel was reached; one address may lead to several Sentinels
     asked_at: float
     hidden: str = ""  #: the errors of the questions about the Sentinels that it refuses to answer
 
     @property
     def needed(self) -> int:
-        """How many Sentinels have to agree before a failover."""
+        """The number of Sentinels that must agree before a failover."""
         return max(int(self.facts.get("quorum", 1)), self.number // 2 + 1)
 
     @property
     def number(self) -> int:
-        """How many Sentinels there are, according to this Sentinel."""
+        """The number of Sentinels, according to this Sentinel."""
         return int(self.facts.get("num-other-sentinels", 0)) + 1
 
     def agrees_with(self, other: Told) -> bool:

@@ -57,7 +57,7 @@ class Topology:
         self._epoch = 0  # the epoch of the table
         self._doubted = False
         self._looked_at = 0.0  # when the table was last requested
-        self._looking = system.Lock()  # taken in the same way in which `Listener` takes its locks
+        self._looking = system.Lock()  # acquired in the same way as the locks of `Listener`
         self._told: Address | None = None  # the new primary of a slot that was moved, which surely knows of the move
         self._silent: set[Address] = set()
         self._nodes: dict[Address, Node] = {}
@@ -290,7 +290,7 @@ class Topology:
         self._table = table
         gone = [(address, node) for address, node in list(self._nodes.items()) if address not in table.primaries]
         for address, node in gone:
-            node.interrupt()  # it may be a former primary that does not know it yet, and its replies no longer count
+            node.interrupt()  # the node may be a former primary that has not noticed it, so its replies no longer count
             if node.listener.watches():
                 node.listener.doubt()
             else:

@@ -67,7 +67,7 @@ RELEASE = Script("token.lua", "release_alone.lua", "queue.lua", "release.lua", w
 REST = Script("token.lua", "queue.lua", "rest.lua", words=10, keys=6)
 FORCE = Script("token.lua", "queue.lua", "force.lua", words=5, keys=5)
 INSPECT = Script("inspect.lua", words=6, keys=5)
-# For a lock on several servers (Redlock):
+# The scripts of a lock on several servers (Redlock):
 STAND = Script("stamp.lua", "stand_free.lua", "queue.lua", "stand.lua", words=14, keys=6)
 GIVE = Script("stamp.lua", "release_alone.lua", "queue.lua", "release.lua", words=9, keys=6)
 RENEW = Script("renew.lua", words=0, keys=0)

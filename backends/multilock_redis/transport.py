@@ -112,7 +112,7 @@ class Wire:
         self._poll = system.poll()  # select() cannot watch a descriptor above 1023
         self._poll.register(self._sock, system.POLLIN)
         self._timeout = 0.0
-        self._until = 0.0  # when the rest of a reply that has begun must have arrived
+        self._until = 0.0  # the deadline for the rest of a reply that has begun
         self._buffer = b""  # the bytes that were read
         self._at = 0  # how much of the buffer was parsed
         self._heard = False  # whether the server has sent anything
@@ -300,7 +300,7 @@ class Wire:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """How TLS is done on this connection, or None without it."""
+        """The TLS settings of this connection, or None without TLS."""
         return self._sock.context if isinstance(self._sock, ssl.SSLSocket) else None
 
     def close(self) -> None:
@@ -537,8 +537,8 @@ class Connections:
         self._now = now
         self._idle: deque[Wire] = deque()  # used without a lock, since its methods are atomic
         self._closed = system.Event()
-        self._tended = False  # whether a thread looks after them, as it does while there are many
-        self.tls: ssl.SSLContext | None = None  #: how TLS is done on the newest connection, if it is
+        self._tended = False  # whether a thread closes idle connections; one does while there are many
+        self.tls: ssl.SSLContext | None = None  #: the TLS settings of the newest connection, or None without TLS
 
     def call(self, request: bytes, within: float) -> Answer:
         """Send one request over an idle or a new connection; return its reply, and when it was sent."""

@@ -91,7 +91,7 @@ class Redirected(BackendRejected):
         host, _, port = place.rpartition(":")
         self.once = word == "ASK"
         self.slot = int(slot)
-        self.host = "" if host == "?" else host.strip("[]")  #: empty for the host of the node that sent this
+        self.host = "" if host == "?" else host.strip("[]")  #: "" means the host of the node that sent this redirection
         self.port = int(port)
 
 

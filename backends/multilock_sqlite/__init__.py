@@ -72,7 +72,7 @@ def _path(url: str) -> str:
             backend="sqlite",
         )
     path = "/" + path.lstrip("/")
-    if os.path.dirname(os.path.normpath(path)) == "/":  # sqlite:///locks.db is a relative path elsewhere
+    if os.path.dirname(os.path.normpath(path)) == "/":  # other libraries read sqlite:///locks.db as a relative path
         raise ConfigurationError(
             f"{url!r} means the file {path} in the root directory, because the path is always absolute: write "
             "sqlite:////directory/file, with four slashes",
@@ -291,7 +291,7 @@ class SqliteBackend:
         soon = now + lives / HEARTBEATS / 2
         due = [(id_, it) for id_, it in list(self._waiting.items()) if it.heartbeat_at() < soon]
         self._recipe.keep_places(sql, [(it.looked + it.lives, id_) for id_, it in due])
-        for _, it in due:  # never by their ids: a release may have removed one meanwhile
+        for _, it in due:  # the waiters themselves, not their ids: a release may have removed one meanwhile
             it.until = max(it.until, it.looked + it.lives)
 
     def _note_call(self, claim_id: str) -> None:

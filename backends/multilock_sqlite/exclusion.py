@@ -30,7 +30,7 @@ __all__ = ["Exclusion", "forget_exclusions"]
 
 PENDING = 0x40000000  # where SQLite's own lock bytes begin
 SHARED = PENDING + 2, 510  # locked for reading by each connection that is open; the last to close locks it for writing
-IN_USE = 128, 1  # in the shared memory: locked for reading by each process that uses it
+IN_USE = 128, 1  # bytes of the shared memory that each process locks for reading while it uses it
 GATE = PENDING + 1024, 1
 EVERYTHING = 0, 0
 PAUSE_FIRST, PAUSE_LAST = 0.0002, 0.005  # seconds between two tries to enter
@@ -155,9 +155,9 @@ class _Locks:
     def __init__(self, database: int) -> None:
         self.database, self._memory = database, -1
         self.exclusions: list[Exclusion] = []
-        self.inside: dict[tuple[int, int], Exclusion] = {}  # at GATE: which connection of this process is inside
+        self.inside: dict[tuple[int, int], Exclusion] = {}  # GATE -> the connection of this process inside the gate
         self.waiting: dict[Exclusion, None] = {}  # the connections of this process that wait at the gate
-        self.left = system.LockBell()  # rung for one of them when a connection of this process has left the gate
+        self.left = system.LockBell()  # rung for one of the waiting connections when another one has left the gate
         self.last: bool | None = None  # whether the system has such locks; None before the first
 
     def are_on(self, file: tuple[int, int]) -> bool:

@@ -231,7 +231,7 @@ def _share_new(directory: int, path: str, like: os.stat_result) -> None:
     found = os.fstat(directory)
     if found.st_uid == os.geteuid() and found.st_mode & 0o777 == 0o700 and not os.listdir(directory):
         _share(directory, like, _mode_of_directory(like))
-        if os.fstat(directory).st_uid != like.st_uid:  # root of a container may not give it away: then it is in the way
+        if os.fstat(directory).st_uid != like.st_uid:  # in a container even root may be refused
             os.rmdir(path)
 
 

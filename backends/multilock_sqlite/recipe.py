@@ -105,7 +105,7 @@ class Recipe:
                         return Stand(id_, until, None, mode)
                     equals.append(Stand(id_, until, None, mode))
         finally:
-            rows.close()  # with the same query as in `_first`
+            rows.close()  # with the query of `_first`
         if claim.permits and self._is_full(sql, key, claim.permits - len(equals), now):
             # These reads need not be in a transaction, so all permits may have been released since they were counted.
             return self._first(sql, SHARED, key, now) or next(iter(equals), None)
@@ -223,7 +223,7 @@ class Recipe:
             sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + LATE_REQUEST))
         if row is None or row[1] <= now:
             return False
-        again = row[0] == resting  # the first request's reply was lost, so its end must not move later
+        again = row[0] == resting  # the reply to the first request was lost, so the end of the rest must not move later
         sql.execute(
             "UPDATE locks SET id = ?, until = ?, ttl = ?, space = NULL, pid = NULL, start = NULL "
             "WHERE key = ? AND id = ?",
@@ -292,7 +292,7 @@ class Recipe:
         # could find dead.
         process = self._columns() if claim.renew and not self.in_children else (None, None, None)
         if claim.mode == ALONE or self._first(sql, HOLDERS, key, now) is None:
-            sql.execute("DELETE FROM locks WHERE key = ?", (key,))  # rows that ended, or whose processes are gone
+            sql.execute("DELETE FROM locks WHERE key = ?", (key,))  # rows of ended leases and of dead processes
         sql.execute(
             "INSERT INTO locks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (

@@ -397,7 +397,7 @@ def _primary_code(error: sqlite3.Error) -> int:
 # takes longer than a moment, only its own file stays blocked until it has ended, and requests to other files continue.
 # So leases in one file are not lost because another program delays a request to a different file.
 
-_pid = os.getpid()  # the process to which all this belongs
+_pid = os.getpid()  # the process that owns these connections
 _opening = system.Lock()  # held while a connection is opened, and while the process forks
 _databases: list[weakref.ref[Database]] = []
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -430,7 +430,7 @@ def _stop_all(deadline: float) -> bool:
     global _forking
     me, taken = system.get_ident(), list[bool]()
     system.take(_opening.acquire, deadline - system.now(), taken)
-    if True in taken:  # no call, so no interrupt comes before the record of whose lock it is
+    if True in taken:  # without a call here, no interrupt can come before the owner of the lock is recorded
         _forking = me
     until = min(deadline, system.now() + FORK_STOP)
     while _close_idle():

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 ENDED = "its ZooKeeper session expired or was closed"
 LOOK_WITHIN = 2.0  # seconds for one step of setting the missing watches
-LOOK_AGAIN = 1.0  # seconds until that is tried again, if it failed although the connection was up
+LOOK_AGAIN = 1.0  # seconds until the next try to set watches, if one failed although the connection was up
 AT_ONCE = 250  # nodes watched in one step; a renewal waits behind no more than that
 ONE_BY_ONE = 16  # nodes that a waiter watches one by one; beyond that, any change among the siblings wakes it
 
@@ -48,12 +48,12 @@ class Watcher:
         self._notices = notices
         self._transport: Transport
         self._lock = system.Lock()
-        self._connection = 0  # counts connections: a watch that was set on an earlier one is no longer set
+        self._connection = 0  # the number of the connection; watches of an earlier connection are gone
         # Claim id -> the paths that the claim watches: the nodes ahead and its own node, or the parent
         self._waiting: dict[str, tuple[str, ...]] = {}
         self._waiters: dict[str, set[str]] = {}  # path -> the ids of the claims that it wakes
         self._holding: dict[str, str] = {}  # path -> claim id
-        self._covered: set[str] = set()  # paths held whose watch is set
+        self._covered: set[str] = set()  # held paths whose watch is set
         # Ids of claims whose node is gone, each with the session of the node
         self._lost: list[tuple[str, Session | None]] = []
         self._followed: dict[str, str] = {}  # path of a parent -> the name

@@ -40,7 +40,7 @@ from multilock_zookeeper.transport import EPHEMERAL_SEQUENTIAL, Answer, NodeMiss
 
 __all__ = ["Recipe", "holding"]
 
-END_WITHIN, END_AGAIN = 1.0, 1.0  # seconds to delete a node whose time is over, and until that is tried again
+END_WITHIN, END_AGAIN = 1.0, 1.0  # seconds to delete a node whose time is over, and between two tries
 
 
 class Recipe:
@@ -95,7 +95,7 @@ class Recipe:
         parent = self._nodes.parent(claim.name)
         place.value = encode_value(claim)
         with self._places.lock:
-            if place.cancelled:  # since this attempt began; no request naming the claim was sent, nor will be
+            if place.cancelled:  # cancelled since this attempt began; no request naming the claim was or will be sent
                 return None
             if self._now() >= deadline:
                 raise BackendUnavailable("no time was left to ask ZooKeeper", unknown=False)

@@ -25,8 +25,8 @@ GAP = 1 / 3
 
 
 class Validity(NamedTuple):
-    """A proof of a session: when it was sent, for how many seconds from then on the session certainly lives, and the
-    session timeout from which that follows.
+    """The proof that a session lives: when the request was sent, the seconds from then on for which the session
+    certainly lives, and the session timeout from which these follow.
 
     The three belong together. A handshake may cut the timeout at any moment, and a mixture of old and new values would
     prove nothing.

@@ -43,7 +43,7 @@ NO_LEASES = b"0"  # data of a parent; kazoo's Semaphore, which does not see othe
 SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less, until a silent connection is replaced
 STOPPED = 0.05  # seconds; a thread that wakes up later than that was paused
 CLOSE_WITHIN = 1.0  # seconds to close the session; otherwise the session expires
-DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts together; kazoo would spend all of it on one dead host
+DIAL_SHARE = 1 / 3  # share of the session timeout to connect to any host; kazoo would spend all of it on one dead host
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 KAZOO_TLS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
@@ -128,8 +128,8 @@ class SessionListener(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ensemble:
-    """How to reach ZooKeeper and log in there, and the requested session timeout in seconds; or a client that was
-    handed over."""
+    """The data to reach ZooKeeper and log in there, and the requested session timeout in seconds; or the program's own
+    client."""
 
     hosts: str
     chroot: str
@@ -163,14 +163,14 @@ class Transport:
         self._handler: Handler | None = None
         self._up = system.Event()
         self._starting = system.Lock()
-        self._changing = system.Lock()  # of the session; held for moments only, also by kazoo's connection thread
+        self._changing = system.Lock()  # guards the session; held briefly, also by kazoo's connection thread
         self._asking = system.Lock()
         self._session: Session | None = None
         self._id: int | None = None
         self._granted = math.inf  # the least timeout that any handshake granted to the present session id
         self._touched_at = -1e9  # the latest time at which a handshake certainly refreshed the session at the leader
         self._started = False
-        self._adopted = False  # the session was opened by the client that was handed over
+        self._adopted = False  # whether the program's own KazooClient opened the session
         self._closed = False
 
     @property
@@ -180,7 +180,7 @@ class Transport:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """How TLS is done on the present connection, or None without it."""
+        """The TLS settings of the present connection, or None without TLS."""
         context: ssl.SSLContext | None = getattr(self._client._connection._socket, "context", None)
         return context
 
@@ -210,7 +210,8 @@ class Transport:
             if number is None or number != self._id:
                 raise BackendUnavailable(f"{self.name}: the session ended before it was ready", unknown=False)
             granted = min(granted, self._granted)  # there may have been another handshake meanwhile
-            # kazoo sends at least every third of the timeout. So what it sent last arrived before what we send now.
+            # kazoo sends at least every third of the timeout. So kazoo's last request arrived before the request that
+            # we send now.
             touched_at = self._touched_at - (granted / 3 if self._adopted else 0.0)
             session = Session(number, granted, touched_at)
             # Before any grant: if the timeout is cut at this moment, the kernel must already know the session.
@@ -544,7 +545,8 @@ class Transport:
     def _wake(self, answer: Answer) -> None:
         try:
             self._client._connection._write_sock.send(b"\0")
-        except (OSError, AttributeError):  # it was closed just now, and perhaps before kazoo answered what was queued
+        # The connection was closed just now, perhaps before kazoo answered the queued requests.
+        except (OSError, AttributeError):
             answer.set_exception(foreign.ConnectionClosedError("the connection was closed"))
 
     def _silent(self, answer: Answer) -> None:

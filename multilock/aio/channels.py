@@ -138,7 +138,7 @@ class LoopChannel:
         self._loop = loop
         self._channel = channel
         self._fileno = channel.fileno()
-        self._answer: asyncio.Future[Any] | None = None  # the answer to the request under way
+        self._answer: asyncio.Future[Any] | None = None  # receives the answer to the request under way
         self._lingers = channel if isinstance(channel, Lingers) else None
         self._timer: asyncio.TimerHandle | None = None  # reads the channel even if no data arrives
         self._look_at = 0.0  # the time of the planned read, by the loop's clock

@@ -55,7 +55,7 @@ class AsyncLeadership(Leading, HeldAsyncLease):
             self._term.body_begins()
             return super()._enter()
         except BaseException:
-            self._term.body_ends(not self._open)  # another body may continue, which entered the leadership before
+            self._term.body_ends(not self._open)  # another body that entered the leadership earlier may continue
             raise
 
     def _loss_for_the_body(self) -> Loss[Any] | None:

@@ -255,7 +255,7 @@ class LoopFace:
             result: R = await future
             return result
         except asyncio.CancelledError:
-            # It got its reply before.
+            # The request had its reply before.
             if unwanted and future.done() and not future.cancelled() and not future.exception():
                 unwanted(future.result())
             raise
@@ -489,7 +489,7 @@ class LoopCallbacks:
         self._unfinished.clear()
 
     def _run(self, call: object, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        CALLED.set(call)  # in the context of this call, which tasks made here inherit
+        CALLED.set(call)  # set in the context of this call, which tasks made here inherit
         result: object = None
         try:
             result = call_on_loop(callback, *args)

@@ -43,7 +43,7 @@ class _Left(Enum):
 
     NOTHING = auto()
     OURS = auto()
-    FORBIDDEN = auto()  # only processes of another user
+    FORBIDDEN = auto()  # only processes of another user are left
 
 
 class Child:
@@ -110,7 +110,7 @@ class Child:
                 raise CannotStart(self._command, int(said))
             ready, told = True, False
         if told:
-            return True  # CMD may run, or be about to: the caller ends it
+            return True  # CMD runs or is about to run, so the caller ends it
         self.signal(signal.SIGKILL)
         self.wait(pause)
         self.close()

@@ -29,7 +29,7 @@ __all__ = ["Wanted", "compare", "show", "verify"]
 
 STYLES = {"kept": "green", "broken": "bold red", "undecided": "yellow", "": "dim"}
 WIDTH = 100
-SPINNER = 4  # columns of the spinner before a line of progress, and of the margin behind it
+SPINNER = 4  # columns of the spinner before a line of progress, together with the margin behind the line
 PLAIN_EVERY = 10.0  # seconds between two lines of progress if stdout is not a terminal
 CYCLES = 20
 # Cycles, seconds, and cycles at once for each core: most of a cycle is waiting.

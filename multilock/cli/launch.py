@@ -15,7 +15,7 @@ import time
 
 PR_SET_PDEATHSIG = 1
 LOOKS = 500
-LOOK_AGAIN = 0.02  # seconds between two looks of which the first found nothing
+LOOK_AGAIN = 0.02  # seconds until the second look, if the first found no process
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the clock of `multilock.now()`
 
 
@@ -111,7 +111,7 @@ def inheritable_descriptors() -> list[int]:
     """Return the descriptors above stderr that a program run by this process would inherit."""
     found = []
     for number in open_descriptors():
-        with contextlib.suppress(OSError):  # not open
+        with contextlib.suppress(OSError):  # the descriptor is not open
             if number > 2 and os.get_inheritable(number):
                 found.append(number)
     return found

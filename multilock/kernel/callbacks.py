@@ -33,7 +33,7 @@ CALLED: ContextVar[object] = ContextVar("multilock_callback", default=None)
 
 
 class Callbacks(Protocol):
-    """How a face runs the user's callbacks."""
+    """The methods by which a face runs the user's callbacks."""
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
         """Have ``callback(*args)`` called. Returns at once and raises nothing but interrupts."""

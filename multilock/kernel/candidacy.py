@@ -71,7 +71,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._office: Office[T] = Office(kernel, name, scope, on_elected, on_lost, grace)
         self._reporter = Reporter(kernel, name, on_leader_changed, self._call, self._report_in_background)
         self._term: Term[T] | None = None
-        self._stop: Stop | None = None  # calls off the run() or start() under way
+        self._stop: Stop | None = None  # stops the present run() or start()
         self._campaigns: set[Stop] = set()  # one for each running call of campaign()
         self._asking: Stop | None = None  # the `Stop` of the candidacy that asks for the name: see `_turn`
         kernel.add_election(self)
@@ -372,7 +372,7 @@ class Candidacy(OfThisProcess, Generic[T]):
     async def _end(self, grace: float | None) -> None:
         """See `Election.stop`."""
         stops = {*self._campaigns, self._stop}
-        answered = self._kernel.now() + self._want.request_timeout  # when a request under way is over
+        answered = self._kernel.now() + self._want.request_timeout  # the latest end of the request under way
         self._call_off()
         again = True
         while again:

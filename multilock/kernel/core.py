@@ -268,7 +268,8 @@ class Kernel:
     # The ticking thread
 
     def ready(self) -> None:
-        """Make sure that the watchdog has a thread. Called before a request whose grant would need renewals.
+        """Make sure that the watchdog has a thread. The kernel calls this before a request whose grant would need
+        renewals.
 
         Raises BackendUnavailable if the operating system refuses the thread.
         """
@@ -398,7 +399,7 @@ class Kernel:
         """Return the error of a call after close()."""
         return ClientClosed("this client is closed: make a new one with multilock.connect()", backend=self.scheme)
 
-    # For messages
+    # Names that messages show
 
     def name_error(self, error: MultilockError, name: str | None) -> None:
         """Add the lock's name and the client's scheme to an error before the user gets it.

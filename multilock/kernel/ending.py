@@ -45,8 +45,8 @@ class End:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._closing: int | None = None  # the thread that runs `close`
-        self._awaits_work = False  # that call of close() still waits for the work of elections
-        self._over_by = math.inf  # the latest time at which that call is over
+        self._awaits_work = False  # whether `close` still waits for the work of elections
+        self._over_by = math.inf  # the latest time at which `close` returns
         self._ended = False  # nothing of the client is left
         self.dropped = False  # the user has dropped the client, and it has not ended yet
 
@@ -120,7 +120,7 @@ class End:
         kernel = self._kernel
         self._closing = system.get_ident()
         try:
-            kernel.monitor.wait(budget)  # until every callback has been started
+            kernel.monitor.wait(budget)  # until every callback has been started, within the budget
             kernel.callbacks.wait(budget)
         finally:
             kernel.lift_fences()  # before any request, because an outage must not kill a process during its orderly end

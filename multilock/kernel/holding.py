@@ -291,7 +291,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         The body then ends here. It ends a work under the lease only if it has an acquire of its own.
         """
         with self._kernel.lock:
-            pass  # A body that ends at this moment counts this one too, or has begun the release that we see below.
+            pass  # A body that ends at this moment counts this one too, or has begun a release that check() sees.
         try:
             self.check()
         except MultilockError:

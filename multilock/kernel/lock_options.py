@@ -30,7 +30,7 @@ NEEDS = {
 PERMITS_MAX = 1_000_000
 
 Make = Callable[["Kernel", "Want", Claim, Granted, bool], "Holding"]
-"""How a face makes a lease from a grant. The last argument is `Holding.unsure`."""
+"""The function by which a face makes a lease from a grant. The last argument is `Holding.unsure`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Want:
     reentrant: bool
     fair: bool  #: the option as the claims request it from the backend
     queues: bool  #: each waiter joins the backend's own queue, and none uses the local gate
-    hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
+    hold_at_least: float  #: seconds after the grant until which an early release leaves the name taken
     max_hold: float  #: seconds from the grant after which the lease is lost, or inf
     on_lost: Callable[[Loss[Any]], object] | None
     hard_fence: bool  #: the operating system kills the process when the validity of a lease passes

@@ -199,7 +199,7 @@ class Monitor:
             kernel.callbacks.start(callback, loss)
         lease._call_hooks()
         lease._callbacks = None
-        if not isinstance(lease, Holding):  # for a lease of several locks, its lost part does the rest
+        if not isinstance(lease, Holding):  # the lost part of a set does all that follows
             return
         if give_back:
             # The server may still have the claim, so release it there. The release waits until the callback has had its

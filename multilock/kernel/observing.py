@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Followers", "Observer", "Reporter", "leader_info"]
 
 POLL = 0.5  # seconds between requests if the backend does not push changes
-PUSHED = 10.0  # seconds between requests if it does, because a push may be lost
+PUSHED = 10.0  # seconds between requests if the backend pushes changes, because a push may be lost
 REFUSED_PAUSE = 1.0  # seconds until the next request after the backend refused to tell who leads
 
 
@@ -96,7 +96,7 @@ class Followers:
         self._workers.close()
 
     def _tell_backend(self) -> None:
-        """Tell the backend of which names to push changes. If that fails, try again after a second."""
+        """Give the backend the names whose changes it must push. If that fails, try again after a second."""
         with self._lock:
             names = frozenset(self._bells)
         if names == self._pushed or self._kernel.finished:

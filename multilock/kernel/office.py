@@ -34,8 +34,8 @@ class Part:
         self.done = done
 
 
-# The parts that this thread or task runs, or the task that started it. If one of these ends the leadership, it does not
-# wait for the end. It would wait for itself, or for code that waits for it.
+# The parts that run in this thread or task, or in a task that started it. If code in such a part ends the leadership,
+# the code does not wait for the end, because it would wait for itself, or for code that waits for it.
 _INSIDE: ContextVar[tuple[Part, ...]] = ContextVar("multilock_inside", default=())
 
 
@@ -98,7 +98,7 @@ class Condition:
                 await bell.wait(left)
             return True
         finally:
-            with contextlib.suppress(ValueError):  # `forget` has removed it
+            with contextlib.suppress(ValueError):  # `forget` has already removed it
                 self._bells.remove(bell)
 
     def notify(self) -> None:

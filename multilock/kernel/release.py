@@ -186,7 +186,7 @@ class Releases:
             self.later(lease)
 
     def go_on(self, lease: AnyHeld) -> None:
-        """Finish a release in the background, because the caller that waits for its answer will not continue."""
+        """Finish a release in the background, because the caller that waited for its answer will not run again."""
         now = self._kernel.now()
         with self._kernel.lock:
             lease._let_go()
@@ -195,8 +195,8 @@ class Releases:
         self._finish_whole(lease)
 
     def soon(self, lease: Holding) -> None:
-        """Make the ticking thread release a lease, or lower its acquire count. For callers that may hold the kernel's
-        lock."""
+        """Make the ticking thread release a lease, or lower its acquire count. It is for callers that may hold the
+        kernel's lock."""
         self._late.append(lease)
         self._kernel.nudge()
 

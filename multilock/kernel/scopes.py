@@ -64,7 +64,7 @@ class Scope(Generic[L]):
         """Return the read lease that prevents ``want`` from writing, or the write lease that prevents it from
         reading."""
         other = {"read": "write", "write": "read"}.get(want.kind)
-        held = next(self._valid(want.name), None) if other else None  # valid leases of one name are of one kind
+        held = next(self._valid(want.name), None) if other else None  # all valid leases of a name have the same kind
         return held if held and held.want.kind == other else None
 
     def _valid(self, name: str) -> Iterator[L]:

@@ -87,7 +87,7 @@ class RenewedSessions:
                 return None
             before = session.ttl
             session.ttl, session.valid_until, session.renew_every = ttl, valid_until, renew_every
-            session.proof = None  # this time was computed with the former ttl
+            session.proof = None  # the proof was computed with the former ttl
             for lease in kernel.leases_of(group):
                 if lease.stage != HELD:
                     continue

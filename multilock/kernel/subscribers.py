@@ -70,7 +70,7 @@ class Events:
             subscriber.begin()
 
     def emit(self, event: Event) -> None:
-        """Deliver an event to all subscribers. For the client itself: users do not call it."""
+        """Deliver an event to all subscribers. Only the client itself calls this."""
         for subscriber in self._subscribers:
             try:
                 if subscriber.put(event) and (callbacks := self._callbacks):

@@ -51,7 +51,8 @@ class Leading(Holding):
         return not self._term.resigning and self._alive()
 
     def _body_ends(self, end: EndOfBody) -> bool:
-        """See `AnyHeld._body_ends`. The last body begins the resignation here, so that no other body enters before."""
+        """See `AnyHeld._body_ends`. The last body begins the resignation here, so that no other body can enter
+        first."""
         with self._kernel.lock:
             last = super()._body_ends(end)
             if last and self.stage == HELD:
@@ -158,19 +159,20 @@ class Term(Generic[T]):
     def work_begins(self, *, body: bool = False) -> bool:
         """Record that the work begins. Returns False if the term is over, because its lease may already be released.
 
-        ``body``: The work is the body of a ``with``. Inside or beside the work of ``run()``, it is a part of that work.
+        ``body``: The work is the body of a ``with``. A body inside or beside the work of ``run()`` is a part of that
+        work.
         """
         if not self.leadership._alive():
             return False
         with self.office.lock:
-            if not self.resigning:  # under the lock, so that a resignation sees the work or prevents it
+            if not self.resigning:  # checked under the lock, so that a resignation sees the work or prevents it
                 self._body = body and (self._body or self.work.done)
                 self.work.done = False
             return not self.resigning
 
     def work_ended(self) -> None:
         """Record that the work of ``run()`` has ended. Bodies that it has left open are the work from now on."""
-        self._body = True  # before the check, so that the last body ends the work if it ends just now
+        self._body = True  # set before the check below, so that a last body that ends now ends the work too
         if not self.leadership._open:
             self.part_ended(self.work)
 
@@ -277,14 +279,14 @@ class Term(Generic[T]):
             again, self.resigning = self.resigning, True
         # Also done by a second call, because the first may have been interrupted before this.
         self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease.valid_until))
-        for hook in list(lease._hooks or ()):  # wakes a work in wait_lost(), which would otherwise delay the end
+        for hook in list(lease._hooks or ()):  # wakes work that is in wait_lost(), which would otherwise delay the end
             hook()
         self.office.condition.notify()
         return not again
 
-    # An orderly end. The caller that begins it waits and releases the lease. A caller that cannot wait leaves the
-    # release to the part that ends last, and to a timer. This applies to a caller that unwinds, and to a part that must
-    # itself end.
+    # An orderly end. The caller that begins it waits for all parts and releases the lease. Two callers cannot wait: one
+    # that is being unwound, and a part of the leadership itself. They leave the release to the part that ends last, and
+    # to a timer.
 
     async def resign(self, grace: float | None = None) -> bool:
         """Stop leading, wait until all parts have ended, and release the lease.

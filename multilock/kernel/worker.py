@@ -51,7 +51,7 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
 def begin_thread(run: Callable[[], object], name: str) -> str | None:
     """Start a thread without supervision. Returns the reason if it is refused, otherwise None.
 
-    For the ticker, whose callers try again themselves.
+    Only the ticker uses this, because its callers try again themselves.
     """
     try:
         system.Thread(target=run, name=name, daemon=True).start()

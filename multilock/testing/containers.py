@@ -38,7 +38,7 @@ class ContainerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How to start a server of one kind. Image and settings are those of compose/compose.yaml."""
+    """The way to start a server of one kind. Image and settings are those of compose/compose.yaml."""
 
     image: str
     port: int

@@ -142,7 +142,7 @@ class HandRuntime:
 
     @property
     def held_jobs(self) -> int:
-        """How many jobs are kept back."""
+        """The number of jobs that are kept back."""
         return len(self._held or ())
 
     def release_jobs(self, count: int | None = None) -> None:

@@ -56,7 +56,7 @@ class Paused:
         self.pid = pid
 
     def resume(self) -> None:
-        """Let the process continue. Without effect if it has ended."""
+        """Let the process continue. This does nothing if the process has ended."""
         go_on(self.pid)
 
     def __enter__(self) -> Self:
@@ -100,7 +100,7 @@ def kill(process: Process | int) -> Killed:
     """End a process at once with SIGKILL, like a power cut. It may be frozen.
 
     If it leads a process group, its children in the group are killed too. When this returns the process is dead, and
-    its parent can still ask for the exit code. Without effect if it has ended.
+    its parent can still ask for the exit code. This does nothing if the process had ended before.
     """
     pid = _pid(process)
     if not _ended(process):

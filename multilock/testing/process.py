@@ -34,7 +34,7 @@ BOOT = "import sys; from multilock.testing.process import run_helper; run_helper
 
 
 def say(*words: object) -> None:
-    """In the helper: send one line to the test. Lines of several threads are not mixed."""
+    """Send one line from the helper process to the test. Lines of several threads are not mixed."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
@@ -146,7 +146,7 @@ class Helper:
             self.resume()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal. Without effect if it has ended."""
+        """Send a signal to the process. This does nothing if the process has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
@@ -208,7 +208,8 @@ class Helper:
 
 
 def run_helper(parent: str, function: str, *arguments: str) -> None:
-    """In the helper: call ``function``. The helper must not outlive the process ``parent``; 0 means no such process."""
+    """Call ``function`` in the helper process. The helper must not outlive the process ``parent``; 0 means no such
+    process."""
     if int(parent) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(parent):  # the parent died before prctl()

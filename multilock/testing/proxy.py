@@ -301,7 +301,7 @@ class FaultProxy:
 
     @property
     def traffic(self) -> Traffic:
-        """How much has passed so far. It shows whether a fault affected any bytes."""
+        """The bytes and pieces that passed so far. They show whether a fault affected any bytes."""
         return self._do(lambda: replace(self._traffic))
 
     def cut(self) -> None:

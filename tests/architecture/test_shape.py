@@ -40,7 +40,7 @@ EXTRAS = {
     "readers": ("the keys of readers, and the wait for readers", {"consul"}),
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),
     "watched": ("which claims are watched, by claim and by name", {"redis"}),
-    "node": ("the whole backend for one primary", {"redis"}),
+    "node": ("the backend of one Redis primary; a cluster has one for each", {"redis"}),
     "endpoints": (
         "the addresses of servers, from a URL or from a client object passed to connect()",
         {"redis", "postgresql"},

@@ -19,27 +19,27 @@ WITHIN = 100.0  # seconds for one block; `multilock demo` takes about twenty
 # Lines of shell blocks that are not run here, and the reason.
 NOT_RUN = {
     "make demo": "CI runs it as a step of its own",
-    "make test": "it runs this test",
-    "make quick": "it runs this test",
-    "make bench": "it takes minutes, and is not a matter of passing",
-    "make mutants": "it takes most of an hour",
-    "make conformance": "it takes minutes, and tries what the product promises, not the docs",
-    "make versions": "it fetches servers and takes some minutes",
-    "pip install": "it would fetch this project",
-    "git clone": "it would fetch this project",
+    "make test": "this test is a part of it",
+    "make quick": "this test is a part of it",
+    "make bench": "the benchmarks take minutes, and cannot pass or fail",
+    "make mutants": "all seeded defects take most of an hour",
+    "make conformance": "all suites take minutes, and test the product, not the docs",
+    "make versions": "the command fetches servers, and takes some minutes",
+    "pip install": "the command would fetch this project",
+    "git clone": "the command would fetch this project",
 }
 
 # Blocks marked ``no-run`` after their language, and the reason.
 NO_RUN = {
-    "docs/comparing.md": "it stands for an adapter of the reader's",
-    "docs/graceful-shutdown.md": "they are pieces of a FastAPI application and of a gunicorn configuration",
-    "docs/backends/etcd.md": "it names a cluster with users",
-    "docs/backends/zookeeper.md": "it names an ensemble of the reader's",
-    "docs/backends/postgresql.md": "it names servers of the reader's",
-    "docs/backends/redlock.md": "it names three servers of the reader's",
-    "docs/backends/consul.md": "it needs a token of the reader's",
+    "docs/comparing.md": "the adapter in it is the reader's own",
+    "docs/graceful-shutdown.md": "the blocks are pieces of a FastAPI application and of a gunicorn configuration",
+    "docs/backends/etcd.md": "the etcd cluster in it is the reader's own",
+    "docs/backends/zookeeper.md": "the ensemble in it is the reader's own",
+    "docs/backends/postgresql.md": "the servers in it are the reader's own",
+    "docs/backends/redlock.md": "the three servers in it are the reader's own",
+    "docs/backends/consul.md": "the block needs the reader's own token",
     "CONTRIBUTING.md": "its environment is that of `make quick`, and the tests that it starts run here too",
-    "docs/writing-a-backend.md": "it installs a copy that the reader made; tests/examples installs the example",
+    "docs/writing-a-backend.md": "the block installs the reader's copy; tests/examples installs the example itself",
 }
 
 # Addresses on the reader's machine that blocks name, and their replacements here.

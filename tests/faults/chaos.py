@@ -76,10 +76,11 @@ PROCESSES = 8
 CONTENDERS = 50
 HABITS_BY_PLACE = [[], *([habit] for habit in HABITS), list(HABITS)]  # further processes have no habit
 PROCESS_PACE = 0.07  # seconds between two faults of processes, on average
-SERVER_PACE = 0.4  # the same for faults of the server, as a share of a ttl
+SERVER_PACE = 0.4  # share of a ttl between two faults of the server, on average
 MOMENT = 0.5  # seconds for which a fault waits for the right moment
 FOR_A_WHILE = (SHORT_HOLD, math.inf)  # seconds since a lock was acquired: long enough to count as held for a while
-JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)  # the same: so few that hardly any renewal has followed
+# Seconds since a lock was acquired: so few that hardly any renewal has followed.
+JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)
 BEFORE_RENEWAL = (0.005, 0.12)  # share of a ttl until the next renewal: the session of such a lock was renewed long ago
 RECOVERY = 0.1  # seconds between two faults of one process
 TOLD_WITHIN = 5.0  # seconds within which a stopped process can report its stop, on a busy machine
@@ -100,7 +101,7 @@ class Arena:
     scheme: ClassVar[str]
     ttl: ClassVar[float] = 0.75
     url: str
-    asked_again: ClassVar[float] = 0.0  # seconds for which a server that was away is not asked yet
+    asked_again: ClassVar[float] = 0.0  # seconds for which clients do not ask a server that was away
     taken: dict[str, float]
     """Sessions that an operator ends, and when: see `Record.taken`."""
 
@@ -238,7 +239,7 @@ class EtcdArena(ServerArena):
 
     scheme = "etcd"
     ttl = 2.0
-    outage: ClassVar[float] = 0.0  # seconds of a long one; 0: just longer than a short clean-up
+    outage: ClassVar[float] = 0.0  # seconds of a long outage; 0: just longer than a short clean-up
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: EtcdServer = stack.enter_context(EtcdServer())

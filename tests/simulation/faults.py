@@ -138,7 +138,7 @@ def restart(world: World, fault: Fault, process: Process) -> None:
 
 @fault
 def forget(world: World, fault: Fault, process: Process) -> None:
-    """End a server that loses its data. Of several servers only one at a time, as Redlock allows."""
+    """End a server, which loses its data. Among several servers only one at a time does so, as Redlock allows."""
     server = world.server(fault)
     if len(world.servers) == 1:
         world.oracles.excuse(None)

@@ -90,7 +90,7 @@ class RedisServer:
         self.step = 0.0  # seconds by which the server's clock was stepped
         self.up, self.paused = True, False
         self.run, self.started = 0, -math.inf
-        #: Called before each script. What it returns is called after it.
+        #: Called before each script. The function that it returns is called after the script.
         self.on_script: Callable[[str, list[str], list[str]], Callable[[], None]] = lambda *what: lambda: None
         self.on_expiry: Callable[[str], None] = lambda key: None
         self._clock = clock

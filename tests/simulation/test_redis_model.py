@@ -152,7 +152,7 @@ OPERATORS: list[Callable[[Word], list[Word]]] = [
 
 
 def without_text(reply: bytes) -> bytes:
-    """Return the reply. Of an error only the first word counts."""
+    """Return the reply, or only the first word of an error."""
     return reply.split()[0] if reply.startswith(b"-") else reply
 
 

@@ -20,11 +20,11 @@ class Channel:
         self._fan = fan
         self._descriptor = descriptor
         self._evidence: Evidence | None = None
-        self._waiting: set[int] | None = None  # in a release: the servers whose replies are missing
+        self._waiting: set[int] | None = None  # during a release, the servers whose replies are missing
         self._join = False
         self._joins = Joins.NO
         self._round: Round | None = None  # the requests of an attempt
-        self._end = 0.0  # when a release ends, even if replies are missing
+        self._end = 0.0  # the time at which a release ends, even if replies are missing
 
     def fileno(self) -> int:
         return self._descriptor
@@ -76,7 +76,7 @@ class Channel:
         if self._join:
             rounds.servers.listen()
         if said is RoundState.BUSY and (self._joins is not Joins.YES if self._join else rounds.is_split(evidence)):
-            return None  # the kernel uses a thread, which asks again with a subscription, or settles a split vote
+            return None  # the kernel then uses a thread, which can subscribe or settle a split vote
         return rounds.outcome(evidence, said, self._join)
 
     # Methods of `Lingers`: replies may arrive after their request has ended
@@ -88,7 +88,8 @@ class Channel:
         return self._fan.connected() >= self._rounds.need
 
     def look_in(self) -> float | None:
-        """Return the seconds after which the loop must call `answer` although no reply came, or None if it need not."""
+        """Return the seconds after which the loop must call `answer` although no reply came, or None if a call is not
+        needed."""
         now = self._rounds.now()
         late = self._fan.late_in(now)
         if self._evidence is None:

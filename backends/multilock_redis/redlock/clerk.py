@@ -64,7 +64,7 @@ class Unconfirmed:
         return True
 
     def batch(self) -> list[Evidence]:
-        """Return the next releases to send. They are under way from now on."""
+        """Return the next releases to send, and count them as under way."""
         self._due = False
         batch = dict(islice(self._waiting.items(), max(0, BATCH - len(self._under_way))))
         for claim_id in batch:
@@ -158,7 +158,7 @@ class Clerk:
             if nested is not None:
                 selector.register(nested, system.EVENT_READ)
             for lane in fan.lanes:
-                lane.connect()  # not when first needed: a client that closes has no time to connect
+                lane.connect()  # connect early, because a client that closes has no time to do it
             while not self._closed:
                 selector.select(self._sleep(fan, nested is not None))
                 with self._lock:

@@ -335,7 +335,7 @@ class Fan:
             missing = [lane for lane in missing if not lane.connect(again=True)]
 
     def connected(self) -> int:
-        """Return how many servers are connected. For each of the others, ask for a connection."""
+        """Return how many servers are connected, and ask for a connection to each of the others."""
         return sum(lane.connect() for lane in self.lanes)
 
     def owes(self) -> bool:

@@ -62,7 +62,7 @@ class Guarded(Endpoint):
             if "NOAUTH" in str(refused):
                 raise
             raise BackendRejected(
-                f"{refused}: allow this user INFO, or give restart_guard=0: a server that restarted has to be known"
+                f"{refused}: allow this user INFO, or give restart_guard=0: multilock must notice a restart"
             ) from refused
         facts = dict(line.split(b":", 1) for line in told.splitlines() if b":" in line)
         try:

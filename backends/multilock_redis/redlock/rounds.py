@@ -47,7 +47,7 @@ class Joins(Enum):
 
     NO = 0
     YES = 1
-    QUIETLY = 2  #: for a moment, and without a notification of a handover
+    QUIETLY = 2  #: join for a moment, without a notification of a handover
 
 
 class RoundState(Enum):
@@ -175,7 +175,7 @@ class Rounds:
         now = self.now()
         at = int(now * 1e6)
         until = now + LATEST
-        proposal = max(system.wall(), evidence.newest_stamp + 1)  # the same for all servers, so that their stamps agree
+        proposal = max(system.wall(), evidence.newest_stamp + 1)  # one number for all servers: their stamps must agree
         made: dict[tuple[bytes, bool], bytes] = {}
         for which, mode in modes.items():
             node, lane = self.servers.nodes[which], fan.lanes[which]
@@ -587,7 +587,7 @@ class Rounds:
         for node in self.servers.nodes:
             node.listener.unwatch(claim.id)  # before the release, which must not be reported as a loss
         with evidence.lock:
-            evidence.proposal = max(system.wall(), evidence.newest_stamp + 1)  # the same number for all servers
+            evidence.proposal = max(system.wall(), evidence.newest_stamp + 1)  # one number for all servers
             if not evidence.leaving:
                 evidence.leaving = True
                 evidence.rests_until = None if rest is None else now + rest

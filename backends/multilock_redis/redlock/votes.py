@@ -77,7 +77,7 @@ class Ballot:
     kept = False  #: the claim has held the name or waited at this server
     doubted = False  #: the server sent a hint while a request was under way
     hinted_at: At | None = None  #: order of the vote after which the server sent a hint
-    asked = LONG_AGO  #: when the last request was sent that may take, keep or extend the name
+    asked = LONG_AGO  #: when the newest request that may take, keep or extend the name was sent
     silent: Exception | None = None  #: the error of the newest request, if it had no usable reply
     ends: int | None = None  #: when the claim may ask again because the present lease may have expired by itself
     lost_at = LONG_AGO  #: when the server last reported that the claim does not hold the name

@@ -147,7 +147,7 @@ def _ignore(event: object) -> None:
 
 
 def _pairs(record: Record) -> Iterator[tuple[Belief, Belief]]:
-    """Yield each belief with the next belief in its name that excludes it."""
+    """Yield each belief with the next belief about the same name that excludes it."""
     for _, beliefs in record.by_name():
         for number, one in enumerate(beliefs):
             other = next((other for other in beliefs[number + 1 :] if not one.fits(other)), None)

@@ -32,7 +32,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """How far two beliefs are apart.
+    """The time between two beliefs.
 
     ``overlap`` is for how many seconds both were certainly believed. If it is negative, they were apart for so long;
     nan means unknown.

@@ -59,7 +59,7 @@ class Belief:
 
     @property
     def most(self) -> float:
-        """How many may hold a name together in this mode."""
+        """The number of holders that a name may have at once in this mode."""
         return 1 if self.alone else int(self.mode[1:] or 0) or math.inf
 
     def fits(self, other: Belief) -> bool:

@@ -251,8 +251,8 @@ def percent(value: float) -> str:
 
 # ---- a drawing of one cycle: what A, B and C believed, what A could prove, and when the fault was
 
-EDGE = 0.05  # of a ttl, before the first event and after the last
-TICKS = 12  # the most ticks
+EDGE = 0.05  # margin before the first event and after the last, as a share of a ttl
+TICKS = 12  # ticks of an axis at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +286,9 @@ class Timeline:
     bars: list[Bar]
     points: list[Moment]
     ticks: list[Tick]
-    middle: str  #: the position at which the second one begins to believe
+    middle: str  #: the position at which the second holder begins to believe
     fault: str  #: the position at which the fault begins
-    anchor: str  #: of the name of the fault: "start", or "end" if there is too little room
+    anchor: str  #: text-anchor of the name of the fault: "start", or "end" if there is too little room
     says: str
 
 

@@ -83,7 +83,7 @@ class AdapterClient(Protocol):
 
 
 class Adapter(Protocol):
-    """How to open a place.
+    """The function that opens a place.
 
     Optional members: ``loop``, True if its places have ``on_loop``. ``control``, the scenarios in which it must fail,
     or the report is void. ``bound(url, ttl)``, the seconds until another can have the lock of a holder that vanished.

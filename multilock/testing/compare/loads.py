@@ -51,7 +51,7 @@ class Load:
     seconds: float
     contenders: int = 1
     processes: int = 1
-    hold: float = 0.0  #: seconds for which each contender holds it
+    hold: float = 0.0  #: seconds for which each contender holds the lock
     locks: int = 1
     bound: float = 0.0  #: seconds for which the lock may be free although somebody waits
     counted: bool = False  #: contention: whether to count requests, afterwards, because a proxy costs time

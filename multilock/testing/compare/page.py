@@ -21,7 +21,7 @@ from multilock.testing.render import render
 __all__ = ["Shown", "card", "page", "shown", "worst_of"]
 
 LOOKS = 8
-ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # the looks of points over time
+ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # styles of points over time
 # The capabilities that matter for a choice; report.json has the others.
 TOLD = {
     "fencing": "fencing tokens", "fencing_scope": "they grow within", "fair": "served in order of arrival",
@@ -80,7 +80,7 @@ class Shown:
 
     @property
     def apart(self) -> str:
-        """How near A and B came to each other."""
+        """The distance of the beliefs of A and B in time."""
         gap = self.cycle.gap
         if gap is None:
             return ""
@@ -188,7 +188,7 @@ class _Page:
         )
 
     def control_rows(self) -> Iterator[tuple[str, str, GridCell, bool]]:
-        """Yield control, fault in which it must fail, cell, and whether it failed. Only faults of this run."""
+        """Yield each control with a fault of this run in which it must fail, the cell, and whether it failed."""
         cells = self.report.cells
         for column in self.controls:
             for scenario in (each for each in self.says if each in column["must_fail"]):

@@ -30,7 +30,7 @@ __all__ = ["Before", "Options", "Planned", "Plans", "done_before"]
 
 SHARE = 10  # how many cycles share one stop of their server
 LONG = 5  # ttls
-PROOF = "pause"  # a scenario in which every control fails that must fail in any scenario
+PROOF = "pause"  # every control that must fail in some scenario also fails in this one
 AGAIN = 2  # further cycles of a cell if none could be decided
 # Contenders, processes, and seconds for which each contender holds the lock.
 SIZES = [
@@ -39,7 +39,7 @@ SIZES = [
     for hold in (0.0, 0.001)
 ]
 QUICK_SIZES = [(20, 4, 0.0)]
-COUNTED = 20, 0.0  # contenders and hold of the load whose requests are counted, for one face
+COUNTED = 20, 0.0  # the load whose requests are counted, for each face: contenders, and seconds for which each holds
 SECONDS, QUICK_SECONDS = 5.0, 1.0
 PERIODS = 2  # ttls for which many locks are held and renewed
 SAME = ("cycles", "control_cycles", "ttl", "planned")
@@ -54,13 +54,13 @@ class Options:
     adapters: Sequence[str] = ()  #: more contestants, each ``package.module:Name=URL``
     scenarios: Sequence[str] | None = None  #: names of scenarios and loads; None: all
     cycles: int = 20  #: number of cycles of each scenario and contestant
-    control_cycles: int | None = None  #: of each scenario and control; None: as many as the others
+    control_cycles: int | None = None  #: cycles of each scenario and control; None: as many as for the others
     ttl: float = 2.0  #: seconds
     seed: int | None = None  #: the seed of the order and of random choices; None: a random one
     #: Seconds within which cycles begin. Each scenario and contestant has at least one, however long it takes.
     within: float | None = None
     controls: bool = True  #: whether controls run too
-    #: Whether controls also run in scenarios in which they need not fail, and contention has all its sizes.
+    #: Whether controls also run in scenarios in which they may hold, and contention runs with all its sizes.
     all_of_controls: bool = True
     #: How many cycles run at the same time. None: 3 for each core at first. The number grows while no process waits for
     #: a processor, up to 20 for each core and 40 in all.
@@ -94,7 +94,7 @@ class Options:
 
     @property
     def of_controls(self) -> int:
-        """How many cycles each control has in each scenario."""
+        """The number of cycles of each control in each scenario."""
         return self.cycles if self.control_cycles is None else min(self.cycles, self.control_cycles)
 
 
@@ -120,7 +120,7 @@ class Plans:
         self._numbers = itertools.count(1)
         faults = [name for name in options.names if name in SCENARIOS]
         proofs = self._proofs(faults)
-        self.scenarios = [*faults, *([PROOF] if proofs and PROOF not in faults else [])]  #: those of this run
+        self.scenarios = [*faults, *([PROOF] if proofs and PROOF not in faults else [])]  #: the scenarios of this run
         self._plan_cycles(faults, proofs)
         self._plan_loads()
         if self._within is not None and self.alone:
@@ -132,8 +132,8 @@ class Plans:
         """Plan rounds with one cycle of each cell. Within a round the order is random, but long cycles begin first.
 
         Controls are in ``of_controls`` rounds: the first one, and then as evenly as possible. If no control of a URL
-        must fail in these scenarios, there is one more cycle, of one in which it must. Each cell also has a few cycles
-        that run only if none of its cycles could be decided.
+        must fail in these scenarios, there is one more cycle, in a scenario in which it must. Each cell also has a few
+        cycles that run only if none of its cycles could be decided.
         """
         dice = random.Random(self._seed)
         cycles, of_controls = self._options.cycles, self._options.of_controls
@@ -261,8 +261,8 @@ class Plans:
     def once_more(self, plans: deque[Planned], done: Plan) -> list[Planned]:
         """Return a further plan if ``done`` was the last cycle of its cell, and none was decided.
 
-        Not if one broke off: it would again. A server is not stopped again either: other cycles that saw its fault may
-        still use it.
+        There is none if a cycle of the cell broke off, because the next one would break off too. There is none either
+        if the server would have to be stopped again, because other cycles that saw its fault may still use it.
         """
         wanted = any(plan.cell == done.cell for _, plan in plans) or self._is_running(done.cell)
         if wanted or done.cell in self._settled or done.scenario.alone or not self._again[done.cell]:

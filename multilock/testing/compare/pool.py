@@ -58,7 +58,7 @@ class Mate:
             raise Trouble(f"a worker ended: {error}"[:300]) from None
 
     def pause(self) -> None:
-        """Freeze the process. When this returns it does not run."""
+        """Freeze the process. When this returns, the process does not run."""
         try:
             self.helper.pause()
         except RuntimeError:
@@ -170,7 +170,7 @@ class Mates:
 
 
 class Limit:
-    """How many cycles run at the same time.
+    """The number of cycles that run at the same time.
 
     The number grows by one after a cycle whose processes never waited for a processor, and falls by one after another
     cycle. An overloaded machine would decide fewer cycles.

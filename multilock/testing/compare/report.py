@@ -68,7 +68,7 @@ class Report:
 
     @property
     def void(self) -> list[str]:
-        """Why the run proves nothing. Empty if it proves something."""
+        """The reason why the run proves nothing. Empty if it proves something."""
         return list(self.data["void"])
 
     @property
@@ -290,7 +290,7 @@ class Gathered:
     end: float = -math.inf
     worst: dict[tuple[str, str], Cycle] = field(default_factory=dict)
     notice: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: the time in ttls
-    takeover: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: in ttl
+    takeover: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: the time in ttls
     acquires: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
     disturbed: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
     """Acquires during which the fault of their cycle happened."""

@@ -204,7 +204,8 @@ class _Runner:
             self.undisturbed(partial(self._end, threads))
 
     def undisturbed(self, act: Callable[[], None]) -> None:
-        """Do ``act`` to its end. An interrupt now means not to wait for locks that end by themselves."""
+        """Call ``act`` again until an interrupt no longer stops it. After an interrupt, locks that end by themselves
+        are not awaited."""
 
         def again() -> None:
             try:

@@ -27,7 +27,7 @@ When = Literal["acquire", "hold", "release"]
 FIRST_REPLY = 0.7  # share of cycles in which the first reply is held back
 STOPPED = 1.5  # ttls
 BACK_WITHIN = 60.0  # seconds until a restarted server must answer
-AFTERWARDS = 0.1  # of a ttl: time in which a holder that continues with a lost lock can be seen
+AFTERWARDS = 0.1  # share of a ttl in which a holder that continues with a lost lock can be seen
 
 
 class Scene(Protocol):
@@ -91,7 +91,7 @@ class Scene(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A fault. ``act`` makes it, and returns whether it took place.
+    """A fault. ``act`` causes it, and returns whether it took place.
 
     ``when`` says what A does at that time: acquire, hold (B then waits) or release.
     """

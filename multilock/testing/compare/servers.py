@@ -237,7 +237,7 @@ def _engine(*words: str) -> str:
 
 # ---- several cycles that share one stop of their server, because a stop affects all its users anyway
 
-WHEN = 0.2, 0.8  # of a ttl: the range of the time from A's grant to the fault
+WHEN = 0.2, 0.8  # the fault comes between these shares of a ttl after A's grant
 GATHER_WITHIN = 60.0  # seconds; a cycle that comes later has missed the fault
 
 
@@ -245,7 +245,7 @@ class Together:
     """A group of ``cycles`` cycles. Each calls `gather` and then `stopped` once, or only `leave`."""
 
     def __init__(self, cycles: int, seed: str = "") -> None:
-        self.share = random.Random(seed).uniform(*WHEN)  #: of a ttl: the time from the grants to the fault
+        self.share = random.Random(seed).uniform(*WHEN)  #: time from the grants to the fault, as a share of a ttl
         self._expected = cycles
         self._ready = self._here = 0
         self._led = False

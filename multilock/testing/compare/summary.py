@@ -1,6 +1,6 @@
 """A report in few words: the grid of verdicts, the figures as tables, and the differences from an older report.
 
-For a terminal, a document or a page.
+The texts fit a terminal, a document or a page.
 """
 
 from __future__ import annotations

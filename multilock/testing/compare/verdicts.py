@@ -21,7 +21,7 @@ from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 
 __all__ = ["CycleVerdict", "cells_of", "judge_cycle"]
 
-ROUNDED = 6  # digits of a second
+ROUNDED = 6  # decimal places of a time in seconds
 UNSEEN = 0.05  # seconds: two stalls that are too short to be noted, one before each event
 # Seconds for which a process has run since its loss: a callback that has not come by then never comes.
 TOLD_WITHIN = 0.25
@@ -34,12 +34,12 @@ class CycleVerdict:
     cycle: int
     outcome: str  #: kept, broken, undecided, or no-fault
     why: tuple[str, ...]
-    overlap: float = math.nan  #: for how long two believed; negative: how far apart the nearest two were
+    overlap: float = math.nan  #: seconds for which two believed at once; if negative, the gap between two beliefs
     notice: float = math.nan  #: from the fault until A stopped believing
     takeover: float = math.nan  #: from the fault until B believed
     margin: float = math.nan  #: from A's callback until B believed
     tokens: tuple[int, ...] = ()
-    regressions: int = 0  #: how many of the tokens were not greater than the one before
+    regressions: int = 0  #: tokens that were not greater than the one before
     writes: int = 0  #: accepted writes with a token
     refused: int = 0  #: writes with a token that were refused, because a greater token was there before
 

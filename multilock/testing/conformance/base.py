@@ -36,7 +36,8 @@ SOON = 5.0  # seconds in which an immediate effect must be seen, even on a busy 
 
 
 def eventually(ready: Callable[[], object], within: float = SOON) -> None:
-    """Wait until ``ready()`` is true. AssertionError after ``within`` seconds. For state that no event reports."""
+    """Wait until ``ready()`` is true. Raises AssertionError after ``within`` seconds. Use it for state that no event
+    reports."""
     until = now() + within
     while not ready():
         assert now() < until, f"the condition was not true within {within:g} s"
@@ -60,7 +61,7 @@ def answers(client: Client) -> bool:
 
 
 def queued(client: Client, name: str) -> int:
-    """Return how many waiters the name has, or 0 if the backend does not answer. For `eventually`."""
+    """Return how many waiters the name has, or 0 if the backend does not answer, so that `eventually` can repeat it."""
     try:
         info = client.inspect(name)
     except BackendUnavailable:
@@ -79,7 +80,7 @@ def believed_until(lease: Lease) -> float:
 
 
 def inner(lease: AnyLease) -> Holding:
-    """Return the lease as the object of the kernel, for moments that no public member shows. For both faces."""
+    """Return the lease of either face as the kernel's object, which shows more than the public members."""
     return cast("Holding", lease)
 
 

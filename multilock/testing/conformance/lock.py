@@ -364,7 +364,7 @@ class ThreadingConformance(Conformance):
 
     @pytest.fixture(params=["blocking"])
     def face(self, request: pytest.FixtureRequest) -> Face:
-        """Only the blocking face."""
+        """The blocking face only."""
         return FACES[request.param]()
 
     def test_a_lock_implements_the_protocol_distributed_lock(self, client: Client) -> None:

@@ -405,7 +405,7 @@ class CancelConformance(Conformance):
 
     @pytest.fixture(params=["asyncio"])
     def face(self, request: pytest.FixtureRequest) -> Iterator[Face]:
-        """Only the asyncio face."""
+        """The asyncio face only."""
         face = FACES[request.param]()
         yield face
         face.close()

@@ -83,10 +83,10 @@ class Place:
         raise NotImplementedError
 
     def leftovers(self) -> list[str]:
-        """Return what this test left at the server that does not end by itself.
+        """Return the entries of this test at the server that do not end by themselves.
 
-        The default asks the backend for held names. A place that looks into the server can also see what the backend
-        does not list, such as waiters.
+        The default asks the backend for held names. A place that reads the server directly can also return entries that
+        the backend does not list, such as waiters.
         """
         with Client(self.backend()) as client:
             return [info.name for info in client.inspect_all()]

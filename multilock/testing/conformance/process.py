@@ -1,4 +1,5 @@
-"""Holders in other processes that are killed, frozen or forked, or exit. For places that processes can share."""
+"""Holders in other processes that are killed, frozen or forked, or exit. The place must be one that processes can
+share."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class ProcessConformance(Conformance):
 
     @pytest.fixture(params=["blocking"])
     def face(self, request: pytest.FixtureRequest) -> Face:
-        """Only the blocking face."""
+        """The blocking face only."""
         return FACES[request.param]()
 
     @pytest.fixture

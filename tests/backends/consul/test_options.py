@@ -240,7 +240,7 @@ def test_a_revoked_permission_does_not_prove_a_loss(connect: Connect, watched: b
         loss = lost.wait(1, 10.0)
         assert by_the_clock(loss)
         assert not loss.confirmed
-        assert server.key("multilock/job/.lock"), "it is locked, because no reply said that it is not"
+        assert server.key("multilock/job/.lock"), "the key stays locked, because no reply said that it is free"
         assert server.requests()["GET session/info"] < 10
 
 

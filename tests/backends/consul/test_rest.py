@@ -62,7 +62,7 @@ def test_if_creating_a_session_for_a_rest_gets_no_reply_another_one_is_made(
         backend.rest(claim, granted, False, SHORT, WITHIN)
     assert not silence.value.unknown
     lost.wait(WITHIN)
-    assert key_session(server) == granted.key, "it is held until it rests"
+    assert key_session(server) == granted.key, "the name stays held until it rests"
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     unused = ids(server) - {granted.key, key_session(server)}
     assert len(unused) == 1

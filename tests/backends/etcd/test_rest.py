@@ -109,7 +109,7 @@ def test_if_granting_a_lease_for_a_rest_gets_no_reply_another_is_made(
     Mishap(monkeypatch, calls.GRANT)
     with pytest.raises(BackendUnavailable):
         backend.rest(claim, granted, False, SHORT, WITHIN)
-    assert lease_of_key(server) == granted.group, "it is held until it rests"
+    assert lease_of_key(server) == granted.group, "the name stays held until it rests"
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     assert len(leases(server)) == 3
     eventually(lambda: len(leases(server)) == 2)  # that lease expires by itself

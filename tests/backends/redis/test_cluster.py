@@ -92,7 +92,7 @@ def test_each_request_follows_a_moved_slot(us: Ours, moving: Moving, kind: str) 
     claim, granted = us.take(us.claim(moving.name, kind=kind))
     moving.whole()
     [renewed] = us.renew((claim, granted))
-    assert renewed.group != granted.group, "it is renewed with those of the new node"
+    assert renewed.group != granted.group, "the lease is renewed with those of the new node"
     moving.cluster.migrate(moving.slot, moving.here)
     assert us.attempt(claim).token >= granted.token
     moving.whole()
@@ -170,7 +170,7 @@ def test_a_request_for_a_missing_key_counts_as_silence_until_the_move_ends(
     for ask in asks:
         with pytest.raises(BackendUnavailable, match="TRYAGAIN") as caught:
             ask()
-        assert not caught.value.unknown, "it was not executed for certain"
+        assert not caught.value.unknown, "the request was certainly not executed"
     assert moving.holder(moving.there if moved else moving.here) == held.owner
     if not moved:
         moving.keys()

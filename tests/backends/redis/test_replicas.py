@@ -73,7 +73,7 @@ def test_a_lock_on_too_few_replicas_is_not_granted(us: Ours, replica: RedisServe
         for claim in (us.claim(), us.reader("r"), us.permit(2, "p")):
             with pytest.raises(BackendUnavailable, match="0 of the 1 replicas") as caught:
                 us.attempt(claim)
-            assert caught.value.unknown is True, "it may be held: the kernel cancels it"
+            assert caught.value.unknown is True, "the claim may hold the lock, so the kernel cancels it"
             us.release(claim, unsure=True)
         assert left_of_it(bare) == [b"multilock/warm-up"]
 
@@ -165,7 +165,7 @@ def test_a_renewal_waits_for_replicas_if_configured(
     with replica.paused():
         kept, gone = careful.renew(held, lost)
         assert isinstance(kept, BackendUnavailable)
-        assert gone is None, "that it is lost is certain"
+        assert gone is None, "it is certain that the lock is lost"
         [renewed] = us.renew(plain)
         assert isinstance(renewed, Granted)
 

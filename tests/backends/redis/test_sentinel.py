@@ -344,7 +344,7 @@ def test_a_former_primary_that_still_believes_in_its_role_grants_no_lock(
         assert on(new) == claim.owner
         with redis.Redis(port=former.port) as bare:
             role, *_ = bare.role()
-            assert role == b"master", "it has been told too early: this shows nothing"
+            assert role == b"master", "the client was notified too early, so the test shows nothing"
         assert on(former) is None
         assert isinstance(them.attempt(them.claim()), Busy)
 

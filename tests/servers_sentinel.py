@@ -163,6 +163,8 @@ class Guarded(Service):
             # Before they ended, they may have chosen another primary, so only the servers know which one it is.
             self._first = next(server for server in self.servers if _is_primary(server))
             self._lead(self._first)
+            # A replica that is behind has yet to deliver messages of the former Sentinels to the new ones.
+            self.await_replicas(self._first)
             self._down_after = NEVER_DOWN_AFTER
             try:
                 for guard in self.guards:
@@ -170,13 +172,17 @@ class Guarded(Service):
             finally:
                 self._down_after = DOWN_AFTER
             self._until(self._know_each_other)
-            # A replica may still deliver a message of a former Sentinel, and its epoch with it.
-            if all(self._told(guard)["config-epoch"] == "0" for guard in self.guards):
+            # A message of a former Sentinel may still come late. It brings its epoch, or is counted forever.
+            told = [self._told(guard) for guard in self.guards]
+            if all(facts["config-epoch"] == "0" and self._strangers(facts) == 0 for facts in told):
                 return
 
     def _know_each_other(self) -> bool:
-        others = str(len(self.guards) - 1)
-        return all(self._told(guard)["num-other-sentinels"] == others for guard in self.guards)
+        return all(self._strangers(self._told(guard)) >= 0 for guard in self.guards)
+
+    def _strangers(self, facts: dict[str, str]) -> int:
+        """Return how many Sentinels are known beside ours. It is negative while some of ours are unknown."""
+        return int(facts["num-other-sentinels"]) - (len(self.guards) - 1)
 
     def move_sentinels_to(self, primary: Server) -> None:
         """Point all Sentinels at another primary. First all of them forget the old one, or they would remind each
@@ -278,9 +284,7 @@ class Guarded(Service):
         primary = self._at(told[0]["port"])
         self._lead(primary)
         return all(
-            int(facts["num-slaves"]) == len(self.servers) - 1
-            and int(facts["num-other-sentinels"]) == len(self.guards) - 1
-            for facts in told
+            int(facts["num-slaves"]) == len(self.servers) - 1 and self._strangers(facts) == 0 for facts in told
         ) and self._replicates(primary)
 
     def _lead(self, primary: RedisServer) -> None:

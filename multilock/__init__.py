@@ -30,6 +30,7 @@ from multilock.errors import (
     MultilockError,
     NotHeld,
 )
+from multilock.guarding import guard
 from multilock.kernel.runtime import now
 from multilock.keywords import ConnectOptions
 from multilock.lease import AsyncLease, Lease
@@ -109,6 +110,7 @@ __all__ = [
     "Waiting",
     "connect",
     "connect_async",
+    "guard",
     "now",
     "register_backend",
 ]

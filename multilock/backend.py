@@ -39,6 +39,7 @@ __all__ = [
     "Finding",
     "FindsTheDead",
     "Granted",
+    "Guards",
     "Held",
     "Lingers",
     "LockInfo",
@@ -314,6 +315,18 @@ class Rests(Protocol):
         reports ``resting_until``. Waiters are woken once, and their next attempt shows them when the name will be free.
 
         In all other respects it is like `release`. It is idempotent: a repeated call keeps the time that is left.
+        """
+
+
+@runtime_checkable
+class Guards(Protocol):
+    """Optional method of a `Backend` whose locks are rows of a PostgreSQL database, beside the user's own tables."""
+
+    def guard(self, name: str) -> tuple[str, str]:
+        """Return a statement, with ``%s`` for a key and for a token, and the key of ``name``. Does no I/O.
+
+        In a transaction of the user's own, the statement locks the row of the lock until that transaction ends. If the
+        name is not held with the token, it raises SQLSTATE ``ML001``.
         """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
     from multilock.model import LeaseState, Loss
@@ -113,6 +113,20 @@ class Lease(AnyLease, Protocol):
         after the other, and raises the first error after all of them.
         """
 
+    def guard(self, connection: Any, *, idle_limit: float | None = None) -> None:
+        """Keep the lock until the transaction that is open on ``connection`` ends, so that its writes are never late.
+
+        Only for ``postgresql://``, with a connection to the same database: one of psycopg 3, psycopg2, SQLAlchemy
+        (Connection or Session) or Django. Until the commit or rollback nobody else gets the lock, even if the lease
+        ends before. Call it at the outermost level: a rollback to an earlier savepoint ends the guard. Read what the
+        writes depend on after it. ``idle_limit`` is in seconds: the server ends the transaction if it is idle for so
+        long. The default is the server's own setting.
+
+        Raises LockLost if the lock is no longer ours; the transaction can then only be rolled back. Raises NotHeld
+        after a release, ConfigurationError if no transaction is open, CapabilityMissing on other backends, and any
+        error of the connection itself.
+        """
+
     def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
         """Block until the lease is lost, and return the `Loss`.
 
@@ -152,6 +166,13 @@ class AsyncLease(AnyLease, Protocol):
 
         Raises LockLost if it is not, NotHeld after a release, and BackendUnavailable if the backend does not answer.
         The lease is then held until its deadline: see `multilock.Lease.renew`.
+        """
+
+    async def guard(self, connection: Any, *, idle_limit: float | None = None) -> None:
+        """Keep the lock until the transaction that is open on ``connection`` ends: see `multilock.Lease.guard`.
+
+        The connection is an ``AsyncConnection`` of psycopg 3, or an ``AsyncConnection`` or ``AsyncSession`` of
+        SQLAlchemy.
         """
 
     async def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:

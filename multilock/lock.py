@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, 
 
 from multilock.errors import MultilockError
 from multilock.foreign import ForWith, NamesOurs, hides_foreign, refuse
+from multilock.guarding import guard_lease
 from multilock.kernel.acquire import acquire
 from multilock.kernel.face import run
 from multilock.kernel.handing import Handing
@@ -35,6 +36,9 @@ class Waits(ForWith, AnyHeld, Lease):
     """The blocking methods of a lease, whether it is a lease of one lock or of several."""
 
     __slots__ = ()
+
+    def guard(self, connection: Any, *, idle_limit: float | None = None) -> None:
+        guard_lease(self, connection, idle_limit)
 
     def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
         seconds = check_timeout(timeout)

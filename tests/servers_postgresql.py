@@ -67,6 +67,7 @@ class PostgresqlServer(Server):
             "--auth=trust",
             "--username=app",
             "--no-locale",
+            "--encoding=UTF8",
             "-D",
             str(data),
         ]

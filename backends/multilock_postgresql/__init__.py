@@ -168,6 +168,9 @@ class PostgresqlBackend:
     def follow(self, names: frozenset[str], within: float) -> bool:
         return self._listener.follow(names, within)
 
+    def guard(self, name: str) -> tuple[str, str]:
+        return self._steps.guard, self._keys.of(name).decode()
+
     def inspect(self, name: str, within: float) -> LockInfo | None:
         return self._inspection.inspect(name, within)
 

@@ -28,6 +28,7 @@ class StepQueries:
         self.renew = self._sql("SELECT unnest({}.renew_1($1, $2, $3, $4))")
         self.force = self._sql("SELECT unnest({}.force_1($1, $2))")
         self.sweep = self._sql("SELECT {}.sweep_1()")
+        self.guard = f'SELECT "{schema}".guard_1(%s, %s)'  # the only one that a user's own connection sends
         self.lost = self._sql(
             "SELECT a.id FROM unnest($1::text[], $2::text[]) AS a(key, id) "
             "WHERE NOT EXISTS (SELECT FROM {0}.locks l WHERE l.key = a.key AND l.id = a.id) "

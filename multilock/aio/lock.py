@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, 
 from multilock.aio.body import Body
 from multilock.errors import NotHeld
 from multilock.foreign import ForAsyncWith, hides_foreign, refuse
+from multilock.guarding import guard_lease_async
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, EndOfBody, Holding
 from multilock.kernel.lock_options import Want
@@ -45,6 +46,9 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
 
     async def renew(self) -> None:
         await self._kernel.renew(self)
+
+    async def guard(self, connection: Any, *, idle_limit: float | None = None) -> None:
+        await guard_lease_async(self, connection, idle_limit)
 
     async def __aenter__(self) -> Self:
         self._enter()

@@ -26,8 +26,8 @@ ONLY_ASYNC = {("AsyncClient", name): ["cancel_on_lost"] for name in WITH_A_BODY}
 
 # Members that ask the backend or wait are awaited, iterators are asynchronous, and all others are plain.
 AWAITED = {
-    "acquire", "try_acquire", "release", "is_locked", "renew", "wait_lost", "inspect", "force_release", "diagnose",
-    "ping", "close", "campaign", "run", "stop", "leader", "resign",
+    "acquire", "try_acquire", "release", "is_locked", "renew", "guard", "wait_lost", "inspect", "force_release",
+    "diagnose", "ping", "close", "campaign", "run", "stop", "leader", "resign",
 }  # fmt: skip
 ITERATED = {"inspect_all", "observe"}
 

@@ -28,7 +28,7 @@ LAYERS = [
     {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "cancel", "release", "handing", "ending"))},
     {"kernel.office", "kernel.term", "kernel.observing", "kernel.candidacy"},
     {"kernel.core"},
-    {"config", "keywords", "urls", "registry", "options"},
+    {"config", "keywords", "urls", "registry", "options", "guarding"},
     {"lock", "threading_lock", "shared", "many", "election", "client", "aio", "decorate"},
     {"__init__"},
     {"cli", "testing", "contrib", "__main__"},

@@ -246,6 +246,13 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LossConformance.test_a_lost_lease_is_never_held_again",
         )
     },
+    "Lease.guard": {
+        "Nobody else gets the lock until the user's transaction ends; a guard that comes too late fails": (
+            "tests/backends/postgresql/test_guard.py::test_nobody_gets_the_name_until_the_guarded_transaction_ends",
+            "tests/backends/postgresql/test_guard.py::test_a_guard_after_the_lease_was_lost_in_any_way_fails",
+            "tests/backends/postgresql/test_guard.py::test_another_backend_has_no_guard",
+        )
+    },
     "Lease.state": {
         "HELD, AT_RISK, LOST or RELEASED": (
             "LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -216,12 +217,12 @@ def by_django(url: str, use: Callable[[Any], None]) -> None:
     handler = ConnectionHandler({DEFAULT_DB_ALIAS: {**database, "HOST": parts["host"], "PORT": parts["port"]}})
     connection = handler[DEFAULT_DB_ALIAS]
     assert isinstance(connection, DatabaseWrapper)
-    with pytest.raises(ConfigurationError):
+    with contextlib.closing(connection):
+        with pytest.raises(ConfigurationError):
+            use(connection)
+        connection.set_autocommit(False)
         use(connection)
-    connection.set_autocommit(False)
-    use(connection)
-    connection.rollback()
-    connection.close()
+        connection.rollback()
 
 
 @pytest.mark.parametrize("by", [by_sqlalchemy, by_django])

@@ -1,107 +1,173 @@
-"""A write and its lease in one commit: the row of the lock stays locked until the end of the user's own transaction.
+"""A write and its lease in one commit: a row stays locked until the end of the user's own transaction.
 
-The statement is the backend's (`multilock.backend.Guards`). This module sends it over connections of psycopg 3,
-psycopg2, SQLAlchemy and Django, whose modules it never imports.
+There are two such rows. A backend that keeps its locks in PostgreSQL has one for each (`multilock.backend.Guards`).
+For any other backend it is a row of the table ``multilock_fence`` in the user's database, with the greatest token.
+
+This module sends statements over connections of psycopg, psycopg2, SQLAlchemy, Django and sqlite3. It imports none of
+these modules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from multilock.backend import Guards
 from multilock.errors import CapabilityMissing, ConfigurationError, LockLost
+from multilock.model import LeaseState
 from multilock.names import check_name, check_seconds
 from multilock.registry import open_backend
 
 if TYPE_CHECKING:
     from multilock.kernel.holding import AnyHeld
+    from multilock.lease import AnyLease
 
 __all__ = ["guard", "guard_lease", "guard_lease_async"]
 
 LOST = "ML001"  # the SQLSTATE of a guard whose lease is over
+NO_LOCK = 0  # a token that no lock has
+NAME_MAX = 255  # characters of a name in the table
 LIMIT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
 # The guard locks a row, so its transaction has a number. A statement of a later transaction finds none.
 STILL_OPEN = "SELECT 1 WHERE pg_current_xact_id_if_assigned() IS NOT NULL"
+# Several transactions of one holder may be open at once, so a token that is already there is locked FOR SHARE.
+SAME = "SELECT 1 FROM multilock_fence WHERE name = %s AND token = %s FOR SHARE"
+RAISE = (
+    "INSERT INTO multilock_fence (name, token) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET token = excluded.token "
+    "WHERE multilock_fence.token <= excluded.token RETURNING token"
+)
 
-Statement = tuple[str, tuple[str, int]]
-"""A statement with ``%s`` for its arguments, and these."""
+Ask = Callable[[str, tuple[Any, ...]], bool]
+"""Sends a statement, with ``%s`` for its arguments, in the user's transaction. Returns whether the reply has a row."""
 
 
+class Session(NamedTuple):
+    """A connection of the user's. ``dialect`` is the kind of its database. ``raw`` is for SQLite the driver's own
+    connection, or None."""
+
+    dialect: str
+    ask: Ask
+    raw: Any = None
+
+
+@overload
+def guard(connection: Any, lease: AnyLease, /, *, idle_limit: float | None = None) -> None: ...
+@overload
 def guard(
     connection: Any,
+    /,
     *,
     name: str,
     token: int,
     prefix: str = "multilock/",
     schema: str = "multilock",
     idle_limit: float | None = None,
+) -> None: ...
+def guard(
+    connection: Any,
+    lease: AnyLease | None = None,
+    /,
+    *,
+    name: str | None = None,
+    token: int | None = None,
+    prefix: str = "multilock/",
+    schema: str = "multilock",
+    idle_limit: float | None = None,
 ) -> None:
-    """Guard a transaction by a lock that another process, or another client, holds: see `Lease.guard`.
+    """Keep late writes out of the transaction that is open on ``connection``, without the lease's own client.
 
-    ``name`` and ``token`` are those of its lease. ``prefix`` and ``schema`` are the options of its client. Raises
-    LockLost if the name is no longer held with this token.
+    There are two ways to call it:
+
+    * ``guard(connection, name=…, token=…)`` does what `Lease.guard` does, for a lock on ``postgresql://`` that another
+      process holds. ``name`` and ``token`` are those of its lease, ``prefix`` and ``schema`` the options of its client.
+    * ``guard(connection, lease)`` is for a lease of any backend, and a database with the table ``multilock_fence``:
+      PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and older ones
+      are refused. It does not keep others from acquiring the lock meanwhile. So read what the writes depend on after
+      it, and call it in each transaction that reads or writes such data.
+
+    ``idle_limit`` is as for `Lease.guard`. Raises LockLost if the lease is over, or if a newer one has written:
+    then roll back. Raises ConfigurationError if no transaction is open, or if the connection is of another kind.
+    Raises CapabilityMissing if the lease has no token that grows, as with readers and permits.
     """
-    options = {"prefix": prefix, "schema": schema, "ttl": 30.0}
-    statement = _statement(open_backend("postgresql", "postgresql://", options), check_name(name), token)
-    _send(connection, statement, name, idle_limit)
+    session = _session(connection)
+    if lease is not None:
+        _raise_tokens(session, cast("AnyHeld", lease), idle_limit)
+        return
+    if name is None or isinstance(token, bool) or not isinstance(token, int):
+        raise TypeError("guard() takes a lease, or the name and the token (an int) of a lease")
+    backend = open_backend("postgresql", "postgresql://", {"prefix": prefix, "schema": schema, "ttl": 30.0})
+    _lock_row(session, *cast("Guards", backend).guard(check_name(name)), token, name, idle_limit)
 
 
 def guard_lease(lease: AnyHeld, connection: Any, idle_limit: float | None) -> None:
     """Implement `Lease.guard`."""
-    for part in lease.leases:
-        part.check()
-        _send(connection, _statement(lease._kernel.backend, part.name, part.token), part.name, idle_limit)
+    rows = [(*_row_of(part), part.name) for part in lease.leases]
+    session = _session(connection)
+    for row in rows:
+        _lock_row(session, *row, idle_limit)
 
 
 async def guard_lease_async(lease: AnyHeld, connection: Any, idle_limit: float | None) -> None:
     """Implement `AsyncLease.guard`."""
     for part in lease.leases:
-        part.check()
-        statement = _statement(lease._kernel.backend, part.name, part.token)
-        if hasattr(connection, "run_sync"):  # of SQLAlchemy: runs a function of the blocking connection
-            await connection.run_sync(_send, statement, part.name, idle_limit)
+        sql, key, token = _row_of(part)
+        if hasattr(connection, "run_sync"):  # of SQLAlchemy: it runs a function of the blocking connection
+            await connection.run_sync(
+                lambda blocking, *row: _lock_row(_session(blocking), *row), sql, key, token, part.name, idle_limit
+            )
         else:
-            await _send_async(connection, statement, part.name, idle_limit)
+            await _lock_row_async(connection, sql, key, token, part.name, idle_limit)
 
 
-def _statement(backend: Any, name: str, token: int | None) -> Statement:
+def _row_of(part: AnyHeld) -> tuple[str, str, int]:
+    """Return the statement that locks the row of this lease, the key and the token of the row."""
+    backend, token = part._kernel.backend, part.token
     if not isinstance(backend, Guards) or token is None:
         raise CapabilityMissing(
-            f"{backend.scheme}:// keeps its locks in no database of yours: send lease.fence() with each write instead",
-            name=name,
+            f"{backend.scheme}:// keeps no lock in a database of yours: use multilock.guard(connection, lease), or "
+            "store lease.fence() with each write",
+            name=part.name,
             backend=backend.scheme,
         )
-    sql, key = backend.guard(name)
-    return sql, (key, token)
+    if part.state is LeaseState.LOST:
+        token = NO_LOCK  # the server then refuses, so that the transaction cannot commit
+    else:
+        part.check()
+    return *backend.guard(part.name), token
 
 
-def _send(connection: Any, statement: Statement, name: str, idle_limit: float | None) -> None:
-    ask = _asker(connection)
+# ---- the row of the lock
+
+
+def _lock_row(session: Session, sql: str, key: str, token: int, name: str, idle_limit: float | None) -> None:
+    if session.dialect != "postgresql":
+        raise ConfigurationError(
+            f"the lock is in a PostgreSQL database, but this connection leads to {session.dialect}"
+        )
     try:
-        ask(*statement)
+        session.ask(sql, (key, token))
     except Exception as error:
         if _says_lost(error):
             raise _lost(name) from error
         raise
-    if idle_limit is not None:
-        ask(LIMIT, _milliseconds(idle_limit))
-    if not ask(STILL_OPEN, ()):
-        raise _no_transaction()
+    _keep_open(session, idle_limit)
 
 
-async def _send_async(connection: Any, statement: Statement, name: str, idle_limit: float | None) -> None:
-    if not type(connection).__module__.startswith("psycopg") or not _is_async(connection):
+async def _lock_row_async(connection: Any, sql: str, key: str, token: int, name: str, idle_limit: float | None) -> None:
+    if not (_is_of(connection, "psycopg") and _is_async(connection)):
         raise _unknown(connection, "a psycopg.AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy")
 
     async def ask(sql: str, arguments: tuple[Any, ...]) -> bool:
         async with connection.cursor() as cursor:
             await cursor.execute(sql, arguments)
+            if cursor.rowcount < 0:
+                async with connection.pipeline():  # as in `_asker_by_count`
+                    pass
             found: int = cursor.rowcount
-            return found == 1
+            return found > 0
 
     try:
-        await ask(*statement)
+        await ask(sql, (key, token))
     except Exception as error:
         if _says_lost(error):
             raise _lost(name) from error
@@ -112,29 +178,6 @@ async def _send_async(connection: Any, statement: Statement, name: str, idle_lim
         raise _no_transaction()
 
 
-def _asker(connection: Any) -> Callable[[str, tuple[Any, ...]], bool]:
-    """Return a function that sends a statement in the connection's transaction. It returns whether there is a row."""
-    module = type(connection).__module__
-    if hasattr(connection, "exec_driver_sql"):  # a Connection of SQLAlchemy
-        return lambda sql, arguments: connection.exec_driver_sql(sql, arguments).first() is not None
-    if hasattr(connection, "get_bind"):  # a Session of SQLAlchemy
-        return _asker(connection.connection())
-    if _is_async(connection) or not module.startswith(("psycopg", "django.")):
-        raise _unknown(connection, "a connection of psycopg, psycopg2 or Django, or one or a Session of SQLAlchemy")
-
-    def ask(sql: str, arguments: tuple[Any, ...]) -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute(sql, arguments)
-            found: int = cursor.rowcount
-            return found == 1
-
-    return ask
-
-
-def _is_async(connection: Any) -> bool:
-    return hasattr(connection, "__aenter__")
-
-
 def _says_lost(error: BaseException) -> bool:
     """Return whether the guard refused. SQLAlchemy and Django wrap the error of the driver."""
     those = (error, getattr(error, "orig", None), error.__cause__)
@@ -142,8 +185,123 @@ def _says_lost(error: BaseException) -> bool:
 
 
 def _lost(name: str) -> LockLost:
-    why = f"lock {name!r} was lost before its guard: roll this transaction back"
-    return LockLost(why, name=name, backend="postgresql")
+    return LockLost(f"lock {name!r} was lost before its guard: roll this transaction back", name=name)
+
+
+# ---- the row of the user's table
+
+
+def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) -> None:
+    """Raise the stored tokens to those of this lease."""
+    for part in sorted(lease.leases, key=lambda part: part.name):  # in one order everywhere, or two sets would deadlock
+        token = part.fence()
+        if part.claim.mode != "x":
+            raise CapabilityMissing(
+                f"{part.name!r} is held by a reader, whose token refuses no writer: guard a lock or a writer",
+                name=part.name,
+                backend=part._kernel.scheme,
+            )
+        if len(part.name) > NAME_MAX:
+            raise ConfigurationError(
+                f"the table multilock_fence has names of at most {NAME_MAX} characters: shorten it"
+            )
+        row = (part.name, token)
+        if not ((session.dialect == "postgresql" and session.ask(SAME, row)) or session.ask(RAISE, row)):
+            raise LockLost(f"a newer lease of {part.name!r} has written: roll this transaction back", name=part.name)
+    _keep_open(session, idle_limit)
+
+
+# ---- connections
+
+
+def _keep_open(session: Session, idle_limit: float | None) -> None:
+    """Set how long the transaction may be idle. Raises ConfigurationError if it is over already."""
+    if session.dialect == "sqlite":
+        if idle_limit is not None:
+            raise ConfigurationError("SQLite ends no transaction by itself: leave idle_limit out")
+        still_open = session.raw.in_transaction
+    else:
+        if idle_limit is not None:
+            session.ask(LIMIT, _milliseconds(idle_limit))
+        still_open = session.ask(STILL_OPEN, ())
+    if not still_open:
+        raise _no_transaction()
+
+
+def _session(connection: Any) -> Session:
+    """Return how to ask this connection, whose class may be derived from one that we know."""
+    known = "a connection of psycopg, psycopg2, Django or sqlite3, or a Connection or Session of SQLAlchemy"
+    if _is_async(connection):
+        raise _unknown(connection, f"{known} (with SQLAlchemy: await connection.run_sync(multilock.guard, …))")
+    if hasattr(connection, "get_bind"):  # a Session of SQLAlchemy
+        connection = connection.connection()
+    if hasattr(connection, "exec_driver_sql"):  # a Connection of SQLAlchemy
+        session = _of_sqlalchemy(connection)
+    elif _is_of(connection, "django"):
+        connection.ensure_connection()
+        session = Session(connection.vendor, _asker_by_rows(connection), connection.connection)
+    elif _is_of(connection, "sqlite3"):
+        session = Session(
+            "sqlite", lambda sql, row: bool(connection.execute(_styled(sql, "qmark"), row).fetchall()), connection
+        )
+    elif _is_of(connection, "psycopg", "psycopg2") and not getattr(connection, "async_", False):
+        session = Session("postgresql", _asker_by_count(connection))
+    else:
+        raise _unknown(connection, known)
+    if session.dialect not in ("postgresql", "sqlite"):
+        raise ConfigurationError(f"guard() works with PostgreSQL and SQLite, not with {session.dialect}")
+    return session
+
+
+def _of_sqlalchemy(connection: Any) -> Session:
+    dialect = connection.dialect
+
+    def ask(sql: str, arguments: tuple[Any, ...]) -> bool:
+        return connection.exec_driver_sql(_styled(sql, dialect.paramstyle), arguments).first() is not None
+
+    return Session(dialect.name, ask, connection.connection.driver_connection if dialect.name == "sqlite" else None)
+
+
+def _asker_by_rows(connection: Any) -> Ask:
+    def ask(sql: str, arguments: tuple[Any, ...]) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, arguments)
+            return bool(cursor.fetchall())
+
+    return ask
+
+
+def _asker_by_count(connection: Any) -> Ask:
+    """Return an asker that reads no row, because a connection of psycopg may turn its rows into anything."""
+
+    def ask(sql: str, arguments: tuple[Any, ...]) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, arguments)
+            if cursor.rowcount < 0:  # in a pipeline: the end of an inner one reads the replies, and ends autocommits
+                with connection.pipeline():
+                    pass
+            found: int = cursor.rowcount
+            return found > 0
+
+    return ask
+
+
+def _styled(sql: str, style: str) -> str:
+    """Return the statement with the marks that the driver wants for its arguments."""
+    first, *rest = sql.split("%s")
+    if style == "qmark":
+        return sql.replace("%s", "?")
+    if style == "numeric_dollar":  # asyncpg
+        return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+    return sql
+
+
+def _is_of(connection: Any, *packages: str) -> bool:
+    return any(each.__module__.split(".")[0] in packages for each in connection.__class__.__mro__)
+
+
+def _is_async(connection: Any) -> bool:
+    return hasattr(connection, "__aenter__")
 
 
 def _milliseconds(idle_limit: float) -> tuple[str]:
@@ -152,8 +310,8 @@ def _milliseconds(idle_limit: float) -> tuple[str]:
 
 def _no_transaction() -> ConfigurationError:
     return ConfigurationError(
-        "guard() needs an open transaction, because it keeps the lock until the transaction ends: begin one first, and "
-        "use no autocommit"
+        "guard() needs an open transaction, because it works until the transaction ends: begin one first, and use no "
+        "autocommit"
     )
 
 

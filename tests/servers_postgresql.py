@@ -20,7 +20,13 @@ __all__ = ["PostgresqlServer"]
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "postgresql.sh"
 USERS = ("postgres", "nobody")  # the user that runs it if we are root
-QUICK = {"fsync": "off", "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "shared_buffers": "16MB"}
+QUICK = {
+    "fsync": "off",
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "shared_buffers": "16MB",
+    "max_prepared_transactions": "4",
+}
 
 
 @lru_cache

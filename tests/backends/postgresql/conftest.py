@@ -40,8 +40,12 @@ def package_server() -> Iterator[Database]:
 def server(package_server: Database) -> Database:
     """Return a server without locks. A test that stops or configures a server starts its own."""
     if package_server.sql("SELECT to_regclass('multilock.locks') IS NOT NULL")[0][0]:
-        package_server.sql("TRUNCATE multilock.locks, multilock.holders, multilock.queue, multilock.gone")
+        clear(package_server)
     return package_server
+
+
+def clear(server: Database) -> None:
+    server.sql("TRUNCATE multilock.locks, multilock.holders, multilock.queue, multilock.gone")
 
 
 @pytest.fixture

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy
-import sqlalchemy.ext.asyncio
-import sqlalchemy.orm
 from psycopg import IsolationLevel, errors
+from psycopg.pq import TransactionStatus
 
 import multilock
 from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld
 from multilock.backend import Busy, Granted
 from multilock.testing.conformance.base import SOON, eventually
 from tests.backends.kit import NAME, WITHIN
-from tests.backends.postgresql.conftest import Ask, Database, Queued
+from tests.backends.postgresql.conftest import Database, Queued, clear
 
 LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
 KEY = f"multilock/{NAME}"
@@ -83,60 +80,124 @@ def modes(client: Queued) -> list[Any]:
     return [client.mutex(), client.reader(), client.permit(2)]
 
 
-@pytest.mark.parametrize("mode", range(3))
-def test_nobody_gets_the_name_until_the_guarded_transaction_ends(
-    one: Queued, two: Queued, server: Database, session: psycopg.Connection, mode: int
-) -> None:
-    claim = one.take(modes(one)[mode])
-    guard(session, one, claim)
-    end_lease(server)
-    writer = two.writer()
-    answer = two.attempt(writer, join=True)
-    assert isinstance(answer, Busy)
-    assert answer.expires_in is None
-    session.commit()
-    assert two.holds(writer, join=True)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_guard_after_the_lease_was_lost_in_any_way_fails(
-    one: Queued, server: Database, session: psycopg.Connection, way: str
-) -> None:
-    claim = one.take(one.mutex())
-    session.execute("SELECT 1")  # an older snapshot
-    give_up_after(server, one, claim, way)
-    with pytest.raises((LockLost, errors.SerializationFailure)):
-        guard(session, one, claim)
-    session.rollback()
-    with pytest.raises(LockLost):
-        guard(session, one, claim)
-
-
-@pytest.mark.parametrize("mode", range(3))
-def test_renewals_and_waiters_pass_a_guard_by(one: Queued, two: Queued, session: psycopg.Connection, mode: int) -> None:
-    claim = one.take(modes(one)[mode])
-    session.execute("SELECT 1")
-    one.opened.renew(one.grant(claim).group, [(claim, one.grant(claim))], WITHIN)
-    guard(session, one, claim)
-    [renewed] = one.opened.renew(one.grant(claim).group, [(claim, one.grant(claim))], WITHIN)
+def renew(client: Queued, claim: Any) -> None:
+    [renewed] = client.opened.renew(client.grant(claim).group, [(claim, client.grant(claim))], WITHIN)
     assert isinstance(renewed, Granted)
-    two.wait(two.writer())
-    guard(session, one, claim)
-    session.commit()
 
 
-@pytest.mark.parametrize("way", ["release", "rest", "force"])
+def test_nobody_gets_the_name_until_the_guarded_transaction_ends(
+    one: Queued, two: Queued, server: Database, session: psycopg.Connection
+) -> None:
+    for mode in modes(one):
+        guard(session, one, one.take(mode))
+        end_lease(server)
+        writer = two.writer()
+        answer = two.attempt(writer, join=True)
+        assert isinstance(answer, Busy)
+        assert answer.expires_in is None
+        session.commit()
+        assert two.holds(writer, join=True)
+        assert two.release(writer)
+
+
+@pytest.mark.parametrize("mode", range(3))
+def test_a_guard_after_the_lease_was_lost_in_any_way_fails(
+    one: Queued, server: Database, session: psycopg.Connection, mode: int
+) -> None:
+    for way in WAYS:
+        claim = one.take(modes(one)[mode])
+        session.execute("SELECT 1")  # an older snapshot
+        renew(one, claim)
+        give_up_after(server, one, claim, way)
+        with pytest.raises((LockLost, errors.SerializationFailure)):
+            guard(session, one, claim)
+        session.rollback()
+        with pytest.raises(LockLost):
+            guard(session, one, claim)
+        session.rollback()
+        clear(server)
+
+
+def test_renewals_and_waiters_pass_a_guard_by(
+    one: Queued, two: Queued, server: Database, session: psycopg.Connection
+) -> None:
+    for mode in modes(one):
+        claim = one.take(mode)
+        session.execute("SELECT 1")
+        renew(one, claim)
+        guard(session, one, claim)
+        renew(one, claim)
+        two.wait(two.writer())
+        guard(session, one, claim)
+        session.commit()
+        clear(server)
+
+
 def test_the_end_of_a_holding_waits_for_its_guard(
-    one: Queued, server: Database, session: psycopg.Connection, way: str, monkeypatch: pytest.MonkeyPatch
+    one: Queued, server: Database, session: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table, mode in zip(["locks", "holders", "holders"], range(3), strict=True):
+        for way in ("release", "rest", "force"):
+            claim = one.take(modes(one)[mode])
+            guard(session, one, claim)
+            with monkeypatch.context() as patched:
+                patched.setattr("multilock_postgresql.transport.WAIT_SHARE", 0.001)
+                with pytest.raises(multilock.BackendUnavailable) as caught:
+                    give_up_after(server, one, claim, way)
+            assert not caught.value.unknown
+            with pytest.raises(errors.LockNotAvailable):
+                server.sql(f"SET lock_timeout = 10; DELETE FROM multilock.{table}")
+            session.rollback()
+            give_up_after(server, one, claim, way)
+            clear(server)
+
+
+def blocked(server: Database, session: psycopg.Connection) -> bool:
+    pid = session.info.backend_pid
+    return server.sql("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s", pid) == [("Lock",)]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_guard_waits_for_a_take_over_that_has_not_committed(
+    one: Queued, two: Queued, server: Database, session: psycopg.Connection, commits: bool
 ) -> None:
     claim = one.take(one.mutex())
-    guard(session, one, claim)
-    monkeypatch.setattr("multilock_postgresql.transport.WAIT_SHARE", 0.01)
-    with pytest.raises(multilock.BackendUnavailable) as caught:
-        give_up_after(server, one, claim, way)
-    assert not caught.value.unknown
-    session.rollback()
-    give_up_after(server, one, claim, way)
+    end_lease(server)
+    with psycopg.connect(server.url) as taker, ThreadPoolExecutor(1) as thread:
+        step = "SELECT token FROM multilock.acquire_1(%s, %s, '@', 'x', 20000, 0, false, false, NULL, 1000)"
+        assert taker.execute(step, (KEY, two.mutex().id)).fetchone() != (None,)
+        guarded: Future[None] = thread.submit(guard, session, one, claim)
+        eventually(lambda: blocked(server, session), SOON)
+        if commits:
+            taker.commit()
+            with pytest.raises((LockLost, errors.SerializationFailure)):
+                guarded.result(SOON)
+        else:
+            taker.rollback()
+            guarded.result(SOON)
+
+
+def test_two_transactions_of_one_holder_and_other_readers_guard_side_by_side(
+    one: Queued, two: Queued, server: Database, session: psycopg.Connection
+) -> None:
+    mine, other = one.take(one.reader()), two.take(two.reader())
+    with psycopg.connect(server.url) as second, psycopg.connect(server.url) as third:
+        guard(session, one, mine)
+        guard(second, one, mine)
+        guard(third, two, other)
+        assert two.release(two.take(two.reader()))
+
+
+def test_a_prepared_transaction_keeps_its_guard(
+    one: Queued, two: Queued, server: Database, session: psycopg.Connection
+) -> None:
+    guard(session, one, one.take(one.mutex()))
+    session.execute("PREPARE TRANSACTION 'guarded'")
+    session.close()
+    end_lease(server)
+    claim = two.wait(two.mutex())
+    server.sql("COMMIT PREPARED 'guarded'")
+    assert two.holds(claim, join=True)
 
 
 def test_a_guard_whose_session_is_killed_frees_the_name(
@@ -190,77 +251,50 @@ def test_another_backend_has_no_guard() -> None:
         lease.guard(object())
 
 
-def by_sqlalchemy(url: str, use: Callable[[Any], None]) -> None:
-    engine = sqlalchemy.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
-    with engine.begin() as connection:
-        use(connection)
-    with sqlalchemy.orm.Session(engine) as session, session.begin():
-        use(session)
-    alone = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    with alone, pytest.raises(ConfigurationError):
-        use(alone)
-    engine.dispose()
+def test_a_lease_that_ended_here_ends_the_transaction_too(server: Database) -> None:
+    with multilock.connect(server.url) as client, psycopg.connect(server.url) as connection:
+        lease = client.lock(NAME, ttl=0.3, renew=False).acquire()
+        assert lease.wait_lost(SOON)  # on the server it would still pass, as nobody has the name
+        with pytest.raises(LockLost):
+            lease.guard(connection)
+        assert connection.info.transaction_status == TransactionStatus.INERROR
 
 
-def by_django(url: str, use: Callable[[Any], None]) -> None:
-    import django
-    from django.conf import settings
+def test_the_next_holder_writes_after_a_guarded_write_of_a_paused_one(server: Database) -> None:
+    server.sql("DROP TABLE IF EXISTS written")
+    server.sql("CREATE TABLE written (at serial, token bigint)")
+    with (
+        multilock.connect(server.url) as paused,
+        multilock.connect(server.url) as other,
+        psycopg.connect(server.url) as connection,
+        psycopg.connect(server.url) as late,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        lease = paused.lock(NAME, ttl=1, renew=False).acquire()
+        lease.guard(connection)
+        next_one = thread.submit(other.lock(NAME, ttl=20).acquire, timeout=SOON)
+        assert lease.wait_lost(SOON)
+        connection.execute("INSERT INTO written (token) VALUES (%s)", (lease.token,))
+        assert not next_one.done()
+        connection.commit()
+        with next_one.result() as newer:
+            newer.guard(connection)
+            connection.execute("INSERT INTO written (token) VALUES (%s)", (newer.token,))
+            connection.commit()
+            assert lease.token is not None
+            with pytest.raises(LockLost):
+                multilock.guard(late, name=NAME, token=lease.token)
+    tokens = [token for (token,) in server.sql("SELECT token FROM written ORDER BY at")]
+    assert tokens == sorted(tokens)
+    assert len(tokens) == 2
 
-    if not settings.configured:
-        settings.configure()
-        django.setup()
-    from django.db.backends.postgresql.base import DatabaseWrapper
-    from django.db.utils import DEFAULT_DB_ALIAS, ConnectionHandler
 
-    parts = psycopg.conninfo.conninfo_to_dict(url)
-    database = {"ENGINE": "django.db.backends.postgresql", "NAME": parts["dbname"], "USER": parts["user"]}
-    handler = ConnectionHandler({DEFAULT_DB_ALIAS: {**database, "HOST": parts["host"], "PORT": parts["port"]}})
-    connection = handler[DEFAULT_DB_ALIAS]
-    assert isinstance(connection, DatabaseWrapper)
-    with contextlib.closing(connection):
-        with pytest.raises(ConfigurationError):
-            use(connection)
-        connection.set_autocommit(False)
-        use(connection)
+def test_a_set_of_locks_is_guarded_as_a_whole(server: Database) -> None:
+    with multilock.connect(server.url, ttl=20) as client, psycopg.connect(server.url) as connection:
+        both = client.lock_all(["a", "b"]).acquire()
+        both.guard(connection)
         connection.rollback()
-
-
-@pytest.mark.parametrize("by", [by_sqlalchemy, by_django])
-def test_a_guard_works_through_other_libraries(
-    by: Callable[[str, Callable[[Any], None]], None], server: Database, ask: Ask
-) -> None:
-    with multilock.connect(server.url, ttl=20) as client:
-        lease = client.lock(NAME).acquire()
-        by(server.url, lease.guard)
-        token = lease.token
-        assert token is not None
-        lease.release()
-
-        def is_lost(connection: Any) -> None:
-            try:
-                multilock.guard(connection, name=NAME, token=token)
-            except LockLost:
-                raise ConfigurationError("as expected") from None
-
-        with pytest.raises(ConfigurationError, match="as expected"):
-            by(server.url, is_lost)
-
-
-def test_an_asyncio_lease_guards_through_asynchronous_connections(server: Database) -> None:
-    async def main() -> None:
-        engine = sqlalchemy.ext.asyncio.create_async_engine(server.url.replace("postgresql:", "postgresql+psycopg:"))
-        async with multilock.connect_async(server.url, ttl=20) as client, client.lock(NAME) as lease:
-            async with await psycopg.AsyncConnection.connect(server.url) as connection:
-                await lease.guard(connection, idle_limit=1.0)
-            async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
-                with pytest.raises(ConfigurationError):
-                    await lease.guard(connection)
-            async with engine.begin() as begun:
-                await lease.guard(begun)
-            async with sqlalchemy.ext.asyncio.AsyncSession(engine) as session, session.begin():
-                await lease.guard(session)
-            with pytest.raises(ConfigurationError, match=r"psycopg\.AsyncConnection"):
-                await lease.guard(psycopg)
-        await engine.dispose()
-
-    asyncio.run(main())
+        client.force_release("b")
+        with pytest.raises(LockLost, match="'b'"):
+            both.guard(connection)
+        both.release()

@@ -1,0 +1,152 @@
+"""multilock.guard(connection, lease): the tokens of any backend, in a table of the user's own database."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg import IsolationLevel, errors
+
+import multilock
+from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld
+from multilock.testing.conformance.base import SOON, eventually
+from tests.backends.kit import NAME
+from tests.backends.postgresql.conftest import Database
+
+TABLE = "CREATE TABLE multilock_fence (name VARCHAR(255) PRIMARY KEY, token BIGINT NOT NULL)"
+LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
+
+
+class Holders(NamedTuple):
+    """Two leases of one name, as if the older holder had not noticed yet that it lost the lock."""
+
+    older: Lease
+    newer: Lease
+
+
+@pytest.fixture
+def holders() -> Iterator[Holders]:
+    with multilock.connect("memory://older", ttl=20) as one, multilock.connect("memory://newer", ttl=20) as two:
+        with two.lock(NAME):
+            pass
+        with one.lock(NAME) as older, two.lock(NAME) as newer:
+            assert older.fence() < newer.fence()
+            yield Holders(older, newer)
+
+
+@pytest.fixture(params=LEVELS, ids=lambda level: level.name)
+def begin(server: Database, request: pytest.FixtureRequest) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
+    server.sql("DROP TABLE IF EXISTS multilock_fence")
+    server.sql(TABLE)
+    with contextlib.ExitStack() as opened:
+
+        def begin() -> psycopg.Connection[Any]:
+            connection = opened.enter_context(contextlib.closing(psycopg.connect(server.url)))
+            connection.isolation_level = request.param
+            return connection
+
+        yield begin
+
+
+Begin = Callable[[], psycopg.Connection[Any]]
+
+
+def test_a_newer_lease_waits_for_the_write_of_an_older_one(begin: Begin, server: Database, holders: Holders) -> None:
+    old, new = begin(), begin()
+    multilock.guard(old, holders.older)
+    with ThreadPoolExecutor(1) as thread:
+        guarded: Future[None] = thread.submit(multilock.guard, new, holders.newer)
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        eventually(lambda: server.sql(waiting) == [(1,)], SOON)
+        old.commit()
+        with contextlib.suppress(errors.SerializationFailure):
+            guarded.result(SOON)
+    new.rollback()
+    multilock.guard(new, holders.newer)
+    new.commit()
+
+
+@pytest.mark.parametrize("looked_before", [True, False])
+def test_an_older_lease_is_refused_after_a_newer_one_has_written(
+    begin: Begin, holders: Holders, looked_before: bool
+) -> None:
+    old, new = begin(), begin()
+    multilock.guard(old, holders.older)
+    old.commit()
+    if looked_before:
+        old.execute("SELECT * FROM multilock_fence")
+    multilock.guard(new, holders.newer)
+    new.commit()
+    with pytest.raises((LockLost, errors.SerializationFailure)):
+        multilock.guard(old, holders.older)
+    old.rollback()
+    with pytest.raises(LockLost, match="newer"):
+        multilock.guard(old, holders.older)
+
+
+def test_transactions_of_one_lease_write_side_by_side(begin: Begin, holders: Holders) -> None:
+    first, second, third = begin(), begin(), begin()
+    multilock.guard(first, holders.older)
+    first.commit()
+    multilock.guard(second, holders.older)
+    multilock.guard(third, holders.older)
+
+
+def test_the_table_works_on_sqlite_too(tmp_path: Path, holders: Holders) -> None:
+    file = tmp_path / "data.db"
+    with contextlib.ExitStack() as opened:
+        old, new = (
+            opened.enter_context(contextlib.closing(sqlite3.connect(file, isolation_level=None, timeout=0.01)))
+            for _ in range(2)
+        )
+        old.execute("PRAGMA journal_mode = WAL")
+        old.execute(TABLE)
+        with pytest.raises(ConfigurationError, match="open transaction"):
+            multilock.guard(old, holders.older)
+        old.execute("BEGIN")
+        multilock.guard(old, holders.older)
+        new.execute("BEGIN")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            multilock.guard(new, holders.newer)
+        old.execute("COMMIT")
+        multilock.guard(new, holders.newer)
+        new.execute("COMMIT")
+        old.execute("BEGIN")
+        with pytest.raises(LockLost):
+            multilock.guard(old, holders.older)
+        old.execute("ROLLBACK")
+        with pytest.raises(ConfigurationError, match="idle_limit"):
+            multilock.guard(new, holders.newer, idle_limit=1.0)
+    engine = sqlalchemy.create_engine(f"sqlite:///{file}")
+    with engine.begin() as connection:
+        multilock.guard(connection, holders.newer)
+    with pytest.raises(LockLost), engine.begin() as connection:
+        multilock.guard(connection, holders.older)
+    engine.dispose()
+
+
+def test_only_leases_whose_tokens_order_writes_raise_the_table(tmp_path: Path, holders: Holders) -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection, multilock.connect("memory://more") as client:
+        connection.execute(TABLE)
+        with client.read_write_lock("r").reader() as reader, pytest.raises(CapabilityMissing, match="reader"):
+            multilock.guard(connection, reader)
+        with client.semaphore("s", 2) as permit, pytest.raises(CapabilityMissing, match="permits"):
+            multilock.guard(connection, permit)
+        with client.lock("n" * 256) as long, pytest.raises(ConfigurationError, match="255"):
+            multilock.guard(connection, long)
+        with client.lock_all(["b", "a"]) as both:
+            multilock.guard(connection, both)
+        with pytest.raises(NotHeld):
+            multilock.guard(connection, both)
+        with pytest.raises(ConfigurationError, match="leads to sqlite"):
+            multilock.guard(connection, name=NAME, token=1)
+        with pytest.raises(TypeError, match="name and the token"):
+            multilock.guard(connection, name=NAME)  # type: ignore[call-overload]
+        assert connection.execute("SELECT name FROM multilock_fence").fetchall() == [("a",), ("b",)]

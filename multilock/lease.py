@@ -123,8 +123,8 @@ class Lease(AnyLease, Protocol):
         long. The default is the server's own setting.
 
         Raises LockLost if the lock is no longer ours; the transaction can then only be rolled back. Raises NotHeld
-        after a release, ConfigurationError if no transaction is open, CapabilityMissing on other backends, and any
-        error of the connection itself.
+        after a release, ConfigurationError if no transaction is open, and any error of the connection itself. Raises
+        CapabilityMissing on other backends: `multilock.guard` has a table for their leases.
         """
 
     def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:

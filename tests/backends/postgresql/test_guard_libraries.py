@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
-import psycopg2
+import psycopg2  # type: ignore[import-untyped]
 import pytest
 import sqlalchemy
 import sqlalchemy.ext.asyncio
@@ -126,7 +126,7 @@ def test_a_guard_works_through_each_library(
 ) -> None:
     two = ask()
     with library(server.url, False) as connection:
-        lease.guard(connection, idle_limit=9.0)
+        lease.guard(connection, idle_limit=60)
         server.sql("UPDATE multilock.locks SET until = clock_timestamp(), sure = NULL")
         claim = two.wait(two.mutex())
     assert two.holds(claim, join=True)  # nothing is left on the connection
@@ -147,7 +147,7 @@ def test_a_connection_that_goes_back_to_its_pool_guards_nothing(server: Database
     two = ask()
     with engine_of(server.url, "psycopg") as engine:
         with engine.connect() as connection:
-            lease.guard(connection, idle_limit=9.0)
+            lease.guard(connection, idle_limit=60)
         server.sql("UPDATE multilock.locks SET until = clock_timestamp(), sure = NULL")
         with engine.connect() as connection:
             two.take(two.mutex())
@@ -158,7 +158,7 @@ def test_an_asyncio_lease_guards_through_asynchronous_connections(server: Databa
     async def main() -> None:
         async with multilock.connect_async(server.url, ttl=20) as client, client.lock(NAME) as lease:
             async with await psycopg.AsyncConnection.connect(server.url) as connection:
-                await lease.guard(connection, idle_limit=1.0)
+                await lease.guard(connection, idle_limit=60)
                 async with connection.pipeline():
                     await lease.guard(connection)
             async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
@@ -168,7 +168,7 @@ def test_an_asyncio_lease_guards_through_asynchronous_connections(server: Databa
                 url = server.url.replace("postgresql:", f"postgresql+{driver}:")
                 engine = sqlalchemy.ext.asyncio.create_async_engine(url)
                 async with engine.begin() as begun:
-                    await lease.guard(begun, idle_limit=1.0)
+                    await lease.guard(begun, idle_limit=60)
                 async with sqlalchemy.ext.asyncio.AsyncSession(engine) as session, session.begin():
                     await lease.guard(session)
                 with pytest.raises(LockLost):

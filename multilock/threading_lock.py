@@ -100,7 +100,7 @@ class ThreadingLock(OfThisProcess):
 
     def release(self) -> None:
         """Release the lock. Raises NotHeld (a RuntimeError) if it is not acquired, and LockLost if it was lost."""
-        self.__exit__(None, None, None)  # which raises LockLost, and finds no `with` of this frame
+        self.__exit__(None, None, None)  # this raises LockLost, and finds no `with` of this frame
 
     def locked(self) -> bool:
         """Return whether anybody holds the lock. Asks the backend, unless it is held through this object."""

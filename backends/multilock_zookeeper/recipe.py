@@ -34,9 +34,9 @@ from multilock.timing import SAFETY_TIMER, UNPUSHED
 from multilock.values import encode_value
 from multilock_zookeeper.keys import Contender, Nodes
 from multilock_zookeeper.notices import AT_ONCE, ENDED, Watcher
-from multilock_zookeeper.places import Place, Places
 from multilock_zookeeper.sessions import Session
 from multilock_zookeeper.transport import EPHEMERAL_SEQUENTIAL, Answer, NodeMissing, Transport
+from multilock_zookeeper.waiters import Waiter, Waiters
 
 __all__ = ["Recipe", "holding"]
 
@@ -52,148 +52,148 @@ class Recipe:
         self._watcher = watcher
         self._notices = notices
         self._now = notices.now
-        self._places = Places(notices.now)
+        self._waiters = Waiters(notices.now)
 
     # ---- acquire
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         deadline = self._now() + within
-        place = self._places.enter(claim)
-        if place is None:
+        waiter = self._waiters.enter(claim)
+        if waiter is None:
             return _busy(claim)
         answer: Granted | Busy | None = None
-        had = place.path is not None
+        had = waiter.path is not None
         try:
             while answer is None:
-                answer = self._step(claim, place, join, deadline)
+                answer = self._step(claim, waiter, join, deadline)
         except (BackendUnavailable, BackendRejected) as error:
             # The request that failed may not have been executed, but an earlier request of this attempt has made our
             # node.
-            error.unknown = error.unknown or place.unsure or (place.path is not None and not had)
+            error.unknown = error.unknown or waiter.unsure or (waiter.path is not None and not had)
             raise
         finally:
-            if not place.path and not place.unsure:
-                self._places.forget(claim, place)
+            if not waiter.path and not waiter.unsure:
+                self._waiters.forget(claim, waiter)
         return answer
 
-    def _step(self, claim: Claim, place: Place, join: bool, deadline: float) -> Granted | Busy | None:
+    def _step(self, claim: Claim, waiter: Waiter, join: bool, deadline: float) -> Granted | Busy | None:
         """Send one round of requests. Returns None if the node or its session vanished, or if the parent was missing.
         Then the caller tries again."""
         session = self._transport.session(deadline)
-        if place.unsure:
-            self._find(claim, place, session, deadline)
-        if place.path is not None and place.session != session.number:
-            place.path = None  # the node went with its session; nothing of it is reused
-        known = place.path is not None
-        children = self._list(place, deadline) if known else self._create(claim, place, session, deadline)
-        if place.cancelled:
+        if waiter.unsure:
+            self._find(claim, waiter, session, deadline)
+        if waiter.path is not None and waiter.session != session.number:
+            waiter.path = None  # the node went with its session; nothing of it is reused
+        known = waiter.path is not None
+        children = self._list(waiter, deadline) if known else self._create(claim, waiter, session, deadline)
+        if waiter.cancelled:
             return _busy(claim)
-        return None if children is None else self._judge(claim, place, session, children, join, deadline)
+        return None if children is None else self._judge(claim, waiter, session, children, join, deadline)
 
-    def _create(self, claim: Claim, place: Place, session: Session, deadline: float) -> Sequence[str] | None:
+    def _create(self, claim: Claim, waiter: Waiter, session: Session, deadline: float) -> Sequence[str] | None:
         """Steps 1 and 2: create our node, and list its siblings."""
         parent = self._nodes.parent(claim.name)
-        place.value = encode_value(claim)
-        with self._places.lock:
-            if place.cancelled:  # cancelled since this attempt began; no request naming the claim was or will be sent
+        waiter.value = encode_value(claim)
+        with self._waiters.lock:
+            if waiter.cancelled:  # cancelled since this attempt began; no request naming the claim was or will be sent
                 return None
             if self._now() >= deadline:
                 raise BackendUnavailable("no time was left to ask ZooKeeper", unknown=False)
-            place.unsure = True
+            waiter.unsure = True
             node = f"{parent}/{self._nodes.begin(claim)}"
-            created = self._transport.create(node, place.value, EPHEMERAL_SEQUENTIAL)
+            created = self._transport.create(node, waiter.value, EPHEMERAL_SEQUENTIAL)
             listed = self._transport.children(parent)
-        place.listed_at = listed.sent_at
+        waiter.listed_at = listed.sent_at
         try:
             path, stat = self._transport.wait(created, deadline)
         except NodeMissing:
-            place.unsure = False
+            waiter.unsure = False
             self._transport.make_parents(parent, deadline)
             return None
         except (BackendUnavailable, BackendRejected) as error:
-            place.unsure = error.unknown
+            waiter.unsure = error.unknown
             raise
-        with self._places.lock:
-            place.settle(self._transport.stripped(path), stat)
+        with self._waiters.lock:
+            waiter.settle(self._transport.stripped(path), stat)
         if stat.ephemeralOwner != session.number:
             return None  # kazoo had opened another session meanwhile
         session.prove(created.sent_at)
         return self._transport.listed(listed, deadline)
 
-    def _list(self, place: Place, deadline: float) -> Sequence[str]:
+    def _list(self, waiter: Waiter, deadline: float) -> Sequence[str]:
         """Step 2 again, for a node that exists."""
-        listed = self._transport.children(place.parent)
-        place.listed_at = listed.sent_at
+        listed = self._transport.children(waiter.parent)
+        waiter.listed_at = listed.sent_at
         return self._transport.listed(listed, deadline) or ()
 
     def _judge(
-        self, claim: Claim, place: Place, session: Session, children: Sequence[str], join: bool, deadline: float
+        self, claim: Claim, waiter: Waiter, session: Session, children: Sequence[str], join: bool, deadline: float
     ) -> Granted | Busy | None:
         """Steps 3 and 4: hold the lock, or wait for the nodes ahead that exclude the claim.
 
         Returns None if our own node has vanished.
         """
-        assert place.path is not None
-        parent, _, node = place.path.rpartition("/")
+        assert waiter.path is not None
+        parent, _, node = waiter.path.rpartition("/")
         queue = self._nodes.queue(children)
         position = next((at for at, one in enumerate(queue) if one.node == node), None)
         if position is None:
-            place.path = None
+            waiter.path = None
             return None
         ahead = queue[:position]
         if refusal := self._nodes.refusal(parent, queue[position], queue, children) or _other_number(claim, ahead):
-            self._withdraw(claim, place, deadline)
+            self._withdraw(claim, waiter, deadline)
             raise refusal
         awaited = _awaited(claim, ahead)
         if not awaited:
             self._watcher.stop(claim.id)
-            return self._granted(claim, place, session)
+            return self._granted(claim, waiter, session)
         if not join:
-            self._withdraw(claim, place, deadline)
+            self._withdraw(claim, waiter, deadline)
             return _busy(claim)
-        return self._stand_behind(claim, place, [f"{parent}/{one.node}" for one in awaited], deadline)
+        return self._stand_behind(claim, waiter, [f"{parent}/{one.node}" for one in awaited], deadline)
 
-    def _stand_behind(self, claim: Claim, place: Place, awaited: Sequence[str], deadline: float) -> Busy | None:
+    def _stand_behind(self, claim: Claim, waiter: Waiter, awaited: Sequence[str], deadline: float) -> Busy | None:
         """Step 4: watch the last nodes that exclude the claim, not the first, so that a deletion wakes few waiters.
 
         Returns None if one of them is already gone.
         """
-        assert place.path is not None
+        assert waiter.path is not None
         try:
-            watched = self._watcher.wait(claim.id, awaited, place.path, deadline)
+            watched = self._watcher.wait(claim.id, awaited, waiter.path, deadline)
         except BackendUnavailable:
             return Busy(UNPUSHED)  # the listing was answered, so it is known that the name is taken
         return _busy(claim) if watched else None
 
-    def _withdraw(self, claim: Claim, place: Place, deadline: float) -> None:
+    def _withdraw(self, claim: Claim, waiter: Waiter, deadline: float) -> None:
         """Delete our node, to leave the queue."""
-        assert place.path is not None
+        assert waiter.path is not None
         self._watcher.stop(claim.id)
-        self._transport.deleted(place.path, deadline)
-        place.path = None
+        self._transport.deleted(waiter.path, deadline)
+        waiter.path = None
 
     # ---- a create whose reply was lost
 
-    def _find(self, claim: Claim, place: Place, session: Session, deadline: float) -> None:
+    def _find(self, claim: Claim, waiter: Waiter, session: Session, deadline: float) -> None:
         """Find out whether the create made a node. If it did, a write to the node then proves the session."""
         for path in self._own_nodes(claim, deadline):
             try:
                 _, stat = self._transport.wait(self._transport.get(path), deadline)
             except NodeMissing:
                 continue
-            if stat.ephemeralOwner == session.number and place.path is None:
-                with self._places.lock:
-                    place.settle(path, stat)
+            if stat.ephemeralOwner == session.number and waiter.path is None:
+                with self._waiters.lock:
+                    waiter.settle(path, stat)
             else:
                 self._transport.deleted(path, deadline)
-        place.unsure = False
-        if place.path is not None:
-            self._prove(place, place.path, session, deadline)
+        waiter.unsure = False
+        if waiter.path is not None:
+            self._prove(waiter, waiter.path, session, deadline)
 
-    def _prove(self, place: Place, path: str, session: Session, deadline: float) -> None:
-        proof = self._transport.put(path, place.value)
+    def _prove(self, waiter: Waiter, path: str, session: Session, deadline: float) -> None:
+        proof = self._transport.put(path, waiter.value)
         if not self._transport.ordered(proof, deadline):
-            place.path = None
+            waiter.path = None
         if not session.over:
             session.prove(proof.sent_at)
 
@@ -260,9 +260,9 @@ class Recipe:
         """Delete the claim's node. If a create without a reply may have made a node, or may still make one, look for
         that node first."""
         deadline = self._now() + within
-        with self._places.lock:  # otherwise an attempt might record its node between these reads
-            place = self._places.cancel(claim, unsure)
-            path, look, end = place.path, place.unsure, place.end
+        with self._waiters.lock:  # otherwise an attempt might record its node between these reads
+            waiter = self._waiters.cancel(claim, unsure)
+            path, look, end = waiter.path, waiter.unsure, waiter.end
         if end is not None:
             self._watcher.not_at(end)
         self._watcher.stop(claim.id, path)
@@ -271,50 +271,50 @@ class Recipe:
             self._transport.session(deadline)
             for found in self._own_nodes(claim, deadline):
                 deleted |= self._transport.deleted(found, deadline)
-        elif path is not None and self._transport.is_present(place.session):
+        elif path is not None and self._transport.is_present(waiter.session):
             self._transport.connect(deadline)
             deleted = self._transport.deleted(path, deadline)
-        self._places.given_back(claim, place)
+        self._waiters.given_back(claim, waiter)
         return deleted
 
     # ---- the grant for a node, and the end of a node that is not renewed
 
-    def _granted(self, claim: Claim, place: Place, session: Session) -> Granted:
+    def _granted(self, claim: Claim, waiter: Waiter, session: Session) -> Granted:
         if not claim.renew:
-            if place.first_at is None:
-                place.first_at = place.listed_at
-                self._plan_end(claim, place, place.first_at + min(claim.ttl, session.ttl))
-            return _granted_once(claim, place.first_at, place.token, place.path, session)
+            if waiter.first_at is None:
+                waiter.first_at = waiter.listed_at
+                self._plan_end(claim, waiter, waiter.first_at + min(claim.ttl, session.ttl))
+            return _granted_once(claim, waiter.first_at, waiter.token, waiter.path, session)
         proof = session.validity()
         return Granted(
-            place.token, proof.ttl, proof.sent_at, proof.valid_for, proof.renew_every, session.number, place.path
+            waiter.token, proof.ttl, proof.sent_at, proof.valid_for, proof.renew_every, session.number, waiter.path
         )
 
-    def _plan_end(self, claim: Claim, place: Place, when: float) -> None:
+    def _plan_end(self, claim: Claim, waiter: Waiter, when: float) -> None:
         """Plan to delete a node of a claim that is not renewed, at the end of the claim's ttl. The server would keep
         the node for as long as the session lives."""
-        with self._places.lock:
-            if not place.cancelled:
-                place.end = self._watcher.at(when, partial(self._end, claim, place))
+        with self._waiters.lock:
+            if not waiter.cancelled:
+                waiter.end = self._watcher.at(when, partial(self._end, claim, waiter))
 
     def _lengthen(self, claim: Claim, first_at: float, session: Session) -> None:
         """Restart the ttl of a lease without renewal, if its holder has renewed it by hand."""
-        with self._places.lock:
-            place = self._places.of.get(claim.id)
-            if place is None or place.cancelled or place.first_at is None or first_at <= place.first_at:
+        with self._waiters.lock:
+            waiter = self._waiters.of.get(claim.id)
+            if waiter is None or waiter.cancelled or waiter.first_at is None or first_at <= waiter.first_at:
                 return
-            place.first_at, end = first_at, place.end
+            waiter.first_at, end = first_at, waiter.end
         if end is not None:
             self._watcher.not_at(end)
-        self._plan_end(claim, place, first_at + min(claim.ttl, session.ttl))
+        self._plan_end(claim, waiter, first_at + min(claim.ttl, session.ttl))
 
-    def _end(self, claim: Claim, place: Place) -> None:
-        if place.cancelled or place.path is None or not self._transport.is_present(place.session):
+    def _end(self, claim: Claim, waiter: Waiter) -> None:
+        if waiter.cancelled or waiter.path is None or not self._transport.is_present(waiter.session):
             return
         try:
-            self._transport.deleted(place.path, self._now() + END_WITHIN)
+            self._transport.deleted(waiter.path, self._now() + END_WITHIN)
         except BackendUnavailable:
-            self._plan_end(claim, place, self._now() + END_AGAIN)
+            self._plan_end(claim, waiter, self._now() + END_AGAIN)
 
 
 # ---- which claims exclude each other

@@ -28,8 +28,8 @@ from multilock.kernel.callbacks import check_callback
 from multilock.kernel.cancel import Cancels
 from multilock.kernel.ending import End
 from multilock.kernel.exit import ends_with_the_interpreter
-from multilock.kernel.fence import Fence
 from multilock.kernel.gate import Gate
+from multilock.kernel.hard_fence import Fence
 from multilock.kernel.holding import HELD, RELEASING, AnyHeld, Holding
 from multilock.kernel.messages import Messages
 from multilock.kernel.monitor import Monitor

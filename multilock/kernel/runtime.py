@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from multilock import system
-from multilock.kernel.fence import Killer, KillingTimer
+from multilock.kernel.hard_fence import Killer, KillingTimer
 from multilock.kernel.inside import call_inside
 from multilock.kernel.worker import SOON, begin_thread, helpers, is_any_missing, start_worker, try_again
 from multilock.kernel.workers import ThreadWorkers

@@ -31,7 +31,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from multilock.kernel.fence import Killer
+from multilock.kernel.hard_fence import Killer
 from multilock.kernel.runtime import ThreadBell, ThreadEvent, Ticker, Workers
 
 __all__ = ["HandRuntime", "HandWorkers"]

@@ -123,7 +123,7 @@ class _Pipe:
         self.sink = sink
         self.held = held
         self.delay = delay
-        self.fault: Fault | None = None  # up: hold the request; down: drop the reply
+        self.fault: Fault | None = None  # on the way up it holds the request, on the way down it drops the reply
         self.swallow = False  # drop everything that arrives
         self.ended = False  # the source sent its last byte
         self.done = False  # the end was passed on to the sink

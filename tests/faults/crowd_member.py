@@ -87,8 +87,8 @@ class _Crew:
         self.done = threading.Event()
 
     def long(self) -> float:
-        """Return the share of long holds. Permits are held for long, so that usually all are in use, but not once the
-        run is to end."""
+        """Return the share of long holds. Permits are held for long, so that usually all are in use, but not near the
+        end of the run."""
         return 0.0 if self.done.is_set() else 1.0 if self.permits else LONG_HOLD
 
     def _lock(self, client: Any, mode: str) -> Any:

@@ -129,16 +129,16 @@ def validity_from_the_last_reply() -> None:
 
     def counts_from_the_reply(self: Evidence, which: int, at: int, answer: Any, now: int, **how: bool) -> None:
         answered(self, which, at, answer, now, **how)
-        ballot = self.ballots[which]
-        if ballot.state is Statement.VOTES and ballot.at == (at, 0):
-            ballot.at, ballot.until = (now, 0), now + self.ttl
+        view = self.views[which]
+        if view.state is Statement.VOTES and view.at == (at, 0):
+            view.at, view.until = (now, 0), now + self.ttl
 
     def counts_from_the_push(self: Evidence, which: int, at: int, valid_for: int, stamp: int) -> bool:
         told = pushed(self, which, at, valid_for, stamp)
         if told:
-            ballot = self.ballots[which]
+            view = self.views[which]
             heard = int(now() * 1e6)
-            ballot.at, ballot.until = (heard, 1), heard + valid_for
+            view.at, view.until = (heard, 1), heard + valid_for
         return told
 
     def last(self: Evidence, now: int) -> Proof | None:
@@ -162,10 +162,10 @@ def undone_where_acknowledged() -> None:
     def leave(self: Rounds, claim: Claim, unsure: bool) -> Evidence:
         if (evidence := self.claims.get(claim.id)) and not evidence.leaving:
             with evidence.lock:
-                for ballot in evidence.ballots:
-                    if ballot.state is not Statement.VOTES:
-                        ballot.kept = ballot.unsure = False
-                        ballot.pending = 0
+                for view in evidence.views:
+                    if view.state is not Statement.VOTES:
+                        view.kept = view.unsure = False
+                        view.pending = 0
         return proven(self, claim, unsure)
 
     Rounds._leave = leave  # type: ignore[method-assign]

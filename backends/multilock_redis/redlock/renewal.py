@@ -127,6 +127,6 @@ class Renewal:
     def _look_after(self, evidence: Evidence) -> None:
         """Have the clerk ask the servers that do not vote for the holder, so that the lease has spare votes."""
         with evidence.lock:
-            lacking = any(ballot.state in (OUT, WAITS) for ballot in evidence.ballots)
+            lacking = any(view.state in (OUT, WAITS) for view in evidence.views)
             if lacking and evidence.held and not evidence.leaving:
                 self._rounds.clerk.soon(evidence, self._rounds.now())

@@ -162,8 +162,8 @@ class Rounds:
         evidence = self.claims.get(claim.id)
         if evidence is None:
             evidence = self.claims[claim.id] = self._new(claim)
-            for ballot in evidence.ballots:
-                ballot.kept, ballot.unsure, ballot.asked = True, unsure, int(now * 1e6)
+            for view in evidence.views:
+                view.kept, view.unsure, view.asked = True, unsure, int(now * 1e6)
         return evidence
 
     # ---- requests
@@ -222,8 +222,8 @@ class Rounds:
             now = int(self.now() * 1e6)
             gives_way = mode is GIVE_WAY
             evidence.answered(which, at, answer, now, gives_way=gives_way, joins=joins is not Joins.NO)
-            ballot = evidence.ballots[which]
-            again = ballot.state is VOTES and evidence.held and evidence.watched and not ballot.watched
+            view = evidence.views[which]
+            again = view.state is VOTES and evidence.held and evidence.watched and not view.watched
         if again:
             self.watch_at(which, [evidence])
         if not evidence.asking:
@@ -294,7 +294,7 @@ class Rounds:
             mode = ASK if join or evidence.claim.fair else PAST
             if len(evidence.votes(us)) >= self.need and evidence.proof(us) is None:
                 mode = RAISE
-            asked = [i for i, ballot in enumerate(evidence.ballots) if not ballot.pending and not ballot.stuck]
+            asked = [i for i, view in enumerate(evidence.views) if not view.pending and not view.stuck]
             self.ask(evidence, fan, dict.fromkeys(asked, mode), joins)
 
     def verdict(self, evidence: Evidence, *, over: bool = False) -> Granted | RoundState:
@@ -310,14 +310,14 @@ class Rounds:
         # If the majority includes a vote from before this round, wait for the replies that make it newer.
         if proof and (over or not pending or proof.sent_at >= int(evidence.round_at * 1e6)):
             return self._granted(evidence, proof)
-        possible = {id(vote) for vote in evidence.votes(now)} | {id(b) for b in evidence.ballots if b.pending}
+        possible = {id(vote) for vote in evidence.votes(now)} | {id(view) for view in evidence.views if view.pending}
         if len(possible) >= self.need:
             return OPEN if pending else SPLIT
         return BUSY if evidence.answers() + pending >= self.need else SHORT
 
     def raise_stamps(self, evidence: Evidence, fan: Fan, joins: Joins) -> None:
         """Ask the servers that vote for the claim to raise their stamps to one number. The caller holds its lock."""
-        votes = [i for i, ballot in enumerate(evidence.ballots) if ballot.state is VOTES and not ballot.pending]
+        votes = [i for i, view in enumerate(evidence.views) if view.state is VOTES and not view.pending]
         self.ask(evidence, fan, dict.fromkeys(votes, RAISE), joins)
 
     def _round(self, evidence: Evidence, fan: Fan, until: float) -> Granted | RoundState:
@@ -325,7 +325,7 @@ class Rounds:
         asked = Round(self, evidence, fan, until)
         while True:
             # Check this first: the wait below does not end when another thread reads a reply after `said`.
-            elsewhere = any(b.pending and b.lane not in fan.lanes for b in evidence.ballots)
+            elsewhere = any(view.pending and view.lane not in fan.lanes for view in evidence.views)
             if (said := asked.said()) is not None:
                 return said
             left = asked.end - self.now()
@@ -362,9 +362,9 @@ class Rounds:
         nobody. A server with a request without a reply is left out, because it may execute that request at any time.
         """
         modes: dict[int, bytes] = {}
-        for which, ballot in enumerate(evidence.ballots):
-            if not ballot.pending and not ballot.unsure and (again or ballot.state in (VOTES, OUT)):
-                modes[which] = GIVE_WAY if ballot.state is VOTES else ASK
+        for which, view in enumerate(evidence.views):
+            if not view.pending and not view.unsure and (again or view.state in (VOTES, OUT)):
+                modes[which] = GIVE_WAY if view.state is VOTES else ASK
         return modes
 
     def outcome(self, evidence: Evidence, said: Granted | RoundState, join: bool) -> Granted | Busy:
@@ -372,7 +372,7 @@ class Rounds:
         if isinstance(said, Granted):
             return said
         if said is SHORT:
-            silences = [ballot.silent for ballot in evidence.ballots if ballot.silent is not None]
+            silences = [view.silent for view in evidence.views if view.silent is not None]
             raise self.servers.silence(silences, "answer", counts=True)
         claim = evidence.claim
         if not join:
@@ -388,8 +388,8 @@ class Rounds:
     def _free_in(self, evidence: Evidence) -> float | None:
         """Return the seconds until a majority of servers can be free by their own reports. None if that is unknown."""
         now, ends = self.now(), list[float]()
-        for which, ballot in enumerate(evidence.ballots):
-            end = 0.0 if ballot.state is VOTES else math.inf if ballot.ends is None else ballot.ends / 1e6
+        for which, view in enumerate(evidence.views):
+            end = 0.0 if view.state is VOTES else math.inf if view.ends is None else view.ends / 1e6
             ends.append(max(end, self.servers.endpoints[which].counts_from))
         end = sorted(ends)[self.need - 1]
         return None if end == math.inf or end <= now else end - now
@@ -444,7 +444,7 @@ class Rounds:
             if evidence.held:
                 lacking = self._to_top_up(evidence)
                 self.ask(evidence, fan, lacking, Joins.YES)
-                if any(not evidence.ballots[i].pending and not fan.lanes[i].link.down for i in lacking):
+                if any(not evidence.views[i].pending and not fan.lanes[i].link.down for i in lacking):
                     self._later(evidence, now)  # a connection is still being made
                 return
             if evidence.spent():
@@ -456,7 +456,7 @@ class Rounds:
             look, evidence.look = evidence.look, False
             out: list[int] = []
             if look:
-                out = [i for i, b in enumerate(evidence.ballots) if b.state is OUT and not b.pending]
+                out = [i for i, view in enumerate(evidence.views) if view.state is OUT and not view.pending]
                 self.ask(evidence, fan, dict.fromkeys(out, ASK), Joins.YES)
             elif len(evidence.votes(us)) >= self.need:
                 self.raise_stamps(evidence, fan, Joins.YES)
@@ -471,7 +471,7 @@ class Rounds:
 
         Their replies do not extend the lease.
         """
-        return {i: TOP_UP for i, b in enumerate(evidence.ballots) if not b.pending and b.state in (OUT, WAITS)}
+        return {i: TOP_UP for i, view in enumerate(evidence.views) if not view.pending and view.state in (OUT, WAITS)}
 
     # The pushes of the servers: see `ServerNotices`
 
@@ -534,7 +534,7 @@ class Rounds:
         It did not watch them because it lacked them, or because the request failed. A failure is tried again after the
         next renewal.
         """
-        if missing := [each for each in claims if each.watched and not each.ballots[which].watched]:
+        if missing := [each for each in claims if each.watched and not each.views[which].watched]:
 
             def watch(node: Node, within: float) -> None:
                 self._watch(which, missing, node, within)
@@ -545,7 +545,7 @@ class Rounds:
         wanted: list[tuple[Evidence, Held]] = []
         for each in claims:
             if each.granted and not each.leaving:
-                each.ballots[which].watched = True  # before the request: the server may report a loss at once
+                each.views[which].watched = True  # before the request: the server may report a loss at once
                 wanted.append((each, (each.claim, each.granted)))
         if not wanted:
             return
@@ -553,7 +553,7 @@ class Rounds:
             node.listener.watch([held for _, held in wanted], within)
         except BaseException:
             for each, _ in wanted:
-                each.ballots[which].watched = False
+                each.views[which].watched = False
             raise
 
     # ---- release
@@ -625,9 +625,9 @@ class Rounds:
 
         ``made`` has the requests that were made for other servers just now.
         """
-        ballot, now = evidence.ballots[which], self.now()
+        view, now = evidence.views[which], self.now()
         # A request under way on this same connection is executed before the release, and needs no tombstone.
-        last = ballot.unsure or (ballot.pending > 0 and ballot.lane is not lane)
+        last = view.unsure or (view.pending > 0 and view.lane is not lane)
         script, request = made[last] = made.get(last) or self._to_tell(evidence, now, TOMBSTONE if last else 0)
         handle = partial(self._told, evidence, which, waiting)
         owed = Owed(handle, now + within, lambda: script.load + request)
@@ -646,11 +646,11 @@ class Rounds:
     def _told(self, evidence: Evidence, which: int, waiting: set[int], answer: Any) -> None:
         with evidence.lock:
             waiting.discard(which)
-            ballot = evidence.ballots[which]
+            view = evidence.views[which]
             if isinstance(answer, Exception):
-                ballot.lost_release |= getattr(answer, "unknown", True)
-            elif ballot.released is None:
-                ballot.released = bool(answer)
+                view.lost_release |= getattr(answer, "unknown", True)
+            elif view.released is None:
+                view.released = bool(answer)
             if evidence.stays(which, int(self.now() * 1e6)):
                 self.clerk.not_confirmed(evidence, which)
             else:
@@ -659,7 +659,7 @@ class Rounds:
 
     def _forget_if_done(self, evidence: Evidence) -> None:
         now = int(self.now() * 1e6)
-        if not any(evidence.stays(which, now) for which in range(len(evidence.ballots))):
+        if not any(evidence.stays(which, now) for which in range(len(evidence.views))):
             self.claims.pop(evidence.claim.id, None)
 
     def returned(self, evidence: Evidence, *, rests: bool = False) -> Returned:

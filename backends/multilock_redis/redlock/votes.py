@@ -8,7 +8,7 @@ reply to that request. Older statements are dropped.
 A claim holds the name when a majority of servers vote for it with one stamp, which is its token. A holder has lost the
 name as soon as fewer than a majority vote for it. A server that never voted counts like a server that forgot its vote.
 
-A `Ballot` has the statements of one server. The `Evidence` of a claim has one ballot for each server.
+A `ServerView` has the statements of one server. The `Evidence` of a claim has one view for each server.
 
 Times are whole microseconds of the client's own clock, unless a comment says seconds.
 """
@@ -24,7 +24,7 @@ from multilock import BackendRejected, system
 from multilock.backend import Claim, Granted
 from multilock.timing import LATE_REQUEST, LIVENESS_MAX
 
-__all__ = ["OUT", "VOTES", "WAITS", "YIELDS", "Ballot", "Evidence", "Proof", "Statement", "majority_of"]
+__all__ = ["OUT", "VOTES", "WAITS", "YIELDS", "Evidence", "Proof", "ServerView", "Statement", "majority_of"]
 
 At = tuple[int, int]
 """The order of a statement: when its request was sent, then 0 for the reply and 1 for a push, which comes later."""
@@ -64,7 +64,7 @@ class Proof(NamedTuple):
         return 2 * (now - self.sent_at) < self.valid_for
 
 
-class Ballot:
+class ServerView:
     """The statements of one server about one claim, and the requests to that server."""
 
     state = OUT
@@ -138,7 +138,7 @@ class Evidence:
         self.claim = claim
         self.need = majority_of(servers)
         self.lock = system.RLock()
-        self.ballots = [Ballot() for _ in range(servers)]
+        self.views = [ServerView() for _ in range(servers)]
         self._counts = counts
         self.ttl = round(claim.ttl * 1e6)
 
@@ -146,21 +146,21 @@ class Evidence:
 
     def asks(self, which: int, at: int, lane: object, *, gives_way: bool) -> tuple[Statement, At]:
         """Record that a request is being sent. Return the former state, which `unasked` needs if the sending fails."""
-        ballot = self.ballots[which]
-        before = ballot.state, ballot.at
-        ballot.pending += 1
-        ballot.lane = lane
-        ballot.asked = max(ballot.asked, at)
+        view = self.views[which]
+        before = view.state, view.at
+        view.pending += 1
+        view.lane = lane
+        view.asked = max(view.asked, at)
         if gives_way:
-            ballot.state, ballot.at = YIELDS, (at, 0)
+            view.state, view.at = YIELDS, (at, 0)
         return before
 
     def unasked(self, which: int, before: tuple[Statement, At], why: Exception) -> None:
         """Record that the request was not sent. The former state is restored, so a vote still counts."""
-        ballot = self.ballots[which]
-        ballot.pending -= 1
-        ballot.state, ballot.at = before
-        ballot.silent = why
+        view = self.views[which]
+        view.pending -= 1
+        view.state, view.at = before
+        view.silent = why
 
     def answered(
         self, which: int, at: int, answer: int | Sequence[int] | Exception, now: int, *, gives_way: bool, joins: bool
@@ -169,97 +169,97 @@ class Evidence:
 
         ``answer`` is a stamp (a vote), a refusal, or an exception if no usable reply came.
         """
-        ballot = self.ballots[which]
-        ballot.pending -= 1
+        view = self.views[which]
+        view.pending -= 1
         if isinstance(answer, Exception):
-            self._is_silent(ballot, at, answer, gives_way)
+            self._is_silent(view, at, answer, gives_way)
             return
-        ballot.silent = None
-        doubted, ballot.doubted = ballot.doubted, False
-        ballot.kept |= joins or isinstance(answer, int)
+        view.silent = None
+        doubted, view.doubted = view.doubted, False
+        view.kept |= joins or isinstance(answer, int)
         self.newest_stamp = max(self.newest_stamp, answer if isinstance(answer, int) else answer[2])
-        if (at, 0) < ballot.at or (ballot.state is YIELDS and not gives_way):
+        if (at, 0) < view.at or (view.state is YIELDS and not gives_way):
             return  # a newer statement is known, or the server may execute a request to give way later
-        ballot.at = (at, 0)
+        view.at = (at, 0)
         if isinstance(answer, int):
-            self._votes(ballot, at + self.ttl, answer)
+            self._votes(view, at + self.ttl, answer)
             if doubted:
                 self.hinted(which)
                 self.look = True
             return
-        left, rank, ballot.stamp = answer
-        ballot.state = WAITS if joins else OUT
+        left, rank, view.stamp = answer
+        view.state = WAITS if joins else OUT
         # If a lease expires by itself, the server notifies the waiters late or never. So the first three waiters ask
         # again, each 20 ms after the one before it.
-        ballot.ends = now + 1000 * left + 2000 + 20_000 * rank if left >= 0 and 0 <= rank < 3 else None
+        view.ends = now + 1000 * left + 2000 + 20_000 * rank if left >= 0 and 0 <= rank < 3 else None
 
-    def _is_silent(self, ballot: Ballot, at: int, answer: Exception, gives_way: bool) -> None:
-        ballot.silent = answer
+    def _is_silent(self, view: ServerView, at: int, answer: Exception, gives_way: bool) -> None:
+        view.silent = answer
         if not isinstance(answer, BackendRejected) and getattr(answer, "unknown", True):
-            ballot.unsure = True  # the server may execute the request at any time, so YIELDS remains
-        elif gives_way and ballot.at == (at, 0):
-            ballot.state = OUT  # the request was not executed; the next reply shows the claim's state
+            view.unsure = True  # the server may execute the request at any time, so YIELDS remains
+        elif gives_way and view.at == (at, 0):
+            view.state = OUT  # the request was not executed; the next reply shows the claim's state
 
     def pushed(self, which: int, at: int, valid_for: int, stamp: int) -> bool:
         """Record the push by which the server handed the name to the claim.
 
         Returns False if the push does not count, as when a newer statement is known.
         """
-        ballot = self.ballots[which]
-        if (at, 1) <= ballot.at or not ballot.touched or self.leaving or valid_for > self.ttl:
+        view = self.views[which]
+        if (at, 1) <= view.at or not view.touched or self.leaving or valid_for > self.ttl:
             return False
-        ballot.at, ballot.kept = (at, 1), True
+        view.at, view.kept = (at, 1), True
         self.newest_stamp = max(self.newest_stamp, stamp)
-        self._votes(ballot, at + valid_for, stamp)
+        self._votes(view, at + valid_for, stamp)
         return True
 
     def hinted(self, which: int) -> None:
         """Record a hint of the server to ask again. Another claim may have taken what this claim had there."""
-        ballot = self.ballots[which]
-        ballot.doubted = ballot.pending > 0  # the reply under way may be older or newer than the hint
-        if ballot.state is VOTES:
-            ballot.hinted_at = ballot.at
-        if ballot.state in (VOTES, WAITS):
-            ballot.state = OUT
+        view = self.views[which]
+        view.doubted = view.pending > 0  # the reply under way may be older or newer than the hint
+        if view.state is VOTES:
+            view.hinted_at = view.at
+        if view.state in (VOTES, WAITS):
+            view.state = OUT
 
     def gone(self, which: int, now: int) -> None:
         """Record the server's report that the claim does not hold the name there."""
-        ballot = self.ballots[which]
-        ballot.watched = False
-        ballot.lost_at = now
+        view = self.views[which]
+        view.watched = False
+        view.lost_at = now
         self.hinted(which)
-        ballot.hinted_at = None
+        view.hinted_at = None
 
     def renews(self, which: int, at: int) -> None:
         """Record that a renewal is being sent. If the server executes it, the claim lives there for another ttl."""
-        ballot = self.ballots[which]
-        ballot.asked = max(ballot.asked, at)
+        view = self.views[which]
+        view.asked = max(view.asked, at)
 
     def renewed(self, which: int, at: int, ours: bool) -> bool:
         """Record the reply to the renewal that was sent at ``at``. Return whether the server votes for a ttl from then.
 
         If a newer reply overtook this one, the renewal still counts when both say yes.
         """
-        ballot = self.ballots[which]
-        if (at, 0) >= ballot.at and ballot.state is not YIELDS:
-            ballot.at = (at, 0)
+        view = self.views[which]
+        if (at, 0) >= view.at and view.state is not YIELDS:
+            view.at = (at, 0)
             if ours:
-                self._votes(ballot, at + self.ttl, ballot.stamp if ballot.state is VOTES else 0)
-            elif ballot.state is VOTES:
-                ballot.state = OUT
-        return ours and ballot.state is VOTES and ballot.until >= at + self.ttl
+                self._votes(view, at + self.ttl, view.stamp if view.state is VOTES else 0)
+            elif view.state is VOTES:
+                view.state = OUT
+        return ours and view.state is VOTES and view.until >= at + self.ttl
 
-    def _votes(self, ballot: Ballot, until: int, stamp: int) -> None:
-        ballot.state, ballot.until, ballot.stamp = VOTES, until, stamp
+    def _votes(self, view: ServerView, until: int, stamp: int) -> None:
+        view.state, view.until, view.stamp = VOTES, until, stamp
 
     # ---- conclusions
 
-    def votes(self, now: int) -> list[Ballot]:
+    def votes(self, now: int) -> list[ServerView]:
         """Return the votes that count at this time."""
         return [
-            ballot
-            for which, ballot in enumerate(self.ballots)
-            if ballot.state is VOTES and now < ballot.until and self._counts(which)
+            view
+            for which, view in enumerate(self.views)
+            if view.state is VOTES and now < view.until and self._counts(which)
         ]
 
     def proof(self, now: int) -> Proof | None:
@@ -283,7 +283,7 @@ class Evidence:
         An operator takes the name away on one server after the other, and a server may meanwhile vote for the claim
         again. So no vote counts for ``window`` microseconds after its server reported the loss.
         """
-        keep = sum(b.keeps and now < b.until and now - b.lost_at >= window for b in self.ballots)
+        keep = sum(view.keeps and now < view.until and now - view.lost_at >= window for view in self.views)
         return keep < self.need
 
     def spent(self) -> bool:
@@ -292,26 +292,28 @@ class Evidence:
         Only the end of the claim cancels a request without a reply. A minority that cannot give way would keep all
         claims waiting.
         """
-        return any(ballot.unsure and ballot.state in (VOTES, YIELDS) for ballot in self.ballots)
+        return any(view.unsure and view.state in (VOTES, YIELDS) for view in self.views)
 
     def anywhere(self) -> bool:
         """Return whether any server may keep something of the claim."""
-        return any(ballot.touched for ballot in self.ballots)
+        return any(view.touched for view in self.views)
 
     def pending(self) -> int:
         """Return how many servers have a request under way."""
-        return sum(ballot.pending > 0 for ballot in self.ballots)
+        return sum(view.pending > 0 for view in self.views)
 
     def answers(self) -> int:
         """Return how many servers have replied to their newest request, and count."""
         return sum(
-            not ballot.pending and ballot.silent is None and ballot.at != (0, 0) and self._counts(which)
-            for which, ballot in enumerate(self.ballots)
+            not view.pending and view.silent is None and view.at != (0, 0) and self._counts(which)
+            for which, view in enumerate(self.views)
         )
 
     def taken(self) -> bool:
         """Return whether a majority of servers refused with the same stamp. Then another claim holds the name."""
-        named = Counter(b.stamp for b in self.ballots if b.state in (OUT, WAITS) and b.silent is None and b.at[0])
+        named = Counter(
+            view.stamp for view in self.views if view.state in (OUT, WAITS) and view.silent is None and view.at[0]
+        )
         return max(named.values(), default=0) >= self.need
 
     def stays(self, which: int, now: int) -> bool:
@@ -320,20 +322,20 @@ class Evidence:
         That ends when the server confirms the release. Without a confirmation it ends with the ttl, because nobody
         renews the claim. A request without a reply needs more time, because the server may execute it late.
         """
-        ballot = self.ballots[which]
-        if ballot.released is not None:
+        view = self.views[which]
+        if view.released is not None:
             return False
-        if ballot.unsure or ballot.pending:
-            return now < ballot.asked + max(LATE, 2 * self.ttl) + LATE
-        return ballot.touched and now < ballot.asked + self.ttl + ENDS_WITHIN
+        if view.unsure or view.pending:
+            return now < view.asked + max(LATE, 2 * self.ttl) + LATE
+        return view.touched and now < view.asked + self.ttl + ENDS_WITHIN
 
     def was_ours(self) -> bool | None:
         """Return whether a majority confirmed that it kept the name for the claim until the release.
 
         Returns None while that is undecided.
         """
-        yes = sum(ballot.released is True for ballot in self.ballots)
-        no = sum((b.released is False and not b.lost_release) or not b.touched for b in self.ballots)
+        yes = sum(view.released is True for view in self.views)
+        no = sum((view.released is False and not view.lost_release) or not view.touched for view in self.views)
         if yes >= self.need:
             return True
-        return False if no > len(self.ballots) - self.need else None
+        return False if no > len(self.views) - self.need else None

@@ -62,8 +62,8 @@ class Options:
     controls: bool = True  #: whether controls run too
     #: Whether controls also run in scenarios in which they may hold, and contention runs with all its sizes.
     all_of_controls: bool = True
-    #: How many cycles run at the same time. None: 3 for each core at first. The number grows while no process waits for
-    #: a processor, up to 20 for each core and 40 in all.
+    #: How many cycles run at the same time. With None there are 3 for each core at first. The number grows while no
+    #: process waits for a processor, up to 20 for each core and 40 in all.
     at_once: int | None = None
     locks: int = 1000  #: held by one client in the scenario ``scale``
     #: Servers that may be stopped, each ``URL=PID``, for 10 cycles at once. These faults come after all others.

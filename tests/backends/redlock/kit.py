@@ -86,7 +86,7 @@ class Contender:
         return evidence
 
     def states(self, claim: Claim) -> list[str]:
-        return [ballot.state.value for ballot in self.evidence(claim).ballots]
+        return [view.state.value for view in self.evidence(claim).views]
 
     def settle(self, claim: Claim) -> None:
         """Wait for the replies to all requests of this claim: a majority decides before the last one."""

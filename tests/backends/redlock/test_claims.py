@@ -399,12 +399,12 @@ def test_a_server_that_granted_the_lease_again_reports_its_next_loss(contend: Co
     for which in range(3):
         with redis.Redis(port=servers.members[which].port) as bare:
             bare.delete("multilock/a")
-        # Wait for `lost_at`, not for the ballot's state: by the next look the clerk may have asked for the vote again.
-        eventually(lambda at=standing.ballots[which]: at.lost_at > 0, within=WITHIN)  # type: ignore[misc]
-        standing.ballots[which].lost_at = -(10**12)  # long ago
+        # Wait for `lost_at`, not for the view's state: by the next look the clerk may have asked for the vote again.
+        eventually(lambda at=standing.views[which]: at.lost_at > 0, within=WITHIN)  # type: ignore[misc]
+        standing.views[which].lost_at = -(10**12)  # long ago
         [renewed] = us.renew(held)
         assert isinstance(renewed, Granted)
-        eventually(lambda at=standing.ballots[which]: at.watched, within=WITHIN)  # type: ignore[misc]
+        eventually(lambda at=standing.views[which]: at.watched, within=WITHIN)  # type: ignore[misc]
         us.settle(held[0])
     assert us.backend.force_release("a", WITHIN)
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
@@ -417,12 +417,12 @@ def test_a_server_whose_watch_failed_gets_the_watch_after_a_renewal(contend: Con
     us.cut_off(2)
     us.backend.watch("redlock", [held], WITHIN)
     standing = us.evidence(held[0])
-    eventually(lambda: [at.watched for at in standing.ballots] == [True, True, False], within=WITHIN)
+    eventually(lambda: [at.watched for at in standing.views] == [True, True, False], within=WITHIN)
     us.reach(2)
 
     def watches() -> bool:
         assert isinstance(us.renew(held)[0], Granted)
-        return standing.ballots[2].watched and us.backend.servers.nodes[2].listener._tracked is not None
+        return standing.views[2].watched and us.backend.servers.nodes[2].listener._tracked is not None
 
     eventually(watches, within=WITHIN)
     for member in servers.members[1:]:

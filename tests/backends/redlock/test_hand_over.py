@@ -68,7 +68,7 @@ def test_a_look_after_a_handover_asks_only_servers_that_did_not_report_it(conten
     assert not evidence.pending()
     evidence.hinted(1)
     rounds.act(evidence, fan)
-    assert [ballot.pending for ballot in evidence.ballots] == [0, 1, 0]
+    assert [view.pending for view in evidence.views] == [0, 1, 0]
     rounds.give(fan)
 
 
@@ -154,7 +154,7 @@ def test_a_give_way_without_a_reply_ends_the_claim_at_once(contend: Contend) -> 
         evidence.asks(2, int(us.ear.now() * 1e6), None, gives_way=True)
         evidence.answered(
             2,
-            evidence.ballots[2].asked,
+            evidence.views[2].asked,
             BackendUnavailable("lost", unknown=True),
             0,
             gives_way=True,

@@ -150,7 +150,7 @@ def test_a_lost_reply_to_a_top_up_is_no_vote_and_leaves_nothing(contend: Contend
     assert isinstance(us.renew(held)[0], Granted)
     fault.wait(WITHIN)
     evidence = us.evidence(held[0])
-    eventually(lambda: evidence.ballots[2].unsure, within=WITHIN)
+    eventually(lambda: evidence.views[2].unsure, within=WITHIN)
     assert us.states(held[0]) == ["votes", "votes", "out"]
     assert holders(servers) == [held[0].id] * 3
     us.reach(2)

@@ -28,7 +28,7 @@ class Told(Evidence):
         self.answered(which, at, answer, at + 1, gives_way=gives_way, joins=True)
 
     def states(self) -> list[str]:
-        return [ballot.state.value for ballot in self.ballots]
+        return [view.state.value for view in self.views]
 
 
 TAKEN = (5000, 0, 8)
@@ -75,7 +75,7 @@ def test_a_request_under_way_cannot_lose_a_vote() -> None:
     assert told.states()[0] == "votes"
     told.answered(0, 200, LOST, 201, gives_way=False, joins=True)
     assert told.states()[0] == "votes"
-    assert told.ballots[0].unsure
+    assert told.views[0].unsure
     assert told.spent()
 
 
@@ -86,8 +86,8 @@ def test_a_request_that_was_not_sent_changes_nothing() -> None:
     assert told.states()[0] == "yields"
     told.unasked(0, before, NOT_SENT)
     assert told.states()[0] == "votes"
-    assert told.ballots[0].silent is NOT_SENT
-    assert not told.ballots[0].unsure
+    assert told.views[0].silent is NOT_SENT
+    assert not told.views[0].unsure
 
 
 def test_a_push_older_than_a_refusal_is_dropped() -> None:
@@ -126,7 +126,7 @@ def test_after_a_give_way_without_a_reply_no_vote_counts() -> None:
     told = Told()
     told.ask(0, 100, 5)
     told.ask(0, 200, LOST, gives_way=True)
-    assert told.ballots[0].stuck
+    assert told.views[0].stuck
     assert told.spent()
     told.ask(0, 300, 5)
     assert told.renewed(0, 400, True) is False
@@ -148,7 +148,7 @@ def test_a_raise_without_a_reply_proves_no_token() -> None:
     told.ask(0, 200, 10)
     told.ask(1, 200, LOST)
     told.ask(2, 200, LOST)
-    assert [ballot.stamp for ballot in told.ballots] == [10, 8, 9]
+    assert [view.stamp for view in told.views] == [10, 8, 9]
     assert told.proof(210) is None
     assert told.spent()
     told.ask(1, 300, 10)
@@ -257,7 +257,7 @@ def test_a_confirmed_renewal_extends_a_vote_and_a_denied_one_ends_it() -> None:
     told = Told()
     told.ask(0, 100, 7)
     assert told.renewed(0, 500, True)
-    assert told.ballots[0].until == 500 + TTL
+    assert told.views[0].until == 500 + TTL
     assert not told.renewed(0, 400, False)  # an older reply
     assert told.states()[0] == "votes"
     assert not told.renewed(0, 600, False)
@@ -268,7 +268,7 @@ def test_a_renewal_followed_by_a_newer_vote_keeps_the_vote() -> None:
     told = Told()
     told.ask(0, 600, 7)
     assert told.renewed(0, 500, True)
-    assert told.ballots[0].until == 600 + TTL
+    assert told.views[0].until == 600 + TTL
     assert not told.renewed(0, 500, False)
     assert told.states()[0] == "votes"
 
@@ -300,7 +300,7 @@ def test_a_release_is_sent_to_each_server_that_may_have_a_vote() -> None:
     assert [told.stays(which, 200) for which in range(3)] == [True, True, True]
     told.answered(2, 100, (5000, -1, 8), 210, gives_way=False, joins=False)
     assert [told.stays(which, 220) for which in range(3)] == [True, True, False]
-    told.ballots[0].released = True
+    told.views[0].released = True
     assert not told.stays(0, 220)
 
 
@@ -325,7 +325,7 @@ def test_a_majority_decides_whether_a_release_ended_a_lease(released: list[bool 
     told = Told()
     for which, each in enumerate(released):
         told.ask(which, 100, 7)
-        told.ballots[which].released = each
+        told.views[which].released = each
     assert told.was_ours() is ours
 
 
@@ -345,6 +345,6 @@ def test_a_repeated_release_that_finds_nothing_proves_nothing() -> None:
     told = Told()
     for which in range(3):
         told.ask(which, 100, 7)
-        told.ballots[which].released = which == 2
-        told.ballots[which].lost_release = which < 2  # the release may have ended the lease there
+        told.views[which].released = which == 2
+        told.views[which].lost_release = which < 2  # the release may have ended the lease there
     assert told.was_ours() is None

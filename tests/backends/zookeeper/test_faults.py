@@ -206,20 +206,20 @@ def test_a_node_of_an_earlier_session_is_deleted_and_never_reused(
     claim = ear.claim("job")
     stale = operator(server.endpoint)
     path = stale.create(f"/multilock/job/{claim.id}__lock__", b"", ephemeral=True, sequence=True, makepath=True)
-    place = backend._recipe._places.of.setdefault(claim.id, _unsure())
+    waiter = backend._recipe._waiters.of.setdefault(claim.id, _unsure())
     granted = backend.attempt(claim, True, 5.0)
-    assert place.path != path
+    assert waiter.path != path
     assert granted.key != path  # type: ignore[union-attr]
     assert len(contenders(stale)) == 1
     backend.close()
 
 
 def _unsure() -> Any:
-    from multilock_zookeeper.places import Place
+    from multilock_zookeeper.waiters import Waiter
 
-    place = Place()
-    place.unsure = True
-    return place
+    waiter = Waiter()
+    waiter.unsure = True
+    return waiter
 
 
 # ---- the server

@@ -17,7 +17,7 @@ import pytest
 
 import multilock
 from multilock import BackendUnavailable, CapabilityMissing, Client, LeaseState, LockLost, LossReason
-from multilock.kernel.fence import Fence, KillingTimer
+from multilock.kernel.hard_fence import Fence, KillingTimer
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
 from tests.unit.kit import Call, Scripted, interrupted_at, silence

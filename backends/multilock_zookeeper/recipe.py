@@ -36,7 +36,7 @@ from multilock_zookeeper.keys import Contender, Nodes
 from multilock_zookeeper.notices import AT_ONCE, ENDED, Watcher
 from multilock_zookeeper.sessions import Session
 from multilock_zookeeper.transport import EPHEMERAL_SEQUENTIAL, Answer, NodeMissing, Transport
-from multilock_zookeeper.waiters import Waiter, Waiters
+from multilock_zookeeper.waiters import ZkWaiter, ZkWaiters
 
 __all__ = ["Recipe", "holding"]
 
@@ -52,7 +52,7 @@ class Recipe:
         self._watcher = watcher
         self._notices = notices
         self._now = notices.now
-        self._waiters = Waiters(notices.now)
+        self._waiters = ZkWaiters(notices.now)
 
     # ---- acquire
 
@@ -76,7 +76,7 @@ class Recipe:
                 self._waiters.forget(claim, waiter)
         return answer
 
-    def _step(self, claim: Claim, waiter: Waiter, join: bool, deadline: float) -> Granted | Busy | None:
+    def _step(self, claim: Claim, waiter: ZkWaiter, join: bool, deadline: float) -> Granted | Busy | None:
         """Send one round of requests. Returns None if the node or its session vanished, or if the parent was missing.
         Then the caller tries again."""
         session = self._transport.session(deadline)
@@ -90,7 +90,7 @@ class Recipe:
             return _busy(claim)
         return None if children is None else self._judge(claim, waiter, session, children, join, deadline)
 
-    def _create(self, claim: Claim, waiter: Waiter, session: Session, deadline: float) -> Sequence[str] | None:
+    def _create(self, claim: Claim, waiter: ZkWaiter, session: Session, deadline: float) -> Sequence[str] | None:
         """Steps 1 and 2: create our node, and list its siblings."""
         parent = self._nodes.parent(claim.name)
         waiter.value = encode_value(claim)
@@ -120,14 +120,14 @@ class Recipe:
         session.prove(created.sent_at)
         return self._transport.listed(listed, deadline)
 
-    def _list(self, waiter: Waiter, deadline: float) -> Sequence[str]:
+    def _list(self, waiter: ZkWaiter, deadline: float) -> Sequence[str]:
         """Step 2 again, for a node that exists."""
         listed = self._transport.children(waiter.parent)
         waiter.listed_at = listed.sent_at
         return self._transport.listed(listed, deadline) or ()
 
     def _judge(
-        self, claim: Claim, waiter: Waiter, session: Session, children: Sequence[str], join: bool, deadline: float
+        self, claim: Claim, waiter: ZkWaiter, session: Session, children: Sequence[str], join: bool, deadline: float
     ) -> Granted | Busy | None:
         """Steps 3 and 4: hold the lock, or wait for the nodes ahead that exclude the claim.
 
@@ -153,7 +153,7 @@ class Recipe:
             return _busy(claim)
         return self._stand_behind(claim, waiter, [f"{parent}/{one.node}" for one in awaited], deadline)
 
-    def _stand_behind(self, claim: Claim, waiter: Waiter, awaited: Sequence[str], deadline: float) -> Busy | None:
+    def _stand_behind(self, claim: Claim, waiter: ZkWaiter, awaited: Sequence[str], deadline: float) -> Busy | None:
         """Step 4: watch the last nodes that exclude the claim, not the first, so that a deletion wakes few waiters.
 
         Returns None if one of them is already gone.
@@ -165,7 +165,7 @@ class Recipe:
             return Busy(UNPUSHED)  # the listing was answered, so it is known that the name is taken
         return _busy(claim) if watched else None
 
-    def _withdraw(self, claim: Claim, waiter: Waiter, deadline: float) -> None:
+    def _withdraw(self, claim: Claim, waiter: ZkWaiter, deadline: float) -> None:
         """Delete our node, to leave the queue."""
         assert waiter.path is not None
         self._watcher.stop(claim.id)
@@ -174,7 +174,7 @@ class Recipe:
 
     # ---- a create whose reply was lost
 
-    def _find(self, claim: Claim, waiter: Waiter, session: Session, deadline: float) -> None:
+    def _find(self, claim: Claim, waiter: ZkWaiter, session: Session, deadline: float) -> None:
         """Find out whether the create made a node. If it did, a write to the node then proves the session."""
         for path in self._own_nodes(claim, deadline):
             try:
@@ -190,7 +190,7 @@ class Recipe:
         if waiter.path is not None:
             self._prove(waiter, waiter.path, session, deadline)
 
-    def _prove(self, waiter: Waiter, path: str, session: Session, deadline: float) -> None:
+    def _prove(self, waiter: ZkWaiter, path: str, session: Session, deadline: float) -> None:
         proof = self._transport.put(path, waiter.value)
         if not self._transport.ordered(proof, deadline):
             waiter.path = None
@@ -279,7 +279,7 @@ class Recipe:
 
     # ---- the grant for a node, and the end of a node that is not renewed
 
-    def _granted(self, claim: Claim, waiter: Waiter, session: Session) -> Granted:
+    def _granted(self, claim: Claim, waiter: ZkWaiter, session: Session) -> Granted:
         if not claim.renew:
             if waiter.first_at is None:
                 waiter.first_at = waiter.listed_at
@@ -290,7 +290,7 @@ class Recipe:
             waiter.token, proof.ttl, proof.sent_at, proof.valid_for, proof.renew_every, session.number, waiter.path
         )
 
-    def _plan_end(self, claim: Claim, waiter: Waiter, when: float) -> None:
+    def _plan_end(self, claim: Claim, waiter: ZkWaiter, when: float) -> None:
         """Plan to delete a node of a claim that is not renewed, at the end of the claim's ttl. The server would keep
         the node for as long as the session lives."""
         with self._waiters.lock:
@@ -308,7 +308,7 @@ class Recipe:
             self._watcher.not_at(end)
         self._plan_end(claim, waiter, first_at + min(claim.ttl, session.ttl))
 
-    def _end(self, claim: Claim, waiter: Waiter) -> None:
+    def _end(self, claim: Claim, waiter: ZkWaiter) -> None:
         if waiter.cancelled or waiter.path is None or not self._transport.is_present(waiter.session):
             return
         try:

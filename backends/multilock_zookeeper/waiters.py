@@ -9,10 +9,10 @@ from multilock import system
 from multilock.backend import Claim
 from multilock.timing import LATE_REQUEST_IN_SESSION
 
-__all__ = ["Waiter", "Waiters"]
+__all__ = ["ZkWaiter", "ZkWaiters"]
 
 
-class Waiter:
+class ZkWaiter:
     """The state of one claim. ``unsure`` is True while it is unknown whether a create that was sent has made a node."""
 
     __slots__ = ("cancelled", "end", "first_at", "listed_at", "path", "session", "token", "unsure", "value")
@@ -40,44 +40,44 @@ class Waiter:
         self.path, self.session, self.token, self.unsure = path, stat.ephemeralOwner, stat.czxid, False
 
 
-class Waiters:
+class ZkWaiters:
     """All claims of this client that may have a node.
 
-    ``lock`` is held while a request that names a claim is sent, and while its `Waiter` changes. So a thread that
+    ``lock`` is held while a request that names a claim is sent, and while its `ZkWaiter` changes. So a thread that
     cancels the claim finds out whether such a request was sent, and can be sure that no further request will be sent.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.lock = system.Lock()
-        self.of: dict[str, Waiter] = {}  # claim id -> the waiter of the claim
+        self.of: dict[str, ZkWaiter] = {}  # claim id -> the waiter of the claim
         self._now = now
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
 
-    def enter(self, claim: Claim) -> Waiter | None:
+    def enter(self, claim: Claim) -> ZkWaiter | None:
         """Return the claim's waiter, or None if the claim was cancelled before this attempt began."""
         with self.lock:
-            return None if claim.id in self._cancelled else self.of.setdefault(claim.id, Waiter())
+            return None if claim.id in self._cancelled else self.of.setdefault(claim.id, ZkWaiter())
 
-    def cancel(self, claim: Claim, unsure: bool) -> Waiter:
+    def cancel(self, claim: Claim, unsure: bool) -> ZkWaiter:
         """Mark the claim as cancelled. The caller holds ``lock``.
 
         An attempt that runs in another thread sends nothing more. With ``unsure``, attempts that begin later send
         nothing either.
         """
-        waiter = self.of.get(claim.id) or Waiter()
+        waiter = self.of.get(claim.id) or ZkWaiter()
         waiter.cancelled = True
         if unsure:
             self._forget_old()
             self._cancelled[claim.id] = self._now() + LATE_REQUEST_IN_SESSION
         return waiter
 
-    def given_back(self, claim: Claim, waiter: Waiter) -> None:
+    def given_back(self, claim: Claim, waiter: ZkWaiter) -> None:
         """Drop the waiter of a claim whose release was answered."""
         with self.lock:
             waiter.unsure = False
             self.of.pop(claim.id, None)
 
-    def forget(self, claim: Claim, waiter: Waiter) -> None:
+    def forget(self, claim: Claim, waiter: ZkWaiter) -> None:
         """Drop the waiter of a claim that has no node at the server."""
         with self.lock:
             if self.of.get(claim.id) is waiter and not waiter.cancelled:

@@ -215,9 +215,9 @@ def test_a_node_of_an_earlier_session_is_deleted_and_never_reused(
 
 
 def _unsure() -> Any:
-    from multilock_zookeeper.waiters import Waiter
+    from multilock_zookeeper.waiters import ZkWaiter
 
-    waiter = Waiter()
+    waiter = ZkWaiter()
     waiter.unsure = True
     return waiter
 

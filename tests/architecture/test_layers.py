@@ -15,7 +15,7 @@ from tests.architecture.imports import ROOT, imports_of, module_name, sources
 
 # A module may import modules of its own layer and of earlier layers.
 BASE = ("validity", "timers", "runtime", "workers", "interrupts", "messages")
-PROCESS = ("process", "fork", "exit", "fence")
+PROCESS = ("process", "fork", "exit", "hard_fence")
 WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "emit", "scopes")
 LAYERS = [
     {"system", "timing"},

@@ -320,7 +320,10 @@ class Rests(Protocol):
 
 @runtime_checkable
 class Guards(Protocol):
-    """Optional method of a `Backend` whose locks are rows of a PostgreSQL database, beside the user's own tables."""
+    """Optional methods of a `Backend` whose locks are rows of a PostgreSQL database, beside the user's own tables."""
+
+    def sql(self) -> str:
+        """Return the statements by which an owner of the database makes the tables. Does no I/O."""
 
     def guard(self, name: str) -> tuple[str, str]:
         """Return a statement, with ``%s`` for a key and for a token, and the key of ``name``. Does no I/O.

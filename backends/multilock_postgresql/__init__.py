@@ -31,7 +31,7 @@ from multilock_postgresql.endpoints import (
 )
 from multilock_postgresql.inspection import Inspection
 from multilock_postgresql.keys import LockKeys
-from multilock_postgresql.layout import sql_of
+from multilock_postgresql.layout import grants_of, sql_of
 from multilock_postgresql.notices import Listener
 from multilock_postgresql.recipe import Recipe
 from multilock_postgresql.transactions import StepQueries, Transactions
@@ -167,6 +167,9 @@ class PostgresqlBackend:
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         return self._listener.follow(names, within)
+
+    def sql(self) -> str:
+        return sql_of(self._steps.schema) + grants_of(self._steps.schema)
 
     def guard(self, name: str) -> tuple[str, str]:
         return self._steps.guard, self._keys.of(name).decode()

@@ -9,7 +9,7 @@ from pathlib import Path
 from multilock import BackendRejected
 from multilock_postgresql.transport import PgWire
 
-__all__ = ["SCHEMA", "create", "sql_of"]
+__all__ = ["SCHEMA", "create", "grants_of", "sql_of"]
 
 SCHEMA = "multilock"
 FILES = ("tables_1.sql", "functions_1.sql")
@@ -28,6 +28,16 @@ END $$;
 """
     files = "".join((folder / file).read_text(encoding="utf-8") for file in FILES)
     return begin + files.replace("@S@", f'"{schema}"')
+
+
+def grants_of(schema: str) -> str:
+    """Return a comment in SQL: the rights that the role of a program needs."""
+    return f"""
+-- The role of the program needs these rights. Put its name in place of app.
+-- GRANT USAGE ON SCHEMA "{schema}" TO app;
+-- GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "{schema}" TO app;
+-- GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA "{schema}" TO app;
+"""
 
 
 def create(wire: PgWire, schema: str, within: float) -> None:
@@ -49,6 +59,6 @@ SELECT to_regprocedure('"{schema}".guard_1(text, bigint)') IS NULL"""
     except BackendRejected as error:
         raise BackendRejected(
             f"{error}. multilock needs its tables in the schema {schema!r}: let a role that may create them connect "
-            "once, or run the SQL that `python -m multilock_postgresql` prints",
+            "once, or run the SQL that `multilock doctor --sql` prints",
             backend="postgresql",
         ) from error

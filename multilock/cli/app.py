@@ -131,7 +131,7 @@ def _holders(info: multilock.LockInfo) -> str:
 def _doctor(arguments: argparse.Namespace) -> int:
     from multilock.cli.doctor import doctor
 
-    return doctor(arguments.url, arguments.profile, arguments.config, arguments.json, arguments.strict)
+    return doctor(arguments.url, arguments.profile, arguments.config, arguments.json, arguments.strict, arguments.sql)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -240,6 +240,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
                      "Exit code: 0 no problem, 1 a finding of level error, 69 unreachable, 64 usage.")  # fmt: skip
     doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
     doctor.add_argument("--strict", action="store_true", help="also exit with 1 for a finding of level warning")
+    doctor.add_argument(
+        "--sql", action="store_true", help="postgresql: only print the SQL by which an owner makes the tables"
+    )
 
     demo = command("demo", _demo, "", "watch a leader being elected, killed and replaced")
     demo.add_argument(

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import multilock
-from multilock import BackendRejected, BackendUnavailable, Capabilities, Client, Finding, MultilockError
+from multilock import (
+    BackendRejected,
+    BackendUnavailable,
+    Capabilities,
+    Client,
+    ConfigurationError,
+    Finding,
+    MultilockError,
+)
+from multilock.backend import Guards
 from multilock.cli.exits import UNREACHABLE
 from multilock.config import resolve
 from multilock.registry import OURS, schemes
@@ -38,12 +47,15 @@ class _Report:
     findings: list[Finding] = field(default_factory=list)
 
 
-def doctor(url: str | None, profile: str | None, config: str | None, as_json: bool, strict: bool) -> int:
+def doctor(url: str | None, profile: str | None, config: str | None, as_json: bool, strict: bool, sql: bool) -> int:
     """Print what could be found out, then raise the error if the configuration is wrong.
 
+    With ``sql`` print only the statements by which an owner of the database makes the tables, without any request.
     Returns the exit code: 69 if the backend does not reply, 1 if it has a finding of level error (with ``strict`` also
     of level warning), else 0.
     """
+    if sql:
+        return _print_sql(url, profile, config)
     report = _Report([_installed(scheme) for scheme in schemes()])
     try:
         code = _examine(report, url, profile, config)
@@ -54,6 +66,15 @@ def doctor(url: str | None, profile: str | None, config: str | None, as_json: bo
             print(json.dumps(dataclasses.asdict(report), indent=2))
         else:
             _print(report)
+
+
+def _print_sql(url: str | None, profile: str | None, config: str | None) -> int:
+    with multilock.connect(url, profile=profile, config=config) as client:
+        backend = client._kernel.backend
+        if not isinstance(backend, Guards):
+            raise ConfigurationError(f"{backend.scheme}:// needs no SQL: give --sql with a postgresql:// URL")
+        print(backend.sql(), end="")
+    return 0
 
 
 def _examine(report: _Report, url: str | None, profile: str | None, config: str | None) -> int:

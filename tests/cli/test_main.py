@@ -58,6 +58,16 @@ def test_a_command_that_only_shows_something_works_without_rich(command: list[st
     assert ended.stdout or command == ["status"]
 
 
+def test_doctor_prints_the_sql_of_a_schema_and_asks_no_server(run: Run) -> None:
+    ended = run("doctor", "--sql", "--url", "postgresql://nowhere.invalid/shop?schema=locks")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert 'CREATE SCHEMA "locks"' in ended.stdout
+    assert '-- GRANT USAGE ON SCHEMA "locks" TO app' in ended.stdout
+    ended = run("doctor", "--sql", "--url", "memory://")
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert "needs no SQL" in ended.stderr
+
+
 def test_a_command_runs_under_a_lock_without_any_library(sqlite_url: str) -> None:
     ended = _without("rich", "run", "job", "--url", sqlite_url, "--", "echo", "ran")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ran\n", "")

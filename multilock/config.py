@@ -315,7 +315,7 @@ def _text_of(path: str) -> str | None:
 def _filled(value: object, where: str, variables: dict[str, str]) -> object:
     """Return a value of the file with each ``${NAME}`` replaced by that environment variable, and ``$$`` by a dollar.
 
-    Adds what it replaced to ``variables``.
+    Adds the variables that it used to ``variables``.
     """
     if isinstance(value, list):
         return [_filled(each, where, variables) for each in value]

@@ -22,7 +22,7 @@ class Closable(Protocol):
     """A connection."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
 
 
 Wire = TypeVar("Wire", bound=Closable)

@@ -181,7 +181,7 @@ class RedisCluster(Cluster[ClusterNode]):
         to.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
         try:
             source.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
-        except redis.ResponseError as error:  # it gave away its last slot and became the new owner's replica
+        except redis.ResponseError as error:  # the node gave away its last slot and became the new owner's replica
             if "only with masters" not in str(error):
                 raise
         # Before Redis 7.0 the new owner spreads the news only gradually. A node that it meets learns of it at once.

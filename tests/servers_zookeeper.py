@@ -94,7 +94,7 @@ class ZooKeeperServer(Server):
         return [archive(), *self.java]
 
     def answers(self) -> bool:
-        """Return whether it serves requests as a leader, as a follower or alone."""
+        """Return whether the member serves requests as a leader, as a follower or alone."""
         return "Mode: " in self.ask("srvr")
 
     def ask(self, word: str, within: float = 1.0) -> str:

@@ -122,7 +122,7 @@ class Recipe:
         return bool(state.read or state.living or (state.lock and state.lock.session))
 
     def _leave_nothing(self, claim: Claim, until: float) -> None:
-        if self._sessions.holds(claim):  # it has locked the key to block new readers
+        if self._sessions.holds(claim):  # our session has locked the key to block new readers
             self._give_back(claim, until)
         if own := self._sessions.own(claim):
             with suppress(BackendUnavailable):  # the session holds nothing, and expires
@@ -506,8 +506,8 @@ class Recipe:
         return rests
 
     def _move(self, claim: Claim, granted: Granted, session: str, seconds: float, until: float) -> Entry | None:
-        """Try to move the key. Returns the key as it is afterwards: moved now, moved earlier, or no longer this
-        claim's."""
+        """Try to move the key. Returns the key after the try: it was moved now or earlier, or no longer belongs to this
+        claim."""
         assert granted.token is not None
         index = granted.token
         for _ in range(TRIES):

@@ -16,7 +16,7 @@ from multilock.backend import call_inside, start_worker
 __all__ = ["Aside"]
 
 IDLE = 15.0  # seconds until a thread without calls ends
-GRACE = 5.0  # seconds after which a call that exceeds its own time limit counts as failed
+GRACE = 5.0  # seconds after its own time limit at which a call counts as failed
 
 R = TypeVar("R")
 

@@ -24,7 +24,7 @@ from multilock_memory.notices import Outbox
 
 __all__ = ["Store"]
 
-SHOWN = 100  # inspect() returns at most this many holders of one name
+SHOWN = 100  # holders of one name that inspect() returns at most
 
 
 @dataclass(slots=True)

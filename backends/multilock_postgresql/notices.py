@@ -176,7 +176,7 @@ class Listener:
                 self._look_again(list(self._watched))
         if wire is not None:
             wire.close()
-        self._notices.pushes(self._connection, None)  # it is no longer needed
+        self._notices.pushes(self._connection, None)  # the connection is no longer needed
 
     def _subscribe_again(self) -> PgWire | None:
         """Connect until that succeeds. Returns None if no push can arrive, or the client was closed."""

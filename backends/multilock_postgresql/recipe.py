@@ -28,7 +28,7 @@ __all__ = ["Recipe"]
 
 CANCELLED, OTHER_NUMBER = -2, -3  # the first number of a refusal: see acquire_1
 AT_ONCE = 1000  # leases in one renewal
-UNPUSHED_HEARTBEAT = 0.25  # seconds between two requests of a waiter that nothing wakes
+UNPUSHED_HEARTBEAT = 0.25  # seconds between two requests of a waiter that receives no notifications
 SWEEP_EVERY = 60.0  # seconds between two sweeps of one client
 
 
@@ -67,8 +67,8 @@ class Recipe:
         """Return the arguments of an attempt, without the last one."""
         ttl, wait = claim.ttl, liveness(claim.ttl) if join else 0.0
         echo = None
-        # A push is a grant, with two exceptions. Of a lock that is not renewed, only a reply grants the whole ttl. And
-        # a lease with a ttl below the liveness would end before the hand-over does.
+        # A push is a grant, with two exceptions. If the lock is not renewed, only a reply grants the whole ttl. If the
+        # ttl is shorter than the liveness, the lease would end before the hand-over does.
         if join and self.told and claim.renew and ttl >= wait:
             # The time is read before the request is sent.
             echo = b"%d/%d" % (self._now() * 1e6, round(wait * 1000))

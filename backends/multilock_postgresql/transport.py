@@ -201,7 +201,7 @@ class PgWire:
 
     def _failed(self, error: Exception) -> Exception:
         if self._pq.transaction_status != pq.TransactionStatus.IDLE or IS_REPLICA in str(error):
-            self._end()  # it is inside a failed transaction, or at the wrong server
+            self._end()  # the connection is inside a failed transaction, or leads to the wrong server
         if isinstance(error, NotReadCommitted):
             self._endpoint.begins_with_level = True
         return error
@@ -357,7 +357,7 @@ class PgEndpoint:
             except MultilockError as error:
                 failures.append(error)
                 continue
-            if tried:  # it is the primary now, so it is asked first
+            if tried:  # this host is the primary now, so it is asked first
                 self._hosts = [(host, port), *(each for each in self._hosts if each != (host, port))]
             return wire
         silent = [error for error in failures if isinstance(error, BackendUnavailable)]

@@ -74,7 +74,7 @@ class Following:
         """
         earlier = [each for each in self._answers if each.id == told.id or (own and each.place == told.place)]
         if any(each.asked_at > told.asked_at for each in earlier):
-            return self._follows(told)  # a later question to that Sentinel was answered first
+            return self._follows(told)  # that Sentinel has already answered a later question
         self._others |= dict.fromkeys(told.others, now)
         self._others = {place: at for place, at in self._others.items() if now - at < KNOWN_FOR}
         counts = [each for each in self._answers if now - each.asked_at < COUNTS_FOR and each not in earlier]

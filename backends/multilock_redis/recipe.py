@@ -41,7 +41,7 @@ from multilock_redis.wire import Redirected, bulks, pack, refused
 __all__ = ["RESTS", "Recipe", "Replicas"]
 
 TOMBSTONE = round(1000 * LATE_REQUEST)  # ms
-OTHER_NUMBER = -3  # the first word of a reply of share.lua
+OTHER_NUMBER = -3  # the first word of a reply of share.lua to a claim with another number of permits
 RESTS = b"#multilock:rest:"  # prefix of the owner of a name that was released and rests; no claim's owner begins so
 AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}  # locks in one script, which then occupies the server for about 1 ms
 _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
@@ -49,7 +49,7 @@ _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many replicas must have acknowledged a grant, and a renewal, before it counts (``WAIT``).
+    """The number of replicas that must acknowledge a grant or a renewal before it counts (``WAIT``).
 
     With that, a failover loses a lock less often. But it is not a consensus: a failover may promote another replica.
     """

@@ -201,7 +201,7 @@ class Topology:
                 failures.append(failed)
                 continue
             self._silent.discard(address)
-            if epoch < self._epoch:  # this table is older than the known one
+            if epoch < self._epoch:  # the received table is older than the known one
                 older[address] = epoch, table
                 asked += [each for each in table.primaries if each not in asked]
                 continue

@@ -1,10 +1,9 @@
 """Requests to one Redis server: blocking, bounded in time, never retried. Foreign exceptions become multilock's own
 here.
 
-redis-py makes the connections: it handles addresses, TLS, credentials, and whatever a client that was handed over is
-set up for. After that this module writes and reads on the socket itself. An acquire and a release each consist of one
-small request and one number as the reply. Reading these replies through redis-py would take a tenth of the time of the
-whole pair.
+redis-py makes the connections: it handles addresses, TLS, credentials, and the settings of the program's own client.
+After that this module writes and reads on the socket itself. An acquire and a release each consist of one small request
+and one number as the reply. Reading these replies through redis-py would take a tenth of the time of the whole pair.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class _Fifo:
             return False
 
     def end(self) -> None:
-        """Delete it, and end the wait of its reader, which closes the descriptor."""
+        """Delete the FIFO, and end the wait of its reader, which closes the descriptor."""
         with contextlib.suppress(OSError):
             if self.is_at(self.path):
                 os.unlink(self.path)

@@ -13,7 +13,7 @@ from multilock.names import escape, unescape
 __all__ = ["LAST_NUMBER", "STYLES", "Contender", "Nodes"]
 
 STYLES = {"kazoo": "curator", "curator": "kazoo"}  # each style, and the style whose programs do not see it
-LAST_NUMBER = 2**31 - 1  # a server whose counter has reached this gives it to every later node as well
+LAST_NUMBER = 2**31 - 1  # a server whose counter has reached this number gives the same number to every later node
 # A number of permits has at most seven digits. A node with more digits excludes every other claim, like a lock.
 _CONTENDER = re.compile(r"(?:!(p\d{1,7}))?(__lock__|__rlock__|-lock-|__WRIT__|__READ__)(\d{10}|-\d{9,10})$")
 _MARKS = {"__lock__": "kazoo", "__rlock__": "kazoo", "-lock-": "curator", "__WRIT__": "curator", "__READ__": "curator"}

@@ -66,9 +66,8 @@ class Session:
         return self.ttl / PERIODS
 
     def shorten(self, ttl: float) -> bool:
-        """Record the timeout that a handshake granted. Returns whether it is shorter than before.
-
-        If it is, every proof ends earlier: from each request on, the server counts the new timeout.
+        """Record the timeout that a handshake granted. Returns whether the timeout is shorter than before. A shorter
+        timeout ends every proof earlier, because the server counts it from each request on.
         """
         with self._lock:
             lower = ttl < self.ttl

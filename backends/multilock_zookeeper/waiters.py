@@ -22,7 +22,7 @@ class ZkWaiter:
         self.session: int | None = None  # the session that owns the node
         self.token: int | None = None
         self.listed_at = 0.0  # when the newest listing was sent
-        self.first_at: float | None = None  # when the listing was sent that first showed the claim as a holder
+        self.first_at: float | None = None  # when the first listing that showed the claim as a holder was sent
         self.end: int | None = None  # the number of the planned deletion of a node that is not renewed
         self.value = b""
         self.unsure = False

@@ -211,7 +211,8 @@ class LoopFace:
         except BackendUnavailable:
             raise _NotSent(NOT_SENT, unknown=False) from None
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and not turn.exception():  # the turn came before the time was over
+            # The turn was granted just before the cancellation.
+            if turn.done() and not turn.cancelled() and not turn.exception():
                 turns.give_back()
             raise
         finally:

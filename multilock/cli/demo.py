@@ -211,13 +211,13 @@ class _Node:
         self.wait(None)
 
     def stop(self) -> None:
-        """Close its stdin, which asks it to resign and to end."""
+        """Close the node's stdin, which asks the node to resign and to end."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def wait(self, timeout: float | None) -> int:
-        """Wait for its end and return its exit code."""
+        """Wait for the end of the node and return its exit code."""
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -114,7 +114,7 @@ def _installed(scheme: str) -> _Installed:
         return _Installed(scheme, True, None, None)
     if find_spec(ours.library) is None:
         return _Installed(scheme, False, ours.library, f"pip install 'multilock[{ours.extra}]'")
-    names = _distributions().get(ours.library, [])  # empty if it is on the path without being installed
+    names = _distributions().get(ours.library, [])  # empty if the library is on the path without being installed
     return _Installed(scheme, True, " ".join([ours.library, *map(version, names[:1])]), None)
 
 

@@ -179,7 +179,7 @@ def _check_max_hold(max_hold: float | None, ttl: float) -> float:
     if max_hold is None:
         return math.inf
     checked = check_seconds(max_hold, "max_hold")
-    if checked < ttl / 10:  # not `0.1 * ttl`, which is more than 0.6 for a ttl of 6
+    if checked < ttl / 10:  # not `0.1 * ttl`, which floating point makes more than 0.6 for a ttl of 6
         raise ValueError(
             f"max_hold is {checked:g} s, less than a tenth of the ttl ({ttl:g} s): use a longer one, or a shorter ttl"
         )

@@ -189,7 +189,7 @@ class _ThreadTicker:
             try:
                 self._planned = at
                 self._wakeup.ring()
-            except BaseException:  # interrupted: the bell may not have rung
+            except BaseException:  # after an interrupt the bell may not have rung
                 self._planned = math.inf
                 raise
 

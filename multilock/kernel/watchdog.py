@@ -58,7 +58,7 @@ class Watchdog:
         check.
         """
         granted = lease.granted
-        if granted.short:  # its request may have been sent long ago, so a time counted from then may have passed
+        if granted.short:  # the request may have been sent long ago, so a time counted from then may have passed
             due = validity.first_renewal_at(lease.granted_at, lease.expires_at)
         else:
             due = granted.sent_at + granted.renew_every / 2

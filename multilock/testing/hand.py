@@ -36,7 +36,7 @@ from multilock.kernel.runtime import ThreadBell, ThreadEvent, Ticker, Workers
 
 __all__ = ["HandRuntime", "HandWorkers"]
 
-STEPS_AT_ONCE = 10_000  # if a ticker makes so many steps at one time, it is considered to spin
+STEPS_AT_ONCE = 10_000  # a ticker that makes so many steps at one moment is in an endless loop
 REAL_LIMIT = 10.0  # real seconds for which a thread waits for the test to move the clock
 
 

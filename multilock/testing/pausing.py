@@ -168,7 +168,7 @@ def _pid(process: Process | int) -> int:
 
 
 def _ended(process: Any) -> bool:
-    """Return whether its parent has noticed its end. Another process may have its number then."""
+    """Return whether the parent of the process has noticed its end. Another process may have its number then."""
     if isinstance(process, int):
         return False
     if callable(poll := getattr(process, "poll", None)):
@@ -177,7 +177,7 @@ def _ended(process: Any) -> bool:
 
 
 def _stands(pid: int) -> bool:
-    """Return whether all its threads are frozen. Raises ProcessLookupError if it has ended."""
+    """Return whether all threads of the process are frozen. Raises ProcessLookupError if it has ended."""
     with contextlib.suppress(ChildProcessError):
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     if _is_dead(pid):

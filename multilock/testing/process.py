@@ -90,11 +90,12 @@ class Helper:
 
     @property
     def errors(self) -> str:
-        """Its output on stderr so far."""
+        """The output of the helper on stderr so far."""
         return "".join(f"{line}\n" for line in self._errors)
 
     def wait_for(self, word: str, within: float) -> list[str]:
-        """Wait for its next line that begins with ``word`` and return the words of that line. Other lines are ignored.
+        """Wait for the helper's next line that begins with ``word`` and return the words of that line. Other lines are
+        ignored.
 
         Raises AssertionError, with all its output, if it ends before, or after ``within`` seconds.
         """
@@ -123,7 +124,8 @@ class Helper:
             raise self._gone() from None
 
     def pause(self) -> None:
-        """Freeze it with SIGSTOP. When this returns, no thread of it runs. Raises RuntimeError if it has ended."""
+        """Freeze the helper with SIGSTOP. When this returns, no thread of the helper runs. Raises RuntimeError if it
+        has ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 stand_still(self.pid)
@@ -132,13 +134,13 @@ class Helper:
         raise self._gone()
 
     def resume(self) -> None:
-        """Let it continue. Without effect if it is not frozen, or has ended."""
+        """Let a frozen helper continue. This does nothing if the helper is not frozen, or has ended."""
         if self.returncode is None:
             go_on(self.pid)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Freeze it inside this context, in which it may also be killed."""
+        """Freeze the helper inside this context. It may also be killed there."""
         self.pause()
         try:
             yield
@@ -150,7 +152,7 @@ class Helper:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it and its children with SIGKILL, even if frozen, and wait until it has ended."""
+        """Kill the helper and its children with SIGKILL, even if frozen, and wait until the helper has ended."""
         if self.returncode is None:
             end(self.pid)
         else:
@@ -159,11 +161,12 @@ class Helper:
         self._process.wait()
 
     def wait(self, within: float) -> int:
-        """Wait for its exit code. Raises subprocess.TimeoutExpired if it still runs after ``within`` seconds."""
+        """Wait for the exit code of the helper. Raises subprocess.TimeoutExpired if it still runs after ``within``
+        seconds."""
         return self._process.wait(within)
 
     def close(self) -> None:
-        """Kill it and close its pipes."""
+        """Kill the helper and close its pipes."""
         self.kill()
         for reader in self._readers:
             reader.join(END_WITHIN)
@@ -179,7 +182,8 @@ class Helper:
         self.close()
 
     def _take(self, within: float) -> list[str]:
-        """Return its lines since the last call, and forget them. If there are none, wait for ``within`` seconds."""
+        """Return the lines of the helper since the last call, and forget them. If there are none, wait for ``within``
+        seconds."""
         with self._changed:
             if within and not self.lines:
                 self._changed.wait(within)

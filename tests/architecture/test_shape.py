@@ -35,7 +35,7 @@ EXTRAS = {
     "waiters": ("the state of each claim of this client, and the cancelled claims", {"etcd", "zookeeper"}),
     "queue": ("the keys ahead of a claim, counted down by notifications", {"etcd"}),
     "main_thread": ("the main thread's requests, sent by another thread", {"etcd"}),
-    "sweep": ("other work of a renewal, such as looking for leftovers", {"consul", "etcd"}),
+    "sweep": ("work of a renewal besides its requests, such as the search for leftovers", {"consul", "etcd"}),
     "readers": ("the keys of readers, and the wait for readers", {"consul"}),
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),
     "watched": ("which claims are watched, by claim and by name", {"redis"}),

@@ -108,7 +108,7 @@ class _Taking:
         self._thread.join()
 
     def goes_on(self) -> None:
-        """Wait until it has acquired once more."""
+        """Wait until the contender has acquired once more."""
         before, pause = len(self._taken), threading.Event()
         while len(self._taken) == before:
             pause.wait(0.005)

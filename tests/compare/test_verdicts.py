@@ -83,7 +83,7 @@ LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
         # There was enough time for the callback.
         ([*SILENT, "1 release 12.9 A", "1 closed 14 A", "1 stall 12.1 12.6"], "broken"),
         ([*SILENT, "1 release 13 A"], "undecided"),
-        # It did not hold in the first place.
+        # A did not hold at all.
         (["1 got 10 n A 1 0", "1 over 10 A 10", "1 listens 10 A", *LATER], "no-fault"),
     ],
 )

@@ -85,7 +85,8 @@ BEFORE_RENEWAL = (0.005, 0.12)  # share of a ttl until the next renewal: the ses
 RECOVERY = 0.1  # seconds between two faults of one process
 TOLD_WITHIN = 5.0  # seconds within which a stopped process can report its stop, on a busy machine
 SHORT_STOP = 0.05  # seconds; a process may not notice a shorter stop
-CALLBACK_WITHIN = 3 * STALLED  # seconds: a callback passes three threads, and none of them notes a shorter pause
+# Seconds: a callback passes through three threads, each of which may pause unnoticed for STALLED seconds.
+CALLBACK_WITHIN = 3 * STALLED
 STREAMS = 3  # streams of faults of processes: while one waits for its moment, others happen
 AT_ONCE = 4  # processes with a fault at the same time
 CUT_OFF_TOO = 2  # further processes that are cut off just as they got a lock

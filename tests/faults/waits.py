@@ -95,8 +95,8 @@ class Waits:
     def overtaken(self) -> Iterator[tuple[Wait, Wait]]:
         """Yield each waiter that was overtaken, with the contender that overtook it.
 
-        The waiter had its place in the queue all the time. The other asked later, may not hold beside it, and entered
-        earlier. A process that did not run may have lost its places, so its waits do not count.
+        The waiter had its place in the queue all the time. The other contender asked later, may not hold beside it, and
+        entered earlier. A process that did not run may have lost its places, so its waits do not count.
         """
         entered = sorted((wait for wait in self.all if wait.entered), key=lambda wait: wait.ended)
         ends = [wait.ended for wait in entered]

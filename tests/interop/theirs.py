@@ -31,7 +31,7 @@ class Their(Protocol):
     """One lock of another program, of one name."""
 
     def acquire(self, within: float) -> bool:
-        """Return True if it got the lock, which it then holds. Raises Refused."""
+        """Return True if the program got the lock, which it then holds. Raises Refused."""
 
     def release(self) -> None: ...
 

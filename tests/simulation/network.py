@@ -248,7 +248,7 @@ class Socket(File):
             self.has_changed()
 
     def dies(self, host_too: bool) -> None:
-        """End with its process."""
+        """End together with the process."""
         self._closed = True
         self.network.sockets.pop(self, None)
         after = HOST_IS_MISSED if host_too else self.network.delay(self.process, self.server, may_stall=False)

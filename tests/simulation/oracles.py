@@ -31,7 +31,7 @@ class Held:
         self.how = ""  # how the belief ended: released, lost or killed
         self.told: tuple[float, Loss[Any]] | None = None  # when on_lost was called, and its argument
         self.lets_go = False  # whether the worker has called release()
-        self.returned: float | None = None  # when that call returned
+        self.returned: float | None = None  # when the call of on_lost returned
         self.ours = False  # the result of that call
         self.beliefs = [Belief(self, part) for part in lease.leases]
 
@@ -320,7 +320,7 @@ class Zombie(Oracle):
         process, now = belief.held.process, self.world.sim.time
         told = self.oracles.told.get(belief.part.claim.id)
         if told is None or len(self.world.servers) != 1 or belief.token is None or not belief.part.granted.short:
-            return  # a reply may come late; a pushed grant may wait in the client when it is told
+            return  # a reply may come late, and a pushed grant may wait in the client
         if belief.token / 1e6 - EPOCH < told < now - 0.02 and process.ran_since(told - 0.1):
             self.bad(f"{belief.who} believes in {belief.name} {now - told:.3f} s after it was told to look again")
 

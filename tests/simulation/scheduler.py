@@ -39,11 +39,11 @@ class Process:
         self.alive, self.paused = True, False
         self.killed_at = math.inf
         self.pauses: list[list[float]] = []  # pairs of the beginning and the end of a stop
-        self.offset, self.rate = 0.0, 1.0  # drift of its clock, compared with the time of the simulation
+        self.offset, self.rate = 0.0, 1.0  # drift of the process's clock, compared with the time of the simulation
         self.deferred: list[tuple[Task, int, Any]] = []  # actions to run when the process continues
         self.tasks: dict[Task, None] = {}
         self.files: dict[int, Any] = {}  # the open descriptors of the process
-        # Functions to call at its death, with whether its host died too.
+        # Functions to call at the death of the process. They are told whether its host died too.
         self.at_death: list[Callable[[bool], None]] = []
 
     def now(self) -> float:

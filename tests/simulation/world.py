@@ -172,7 +172,7 @@ class World:
     def is_idle(self, name: str) -> bool:
         """Return whether the name is free at a simulated server, or belongs to a claim that does not know it yet.
 
-        The latter only if nothing but connections broke: a stopped process does not know it for long.
+        The latter counts only if nothing but connections broke, because a stopped process notices it late.
         """
         if len(self.servers) != 1 or not self.servers[0].up or self.servers[0].paused:
             return False

@@ -392,7 +392,7 @@ def test_the_callback_of_an_inner_acquire_stays_until_the_last_release(
     inner = Losses(runtime)
     outer = client.lock("n", reentrant=True).acquire()
     client.lock("n", reentrant=True, on_lost=inner).acquire()
-    outer.release()  # the release does not say which of the two it ends
+    outer.release()  # a release does not say which of the two acquires it ends
     take(backend)
     runtime.settle()
     assert inner.reasons == [LossReason.TAKEN]

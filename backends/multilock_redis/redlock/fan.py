@@ -271,7 +271,7 @@ class Fan:
     def __init__(self, links: Sequence[Link]) -> None:
         self._selector = system.DefaultSelector()
         self.lanes = [Lane(self, link) for link in links]
-        self.used = 0.0  # when the fan was last released to the pool
+        self.used = 0.0  # the time at which the fan last returned to the pool
         self.unanswered: list[tuple[Owed, Exception]] = []  # missing replies of connections that ended
 
     def fileno(self) -> int | None:

@@ -87,7 +87,7 @@ class ServerView:
 
     @property
     def touched(self) -> bool:
-        """Whether the server may keep something of the claim."""
+        """Whether the server may still have an entry of the claim."""
         return self.kept or self.unsure or self.pending > 0
 
     @property
@@ -109,7 +109,7 @@ class ServerView:
 
 
 class Evidence:
-    """The record of one claim, from its first request until no server can keep anything of it.
+    """The record of one claim, from its first request until no server can have an entry of it.
 
     The caller of a method for an event holds `lock`.
     """

@@ -26,7 +26,7 @@ def is_there() -> bool:
     """Return True if the database has the revision that `alembic upgrade` asks for. The migration looks again."""
     try:
         wanted = context.get_revision_argument()
-    except KeyError:  # a command without a revision, as `alembic current`
+    except KeyError:  # a command without a revision, such as `alembic current`
         return False
     with engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_heads() == (wanted,)

@@ -48,9 +48,10 @@ def judge(
 ) -> Apart:
     """Return whether ``one`` ended before ``other`` began.
 
-    ``frozen``: when a fault kept the process of ``one`` from running. It did nothing then; its belief counts from when
-    it runs again. ``stalls``: when the process of ``other`` did not run. It may have received the lock when a stall
-    began, without being able to record that. ``killed``: when the process of ``one`` was killed.
+    ``frozen``: when a fault kept the process of ``one`` from running. The process did nothing then, so its belief
+    counts from the time at which it runs again. ``stalls``: when the process of ``other`` did not run. It may have
+    received the lock when a stall began, without being able to record that. ``killed``: when the process of ``one`` was
+    killed.
 
     The belief ``one`` ends for certain when its process is killed, calls ``release()``, or gets a no from
     ``is_held()``. A belief that was never confirmed does not count.

@@ -54,10 +54,10 @@ class AdapterHolding(Protocol):
         """The fencing token, greater for every later holder. None if the lock has no tokens."""
 
     def believes(self) -> bool:
-        """Return whether it is held: the check that a user of the lock would make before acting."""
+        """Return whether the lock is held: the check that a user of the lock would make before acting."""
 
     def release(self) -> object:
-        """Release it. False or an exception means that it was not ours any longer."""
+        """Release the lock. False or an exception means that it was not ours any longer."""
 
 
 class AdapterLock(Protocol):
@@ -87,9 +87,9 @@ class Adapter(Protocol):
 
     Optional members: ``loop``, True if its places have ``on_loop``. ``control``, the scenarios in which it must fail,
     or the report is void. ``bound(url, ttl)``, the seconds until another can have the lock of a holder that vanished.
-    ``take(url, name)``, by which an operator takes the lock away; True if somebody had it. ``has_sessions(url)``, True
-    if its places have ``end_session``. ``sweep(url, begin)``, which removes everything with a name that begins like
-    this, and returns the names that it could not remove.
+    ``take(url, name)``, by which an operator takes the lock away. It returns True if somebody had the lock.
+    ``has_sessions(url)``, True if its places have ``end_session``. ``sweep(url, begin)``, which removes everything with
+    a name that begins like this, and returns the names that it could not remove.
     """
 
     def open(self, url: str, ttl: float) -> AdapterClient:

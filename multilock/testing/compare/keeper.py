@@ -70,7 +70,7 @@ def _say(text: str) -> None:
 
 def main(order: dict[str, Any]) -> None:
     """Take the server down, wait, and take it up again."""
-    # If the terminal is closed or the operator ends everything, the server is still taken up again.
+    # Even if the terminal is closed or the operator ends everything, the server is resumed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     try:

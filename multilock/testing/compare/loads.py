@@ -103,7 +103,7 @@ def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tu
 def _play(
     load: Load, mates: list[Mate], stop: threading.Event, network: Network | None, seconds: float, behind: str = "P"
 ) -> list[Event]:
-    """Play it once, from opening the clients to closing them. Returns the counts of requests at start and end."""
+    """Play the load once, from opening the clients to closing them. Returns the counts of requests at start and end."""
     url = load.url if network is None else network.url
     roles = [f"{behind}{number}" for number in range(len(mates))]
     for role, each in zip(roles, mates, strict=True):

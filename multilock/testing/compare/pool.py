@@ -66,12 +66,12 @@ class Mate:
             raise Trouble(f"a worker ended by itself ({self.helper.returncode})") from None
 
     def events(self) -> list[Event]:
-        """Return what it reported in this cycle."""
+        """Return the events that the process reported in this cycle."""
         self.listen(0.0)
         return self._events
 
     def listen(self, within: float) -> None:
-        """Wait until it reports something, for at most ``within`` seconds."""
+        """Wait until the process reports something, for at most ``within`` seconds."""
         for line in self.helper._take(within):
             if (event := event_of(self.pid, line)) is not None:
                 self._events.append(event)

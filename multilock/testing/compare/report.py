@@ -258,7 +258,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The time from the end of A's hold until B believed; negative if both believed for so long.
+    """The time from the end of A's hold until B believed. It is negative if both believed at once, for that long.
 
     ``of`` says what ended: A's ``belief`` (its last yes) or its ``lease`` (as its client counted), or both, by its
     ``release`` or a ``kill``.
@@ -297,7 +297,8 @@ class Gathered:
     faults: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     ran: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, list[tuple[float, bool]]] = field(default_factory=lambda: defaultdict(list))
-    """For each token: when it was granted, and whether it was greater than the previous one of the same name."""
+    """For each token, the time of its grant, and whether the token was greater than the previous one of the same
+    name."""
     measured: list[Measured] = field(default_factory=list)
 
     def add(self, events: list[Event], first_line: int) -> None:

@@ -290,7 +290,7 @@ class _Role:
         return valid
 
     def _hold(self, holding: AdapterHolding, yes: bool, asked: float, valid: float) -> None:
-        """Check the lock until it is not believed any longer, or must be released.
+        """Check the lock until its holder no longer believes in it, or until it must be released.
 
         The last yes before a pause or the end is recorded. ``yes`` is the reply to the first check, at ``asked``; this
         process may have been frozen since then.

@@ -111,7 +111,7 @@ class AsyncioFace:
         return function
 
     def is_callback_thread(self, ident: int) -> bool:
-        """Return whether it is the thread of the loop."""
+        """Return whether the calling thread is that of the loop."""
         return ident == self._thread.ident
 
     def run(self, coroutine: Coroutine[Any, Any, T], within: float = 30.0) -> T:

@@ -27,14 +27,14 @@ Call = Literal["attempt", "renew", "release"]
 
 T = TypeVar("T")
 LATE_WITHIN = 30.0  # seconds for which a request that is held back waits for its release
-DELIVERED_WITHIN = 5.0  # seconds for its delivery after that, since its client may be gone
+DELIVERED_WITHIN = 5.0  # seconds for the delivery of a released request, whose client may be gone
 
 
 class Mishap(Protocol):
     """A fault of one request."""
 
     def wait(self, within: float) -> None:
-        """Wait until it happened. Raises TimeoutError after ``within`` seconds."""
+        """Wait until the fault happened. Raises TimeoutError after ``within`` seconds."""
 
     def release(self) -> None:
         """Let a request that is held back reach the backend now."""

@@ -329,7 +329,7 @@ def believe(url: str, prefix: str, ttl: str) -> None:
         try:
             lease = client.lock(NAME).try_acquire(timeout=0.5)
         except BackendUnavailable:
-            continue  # frozen during a request: its session or its timeout ended meanwhile
+            continue  # a process that was frozen during a request: its session or its timeout has ended meanwhile
         if lease is None:
             continue
         begun = now()

@@ -17,7 +17,7 @@ SCHEMA = 1
 BAD = ("failed", "error", "crashed")
 AWAY = "away"  # the test was not run, because the server does not answer
 LACKS = "lacks"  # skipped: the backend lacks a capability
-UNDECIDED = "undecided"  # it is not certain whether two believed at once
+UNDECIDED = "undecided"  # whether two believed at once is not certain
 SHORT = 160  # the most characters of a reason in a line
 
 

@@ -29,7 +29,7 @@ class Tool:
         )
 
     def key(self) -> str:
-        """Return its key, once it holds."""
+        """Return the key of the program, once it holds."""
         assert self._process.stdout is not None
         return background(self._process.stdout.readline).result(10).strip()
 

@@ -103,7 +103,7 @@ def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
 def test_a_waiter_that_is_refused_for_its_number_refuses_no_other_waiter(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
-    """Even if it dies at once, it leaves nothing in the queue, because it never enters it."""
+    """Even a claim that dies at once leaves nothing in the queue, because it never enters the queue."""
     held = us.permit(3)
     us.take(held)
 
@@ -338,7 +338,7 @@ def test_the_end_of_one_reader_is_not_reported_to_other_clients(
 
 
 def test_force_release_removes_every_holder_and_no_waiter(us: Ours, them: Ours, standing: Standing) -> None:
-    """It takes more than one transaction."""
+    """The request takes more than one transaction."""
     held = [(claim, us.take(claim)) for claim in [us.reader() for _ in range(130)]]
     us.watch(*held)
     writer = them.wait(them.writer())

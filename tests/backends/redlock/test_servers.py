@@ -111,7 +111,7 @@ def test_a_server_that_lost_its_data_counts_only_after_its_former_grants_ended(
     ours, granted = us.take(us.claim(ttl=60.0))
     three.members[1].restart()
     claim = them.claim(ttl=60.0)
-    if not guard:  # then both believe that they hold the lock
+    if not guard:  # from then on both clients believe that they hold the lock
         them.connect()
         them.take(claim)
         assert granted.sent_at + granted.valid_for > now()

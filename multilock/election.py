@@ -59,7 +59,7 @@ class Leadership(Leading, HeldLease):
             raise
         except BaseException:  # interrupted: this `with` will not end
             self._no_body()
-            if not self._open:  # otherwise another body goes on
+            if not self._open:  # otherwise another body still runs
                 self._term.abdicate(INTERRUPTED)
             raise
 

@@ -251,7 +251,7 @@ def owner_text(claim_id: str, kind: str, host: str, pid: int, identity: str, ttl
     return claim_id + _who(len(claim_id), kind, host, pid, identity, ttl)
 
 
-@lru_cache(maxsize=1024)  # the same for every acquisition through one lock object
+@lru_cache(maxsize=1024)  # one value for all acquisitions through one lock object
 def _who(after: int, kind: str, host: str, pid: int, identity: str, ttl: float) -> str:
     head = f"@{kind}:"
     tail = f":{pid}:{identity.translate(_ENCODE)}:{ttl:g}"

@@ -391,7 +391,7 @@ class Recipe:
         return ours
 
     def _release_sent(self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], until: float) -> bool:
-        """Release, and also look for keys that a request without a reply may have locked before its session ended.
+        """Release the claim, and look for keys that a request without a reply may have locked before its session ended.
 
         The end of a session is final, so these keys are read after it. If such a read gets no reply, the next release
         repeats it.

@@ -55,7 +55,7 @@ class Node:
 
     def attempt_all(self, claims: Sequence[Claim], within: float) -> list[Granted | Busy | Exception]:
         deadline = self._now() + within
-        self.listener.listen(within)  # first, as in `attempt`: these claims wait, or are about to
+        self.listener.listen(within)  # listen first, as in `attempt`, because these claims wait or are about to wait
         return self.recipe.attempt_all(claims, deadline - self._now())
 
     def channel(self, within: float) -> Channel | None:

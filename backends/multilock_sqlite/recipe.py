@@ -147,7 +147,7 @@ class Recipe:
                     break
                 found.append(id_)
         finally:
-            rows.close()  # as in `_first`
+            rows.close()  # for the same reason as in `_first`
         return found
 
     def _room(self, sql: Connection, key: str, mode: str, now: float) -> float:

@@ -34,7 +34,7 @@ class Batches:
     ) -> None:
         self._loop = loop
         self._send = send
-        self._gathered: dict[asyncio.Future[Any], tuple[Claim, float]] = {}  # not sent yet
+        self._gathered: dict[asyncio.Future[Any], tuple[Claim, float]] = {}  # attempts that are not sent yet
         self._under_way = 0
         self._planned = False
 

@@ -84,7 +84,8 @@ class _Voice:
         log_thread.flush(LAST_WORDS * LAST_WORD)
         said = system.Event()
         self._lines.put(said)
-        for _ in range(LAST_WORDS):  # in steps: if the machine stood still, the thread still gets time to write first
+        # Wait in steps: if the machine stood still, the thread still gets time to write first.
+        for _ in range(LAST_WORDS):
             if said.wait(LAST_WORD):
                 return
 

@@ -140,7 +140,8 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
         if loss := lease.wait_lost(0):
             signals.forget_survived()
             _end(child, loss, command[0], signals)
-            lease.release()  # not before CMD has ended: it reports that to multilock, which releases the name then
+            # Only once CMD has ended, because this reports the end of the work, and the name is released then.
+            lease.release()
         child.close()
     return code if ours else None
 

@@ -77,7 +77,8 @@ async def acquire(
             lease = await contender.contend(line)
         if gate:
             gate.leave(want.name, bell)
-    except BaseException as error:  # also an interrupt in leave() above: a waiter left in the gate blocks those behind
+    # Reached by an interrupt in leave() above too: a waiter left in the gate would block those behind it.
+    except BaseException as error:
         if gate:
             gate.leave(want.name, bell)
         if lease:

@@ -164,7 +164,7 @@ class Monitor:
         then the one that `expire` gives, whichever thread notices the loss first. A report before that end counts:
         another client may hold the name already, so the callback must not rely on ``time_left``.
 
-        ``give_back``: Have the background cancel release the claim at the server. If it is False, the caller releases
+        ``give_back``: Have the background cancel release the claim at the server. If False, the caller releases
         the claim. ``released``: The caller is a release that found the lock gone.
         """
         if confirmed and not released and self.now() >= lease.valid_until:

@@ -26,7 +26,8 @@ __all__ = ["LABEL", "SERVERS", "ContainerError", "Kind", "Server", "ServerContai
 
 Kind = Literal["redis", "etcd", "zookeeper", "consul"]
 
-LABEL = "multilock.testing.pid"  # on each container: the process that started it, so that a leftover can be traced
+# Label of each container: the process that started it, so that a leftover can be traced.
+LABEL = "multilock.testing.pid"
 START_WITHIN = 60.0  # seconds; a ZooKeeper replies after 2 on an idle machine
 REQUEST_WITHIN = 2.0
 ENGINE_WITHIN = 30  # seconds for one request to the engine

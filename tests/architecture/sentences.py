@@ -22,7 +22,7 @@ __all__ = ["CEILING", "habits", "main"]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("multilock", "backends", "tests", "docs")
-CEILING = 10  # hits in the whole project; lower it whenever there are fewer
+CEILING = 9  # hits in the whole project; lower it whenever there are fewer
 LONGEST = 35  # words in a sentence
 SAMPLE = 60
 
@@ -64,7 +64,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 def _docstrings(text: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            for part in (ast.get_docstring(node) or "").split("\n\n"):
+            for part in re.split(r"\n\n|\n(?=\* )", ast.get_docstring(node) or ""):
                 if not part.startswith("    "):  # an indented part is an example or a table
                     yield getattr(node, "lineno", 1), part
 

@@ -131,7 +131,7 @@ HANDOVERS: dict[str, Callable[[str], Take]] = {
 }
 
 
-#: The commands with which each asks the server. Its own scripts may execute the other commands.
+#: The commands that each contender sends to the server. Its scripts may execute other commands there.
 ASK: dict[str, tuple[str, ...]] = {REDIS_PY: ("set", "evalsha"), "python-redis-lock": ("set", "blpop", "evalsha")}
 
 

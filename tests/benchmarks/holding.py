@@ -25,7 +25,7 @@ REST = 1.0  # seconds after the last acquire until the figures are taken
 @dataclass(frozen=True, slots=True)
 class Held:
     locks: int
-    threads: int  #: threads of ours, at rest
+    threads: int  #: multilock's threads while no lock is acquired or released
     bytes_each: float
     cpu_share: float  #: share of one core, over one renewal period
     still_held: int

@@ -30,7 +30,7 @@ from tests.servers_redlock import RedisServers
 
 RAW, OURS = "raw: two rounds to all servers", "multilock"
 ON_A_LOOP = "aioredlock"
-#: The commands with which each asks the servers. Its own scripts may execute the other commands.
+#: The commands that each contender sends to the servers. Its scripts may execute other commands there.
 CONTENDERS: Mapping[str, tuple[str, ...]] = {
     RAW: ("get",),
     OURS: ("evalsha",),

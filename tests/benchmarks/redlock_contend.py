@@ -215,7 +215,7 @@ async def _on_a_loop(what: str, ports: list[int], order: list[str]) -> None:
         await crowd_on_a_loop(take, float(order[0]), int(order[1]), float(order[2]))
     else:
         await cycles_on_a_loop(take)
-    os._exit(0)  # as below; closing the loop would wait forever for contenders that keep trying
+    os._exit(0)  # exit at once: closing the loop would wait forever for contenders that keep trying
 
 
 def main(what: str, servers: str, *order: str) -> None:

@@ -77,7 +77,7 @@ def eventually(ready: Callable[[], object], within: float = 5.0) -> None:
     """Wait in real time until ``ready()`` is true."""
     until = time.monotonic() + within
     while not ready():
-        assert time.monotonic() < until, f"it did not become true within {within:g} s"
+        assert time.monotonic() < until, f"the condition did not become true within {within:g} s"
         time.sleep(0.002)
 
 

@@ -60,7 +60,7 @@ def take(backend: Scripted) -> None:
 async def until(ready: Callable[[], object], within: float = 5.0) -> None:
     end = time.monotonic() + within
     while not ready():
-        assert time.monotonic() < end, f"it did not become true within {within:g} s"
+        assert time.monotonic() < end, f"the condition did not become true within {within:g} s"
         await asyncio.sleep(0.002)
 
 

@@ -893,7 +893,7 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
 async def until(ready: Callable[[], object]) -> None:
     end = time.monotonic() + 5
     while not ready():
-        assert time.monotonic() < end, "it did not become true"
+        assert time.monotonic() < end, "the condition did not become true"
         await asyncio.sleep(0.002)
 
 

@@ -53,7 +53,7 @@ class Column:
     gone: str = ""  #: the reason why the contestant does not take part (any longer)
     facts: dict[str, Any] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
-    server: ServerProcess | None = None  #: None if the user did not name it
+    server: ServerProcess | None = None  #: None if the user did not name one
 
     def faces(self, scenario: Scenario) -> list[str]:
         """Return the adapters that can go through this scenario. The scenario is not applicable if there are none."""

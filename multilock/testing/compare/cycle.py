@@ -44,7 +44,7 @@ class Plan:
     seed: str
     server: ServerProcess | None = None
     ledger: str = ""  #: the address of the ledger that the holders write to
-    together: Together | None = None  #: the cycles with which it shares the fault of its server
+    together: Together | None = None  #: the cycles with which this cycle shares the fault of its server
 
     @property
     def cell(self) -> Cell:
@@ -131,7 +131,7 @@ class _Scene:
         self.acquire_b()
         alive = self.a.fit
         if alive:
-            self.a.order("release", "A")  # also if A has lost it: then it releases late
+            self.a.order("release", "A")  # even if A has lost the lock, which A then releases late
         self.b.wait_for("B", "got", within=self.bound + self.ttl + PATIENCE)
         self._acquire(self.b, "C")
         if alive:

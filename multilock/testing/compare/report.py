@@ -120,7 +120,7 @@ def _violations(columns: list[dict[str, Any]], cells: list[dict[str, Any]], cont
                 what = "; ".join(broken["what"])
                 yield f"{cell['contestant']}, {cell['scenario']}, cycle {broken['cycle']}: {what}"
     for column in columns:
-        if column["leftovers"]:  # also locks of a control, because the comparison left them
+        if column["leftovers"]:  # locks of a control count too, because the comparison left them
             yield f"{column['name']}: left behind {', '.join(column['leftovers'])}"
 
 

@@ -35,9 +35,9 @@ class CycleVerdict:
     outcome: str  #: kept, broken, undecided, or no-fault
     why: tuple[str, ...]
     overlap: float = math.nan  #: seconds for which two believed at once; if negative, the gap between two beliefs
-    notice: float = math.nan  #: from the fault until A stopped believing
-    takeover: float = math.nan  #: from the fault until B believed
-    margin: float = math.nan  #: from A's callback until B believed
+    notice: float = math.nan  #: seconds from the fault until A stopped believing
+    takeover: float = math.nan  #: seconds from the fault until B believed
+    margin: float = math.nan  #: seconds from A's callback until B believed
     tokens: tuple[int, ...] = ()
     regressions: int = 0  #: tokens that were not greater than the one before
     writes: int = 0  #: accepted writes with a token

@@ -47,7 +47,7 @@ class DescriptorConformance(Conformance):
 
 def live(module: str, face_name: str, url: str, prefix: str) -> None:
     """In the helper process: use some locks, with every connection on a descriptor that select() cannot use."""
-    import resource  # not available on every system, but on those with this limit of select()
+    import resource  # not every system has this, but each system with this limit of select() has it
 
     importlib.import_module(module)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -78,7 +78,7 @@ def _hold_wait_and_lose(client: Client, other: Client) -> None:
     first = client.lock(NAME).acquire()
     say("acquired")
     waiting = background(lambda: other.lock(NAME, on_lost=lost).acquire(timeout=ENDS_WITHIN))
-    time.sleep(0.5)  # so that it waits, the lock is watched, and a kept connection has been idle
+    time.sleep(0.5)  # by then the other client waits, the lock is watched, and a kept connection has been idle
     first.renew()
     say("renewed")
     assert first.release()

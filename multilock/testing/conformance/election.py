@@ -368,7 +368,7 @@ class ElectionConformance(Conformance):
 
     def test_asynchronous_work_is_cancelled_on_loss(self, client: Client, place: Place, face: Face) -> None:
         if not isinstance(face, AsyncioFace):
-            return  # blocking work must check is_held(): tested above
+            return  # another test has blocking work, which must check is_held() itself
         rounds = Recorder[str]()
 
         async def work(leadership: Any) -> str:

@@ -478,7 +478,7 @@ class LeaseConformance(Conformance):
         lease = client.lock(NAME, ttl=place.steady_ttl).acquire()
         ttl, owner = lease.ttl, lease.owner
         del lease
-        gc.collect(1)  # only young objects, such as the lease: a full collection can take longer than the ttl
+        gc.collect(1)  # collects young objects only, such as the lease: a full collection can take longer than the ttl
         time.sleep(2 * ttl)
         info = other.inspect(NAME)
         assert info is not None

@@ -241,7 +241,7 @@ def exit_with_waiters_of_its_own(url: str, prefix: str, ttl: str) -> None:
     for client in clients:
         threading.Thread(target=client.lock(NAME).acquire, daemon=True).start()
     eventually(lambda: (info := clients[0].inspect(NAME)) and info.waiting in (None, 2))
-    time.sleep(0.3)  # for backends that do not count waiters
+    time.sleep(0.3)  # time to join, for backends that do not count waiters
     say("waiting")
 
 

@@ -75,7 +75,7 @@ class Sites:
 
     def capabilities(self, site: Site) -> Capabilities:
         """Return the capabilities of this URL, without I/O. Raises ConfigurationError."""
-        import multilock  # only when a test needs it: the plugin is loaded into every pytest run
+        import multilock  # imported only when a test needs it, because the plugin is loaded into every pytest run
 
         if site.url not in self._capabilities:
             with multilock.connect(site.url) as client:

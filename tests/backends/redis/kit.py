@@ -171,7 +171,7 @@ def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:
     pause = threading.Event()
     until = now() + within
     while not condition():
-        assert now() < until, "it did not become true"
+        assert now() < until, "the condition did not become true"
         pause.wait(0.005)
 
 

@@ -32,26 +32,35 @@ demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes ove
 	@mkdir -p .state
 	$(BIN)/multilock demo --url "$(URL)"
 
-test: $(VENV)/.dev servers lint types ## everything that must be green: style, types, all tests on real servers
+test: $(VENV)/.dev servers ## everything that must be green: style, types, all tests on real servers
+	# mypy keeps one core busy. Meanwhile the other one compiles the tests, once: else each worker would do it.
+	$(MAKE) --no-print-directory --output-sync --jobs 2 mypy lint pyright compiled
 	# A test that failed runs again alone (tests/again.py says which tests do, and which never). Chaos judges which
 	# process was late, so it starts after all other tests, and runs one test at a time: each keeps both cores busy.
 	export MULTILOCK_REQUIRE=$(SERVERS); failed=; \
-	$(BIN)/python -m tests.again -m "not rare" --durations=40 --durations-min=5 $(CHAOS:%=--ignore %) -n $(WORKERS) || failed=1; \
+	$(BIN)/python -m tests.again -m "not rare" --durations=40 --durations-min=5 $(CHAOS:%=--ignore %) -n $(WORKERS) --dist worksteal || failed=1; \
 	$(BIN)/python -m pytest --durations=20 --durations-min=5 $(CHAOS) || failed=1; \
 	test -z "$$failed"
 
 quick: $(VENV)/.dev ## in about a minute: the kernel and both faces, and the lock on memory, SQLite and a Redis
-	$(BIN)/python -m pytest -m "not slow" -n $(QUICK_WORKERS) $(QUICK)
+	$(BIN)/python -m pytest -m "not slow" -n $(QUICK_WORKERS) --dist worksteal $(QUICK)
 
 lint: $(VENV)/.dev ## style, and the number of hard sentences
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m tests.architecture.sentences
 
-types: $(VENV)/.dev ## mypy and pyright
+types: mypy pyright ## mypy and pyright
+
+mypy: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/mypy docs/examples
+
+pyright: $(VENV)/.dev
 	$(BIN)/pyright
+
+compiled: $(VENV)/.dev
+	-$(BIN)/python -m pytest --collect-only -q >/dev/null
 
 bench: $(VENV)/.bench $(VENV)/peers/.ready servers ## the benchmarks, against the field's own locks, in one run
 	$(BIN)/python -m tests.benchmarks
@@ -106,8 +115,8 @@ docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker eng
 	tests/docker/run.sh $(BIN)/python
 
 conformance: $(VENV)/.dev servers ## what `make test` leaves out: the suites whole (tests/conformance/chosen.py says why), and tests marked `rare`
-	MULTILOCK_CONFORMANCE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance tests/examples/test_third_party.py
-	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) -m rare
+	MULTILOCK_CONFORMANCE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/conformance tests/examples/test_third_party.py
+	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m rare
 
 versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked from Debian's packages
 	tests/versions.sh $(BIN)/python
@@ -154,4 +163,4 @@ $(VENV)/peers/.ready: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock
 	@touch $@
 
-.PHONY: help demo test quick lint types bench compare docs share interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean
+.PHONY: help demo test quick lint types mypy pyright compiled bench compare docs share interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean

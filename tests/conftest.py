@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -37,11 +39,26 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run slow tests first. Otherwise one worker still has them to run when all others have finished."""
+    """Deal the modules to the workers in equal shares of tests, and let each worker begin with its slow modules.
+
+    With ``--dist worksteal`` each worker begins with one share, and steals from the end of another when it is done. So
+    a module's own fixtures start once, and no worker is left with a slow test when all others have finished.
+    """
+    modules: dict[Path, list[pytest.Item]] = {}
+    slow: set[Path] = set()
     for item in items:
         if is_of_conformance(item):
             item.add_marker(pytest.mark.oracle)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        modules.setdefault(item.path, []).append(item)
+        if item.get_closest_marker("slow"):
+            slow.add(item.path)
+    order = {path: place for place, path in enumerate(modules)}
+    shares: list[list[Path]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))]
+    for path in sorted(modules, key=lambda path: (path not in slow, -len(modules[path]))):
+        min(shares, key=lambda share: sum(len(modules[path]) for path in share)).append(path)
+    for share in shares:
+        share.sort(key=lambda path: (path not in slow, order[path]))
+    items[:] = [item for share in shares for path in share for item in modules[path]]
 
 
 class _Told(pytest.LogCaptureFixture):  # type: ignore[misc]

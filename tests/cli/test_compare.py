@@ -30,7 +30,7 @@ from tests.cli.conftest import RunEach
 from tests.compare.test_page import opens_well
 from tests.servers import RedisServer
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 PAUSE = ("--scenarios", "pause", "--cycles", "1")
 
 

@@ -48,7 +48,7 @@ def report(server: RedisServer, folder: Path) -> compare.Report:
     )
 
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 SEEN_IN = {"FromReceipt": "late-answer"}  # all other defects fail in the scenario "pause"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.examples.conftest import EXAMPLES, Programs
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 # The last words of each program's output.
 SAYS = {

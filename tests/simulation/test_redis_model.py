@@ -167,6 +167,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClockedRedis]:
         yield server
 
 
+@pytest.mark.slow
 def test_the_model_replies_and_pushes_as_redis_does(server: ClockedRedis) -> None:
     scripts = [each for each in vars(transactions).values() if isinstance(each, Script)]
     assert len(scripts) == 10, "a new script belongs into some_call()"

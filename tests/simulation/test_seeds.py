@@ -22,6 +22,8 @@ REGRESSIONS = sorted(Path(__file__).parent.glob("regressions/*.json"))
 SEEDS = {"redis": 12, "redlock": 3, "sqlite": 8, "memory": 16}
 FAILED, PASSED = 1, 0
 
+pytestmark = pytest.mark.slow
+
 
 def simulation(*arguments: str, tree: Path = ROOT, hashes: str = "random") -> tuple[int, str]:
     """Run the command. Returns its exit code and its output."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from multilock.timing import DRIFT_FIXED, DRIFT_SHARE
 from tests.simulation.scheduler import START, Process
 from tests.simulation.threads import EPOCH
 
@@ -151,13 +152,13 @@ class Callback(Oracle):
 
 
 class Rest(Oracle):
-    """A name released early stays taken for hold_at_least."""
+    """A name released early stays taken for hold_at_least, by the server's clock."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
             held, until = other.held, other.part.rest_until
-            if until and held.ours and held.process.alive and held.process.now() < until and not other.fits(belief):
-                left = until - held.process.now()
+            left = until - held.process.now() - DRIFT_SHARE * held.operation.rest - DRIFT_FIXED if until else 0.0
+            if left > 0 and held.ours and held.process.alive and not other.fits(belief):
                 self.bad(f"{belief.who} got {belief.name} {left:.3f} s before the rest of {other.who} ends")
 
 
@@ -349,13 +350,15 @@ class Ghost(Oracle):
         if world.plan.profile == "forget" or world.plan.backend != "redis":
             return
         found = {}
+        at_server = list(world.claims_at(0))
         for client in world.clients.values():
             kernel = client.kernel
             if client.closing or not client.process.ran_since(world.sim.time - 1.0):
                 continue
-            known = {*kernel.monitor.waiting, *kernel.held, *(each.claim.id for each in kernel.cancels._open)}
-            for key, claim in world.claims_at(0, kernel.client):
-                if claim not in known:
+            for key, claim in at_server:
+                if not claim.startswith(kernel.client) or claim in kernel.held or claim in kernel.monitor.waiting:
+                    continue
+                if all(each.claim.id != claim for each in kernel.cancels._open):
                     found[key, claim] = since = self._found.get((key, claim), world.sim.time)
                     if world.sim.time - since > 1.2:
                         self.bad(f"{claim[:24]} is still in {key} 1.2 s after its client cancelled it")

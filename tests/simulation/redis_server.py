@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from lupa.lua51 import LuaRuntime
@@ -73,7 +74,7 @@ class Client:
         self.number = number
         self.link = link
         self.run = run  # the start of the server to which this connection belongs
-        self.received = b""
+        self.received = ""
         self.channels: set[str] = set()
         self.redirect = 0  # the client that is notified of changes of tracked keys; 0: it tracks none
         self.caching = False  # whether the keys of the present command are tracked
@@ -99,16 +100,24 @@ class RedisServer:
         self._numbers = 0
         self._late: list[tuple[Client, bytes]] = []  # data that arrived while the server was stopped
         self._pushes: list[tuple[Client, bytes]] = []
-        self._redis = _commands(self._from_lua)
+        here = weakref.proxy(self)  # Lua's references and Python's would be a cycle, which neither collects
+        self._redis = _commands(lambda *words: here._from_lua(*words))
         self._begin(forgets=True)
 
     def _begin(self, *, forgets: bool) -> None:
         if forgets:
             self.store = Store(lambda: self.micros() // 1000, self._touched)
             self.store.on_end = self._plan_end
+            self._calls = {
+                name.partition("do_")[2].upper(): getattr(holder, name)
+                for holder in (self.store, self)
+                for name in dir(holder)
+                if name.startswith(("do_", "_do_"))
+            }
         self.scripts: dict[str, Any] = {}
         self.clients: dict[int, Client] = {}
         self._tracked: dict[str, set[int]] = {}
+        self._looks: dict[str, int] = {}  # for which end of a key a look is planned
 
     def micros(self) -> int:
         """Return the server's time in microseconds. It does not advance during a script."""
@@ -148,13 +157,11 @@ class RedisServer:
         client.caches_next = what == "CACHING"
         return Status("OK")
 
-    def _command(self, words: list[str]) -> Reply:
-        reply: Reply
-        own = getattr(self, "_do_" + words[0].lower(), None)
-        if own is not None:
-            reply = own(*words[1:])
-            return reply
-        reply = self.store.command(words)
+    def _command(self, words: Sequence[str]) -> Reply:
+        call = self._calls.get(words[0])
+        if call is None:
+            raise Refused(f"ERR unknown command '{words[0]}'")
+        reply = call(*words[1:])
         if self._by and self._by.caching and words[0] in ("GET", "MGET"):
             for key in words[1:]:
                 self._tracked.setdefault(key, set()).add(self._by.number)
@@ -201,9 +208,10 @@ class RedisServer:
 
     def _from_lua(self, *words: str) -> Any:
         try:
-            return self._to_lua(self._command(list(words)))
+            reply = self._command(words)
         except Refused as refused:
             return _table({"err": str(refused)})
+        return reply if type(reply) is str or type(reply) is int else self._to_lua(reply)
 
     def _to_lua(self, reply: Reply) -> Any:
         if reply is None:
@@ -247,16 +255,22 @@ class RedisServer:
             self._pushes.append((client, data))
 
     def _plan_end(self, key: str, end: int) -> None:
-        """Delete the key some time after its end, as Redis does, even if nobody asks for it."""
-        if self.sim is not None:
-            late = self.random.expovariate(10.0)
-            left = max(0.0, end / 1000 - self.micros() / 1e6)
-            self.sim.after(left, self._expires, key, end)
-            self.sim.after(left + late, self._forget_ended, key, self.run)
+        """Plan a look at the key when it ends, unless an earlier look is planned."""
+        if self.sim is not None and end < self._looks.get(key, math.inf):
+            self._looks[key] = end
+            self.sim.after(max(0.0, end / 1000 - self.micros() / 1e6), self._look, key, end)
 
-    def _expires(self, key: str, end: int) -> None:
-        if self.store.ends.get(key) == end:
+    def _look(self, key: str, planned: int) -> None:
+        """Delete an ended key some time after its end, as Redis does, even if nobody asks for it."""
+        if self.sim is None or self._looks.get(key) != planned:
+            return
+        del self._looks[key]
+        end = self.store.ends.get(key, 0)
+        if end > planned:
+            self._plan_end(key, end)
+        elif end:
             self.on_expiry(key)
+            self.sim.after(self.random.expovariate(10.0), self._forget_ended, key, self.run)
 
     def _forget_ended(self, key: str, run: int) -> None:
         if run == self.run and self.up and not self.paused:
@@ -301,7 +315,7 @@ class RedisServer:
         if self.paused:
             self._late.append((client, data))
             return
-        client.received += data
+        client.received += data.decode("latin-1")
         while (words := self._next(client)) is not None:
             reply = self.execute(client, words)
             pushes, self._pushes = self._pushes, []
@@ -316,18 +330,16 @@ class RedisServer:
     def _next(self, client: Client) -> list[str] | None:
         """Return the next complete command, or None."""
         data, words = client.received, list[str]()
-        if (end := data.find(b"\r\n")) < 0:
+        if (end := data.find("\r\n")) < 0:
             return None
         for _ in range(int(data[1:end])):
             start = end + 2
-            if (end := data.find(b"\r\n", start)) < 0:
+            if (end := data.find("\r\n", start)) < 0:
                 return None
-            size = int(data[start + 1 : end])
-            word = data[end + 2 : end + 2 + size]
-            end += 2 + size
+            start, end = end + 2, end + 2 + int(data[start + 1 : end])
             if len(data) < end + 2:
                 return None
-            words.append(word.decode("latin-1"))
+            words.append(data[start:end])
         client.received = data[end + 2 :]
         return words
 

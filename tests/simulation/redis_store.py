@@ -1,4 +1,4 @@
-"""The data of a simulated Redis, and the commands that multilock sends or its scripts call.
+"""The data of a simulated Redis, and the commands that multilock sends or its scripts call: ``do_`` and the name.
 
 Text is latin-1, so that every byte is one character. `test_redis_model` compares the replies with a real server's.
 """
@@ -28,7 +28,7 @@ class Sorted(dict[str, float]):
     """A sorted set: the score of each member."""
 
     def in_order(self) -> list[tuple[str, float]]:
-        return sorted(self.items(), key=lambda item: (item[1], item[0].encode("latin-1")))
+        return sorted(self.items(), key=lambda item: (item[1], item[0]))  # latin-1 sorts as its bytes do
 
 
 Value = str | dict[str, str] | Sorted
@@ -61,14 +61,6 @@ class Store:
         self.values: dict[str, Value] = {}
         self.ends: dict[str, int] = {}
         self.on_end: Callable[[str, int], None] = lambda key, end: None  # called when a key gets an expiry
-
-    def command(self, words: list[str]) -> Reply:
-        """Execute one command. Raises Refused with the text of an error reply."""
-        call = getattr(self, "do_" + words[0].lower(), None)
-        if call is None:
-            raise Refused(f"ERR unknown command '{words[0]}'")
-        reply: Reply = call(*words[1:])
-        return reply
 
     def look(self, key: str) -> Value | None:
         """Return the value of a key, or None if it is missing. A key whose time is over is deleted here."""

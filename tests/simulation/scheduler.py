@@ -70,7 +70,7 @@ class Task:
         self.turn = 0
         self.armed = False
         self.waits_for = ""
-        self.loop: asyncio.AbstractEventLoop | None = None  # the simulation that runs in this thread
+        self.loop: asyncio.AbstractEventLoop | None = None  # the event loop that runs in this thread
         self.greenlet: Any = None
 
 
@@ -228,15 +228,16 @@ class Simulation:
 
     # Time
 
-    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass until then, or until ``stop()`` is true or the run is halted."""
-        heap = self._heap
-        while heap and heap[0][0] <= until and not self.halted and not stop():
-            when, _, number, call, args = heapq.heappop(heap)
-            self.time = max(self.time, when)
+    def run(self, until: float) -> None:
+        """Let time pass until then, or until the run is halted."""
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= until and not self.halted:
+            when, _, number, call, args = pop(heap)
+            if when > self.time:
+                self.time = when
             self.hash = hash((self.hash, when, number))
             call(*args)
-        if not self.halted and not stop():
+        if not self.halted:
             self.time = max(self.time, until)
 
     def finish(self) -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,32 +45,34 @@ def search(seconds: float) -> int:
     counts = read_counts()
     count = len(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "tests.simulation.search"]
-    # The children write to a file. A pipe that nobody reads would stop them after some hundred seeds.
-    with tempfile.TemporaryFile("w+") as lines:
+    with tempfile.NamedTemporaryFile("w") as results, Path(results.name).open() as lines:
         seeds = [(str(counts["next"] + number), str(count)) for number in range(count)]
-        children = [subprocess.Popen([*command, *each], stdout=lines, cwd=ROOT) for each in seeds]
-        until = time.monotonic() + seconds
+        children = [subprocess.Popen([*command, *each], stdout=results, cwd=ROOT) for each in seeds]
+        until, failed = time.monotonic() + seconds, 0
         with suppress(KeyboardInterrupt):
             while time.monotonic() < until and all(child.poll() is None for child in children):
-                time.sleep(0.5)
+                time.sleep(1.0)
+                failed += count_seeds(counts, lines)
         for child in children:
             child.terminate()
             child.wait()
-        lines.seek(0)
-        failed = [line for line in map(json.loads, lines) if count_seed(counts, line)]
-    for each in failed:
-        print(f"seed {each['seed']} of {each['of']} ({each['profile']}): {each['bad']}")
-    COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
+        failed += count_seeds(counts, lines)
     print(table(counts))
-    return int(bool(failed))
+    return int(failed > 0)
 
 
-def count_seed(counts: dict[str, Any], line: dict[str, Any]) -> bool:
-    """Count one run. Return whether an oracle has objected."""
-    profiles = counts["now"].setdefault(line["of"], {})
-    profiles[line["profile"]] = profiles.get(line["profile"], 0) + 1
-    counts["next"] = max(counts["next"], line["seed"] + 1)
-    return bool(line["bad"])
+def count_seeds(counts: dict[str, Any], lines: Iterable[str]) -> int:
+    """Count the new results, and print the failures. Return how many these are."""
+    failed = 0
+    for line in map(json.loads, lines):
+        profiles = counts["now"].setdefault(line["of"], {})
+        profiles[line["profile"]] = profiles.get(line["profile"], 0) + 1
+        counts["next"] = max(counts["next"], line["seed"] + 1)
+        if line["bad"]:
+            failed += 1
+            print(f"seed {line['seed']} of {line['of']} ({line['profile']}): {line['bad']}", flush=True)
+    COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
+    return failed
 
 
 def read_counts() -> dict[str, Any]:
@@ -95,11 +98,15 @@ def table(counts: dict[str, Any]) -> str:
 
 
 def run_for_ever(first: int, step: int) -> None:
-    """Run seeds, each on one backend and face after the other, and print a line of JSON for each."""
+    """Run seeds, each on one backend and face after the other, and print a line of JSON for each.
+
+    It ends when its parent has gone.
+    """
+    parent = os.getppid()
     install()
     from tests.simulation.world import run
 
-    for seed in itertools.count(first, step):
+    for seed in itertools.takewhile(lambda seed: os.getppid() == parent, itertools.count(first, step)):
         for backend, face in KINDS:
             result = run(make_plan(seed, backend, face), halts=True)
             bad = ": ".join(result.violations[0])[:500] if result.violations else ""

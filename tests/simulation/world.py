@@ -90,6 +90,7 @@ class World:
         }
         self.permits = next((each.permits for p in plan.processes for w in p.workers for each in w), 2)
         self.begun: Counter[str] = Counter()  # worker -> the number of its operations
+        self.is_calm = False  # whether the faults are over
         self.struck: list[Fault] = []
         self._tasks: set[Any] = set()  # a loop alone may forget its tasks
         self._events: Counter[str] = Counter()
@@ -182,8 +183,8 @@ class World:
         claim = owner.partition("@")[0]
         return any(claim in each.kernel.monitor.waiting for each in self.clients.values())
 
-    def claims_at(self, number: int, client: str = "") -> Iterator[tuple[str, str]]:
-        """Yield each claim of a client (default: of all) that holds or waits at a server, after its key."""
+    def claims_at(self, number: int) -> Iterator[tuple[str, str]]:
+        """Yield each claim that holds or waits at a server, after its key."""
         server = self.servers[number]
         for key in list(server.store.values) if server.up else ():
             value = None if key.endswith("}:token") or "}:gone:" in key else server.store.look(key)
@@ -191,7 +192,7 @@ class World:
                 continue
             for text in [value] if isinstance(value, str) else list(value):
                 claim = text.partition("@")[0]
-                if claim.startswith(client) and "#" not in claim:
+                if "#" not in claim:
                     yield key, claim
 
     # Processes
@@ -255,10 +256,13 @@ class World:
     async def _work(self, mine: ClientOf, worker: str, operations: list[Operation]) -> None:
         try:
             for operation in operations:
+                calm = self.is_calm
                 await self._sleep(operation.think)
                 if mine.closing:
                     break
                 await self._do(mine, worker, operation)
+                if calm:  # it has shown that names can be acquired after the faults
+                    break
         except Exception as error:
             if self.sim.over or not mine.process.alive:
                 raise
@@ -421,6 +425,7 @@ class World:
 
     def _calm(self) -> None:
         self.sim.note(None, "the faults are over")
+        self.is_calm = True
         for process in self.sim.processes:
             self.sim.resume(process)
         for server in self.servers:
@@ -429,18 +434,20 @@ class World:
             server.start()
         self.network.calm()
 
+    def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
+        """Let time pass until ``done()`` is true, for at most so many seconds."""
+        until = self.sim.time + seconds
+        while self.sim.time < until and not self.sim.halted and not done():
+            self.sim.run(self.sim.time + LOOK_EVERY)
+
     def _end(self) -> None:
         sim = self.sim
         alive = [each for each in self.clients.values() if each.process.alive]
 
-        def done() -> bool:
-            return all(each.left == 0 for each in alive)
-
-        sim.run(sim.time + self.plan.patience, stop=done)
+        self._wait(self.plan.patience, lambda: all(each.left == 0 for each in alive))
         for each in alive:
             self.close(each.process)
-        sim.run(sim.time + 0.001)
-        sim.run(sim.time + CLOSES_WITHIN, stop=lambda: not any(each.process.tasks for each in alive))
+        self._wait(CLOSES_WITHIN, lambda: not any(each.process.tasks for each in alive))
         sim.run(sim.time + LATE)
         if not sim.halted:
             sim.run(sim.time + FORGOTTEN)

@@ -177,20 +177,27 @@ class Stale(Oracle):
 
 
 class Token(Oracle):
-    """Each exclusive grant has a greater token than all earlier grants (I5, O3)."""
+    """Each exclusive grant has a greater token than all earlier grants (I5, O3).
+
+    A server that forgot its data takes the token from its clock. If that was stepped back, the token is not judged.
+    """
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
-        self.last: dict[str, int] = {}
+        self.last: dict[str, tuple[int, float]] = {}  # the greatest token of each name, and when it was granted
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         if belief.token is None:
             self.bad(f"{belief.who} has no token")
             return
-        last = self.last.get(belief.name, 0)
-        if belief.mode == "x" and belief.token <= last and not self.oracles.forgotten(belief):
+        last, when = self.last.get(belief.name, (0, 0.0))
+        excused = self.oracles.forgotten(belief) or (
+            any(server.step < 0 for server in self.world.servers) and self.oracles.forgot_since(when)
+        )
+        if belief.mode == "x" and belief.token <= last and not excused:
             self.bad(f"{belief.who} got {belief.name} after the token {last}")
-        self.last[belief.name] = max(last, belief.token)
+        if belief.token > last:
+            self.last[belief.name] = belief.token, self.world.sim.time
 
 
 class Once(Oracle):
@@ -468,6 +475,10 @@ class Oracles:
         process = belief.held.process
         sent_at = belief.part.granted.sent_at / process.rate - process.offset
         return bool(sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0)))
+
+    def forgot_since(self, when: float) -> bool:
+        """Return whether a server may have forgotten all names since then."""
+        return self._forgot.get(None, 0.0) >= when
 
     def disturb(self, process: Process | None, seconds: float, kind: str) -> None:
         """Record a fault that lasts so long, of one process or of all."""

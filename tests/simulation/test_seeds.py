@@ -19,7 +19,7 @@ from tests.simulation.search import COUNTS, read_counts
 
 ROOT = Path(__file__).parents[2]
 REGRESSIONS = Path(__file__).parent / "regressions"
-#: The plan of a fault that the simulation found -> the file and the line that mended it, and that line without the mend.
+#: The plan of a fault that the simulation found -> the file, the line that mended it, and that line without the mend.
 MENDS = {
     "report-after-the-end": (
         "multilock/kernel/monitor.py",
@@ -78,7 +78,12 @@ def test_each_plan_that_failed_once_names_its_mend() -> None:
 
 @pytest.mark.parametrize(
     ("seed", "backend", "face"),
-    [("1", "redis", "asyncio"), ("4", "redlock", "blocking"), ("23", "sqlite", "blocking"), ("24", "memory", "asyncio")],
+    [
+        ("1", "redis", "asyncio"),
+        ("4", "redlock", "blocking"),
+        ("23", "sqlite", "blocking"),
+        ("24", "memory", "asyncio"),
+    ],
 )
 def test_a_seed_gives_the_same_run_in_every_interpreter(seed: str, backend: str, face: str, tmp_path: Path) -> None:
     """The interpreters run at the same time, and each makes two runs."""

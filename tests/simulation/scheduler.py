@@ -17,7 +17,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-__all__ = ["START", "TIMEOUT", "Over", "Process", "Simulation", "Task", "simulation"]
+__all__ = ["LONG", "START", "TIMEOUT", "Over", "Process", "Simulation", "Task", "simulation"]
 
 START = 1000.0  # seconds; every simulation begins at this time
 TIMEOUT = object()  # the result of `Simulation.block` at its time limit

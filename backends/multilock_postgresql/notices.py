@@ -30,7 +30,6 @@ from multilock_postgresql.wire import Row, array, seconds, text
 __all__ = ["Listener"]
 
 CHANGES = "multilock_changes"  # the channel of followed names
-PING = b"SELECT 1"
 TEND_EVERY = 2.0  # seconds; a dead connection is found within two of these, before a waiter's place is lost
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent server may delay the wake-ups
@@ -202,8 +201,7 @@ class Listener:
                 if not heard:
                     raise self._silence("the listening connection is dead")
                 heard = False
-                if not wire.begin(PING, []):
-                    raise self._silence("the listening connection accepts no more requests")
+                wire.ping()
                 self._tend_followed()
                 tend_at = self._now() + TEND_EVERY
 

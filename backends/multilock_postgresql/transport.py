@@ -36,6 +36,7 @@ WAIT_SHARE = 0.8
 AT_REST = 60.0  # seconds after its last use for which an idle connection is kept
 TEND_EVERY = 10.0  # seconds between two checks for such connections
 OWN_PID = b"SELECT pg_backend_pid()"
+PING = b"SELECT 1"
 BEGIN, COMMIT = b"BEGIN ISOLATION LEVEL READ COMMITTED", b"COMMIT"
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
@@ -230,6 +231,20 @@ class PgWire:
         self._results.reverse()
         return self._rows()
 
+    def ping(self) -> None:
+        """Send a request whose reply `receive` reads. Notifications may have arrived before it.
+
+        It is neither prepared nor sent in a pipeline. libpq shows no notification that comes after a result that nobody
+        has taken, and a pipeline has several results for one request.
+        """
+        try:
+            self._begin_request()
+            self._pq.send_query(PING)
+            if self._pq.flush():
+                raise BlockingIOError("the connection accepts no more requests")
+        except (OSError, psycopg.Error) as error:
+            raise self._broken(error, sent=False) from error
+
     def receive(self, within: float) -> list[tuple[str, str]] | None:
         """Wait for data, and return the notifications in it: channel and payload. Returns None if nothing came."""
         try:
@@ -237,7 +252,7 @@ class PgWire:
                 return None
             self._pq.consume_input()
             while not self._pq.is_busy() and self._pq.get_result() is not None:
-                pass  # the reply to a request of `begin`
+                pass  # the reply to `ping`
             told = []
             while (notify := self._pq.notifies()) is not None:
                 told.append((notify.relname.decode(errors="replace"), notify.extra.decode(errors="replace")))

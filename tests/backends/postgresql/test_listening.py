@@ -1,0 +1,53 @@
+"""The connection that listens: what arrives there is neither lost nor held back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from multilock.testing.conformance.base import eventually
+from multilock_postgresql import notices
+from tests.backends.postgresql.conftest import Database, Queued
+
+PINGS = 5
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "TEND_EVERY", 0.1)
+
+
+def pinged(wire: Any) -> None:
+    """Wait until the server was pinged several times."""
+    sent = {wire.used}
+    eventually(lambda: sent.add(wire.used) or len(sent) > PINGS)
+
+
+def test_a_waiter_that_waited_long_is_still_handed_the_name_by_push(
+    one: Queued, two: Queued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = one.take(one.mutex())
+    waiter = two.wait(two.mutex())
+    pinged(two.opened._listener._wire)  # type: ignore[attr-defined]
+    monkeypatch.setattr(notices, "TEND_EVERY", 3600.0)  # no later reply may bring the push along
+    assert one.release(held)
+    assert two.ear.wait(lambda: waiter.id in two.ear.pushed)
+
+
+def test_a_notification_that_comes_before_a_ping_keeps_the_connection(
+    two: Queued, server: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.opened.follow(frozenset({"followed"}), 10.0)
+    listener: Any = two.opened._listener  # type: ignore[attr-defined]
+    wire, understand = listener._wire, listener._understand
+
+    def notified(told: Any) -> None:
+        understand(told)
+        server.sql("NOTIFY multilock_changes, 'another name'")
+        eventually(wire.stale)
+
+    monkeypatch.setattr(listener, "_understand", notified)
+    pinged(wire)
+    assert listener._wire is wire
+    assert not two.ear.down

@@ -13,7 +13,7 @@ notification comes back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -76,6 +76,7 @@ class Listener:
         self._starting = system.Lock()
         self._wire: PgWire | None = None
         self._watched: dict[str, str] = {}  # claim id -> name; used without a lock, since its methods are atomic
+        self._doubted: set[str] = set()  # ids of claims that may have lost their names; only the thread uses this
         self._followed: dict[str, Followed] = {}
         self._follow_at = 0.0  # when the names must be followed again
         self._connection = f"listening connection to {self._endpoint.name}"
@@ -202,6 +203,7 @@ class Listener:
                     raise self._silence("the listening connection is dead")
                 heard = False
                 wire.ping()
+                self._look_again()
                 self._tend_followed()
                 tend_at = self._now() + TEND_EVERY
 
@@ -229,12 +231,16 @@ class Listener:
 
     # ---- losses
 
-    def _look_again(self, claim_ids: list[str]) -> None:
-        """Ask which of these claims lost their names, and report a failed request. The thread runs this."""
+    def _look_again(self, claim_ids: Iterable[str] = ()) -> None:
+        """Ask which of these claims lost their names, and of those that an earlier request failed for. The thread runs
+        this."""
+        self._doubted.update(claim_ids)
         try:
-            self._look(claim_ids, LOOK_WITHIN)
-        except MultilockError as error:
+            self._look(list(self._doubted), LOOK_WITHIN)
+        except MultilockError as error:  # asked again soon: the next renewal of a long lease is far away
             logger.debug("it is unknown for the moment which locks are held: %s", error)
+        else:
+            self._doubted.clear()
 
     def _look(self, claim_ids: Sequence[str], within: float) -> None:
         """Report those of the claims that do not hold their names."""

@@ -136,8 +136,8 @@ class Recipe:
                     raise
                 renewed += [silence] * len(batch)
                 continue
-            lost = {text(row[0]) for row in rows}
-            renewed += [self._renewed(each, sent_at) if each[0].id not in lost else None for each in batch]
+            told = {text(row[0]) for row in rows}
+            renewed += [self._renewed(each, sent_at, told) for each in batch]
         self.sweep(deadline - self._now())
         return renewed
 
@@ -148,8 +148,13 @@ class Recipe:
             array(str(round(claim.ttl * 1000)) for claim, _ in held),
         ]
 
-    def _renewed(self, held: Held, sent_at: float) -> Granted:
+    def _renewed(self, held: Held, sent_at: float, told: set[str]) -> Granted | BackendUnavailable | None:
         claim, granted = held
+        if claim.id in told:
+            return None
+        if f"?{claim.id}" in told:
+            locked = f"{self._group}: another transaction has locked the row of {claim.name!r}"
+            return BackendUnavailable(locked, unknown=False, backend="postgresql")
         return Granted(granted.token, claim.ttl, sent_at, claim.ttl, claim.ttl / RENEWALS, self._group)
 
     # ---- release

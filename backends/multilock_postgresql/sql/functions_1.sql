@@ -443,13 +443,15 @@ BEGIN
   RETURN coalesce(live, '{}');
 END $$;
 
--- Extend leases. Returns the ids that no longer hold their names.
+-- Extend leases. Returns the ids that no longer hold their names. An id that another transaction keeps from being
+-- extended is returned with a '?' before it: one locked row must not cost the client its other leases.
 CREATE OR REPLACE FUNCTION @S@.renew_1(p_keys text[], p_ids text[], p_ttls bigint[], p_within integer)
 RETURNS text[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+  n integer := cardinality(p_ids);
   lost text[];
 BEGIN
-  PERFORM @S@.begin_1(p_within);
+  PERFORM @S@.begin_1(CASE WHEN n > 1 THEN greatest(1, p_within / 2) ELSE p_within END);
   WITH asked AS (SELECT * FROM unnest(p_keys, p_ids, p_ttls) AS a(key, id, ttl)),
        done AS (UPDATE @S@.locks l SET until = clock_timestamp() + a.ttl * interval '1 ms', ttl = a.ttl,
                   sure = clock_timestamp() + a.ttl * interval '1 ms'
@@ -461,6 +463,15 @@ BEGIN
                   FROM asked a WHERE h.id = a.id RETURNING h.id)
     SELECT array(SELECT a.id FROM asked a WHERE a.id NOT IN (SELECT id FROM done)) INTO lost;
   END IF;
+  RETURN lost;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+  lost := '{}';
+  IF n = 1 THEN
+    RETURN ARRAY['?' || p_ids[1]];
+  END IF;
+  FOR i IN 1..n LOOP
+    lost := lost || @S@.renew_1(p_keys[i:i], p_ids[i:i], p_ttls[i:i], 1);
+  END LOOP;
   RETURN lost;
 END $$;
 

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from multilock import BackendUnavailable
 from multilock.testing.conformance.base import eventually
 from multilock_postgresql import notices
+from tests.backends.kit import WITHIN
 from tests.backends.postgresql.conftest import Database, Queued
 
 PINGS = 5
+LONG = 30.0  # seconds, on a busy machine
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +24,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def pinged(wire: Any) -> None:
     """Wait until the server was pinged several times."""
     sent = {wire.used}
-    eventually(lambda: sent.add(wire.used) or len(sent) > PINGS)
+    eventually(lambda: sent.add(wire.used) or len(sent) > PINGS, LONG)
 
 
 def test_a_waiter_that_waited_long_is_still_handed_the_name_by_push(
@@ -32,7 +35,7 @@ def test_a_waiter_that_waited_long_is_still_handed_the_name_by_push(
     pinged(two.opened._listener._wire)  # type: ignore[attr-defined]
     monkeypatch.setattr(notices, "TEND_EVERY", 3600.0)  # no later reply may bring the push along
     assert one.release(held)
-    assert two.ear.wait(lambda: waiter.id in two.ear.pushed)
+    assert two.ear.wait(lambda: waiter.id in two.ear.pushed, LONG)
 
 
 def test_a_notification_that_comes_before_a_ping_keeps_the_connection(
@@ -51,3 +54,23 @@ def test_a_notification_that_comes_before_a_ping_keeps_the_connection(
     pinged(wire)
     assert listener._wire is wire
     assert not two.ear.down
+
+
+def test_a_loss_that_could_not_be_looked_at_is_looked_at_again(
+    one: Queued, server: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = one.take(one.mutex())
+    one.opened.watch(one.grant(held).group, [(held, one.grant(held))], WITHIN)
+    transactions: Any = one.opened._transactions  # type: ignore[attr-defined]
+    run, failed = transactions.run, []
+
+    def fail_once(sql: bytes, *arguments: Any, **options: Any) -> Any:
+        if sql == transactions.steps.lost and not failed:
+            failed.append(sql)
+            raise BackendUnavailable("no reply", unknown=True)
+        return run(sql, *arguments, **options)
+
+    monkeypatch.setattr(transactions, "run", fail_once)
+    server.sql("DELETE FROM multilock.locks")
+    assert one.ear.wait(lambda: one.ear.losses != [], LONG)
+    assert failed

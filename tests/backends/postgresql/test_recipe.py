@@ -7,7 +7,7 @@ import itertools
 import psycopg
 import pytest
 
-from multilock import BackendRejected, now
+from multilock import BackendRejected, BackendUnavailable, now
 from multilock.backend import Busy, Claim, Granted
 from multilock.timing import heartbeat
 from tests.backends.kit import NAME, TTL, WITHIN
@@ -117,6 +117,23 @@ def test_a_row_that_another_transaction_has_locked_is_busy(
         assert two.attempt(two.mutex()) == Busy(heartbeat(TTL))
         operator.rollback()
     two.take(two.mutex())
+
+
+@pytest.mark.parametrize("kind", ["mutex", "reader"])
+def test_a_row_that_another_transaction_has_locked_costs_no_other_lease_its_renewal(
+    one: Queued, server: Database, kind: str
+) -> None:
+    claims = [one.take(getattr(one, kind)(name=name)) for name in ("a", "b", "c")]
+    held = [(claim, one.grant(claim)) for claim in claims]
+    table = "holders" if kind == "reader" else "locks"
+    with psycopg.connect(server.url) as operator:
+        operator.execute(f"UPDATE multilock.{table} SET who = 'me' WHERE id = %s", [claims[1].id])
+        first, second, third = one.opened.renew(held[0][1].group, held, 2.0)
+        assert isinstance(first, Granted)
+        assert isinstance(second, BackendUnavailable)
+        assert isinstance(third, Granted)
+        assert isinstance(one.opened.renew(held[0][1].group, held[1:2], 0.2)[0], BackendUnavailable)
+    assert all(isinstance(each, Granted) for each in one.opened.renew(held[0][1].group, held, WITHIN))
 
 
 def test_a_waiter_whose_process_ended_is_passed_over(one: Queued, two: Queued, server: Database) -> None:

@@ -21,9 +21,14 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "TEND_EVERY", 0.1)
 
 
+def inside(client: Queued) -> Any:
+    """Return the backend, of which these tests know more than the interface."""
+    return client.opened
+
+
 def pinged(wire: Any) -> None:
     """Wait until the server was pinged several times."""
-    sent = {wire.used}
+    sent: set[float] = set()
     eventually(lambda: sent.add(wire.used) or len(sent) > PINGS, LONG)
 
 
@@ -32,7 +37,7 @@ def test_a_waiter_that_waited_long_is_still_handed_the_name_by_push(
 ) -> None:
     held = one.take(one.mutex())
     waiter = two.wait(two.mutex())
-    pinged(two.opened._listener._wire)  # type: ignore[attr-defined]
+    pinged(inside(two)._listener._wire)
     monkeypatch.setattr(notices, "TEND_EVERY", 3600.0)  # no later reply may bring the push along
     assert one.release(held)
     assert two.ear.wait(lambda: waiter.id in two.ear.pushed, LONG)
@@ -42,7 +47,7 @@ def test_a_notification_that_comes_before_a_ping_keeps_the_connection(
     two: Queued, server: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two.opened.follow(frozenset({"followed"}), 10.0)
-    listener: Any = two.opened._listener  # type: ignore[attr-defined]
+    listener = inside(two)._listener
     wire, understand = listener._wire, listener._understand
 
     def notified(told: Any) -> None:
@@ -61,8 +66,9 @@ def test_a_loss_that_could_not_be_looked_at_is_looked_at_again(
 ) -> None:
     held = one.take(one.mutex())
     one.opened.watch(one.grant(held).group, [(held, one.grant(held))], WITHIN)
-    transactions: Any = one.opened._transactions  # type: ignore[attr-defined]
-    run, failed = transactions.run, []
+    transactions = inside(one)._transactions
+    run = transactions.run
+    failed: list[bytes] = []
 
     def fail_once(sql: bytes, *arguments: Any, **options: Any) -> Any:
         if sql == transactions.steps.lost and not failed:

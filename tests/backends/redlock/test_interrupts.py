@@ -1,0 +1,53 @@
+"""A reply does not name its claim. After an interrupt it must not be taken for the reply to another claim's request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from multilock.testing.conformance.base import eventually
+from multilock_redis import transport
+from multilock_redis.redlock import fan
+from multilock_redis.redlock.votes import Evidence
+from tests.backends.kit import interrupted
+from tests.backends.redlock.kit import Contender, holders
+from tests.servers_redlock import RedisServers
+
+LONG = 30.0  # seconds, on a busy machine
+FIRST, STEP = 3, 4  # the moments that are tried: about 18 of 71
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_an_interrupt_at_any_point_gives_no_vote_to_another_claim(
+    contend: Callable[..., Contender], servers: RedisServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us, them = contend(), contend()
+    us.teach()
+    them.teach()
+    held, _ = them.take(them.claim("held"))
+    them.settle(held)
+    answered = Evidence.answered
+    false_votes: list[int] = []
+    moment, more = FIRST - STEP, True
+
+    def note(evidence: Evidence, which: int, at: int, answer: Any, *rest: Any, **options: Any) -> None:
+        if evidence.claim.name == "held" and isinstance(answer, int):
+            false_votes.append(moment)
+        answered(evidence, which, at, answer, *rest, **options)
+
+    monkeypatch.setattr(Evidence, "answered", note)
+    while more:
+        moment += STEP
+        claim = us.claim(f"n{moment}")
+        more = interrupted(lambda claim=claim: us.attempt(claim), moment, fan, transport)  # type: ignore[misc]
+        refused = us.claim("held")
+        us.attempt(refused)
+        us.give_back(refused)
+        us.give_back(claim, unsure=True)
+    assert moment > 10
+    assert false_votes == []
+    assert holders(servers, "held") == [held.id] * 3
+    eventually(lambda: all(holders(servers, f"n{n}") == [""] * 3 for n in range(FIRST, moment, STEP)), LONG)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multilock import BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, Returned
 from multilock_redis.redlock.fan import Fan
 from multilock_redis.redlock.rounds import Joins, Round, Rounds, RoundState
@@ -60,10 +60,9 @@ class Channel:
             return self._rounds.returned(evidence)
         try:
             return self._attempted(evidence)
-        except BackendUnavailable as error:
+        except (BackendUnavailable, BackendRejected) as error:
             self._evidence = None
-            if evidence.anywhere():
-                vars(error)["unknown"] = True
+            self._rounds.failed(evidence, error)
             raise
 
     def _attempted(self, evidence: Evidence) -> Granted | Busy | None:

@@ -246,14 +246,18 @@ class Rounds:
             evidence.asking = False
             return self.outcome(evidence, said, join)
         except (BackendUnavailable, BackendRejected) as error:
-            if evidence.anywhere():
-                vars(error)["unknown"] = True  # after a refusal too: other servers may have voted, and need a release
-            else:
-                self.claims.pop(claim.id, None)
+            self.failed(evidence, error)
             raise
         finally:
             evidence.asking = False
             self.give(fan)
+
+    def failed(self, evidence: Evidence, error: BackendUnavailable | BackendRejected) -> None:
+        """Record in the error of an attempt whether the claim needs a release. If not, forget the claim."""
+        if evidence.anywhere():
+            vars(error)["unknown"] = True  # after a refusal too: other servers may have voted
+        else:
+            self.claims.pop(evidence.claim.id, None)
 
     def give(self, fan: Fan) -> None:
         """Release the fan. If replies are missing, the clerk reads them later."""

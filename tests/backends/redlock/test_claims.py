@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -677,3 +678,41 @@ def test_a_server_slower_than_the_limit_confirms_every_release(contend: Contend)
     rounds = us.backend.rounds
     eventually(lambda: not rounds.claims, within=WITHIN)
     assert [each.all() for each in rounds.clerk._unconfirmed] == [[]] * 3
+
+
+def by_loop(us: Contender, claim: Claim) -> Any:
+    """Make an attempt as an event loop does."""
+    channel = us.backend.channel(WITHIN)
+    assert channel is not None
+    try:
+        assert channel.attempt(claim, False)
+        until = now() + WITHIN
+        while now() < until:
+            with contextlib.suppress(BlockingIOError):
+                return channel.answer()
+            select.select([channel.fileno()], [], [], 0.01)
+        raise TimeoutError
+    finally:
+        channel.close()
+
+
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_a_refusal_by_a_majority_leaves_no_vote_at_the_other_server(
+    contend: Contend, servers: RedisServers, face: str
+) -> None:
+    us = contend()
+    us.teach()
+    bare = [redis.Redis(port=member.port) for member in servers.members[1:]]
+    for one in bare:
+        one.execute_command("ACL", "SETUSER", "default", "-evalsha")
+    try:
+        claim = us.claim()
+        with pytest.raises(BackendRejected) as caught:
+            us.attempt(claim) if face == "blocking" else by_loop(us, claim)
+        assert caught.value.unknown  # so the kernel releases the claim
+    finally:
+        for one in bare:
+            one.execute_command("ACL", "SETUSER", "default", "+evalsha")
+            one.close()
+    us.give_back(claim, unsure=True)
+    assert holders(servers) == [""] * 3

@@ -29,7 +29,12 @@ def inside(client: Queued) -> Any:
 def pinged(wire: Any) -> None:
     """Wait until the server was pinged several times."""
     sent: set[float] = set()
-    eventually(lambda: sent.add(wire.used) or len(sent) > PINGS, LONG)
+
+    def several() -> bool:
+        sent.add(wire.used)
+        return len(sent) > PINGS
+
+    eventually(several, LONG)
 
 
 def test_a_waiter_that_waited_long_is_still_handed_the_name_by_push(

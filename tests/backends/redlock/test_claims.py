@@ -702,7 +702,7 @@ def test_a_refusal_by_a_majority_leaves_no_vote_at_the_other_server(
 ) -> None:
     us = contend()
     us.teach()
-    bare = [redis.Redis(port=member.port) for member in servers.members[1:]]
+    bare: list[Any] = [redis.Redis(port=member.port) for member in servers.members[1:]]
     for one in bare:
         one.execute_command("ACL", "SETUSER", "default", "-evalsha")
     try:

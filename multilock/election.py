@@ -17,7 +17,7 @@ from multilock.kernel.face import run
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import EndOfBody
 from multilock.kernel.observing import Observer, leader_info
-from multilock.kernel.office import Office, inside
+from multilock.kernel.office import Office, Part, inside, marks
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.kernel.worker import SOON
 from multilock.lock import HeldLease
@@ -51,21 +51,19 @@ class Leadership(Leading, HeldLease):
         self._term: ThreadTerm = ThreadTerm(office, self)
 
     def __enter__(self) -> Self:
+        before: tuple[Part, ...] | None = None
         try:
+            before = marks()
             self._term.body_begins()
             return super().__enter__()
         except MultilockError:  # this node does not lead any longer
-            self._no_body()
+            self._term.no_body(before)
             raise
         except BaseException:  # interrupted: this `with` will not end
-            self._no_body()
+            self._term.no_body(before)
             if not self._open:  # otherwise another body still runs
                 self._term.abdicate(INTERRUPTED)
             raise
-
-    def _no_body(self) -> None:
-        """Record that this body has not begun. Another body, which entered the leadership before, may continue."""
-        self._term.body_ends(not self._open)
 
     def release(self) -> bool:
         return run(self._term.resign())

@@ -52,12 +52,14 @@ class Waits(ForWith, AnyHeld, Lease):
 
     def __enter__(self) -> Self:
         self._open += 1  # before the check, so that another body that ends now does not believe that it is the last
+        end: EndOfBody | None = None
         try:
-            self._check_at_entry()
+            end = EndOfBody()
+            self._check_at_entry(end)
         except MultilockError:
             raise
         except BaseException:  # interrupted: Python will not call __exit__ for this `with`
-            self._release_after_interrupt(EndOfBody())
+            self._release_after_interrupt(end or EndOfBody())
             raise
         return self
 

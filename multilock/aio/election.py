@@ -19,7 +19,7 @@ from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import EndOfBody
 from multilock.kernel.observing import Observer, leader_info
-from multilock.kernel.office import Office, inside
+from multilock.kernel.office import Office, inside, marks
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LeaderInfo, Loss, LossReason
@@ -51,11 +51,12 @@ class AsyncLeadership(Leading, HeldAsyncLease):
         self._term: LoopTerm = LoopTerm(election._office, self)
 
     def _enter(self) -> Body:
+        before = marks()
         try:
             self._term.body_begins()
             return super()._enter()
         except BaseException:
-            self._term.body_ends(not self._open)  # another body that entered the leadership earlier may continue
+            self._term.no_body(before)
             raise
 
     def _loss_for_the_body(self) -> Loss[Any] | None:

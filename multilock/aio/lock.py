@@ -61,7 +61,7 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
 
     def _enter(self) -> Body:
         self._open += 1
-        self._check_at_entry()
+        self._check_at_entry(EndOfBody())
         body = Body(self)
         if self._bodies is None:
             self._bodies = []  # type: ignore[misc]  # the slot is in the subclasses

@@ -26,24 +26,17 @@ class Handing(Generic[L]):
     returned, CPython delivers no interrupt until the caller has stored the lease, or entered it with ``with``.
     """
 
-    __slots__ = ("_before", "_kernel", "lease")
+    __slots__ = ("_kernel", "lease")
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._before = 0  # the acquire count of the lease before this acquire; 0 for a new lease
         self.lease: L | None = None
 
     def reenter(self, scope: Scope[L], want: Want) -> L | None:
         """Acquire a reentrant lease of ``scope`` once more. Returns None if ``scope`` has no such lease that is still
         held."""
         held = scope.newest(lambda lease: lease._may_reenter(want)) if want.reentrant else None
-        if held is None:
-            return None
-        self._before, self.lease = held.count, held
-        if held._reenter(want):
-            return held
-        self._before, self.lease = 0, None
-        return None
+        return held if held is not None and held._reenter(want, self) else None
 
     async def acquire(self, acquiring: Coroutine[Any, Any, Any], scope: Scope[L] | None = None) -> L | None:
         """Await a new lease, and add it to ``scope``."""
@@ -56,11 +49,5 @@ class Handing(Generic[L]):
     def take_back(self) -> None:
         """Undo the acquire, because the caller was interrupted and has no lease. A second call changes nothing."""
         lease, self.lease = self.lease, None
-        if lease is None:
-            return
-        if not self._before:
+        if lease is not None:
             self._kernel.releases.take_back(lease)
-            return
-        with self._kernel.lock:
-            if lease.count > self._before:
-                lease._count_down()

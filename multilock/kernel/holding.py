@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from multilock.kernel.core import Kernel
+    from multilock.kernel.handing import Handing
     from multilock.kernel.lock_options import Want
     from multilock.kernel.scopes import Scope
 
@@ -59,6 +60,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     __slots__ = {
         "__weakref__": None,
         "_callbacks": None,
+        "_guests": None,
         "_hooks": None,
         "_kernel": None,
         "_open": None,
@@ -76,6 +78,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self.loss: Loss[Any] | None = None
         self.count = 1  # acquires without their release; more than 1 only for a reentrant lock
         self._open = 0  # bodies of `with` under this lease that have not ended, and leases of several locks
+        self._guests = 0  # open bodies without an acquire of their own, when the last acquire was counted
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
         self._hooks: list[Callable[[], None]] | None = None  # called by the thread that ends the lease
@@ -106,26 +109,25 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Every state → itself: a body of ``with`` ends. Returns whether its end must still release the lease. A second
         call for the same end decides nothing anew.
 
-        It must not if only as many acquires are left as there are other bodies. Then the acquire of this body was
-        released by hand. Or the body never had an acquire, because it entered a lease that another body had already
-        entered.
+        It must not if a body is open that has no acquire of its own. Such a body entered a lease that another body had
+        already entered, or its acquire was released by hand. The body that ends then leaves its acquire to that body,
+        or is that body.
         """
         if not end.counted:
             self._open -= 1
-            end.done = self.count <= self._open
+            end.done = self._guests > 0 or self.count <= self._open
+            self._guests -= self._guests > 0
             end.counted = True
         return not end.done
 
     def _undo_acquire(self, end: EndOfBody | None, worked: bool) -> bool:
         """Undo one acquire without a request. Returns whether the lease must be released for that.
 
-        ``end`` is that of its body, if it has one. Without work under the lease, hold_at_least is void.
+        ``end`` is that of its body, if it has one. Without work under the lease, hold_at_least is void. The caller
+        holds the kernel's lock until it has begun the release. Otherwise a body could begin meanwhile.
         """
-        if end is not None and not self._body_ends(end):
+        if (end is not None and not self._body_ends(end)) or self._count_down(end):
             return False
-        with self._kernel.lock:
-            if self._count_down(end):
-                return False
         if self.count > 1:  # lost
             self._end_of_work(end)
             return False
@@ -242,8 +244,11 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         same = (mine.names, mine.kind, mine.permits) == (want.names, want.kind, want.permits)
         return mine.reentrant and want.reentrant and same
 
-    def _reenter(self, want: Want) -> bool:
-        """Count one more acquire of this reentrant lease, and add ``want.on_lost``. Returns False if it is not held."""
+    def _reenter(self, want: Want, handing: Handing[Any]) -> bool:
+        """Count one more acquire of this reentrant lease, and add ``want.on_lost``. Returns False if it is not held.
+
+        The acquire belongs to ``handing`` as soon as it is counted.
+        """
         if not self.is_held():
             return False
         with self._kernel.lock:
@@ -252,7 +257,10 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             callbacks = self._callbacks or []
             if want.on_lost and want.on_lost not in callbacks:
                 self._callbacks = [*callbacks, want.on_lost]
+            if self._guests < self._open - self.count:  # the new acquire is not that of a body which is open already
+                self._guests = self._open - self.count
             self.count += 1
+            handing.lease = self
             self._begin_work(want)
             return True
 
@@ -285,17 +293,17 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """
         raise NotImplementedError
 
-    def _check_at_entry(self) -> None:
+    def _check_at_entry(self, end: EndOfBody) -> None:
         """At the beginning of ``with``, which counts as open already: if the lease is over, raise LockLost or NotHeld.
 
-        The body then ends here. It ends a work under the lease only if it has an acquire of its own.
+        The body then ends here, which ``end`` notes. It ends a work under the lease only if it has an acquire of its
+        own.
         """
         with self._kernel.lock:
             pass  # A body that ends at this moment counts this one too, or has begun a release that check() sees.
         try:
             self.check()
         except MultilockError:
-            end = EndOfBody()
             if self._body_ends(end) and self.stage == LOST:
                 self._end_of_work(end)
             raise

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multilock.kernel.runtime import Bell
     from multilock.kernel.scopes import Scope
 
-__all__ = ["Condition", "Office", "Part", "inside", "is_inside", "mark", "unmark"]
+__all__ = ["Condition", "Office", "Part", "inside", "is_inside", "mark", "marks", "set_marks", "unmark"]
 
 T = TypeVar("T", bound=Holding)
 
@@ -52,6 +52,16 @@ def unmark(part: Part) -> None:
     with contextlib.suppress(ValueError):
         marked.remove(part)
         _INSIDE.set((*marked[::-1],))
+
+
+def marks() -> tuple[Part, ...]:
+    """Return the parts of which this thread or task is marked as a part, for `set_marks`."""
+    return _INSIDE.get()
+
+
+def set_marks(parts: tuple[Part, ...]) -> None:
+    """Set the marks back to those of `marks`, because a body has not begun."""
+    _INSIDE.set(parts)
 
 
 def is_inside(part: Part) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from multilock.kernel.cancel import call_to_give_back
@@ -31,7 +32,8 @@ class Releases:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._late: deque[AnyHeld] = deque()  # leases that the ticking thread must release
+        # Leases that the ticking thread must release, each with the end of its body, if that is not counted yet.
+        self._late: deque[tuple[AnyHeld, EndOfBody | None]] = deque()
 
     async def release(self, lease: AnyHeld, until: float | None = None, *, body: EndOfBody | None = None) -> bool:
         """Release a lease: see ``Lease.release``. From here on the lease is over, whatever the backend answers.
@@ -159,11 +161,16 @@ class Releases:
 
     # For callers that cannot wait
 
-    def later(self, lease: AnyHeld) -> None:
-        """Release a lease in the background, however often it was acquired, because an exception unwinds its holder."""
+    def later(self, lease: AnyHeld, wanted: Callable[[], bool] | None = None) -> None:
+        """Release a lease in the background, however often it was acquired, because an exception unwinds its holder.
+
+        ``wanted()`` is called under the kernel's lock. If it returns False, there is nothing to release.
+        """
         held = lease.stage == HELD
         try:
             with self._kernel.lock:
+                if wanted and not wanted():
+                    return
                 begun = lease._begin_release()
             if begun:
                 self._release_late(lease)
@@ -182,8 +189,7 @@ class Releases:
         lowered. If another body has ended meanwhile, it has already done that. A second call with the same ``end``
         changes nothing.
         """
-        if lease._undo_acquire(end, worked):
-            self.later(lease)
+        self.later(lease, lambda: lease._undo_acquire(end, worked))
 
     def go_on(self, lease: AnyHeld) -> None:
         """Finish a release in the background, because the caller that waited for its answer will not run again."""
@@ -197,7 +203,7 @@ class Releases:
     def soon(self, lease: Holding) -> None:
         """Make the ticking thread release a lease, or lower its acquire count. It is for callers that may hold the
         kernel's lock."""
-        self._late.append(lease)
+        self._late.append((lease, None))
         self._kernel.nudge()
 
     def _release_from_within(self, lease: AnyHeld, body: EndOfBody | None) -> bool:
@@ -211,16 +217,16 @@ class Releases:
         # holds. So this thread gives up soon, and leaves the whole release to the ticking thread.
         locked = kernel.lock.acquire(timeout=BRIEFLY)
         try:
-            if body and not lease._body_ends(body):
-                return True
             if locked:
+                if body and not lease._body_ends(body):
+                    return True
                 if not lease._proved(kernel.now()):
                     lease._end_of_work(body)
                     return False
                 if lease._count_down(body):
                     return True
                 lease._begin_release()
-            self._late.append(lease)
+            self._late.append((lease, body))
         finally:
             if locked:
                 kernel.lock.release()
@@ -231,20 +237,20 @@ class Releases:
         """Release the leases that `soon` and `_release_from_within` left for the ticking thread. Called on that
         thread."""
         while self._late:
-            self._release_late(self._late.popleft())
+            self._release_late(*self._late.popleft())
 
-    def _release_late(self, lease: AnyHeld) -> None:
+    def _release_late(self, lease: AnyHeld, body: EndOfBody | None = None) -> None:
         """Lower the acquire count of a lease, or release the lease through the background cancel. A second call changes
         nothing."""
         kernel = self._kernel
         with kernel.lock:
-            if lease._count_down():
+            if (body and not lease._body_ends(body)) or lease._count_down(body):
                 return
             begun = lease._begin_release() or lease.stage == RELEASING
             if begun:
                 lease._let_go()
         if not begun:
-            lease._end_of_work()
+            lease._end_of_work(body)
             return
         now = kernel.now()
         for part in lease._going_back():

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from multilock.kernel.holding import HELD, LOST, RELEASING, EndOfBody, Holding
-from multilock.kernel.office import Office, Part, is_inside, mark, unmark
+from multilock.kernel.office import Office, Part, is_inside, mark, set_marks, unmark
 from multilock.log_thread import logger
 from multilock.model import Loss, LossReason
 
@@ -181,10 +181,24 @@ class Term(Generic[T]):
         if self.work_begins(body=True):
             mark(self.work)
 
+    def no_body(self, before: tuple[Part, ...] | None) -> None:
+        """Record that a body has not begun. Another body, which entered the leadership before, may continue.
+
+        ``before``: The marks of this thread or task before it tried, if it has come so far.
+        """
+        self.body_ends(not self.leadership._open)
+        if before is not None:
+            set_marks(before)  # an outer body of this thread or task keeps its mark
+
     def loss_for_the_body(self) -> Loss[Any] | None:
-        """Return the resignation that must be reported to the body. Returns None without a resignation, or if the body
-        itself resigned."""
-        return self.loss if self.resigning and not self._resigned_by_body else None
+        """Return the resignation that must be reported to the body.
+
+        Returns None without a resignation, or if the body itself resigned. That body has its lease until the grace is
+        over, and is then notified as well.
+        """
+        if self._resigned_by_body and not self.leadership._over():
+            return None
+        return self.loss if self.resigning else None
 
     def body_ends(self, last: bool) -> None:
         """Record that a body has ended. ``last``: No other body continues, so the work has ended."""
@@ -274,8 +288,9 @@ class Term(Generic[T]):
             return False
         with self.office.lock:
             if not self.resigning:
-                # Other bodies must be notified of the loss, even if they run in other tasks.
-                self._resigned_by_body = is_inside(self.work) and self.leadership._open <= 1
+                # Other bodies must be notified of the loss, even if they run in other tasks, or if the work of run()
+                # resigns.
+                self._resigned_by_body = self._body and is_inside(self.work) and self.leadership._open <= 1
             again, self.resigning = self.resigning, True
         # Also done by a second call, because the first may have been interrupted before this.
         self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease.valid_until))

@@ -1176,6 +1176,48 @@ def test_the_body_of_an_async_campaign_that_resigns_itself_continues(server: Scr
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("resigns", ["work", "task of the body"])
+def test_an_async_body_is_cancelled_before_its_leadership_is_given_up(server: Scripted, resigns: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(server, ttl=20.0) as client:
+            election = client.election("e", grace=0.05)
+            tasks: list[asyncio.Task[Any]] = []
+
+            async def body(leadership: AsyncLeadership, entered: asyncio.Event) -> None:
+                async with leadership:
+                    if resigns != "work":
+                        tasks.append(asyncio.create_task(election.stop()))
+                    entered.set()
+                    await asyncio.sleep(10)
+
+            async def work(leadership: AsyncLeadership) -> None:
+                entered = asyncio.Event()
+                tasks.append(asyncio.create_task(body(leadership, entered)))
+                await entered.wait()
+                if resigns == "work":
+                    await election.stop()
+
+            await (election.run(work) if resigns == "work" else work(await election.campaign()))
+            with pytest.raises(LockLost, match="resigned"):
+                await tasks[0]
+
+    asyncio.run(main())
+
+
+def test_a_with_that_fails_does_not_make_its_outer_body_wait_for_itself(client: Client, server: Scripted) -> None:
+    election = client.election("e", grace=60.0)
+    with election.campaign() as leadership:
+        resigning = threading.Thread(target=election.resign)
+        resigning.start()
+        eventually(lambda: not leadership.is_held())
+        with pytest.raises(NotHeld), leadership:
+            pass
+        election.stop()
+        assert server.holders
+    resigning.join(10)
+    assert server.holders == {}
+
+
 def test_an_async_run_waits_for_a_body_that_its_work_has_left_open(server: Scripted) -> None:
     kept: list[bool] = []
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from multilock import Client, Lease, NotHeld
+from multilock import Client, DistributedLock, Lease, NotHeld
+from multilock.kernel.holding import EndOfBody
 from multilock.kernel.inside import inside
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, ctrl_c_now, eventually, interrupted_at
@@ -143,10 +145,25 @@ def leadership(client: Client) -> tuple[Lease, Lease]:
     return lease, lease
 
 
-@pytest.mark.parametrize("make", [one_lease, one_set, set_and_part, leadership])
+def leave(lease: Any) -> None:
+    lease.__exit__(None, None, None)
+
+
+def leave_by_an_interrupt(lease: Any) -> None:
+    lease._release_after_interrupt(EndOfBody())
+
+
+@pytest.mark.parametrize(
+    ("make", "end"),
+    [
+        *((make, leave) for make in (one_lease, one_set, set_and_part, leadership)),
+        (one_lease, leave_by_an_interrupt),
+    ],
+)
 def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
-    make: Callable[[Client], tuple[Lease, Lease]],
+    make: Callable[[Client], tuple[Lease, Lease]], end: Callable[[Lease], None]
 ) -> None:
+    function = "Waits.__exit__" if end is leave else "Waits._release_after_interrupt"
     backend = Scripted()
     step = 0
     where = ["at first"]
@@ -166,8 +183,8 @@ def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
                 thread.start()
                 thread.join(0.02)  # it may wait for the lock that this thread holds
 
-            with interrupted_at(step, "Waits.__exit__", "multilock", interrupt=meanwhile) as where:
-                lease.__exit__(None, None, None)
+            with interrupted_at(step, function, "multilock", interrupt=meanwhile) as where:
+                end(lease)
             if where:
                 thread.join(5)
             for body in begun:
@@ -211,8 +228,20 @@ def test_an_interrupted_end_beside_that_of_another_body_leaves_nothing(
     assert step > 10
 
 
-def test_an_interrupted_inner_with_beside_another_body_keeps_the_lock() -> None:
+def enter_again(lock: DistributedLock) -> None:
+    lock.__enter__()
+
+
+def acquire_again(lock: DistributedLock) -> None:
+    lock.acquire()
+
+
+@pytest.mark.parametrize("again", [enter_again, acquire_again])
+def test_an_interrupted_inner_acquire_beside_another_body_leaves_its_outer(
+    again: Callable[[DistributedLock], None],
+) -> None:
     backend = Scripted()
+    function = "Lock.__enter__" if again is enter_again else "Lock.acquire"
     step = 0
     where = ["at first"]
     while where:
@@ -220,7 +249,8 @@ def test_an_interrupted_inner_with_beside_another_body_keeps_the_lock() -> None:
             lock = client.lock("n", reentrant=True)
             lease = lock.acquire()
             lease.__enter__()
-            lease.__enter__()
+            if again is enter_again:
+                lease.__enter__()
             other = threading.Thread(target=lease.__exit__, args=(None, None, None), daemon=True)
 
             def meanwhile(other: threading.Thread = other) -> None:
@@ -229,15 +259,46 @@ def test_an_interrupted_inner_with_beside_another_body_keeps_the_lock() -> None:
                 ctrl_c_now()
 
             with (
-                interrupted_at(step, "Lock.__enter__", "multilock", interrupt=meanwhile) as where,
+                interrupted_at(step, function, "multilock", interrupt=meanwhile) as where,
                 contextlib.suppress(KeyboardInterrupt),
             ):
-                lock.__enter__()
+                again(lock)
             if where:
                 other.join(5)
-                assert lease.is_held(), where
-                assert "n" in backend.holders, where
-                lease.__exit__(None, None, None)
+                if again is enter_again:
+                    assert lease.is_held(), where
+                    assert "n" in backend.holders, where
+                    lease.__exit__(None, None, None)
                 eventually(lambda: not backend.holders)
         step += 1
     assert step > 10
+
+
+def test_a_finalizer_that_gets_no_lock_releases_under_no_new_body(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = client.lock("n").acquire()
+    lease.__enter__()
+    locked, go = threading.Event(), threading.Event()
+
+    def keep_the_lock() -> None:
+        with client._kernel.lock:
+            locked.set()
+            go.wait(10)
+
+    keeper = threading.Thread(target=keep_the_lock)
+    keeper.start()
+    assert locked.wait(10)
+    inside.add(threading.get_ident())  # as in a finalizer that interrupts a call of the backend
+    try:
+        lease.__exit__(None, None, None)
+    finally:
+        inside.discard(threading.get_ident())
+        go.set()
+        keeper.join()
+    with lease:
+        runtime.advance(0.5)
+        assert lease.is_held()
+        assert "n" in backend.holders
+    runtime.advance(0.5)
+    assert backend.holders == {}

@@ -323,6 +323,23 @@ def test_a_release_by_hand_in_an_inner_with_affects_no_outer_one(
     assert backend.holders == {}
 
 
+@pytest.mark.parametrize("guest", ["another body", "own acquire released"])
+def test_the_end_of_a_body_without_an_acquire_leaves_one_by_hand(client: Client, backend: Scripted, guest: str) -> None:
+    lock = client.lock("n", reentrant=True)
+    with lock as lease:
+        if guest == "another body":
+            lease.__enter__()
+        else:
+            lock.__enter__()
+            lock.release()
+        lock.acquire()
+        lease.__exit__(None, None, None)
+        lock.release()
+        assert lease.is_held()
+        assert not backend.called("release")
+    assert backend.holders == {}
+
+
 @pytest.mark.parametrize("bodies", [enter_one_lease_twice, acquire_twice])
 def test_a_lease_entered_by_two_bodies_is_released_at_the_end_of_the_last(
     client: Client, backend: Scripted, bodies: Callable[[Client], tuple[Any, Any]]

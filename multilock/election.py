@@ -57,10 +57,10 @@ class Leadership(Leading, HeldLease):
             self._term.body_begins()
             return super().__enter__()
         except MultilockError:  # this node does not lead any longer
-            self._term.no_body(before)
+            self._term.no_body(not self._open, before)
             raise
         except BaseException:  # interrupted: this `with` will not end
-            self._term.no_body(before)
+            self._term.no_body(not self._open, before)
             if not self._open:  # otherwise another body still runs
                 self._term.abdicate(INTERRUPTED)
             raise

@@ -56,7 +56,7 @@ class AsyncLeadership(Leading, HeldAsyncLease):
             self._term.body_begins()
             return super()._enter()
         except BaseException:
-            self._term.no_body(before)
+            self._term.no_body(not self._open, before)
             raise
 
     def _loss_for_the_body(self) -> Loss[Any] | None:

@@ -181,12 +181,12 @@ class Term(Generic[T]):
         if self.work_begins(body=True):
             mark(self.work)
 
-    def no_body(self, before: tuple[Part, ...] | None) -> None:
-        """Record that a body has not begun. Another body, which entered the leadership before, may continue.
+    def no_body(self, last: bool, before: tuple[Part, ...] | None) -> None:
+        """Record that a body has not begun. If not ``last``, another body that entered the leadership earlier runs on.
 
         ``before``: The marks of this thread or task before it tried, if it has come so far.
         """
-        self.body_ends(not self.leadership._open)
+        self.body_ends(last)
         if before is not None:
             set_marks(before)  # an outer body of this thread or task keeps its mark
 
@@ -196,7 +196,7 @@ class Term(Generic[T]):
         Returns None without a resignation, or if the body itself resigned. That body has its lease until the grace is
         over, and is then notified as well.
         """
-        if self._resigned_by_body and not self.leadership._over():
+        if self._resigned_by_body and self.leadership.stage == HELD:
             return None
         return self.loss if self.resigning else None
 

@@ -537,3 +537,20 @@ def test_an_interrupted_set_releases_a_lock_that_its_first_holder_has_released(
     with pytest.raises(KeyboardInterrupt):
         client.lock_all(["a", "b"], reentrant=True).try_acquire()
     eventually(lambda: "a" not in backend.holders)
+
+
+def test_a_body_that_ends_during_the_release_of_its_set_releases_nothing_twice(
+    client: Client, backend: Scripted
+) -> None:
+    lease = client.lock_all(["a", "b"]).acquire()
+    lease.__enter__()
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        if call.claims[0].name == "b":
+            background(lambda: lease.__exit__(None, None, None)).result(5)
+        return call.execute()
+
+    backend.always("release", answer)
+    assert lease.release()
+    client.close()  # waits for releases in the background
+    assert [call.claims[0].name for call in backend.called("release")] == ["b", "a"]

@@ -390,15 +390,12 @@ class PgEndpoint:
     def _log_in(self, conninfo: bytes, where: str, until: float, now: Callable[[], float]) -> PgWire:
         try:
             connection = pq.PGconn.connect_start(conninfo)
-            while (state := connection.connect_poll()) != pq.PollingStatus.OK:
-                if state == pq.PollingStatus.FAILED:
-                    raise _not_connected(connection.get_error_message(), where)
-                poll = system.poll()
-                reading = state == pq.PollingStatus.READING
-                poll.register(connection.socket, system.POLLIN if reading else system.POLLOUT)
-                if not poll.poll(max(0.0, until - now()) * 1000):
-                    raise TimeoutError("the server did not answer")
-            wire = PgWire(connection, self, where, now)
+            try:
+                _finish_login(connection, where, until, now)
+                wire = PgWire(connection, self, where, now)
+            except BaseException:
+                connection.finish()  # otherwise it stays open as long as the traceback of this error
+                raise
         except (OSError, psycopg.Error) as error:
             if isinstance(error, MultilockError):
                 raise
@@ -408,6 +405,17 @@ class PgEndpoint:
         # A pooler makes up the number that it gives at the login.
         wire.pooled = int(pid or 0) != connection.backend_pid
         return wire
+
+
+def _finish_login(connection: pq.abc.PGconn, where: str, until: float, now: Callable[[], float]) -> None:
+    while (state := connection.connect_poll()) != pq.PollingStatus.OK:
+        if state == pq.PollingStatus.FAILED:
+            raise _not_connected(connection.get_error_message(), where)
+        poll = system.poll()
+        reading = state == pq.PollingStatus.READING
+        poll.register(connection.socket, system.POLLIN if reading else system.POLLOUT)
+        if not poll.poll(max(0.0, until - now()) * 1000):
+            raise TimeoutError("the server did not answer")
 
 
 def _not_connected(told: str, where: str) -> MultilockError:

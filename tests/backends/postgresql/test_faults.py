@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,19 @@ def test_a_read_only_server_is_refused_by_name(server: Database, ask: Ask) -> No
 def test_a_small_statement_timeout_is_a_finding(server: Database, ask: Ask) -> None:
     client = ask(as_role(server, "hurried", "statement_timeout = '1s'"))
     assert "postgresql-statement-timeout" in [finding.code for finding in client.opened.diagnose(WITHIN)]
+
+
+def test_a_login_that_failed_leaves_no_connection_open(ask: Ask) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = ask(f"postgresql://app@127.0.0.1:{silent.getsockname()[1]}/postgres")
+        with pytest.raises(BackendUnavailable) as caught:
+            client.opened.ping(0.3)
+        taken, _ = silent.accept()
+        with taken:
+            taken.settimeout(SOON)
+            while taken.recv(1000):
+                pass
+        assert not caught.value.unknown  # the error still exists, and with it the frames of its traceback
 
 
 def test_a_wrong_database_is_refused(server: Database, ask: Ask) -> None:

@@ -23,7 +23,7 @@ QUERY = b"""SELECT current_setting('server_version_num'), current_setting('fsync
  (SELECT max(extract(epoch FROM clock_timestamp() - xact_start)) FROM pg_stat_activity
   WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()),
  (SELECT sum(numbackends) FROM pg_stat_database), current_setting('max_connections'),
- extract(epoch FROM clock_timestamp()), pg_has_role('pg_read_all_stats', 'USAGE')"""
+ extract(epoch FROM clock_timestamp()), pg_has_role('pg_read_all_stats', 'USAGE'), version()"""
 
 
 class ServerState(NamedTuple):
@@ -44,6 +44,7 @@ class ServerState(NamedTuple):
     most_connections: int
     clock: float
     sees_all: bool
+    name: str  # its version() as text
 
 
 def diagnose(transactions: Transactions, within: float) -> list[Finding]:
@@ -68,6 +69,7 @@ def diagnose(transactions: Transactions, within: float) -> list[Finding]:
         number(row[12]) or 0,
         seconds(row[13]) or 0.0,
         row[14] == b"t",
+        text(row[15]),
     )
     return [*_about_disk(told), *_about_replicas(told), *_about_role(told), *_about_load(told, took)]
 
@@ -76,6 +78,13 @@ def _about_disk(told: ServerState) -> Iterator[Finding]:
     if told.version < OLDEST:
         yield Finding(
             "postgresql-old", "error", f"its version is {told.version // 10000}: multilock needs 14", "upgrade it"
+        )
+    if not told.name.startswith("PostgreSQL ") or "-YB-" in told.name:
+        yield Finding(
+            "postgresql-not-postgresql",
+            "warning",
+            f"it calls itself {told.name:.40}: its locks of rows and its notifications were not tried",
+            "use PostgreSQL itself",
         )
     if told.fsync == "off":
         yield Finding(

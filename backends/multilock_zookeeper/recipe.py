@@ -135,6 +135,7 @@ class Recipe:
         """
         assert waiter.path is not None
         parent, _, node = waiter.path.rpartition("/")
+        children = self._nodes.relevant(claim, node, children)
         queue = self._nodes.queue(children)
         position = next((at for at, one in enumerate(queue) if one.node == node), None)
         if position is None:

@@ -89,6 +89,22 @@ class _CreateContainer(Create2):  # type: ignore[misc]
     type = 19
 
 
+class _Listing(GetChildren):  # type: ignore[misc]
+    """List the children of a node. kazoo reads each name of the reply separately, which takes ten times as long."""
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[str]:
+        """Return the names in a reply. Each comes after its length in four bytes, and has no zero byte.
+
+        If all are shorter than 256 bytes, three zero bytes are before each name, and nowhere else.
+        """
+        names = reply[offset + 4 :].split(b"\0\0\0")[1:]
+        if len(names) == int.from_bytes(reply[offset : offset + 4], "big"):
+            return [name[1:].decode() for name in names]
+        children: list[str] = super().deserialize(reply, offset)
+        return children
+
+
 class Answer:
     """The reply to one request. kazoo's connection thread sets it."""
 
@@ -435,7 +451,7 @@ class Transport:
 
     def children(self, path: str, watch: Callable[[Any], None] | None = None) -> Answer:
         """Send a request for a node's children, and watch them if ``watch`` is given."""
-        return self._send(GetChildren(self._full(path), watch))
+        return self._send(_Listing(self._full(path), watch))
 
     def sync(self, path: str) -> Answer:
         """Send a request that makes later reads at least as new as the leader's present state."""

@@ -1,0 +1,55 @@
+"""The names of a queue: how a listing is read, and which siblings of our node matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kazoo.protocol.serialization import GetChildren, int_struct
+
+from multilock.backend import Claim
+from multilock_zookeeper.keys import Contender, Nodes
+from multilock_zookeeper.recipe import _awaited, _other_number
+from multilock_zookeeper.transport import _Listing
+
+MARKS = ["__lock__", "__rlock__", "!p3__lock__", "!p2__lock__", "-lock-", "__READ__", "_lock__"]
+NUMBERS = ["-1000000001", "-000000012", "0000000002", "0000000009", "00000000x0"]
+LOCK = Claim("n", "lock", "own", "owner", 6.0, True, True, "me")
+CLAIMS = {
+    "__lock__": LOCK,
+    "__rlock__": LOCK._replace(kind="read"),
+    "!p3__lock__": LOCK._replace(kind="permit", permits=3),
+}
+
+names = st.text(st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1, max_size=300)
+
+
+@given(st.lists(names))
+def test_a_listing_is_read_as_kazoo_reads_it(children: list[str]) -> None:
+    encoded = [child.encode() for child in children]
+    reply = b"head" + int_struct.pack(len(encoded)) + b"".join(int_struct.pack(len(one)) + one for one in encoded)
+    assert _Listing.deserialize(reply, 4) == GetChildren.deserialize(reply, 4) == children
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("mark", CLAIMS)
+def test_siblings_that_are_left_out_change_no_decision(mark: str) -> None:
+    nodes, asks = Nodes("multilock/", "kazoo"), CLAIMS[mark]
+    others = ["locks", *(f"{number}{mark}{number}" for mark in MARKS for number in NUMBERS)]
+    for pair, number in product(combinations(others, 2), ("-1000000010", "-000000010", "0000000005", "1000000001")):
+        own = f"own{mark}{number}"
+        children = [*pair, own]
+        relevant = nodes.relevant(asks, own, children)
+        assert _decision(nodes, asks, own, relevant) == _decision(nodes, asks, own, children), children
+
+
+def _decision(nodes: Nodes, asks: Claim, own: str, children: Sequence[str]) -> object:
+    """Return whether our node is refused, and whether it has to wait."""
+    queue = nodes.queue(children)
+    at: Contender = next(one for one in queue if one.node == own)
+    ahead = queue[: queue.index(at)]
+    refused = nodes.refusal("/multilock/n", at, queue, children) or _other_number(asks, ahead)
+    return bool(refused), bool(_awaited(asks, ahead))

@@ -87,8 +87,8 @@ class Sweep:
         return found, hidden
 
     def _may_look_at(self, key: str, until: float) -> bool:
-        """Return whether the token may read this key. A reply about many keys leaves out those that it may not read,
-        while a query for one key is refused."""
+        """Return whether the token may read this key. A reply about many keys leaves out the keys that the token may
+        not read, while a query for one such key is refused."""
         try:
             self._transactions.read(key, until)
         except BackendRejected:

@@ -45,7 +45,7 @@ def instrument(
     always the name of the election. With False it is empty, and there is one series for each metric and backend. With
     True it is the name of the lock, so there are as many series as names, which a server pays for in memory. With a
     function it is the function's result for the name (``invoices/42`` → ``invoices``). The function must be quick. If
-    it raises, the label is ``error``.
+    the function raises, the label is ``error``.
 
     Several clients may share a registry: their figures are added. If a client is instrumented again in the same
     registry, the new call replaces the earlier one. On the callback thread it costs about as much CPU as an acquire and

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def surely(step: Callable[..., R], *args: Any) -> R:
-    """Return ``step(*args)``. If it is interrupted, call it once more, then let the interrupt continue.
+    """Return ``step(*args)``. If ``step`` is interrupted, call it once more, then let the interrupt continue.
 
     A second call of ``step`` must be harmless. The interrupt can also come before the first line here. So ``step`` must
     make its first irrevocable change itself. If the caller made a change before the call, its own ``try`` must cover

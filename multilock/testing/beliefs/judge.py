@@ -34,8 +34,8 @@ class Outcome(enum.StrEnum):
 class Apart:
     """The time between two beliefs.
 
-    ``overlap`` is for how many seconds both were certainly believed. If it is negative, they were apart for so long;
-    nan means unknown.
+    ``overlap`` is the number of seconds for which both were certainly believed. A negative number is the gap between
+    the two beliefs, and nan means unknown.
     """
 
     outcome: Outcome

@@ -180,7 +180,7 @@ def _left_at(url: str, begin: str, within: float) -> list[str]:
 
 
 def _is_ours(url: str) -> bool:
-    """Return whether multilock has a backend for this URL. If it has none, we cannot ask its server anything."""
+    """Return whether multilock has a backend for this URL. Without a backend we cannot ask the server anything."""
     return bool(_scheme(url))
 
 

@@ -143,7 +143,10 @@ class Wire:
         except BaseException:
             self.close()
             raise
-        return self._told(answer)
+        if isinstance(answer, Exception):
+            self._keep_after(answer)
+            raise answer
+        return answer
 
     def begin(self, request: bytes) -> bool:
         """Send one request on a non-blocking connection; `finish` reads its reply.
@@ -168,12 +171,15 @@ class Wire:
             raise BlockingIOError from None
         except (OSError, ValueError) as error:
             raise self._broken(error, sent=True) from error
-        return self._told(answer)
+        if isinstance(answer, Exception):
+            self._keep_after(answer)
+            raise answer
+        return answer
 
     def put(self, request: bytes, patience: float) -> bool:
         """Do what `begin` does. If the connection does not accept the whole request at once, wait up to ``patience``
         seconds."""
-        until, rest = self._now() + patience, memoryview(request)
+        until, rest = 0.0, memoryview(request)
         while True:
             try:
                 rest = rest[self._sock.send(rest) :]
@@ -183,6 +189,7 @@ class Wire:
                 break
             if not rest:
                 return True
+            until = until or self._now() + patience
             poll, left = system.poll(), until - self._now()
             poll.register(self._sock, system.POLLOUT)
             if left <= 0 or not poll.poll(left * 1000):
@@ -204,12 +211,6 @@ class Wire:
 
     def fileno(self) -> int:
         return self._sock.fileno()
-
-    def _told(self, answer: Any) -> Any:
-        if isinstance(answer, Exception):
-            self._keep_after(answer)
-            raise answer
-        return answer
 
     def exchange(self, requests: Sequence[bytes], within: float, *, pushes: bool = False) -> list[Answer]:
         """Send all requests, then read all replies. Instead of an error reply, the result has the exception that `call`

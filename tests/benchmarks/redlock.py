@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,9 +44,12 @@ SERVERS = (3, 5)
 ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds
 ROUNDS, PER_ROUND = 10, 30
 #: Number of servers, number of contenders, and added round trip: 4 ms are 2 in each direction.
-CROWDS = [(servers, count, ms) for servers in SERVERS for ms in (0, 4) for count in (1, 10, 50)]
+CROWDS = [(3, 1, 0), *((servers, count, ms) for servers, ms in ((3, 0), (3, 4), (5, 0)) for count in (10, 50))]
+RUSHES = [(3, 20, 0), (3, 50, 0)]  # the same, for contenders that release at once and ask again at once
+RUNS = 5  # of our rushes; the others have one
 MOST_PROCESSES = 5
 SECONDS = 2.5
+HOLD = 0.002  # seconds
 # Seconds until a contender asks again after its release (a lone one does not wait), so that the others are the waiters.
 REST = 0.01
 WITHIN = 60.0
@@ -105,22 +109,42 @@ def _alone(count: int, ms: float) -> Mapping[str, Any]:
 
 
 def _crowds() -> dict[str, Any]:
-    return {
-        f"{count} of them, {servers} servers, {ms} ms": {
-            name: _crowd(servers, count, ms, command, CONTENDERS[name])
-            for name, command in _contenders().items()
-            if name != RAW
+    """Return the figures of all crowds. Those of a rush are medians of its runs, except for the longest wait."""
+    found: dict[str, Any] = {}
+    for servers, count, ms in CROWDS:
+        rest = REST if count > 1 else 0.0
+        found[f"{count} of them, {servers} servers, {ms} ms"] = {
+            name: _crowd(servers, count, ms, command, CONTENDERS[name], HOLD, rest) for name, command in _libraries()
         }
-        for servers, count, ms in CROWDS
-    }
+    for servers, count, ms in RUSHES:
+        found[f"{count} of them without a pause, {servers} servers, {ms} ms"] = {
+            name: _of_runs(
+                [
+                    _crowd(servers, count, ms, command, CONTENDERS[name], 0.0, 0.0)
+                    for _ in range(RUNS if name.startswith(OURS) else 1)
+                ]
+            )
+            for name, command in _libraries()
+        }
+    return found
 
 
-def _crowd(many: int, count: int, ms: float, command: list[str], asks: tuple[str, ...]) -> dict[str, float]:
+def _libraries() -> list[tuple[str, list[str]]]:
+    return [(name, command) for name, command in _contenders().items() if name != RAW]
+
+
+def _of_runs(runs: list[dict[str, float]]) -> dict[str, float]:
+    worst = {"longest wait, ms", "never got it"}
+    return {what: (max if what in worst else median)(run[what] for run in runs) for what in runs[0]}
+
+
+def _crowd(
+    many: int, count: int, ms: float, command: list[str], asks: tuple[str, ...], hold: float, rest: float
+) -> dict[str, float]:
     processes = min(count, MOST_PROCESSES)
     with RedisServers(many) as servers, far(servers.url, ms) as url:
         ports = [member.port for member in servers.members]
-        rest = REST if count > 1 else 0.0
-        order = [*command, _ports(url), str(SECONDS), str(count // processes), str(rest)]
+        order = [*command, _ports(url), str(SECONDS), str(count // processes), str(hold), str(rest)]
         turns, asked = turns_of(order, lambda: asked_of(ports, asks), processes)
     done = [turn for turn in turns if turn[0] < math.inf]
     seconds = done[-1][1] - done[0][0] if done else math.inf

@@ -4,8 +4,9 @@ The lock is ours, or another library's in an environment that may lack everythin
 
 redlock_contend.py WHAT PORTS                         on stdin a number of cycles of acquire and release; answered by
                                                       the seconds that each took, a list in JSON
-redlock_contend.py WHAT PORTS SECONDS THREADS REST    as `tests.benchmarks.crowd`: they hold it for 2 ms, and ask again
-                                                      after REST seconds; waiters then have GIVE_UP seconds more
+redlock_contend.py WHAT PORTS SECONDS THREADS HOLD REST
+                                                      as `tests.benchmarks.crowd`: they hold it for HOLD seconds, and
+                                                      ask again after REST; waiters then have GIVE_UP seconds more
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-__all__ = ["HOLD", "WAYS"]
+__all__ = ["WAYS"]
 
 NAME = "redlock"
 TTL = 10.0  # pottery's own value; whatever a stray request of a library leaves behind expires that soon
-HOLD = 0.002  # seconds
 FOR_EVER = 10**9
 GIVE_UP = 3.0  # seconds; many contenders that retry at random may each have some of the servers forever
 
@@ -152,7 +152,7 @@ async def cycles_on_a_loop(take: TakeAsync) -> None:
         _say(took)
 
 
-def crowd(take: Take, seconds: float, count: int, rest: float) -> None:
+def crowd(take: Take, seconds: float, count: int, hold: float, rest: float) -> None:
     turns: list[tuple[float, float, float]] = []
     waiting: dict[int, float] = {}
     _say("ready")
@@ -165,7 +165,7 @@ def crowd(take: Take, seconds: float, count: int, rest: float) -> None:
             give_back = take()
             del waiting[me]
             got = _now()
-            time.sleep(HOLD)
+            time.sleep(hold)
             back = _now()
             give_back()
             turns.append((got, back, asked))
@@ -184,7 +184,7 @@ def _never(waiting: dict[int, float]) -> list[tuple[float, float, float]]:
     return [(math.inf, _now(), asked) for asked in list(waiting.values())]
 
 
-async def crowd_on_a_loop(take: TakeAsync, seconds: float, count: int, rest: float) -> None:
+async def crowd_on_a_loop(take: TakeAsync, seconds: float, count: int, hold: float, rest: float) -> None:
     turns: list[tuple[float, float, float]] = []
     waiting: dict[int, float] = {}
     _say("ready")
@@ -197,7 +197,7 @@ async def crowd_on_a_loop(take: TakeAsync, seconds: float, count: int, rest: flo
             give_back = await take()
             del waiting[me]
             got = _now()
-            await asyncio.sleep(HOLD)
+            await asyncio.sleep(hold)
             back = _now()
             await give_back()
             turns.append((got, back, asked))
@@ -212,7 +212,7 @@ async def crowd_on_a_loop(take: TakeAsync, seconds: float, count: int, rest: flo
 async def _on_a_loop(what: str, ports: list[int], order: list[str]) -> None:
     take = await ON_A_LOOP[what](ports)
     if order:
-        await crowd_on_a_loop(take, float(order[0]), int(order[1]), float(order[2]))
+        await crowd_on_a_loop(take, float(order[0]), int(order[1]), float(order[2]), float(order[3]))
     else:
         await cycles_on_a_loop(take)
     os._exit(0)  # exit at once: closing the loop would wait forever for contenders that keep trying
@@ -223,7 +223,7 @@ def main(what: str, servers: str, *order: str) -> None:
     if what in ON_A_LOOP:
         asyncio.run(_on_a_loop(what, ports, list(order)))
     elif order:
-        crowd(WAYS[what](ports), float(order[0]), int(order[1]), float(order[2]))
+        crowd(WAYS[what](ports), float(order[0]), int(order[1]), float(order[2]), float(order[3]))
     else:
         cycles(WAYS[what](ports))
     sys.stdout.flush()

@@ -31,7 +31,7 @@ class Channel:
 
     def attempt(self, claim: Claim, join: bool) -> bool:
         rounds, fan = self._rounds, self._fan
-        self.idle()
+        fan.refresh(rounds.now())
         evidence = rounds.enter(claim)
         if evidence is None or evidence.spent() or fan.connected() < rounds.need:
             return False
@@ -42,19 +42,23 @@ class Channel:
         return True
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
-        if not self.idle():
+        now = self._rounds.now()
+        self._fan.refresh(now)
+        if self._fan.connected() < self._rounds.need:
             return False
         self._waiting = set()
-        self._end = self._rounds.now() + limit(claim, 3600.0)
+        self._end = now + limit(claim, 3600.0)
         self._evidence = self._rounds.begin_release(claim, unsure, self._fan, self._waiting)
         return True
 
     def answer(self) -> Granted | Busy | Returned | None:
-        self.idle()
+        self._fan.used = now = self._rounds.now()
+        self._fan.look(0)
+        self._fan.expire(now)
         evidence = self._evidence
         assert evidence is not None
         if self._waiting is not None:
-            if evidence.was_ours() is None and self._waiting and self._rounds.now() < self._end:
+            if evidence.was_ours() is None and self._waiting and now < self._end:
                 raise BlockingIOError
             self._evidence = None
             return self._rounds.returned(evidence)

@@ -72,6 +72,9 @@ class Unconfirmed:
         self._under_way |= batch
         return list(batch.values())
 
+    def none(self) -> bool:
+        return not self._waiting and not self._under_way
+
     def all(self) -> list[Evidence]:
         return [*self._waiting.values(), *self._under_way.values()]
 
@@ -129,6 +132,8 @@ class Clerk:
 
     def confirmed(self, evidence: Evidence, which: int) -> None:
         """Stop repeating the release at this server."""
+        if self._unconfirmed[which].none():  # the caller holds the claim's lock, so this cannot change for the claim
+            return
         with self._lock:
             next_batch = self._unconfirmed[which].done(evidence)
         if next_batch:

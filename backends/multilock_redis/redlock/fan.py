@@ -7,7 +7,6 @@ because the replies on one connection arrive in the order of their requests.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -149,13 +148,12 @@ class Lane:
         self.wire: Wire | None = None
         self.owed: deque[Owed] = deque()
 
-    def connect(self, *, again: bool = False) -> bool:
-        """Take a connection if there is none (see `Link.take`). Return whether there is one."""
-        if self.wire is None:
-            self.wire = self.link.take(again=again)
-            if self.wire is not None:
-                self._fan.watch(self, self.wire)
-        return self.wire is not None
+    def connect(self, *, again: bool = False) -> Wire | None:
+        """Return the connection. If there is none, take a spare one (see `Link.take`)."""
+        if self.wire is None and (wire := self.link.take(again=again)):
+            self.wire = wire
+            self._fan.watch(self, wire)
+        return self.wire
 
     def send(self, request: bytes, owed: Sequence[Owed], now: float, patience: float = 0.0) -> bool:
         """Send a request. Returns False if it was certainly not sent whole, and so cannot be executed.
@@ -165,11 +163,12 @@ class Lane:
         This method handles no replies, because the caller holds the lock of a claim. A reply may concern another claim,
         and the thread that holds the lock of that claim may wait for the lock of ours.
         """
-        if not self.connect() or self.wire is None:
+        wire = self.wire or self.connect()
+        if wire is None:
             return False
-        self.wire.used = now
+        wire.used = now
         try:
-            if self.wire.put(request, patience):
+            if wire.put(request, patience):
                 self.owed.extend(owed)
                 return True
         except BaseException:
@@ -234,15 +233,15 @@ class Lane:
             return None
         return BackendUnavailable("the server does not know the script, and nothing was executed", unknown=False)
 
-    def ends_at(self) -> float:
-        """Return when the first of the missing replies is too late, in seconds. Returns inf if no reply is missing."""
-        return min((owed.until for owed in self.owed), default=math.inf)
+    def is_late(self, now: float) -> bool:
+        """Return whether a missing reply is too late."""
+        return any(now > owed.until for owed in self.owed)
 
     def expire(self, now: float) -> None:
         """End the connection if a reply is too late."""
-        if self.owed and now > self.ends_at():
+        if self.is_late(now):
             self.read()
-            if now > self.ends_at():
+            if self.is_late(now):
                 self.end(
                     BackendUnavailable(f"{self.link.endpoint.name} did not answer in time", unknown=True), late=True
                 )
@@ -306,7 +305,7 @@ class Fan:
         """Connect to a majority by ``until`` if possible, and wait a moment for the other servers that are up."""
         now = self.lanes[0].link.now
         self.refresh(now())
-        missing = [lane for lane in self.lanes if not lane.connect()]
+        missing = [lane for lane in self.lanes if lane.wire is None and not lane.connect()]
         if not missing:
             return
         links = [lane.link for lane in missing]
@@ -336,7 +335,7 @@ class Fan:
 
     def connected(self) -> int:
         """Return how many servers are connected, and ask for a connection to each of the others."""
-        return sum(lane.connect() for lane in self.lanes)
+        return sum(lane.connect() is not None for lane in self.lanes)
 
     def owes(self) -> bool:
         """Return whether any reply is missing or not handled yet."""
@@ -346,12 +345,14 @@ class Fan:
         """Return the seconds until the first missing reply is too late, or None if no reply is missing."""
         if self.unanswered:
             return 0.0
-        ends = min(lane.ends_at() for lane in self.lanes)
-        return None if ends == math.inf else max(0.0, ends - now)
+        ends = [owed.until for lane in self.lanes for owed in lane.owed]
+        return max(0.0, min(ends) - now) if ends else None
 
     def expire(self, now: float) -> None:
+        """End each connection on which a reply is too late."""
         for lane in self.lanes:
-            lane.expire(now)
+            if lane.owed:
+                lane.expire(now)
 
     def watch(self, lane: Lane, wire: Wire) -> None:
         self._selector.register(wire, system.EVENT_READ, lane)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from multilock_redis.redlock.clerk import CONFIRMED_WITHIN, Clerk
 from multilock_redis.redlock.fan import CONNECT_WITHIN, Fan, Lane, Owed, Pool
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.servers import Servers, limit
-from multilock_redis.redlock.votes import OUT, VOTES, WAITS, Evidence, Proof
+from multilock_redis.redlock.votes import OUT, VOTES, WAITS, YIELDS, Evidence, Proof
 from multilock_redis.transactions import GIVE, REST, STAND, Script
 from multilock_redis.wire import bulks
 
@@ -84,6 +84,8 @@ class Round:
         with evidence.lock:
             now = rounds.now()
             over = now >= self.end
+            if not over and evidence.pending() >= rounds.need:
+                return None  # the replies that can make a majority are missing
             said = rounds.verdict(evidence, over=over)
             if said is SPLIT and not self._raised:
                 self._raised, self._timed, self.end = True, False, self._until  # this is a second round trip
@@ -93,7 +95,7 @@ class Round:
             if isinstance(said, Granted):
                 self._replied(now)
                 return said
-            answers, pending = evidence.answers(), evidence.pending()
+            answers, pending = evidence.answers(int(now * 1e6)), evidence.pending()
         if not pending:
             return BUSY if said is SPLIT else said
         if answers >= rounds.need:
@@ -133,7 +135,7 @@ class Rounds:
     # ---- claims
 
     def _new(self, claim: Claim) -> Evidence:
-        evidence = Evidence(claim, len(self.servers.nodes), self.servers.counts)
+        evidence = Evidence(claim, self.servers.endpoints)
         evidence.born = self.now()
         evidence.age = max(0, system.wall() - claim.arrived) if claim.arrived else 0
         return evidence
@@ -174,17 +176,17 @@ class Rounds:
             return
         now = self.now()
         at = int(now * 1e6)
-        until = now + LATEST
         proposal = max(system.wall(), evidence.newest_stamp + 1)  # one number for all servers: their stamps must agree
-        made: dict[tuple[bytes, bool], bytes] = {}
+        made: dict[tuple[bytes, bool], tuple[bytes, Callable[[], bytes]]] = {}
         for which, mode in modes.items():
             node, lane = self.servers.nodes[which], fan.lanes[which]
             told = joins is Joins.YES and node.listener.listening and node.recipe.told
-            request = made.get((mode, told)) or self._to_ask(evidence, mode, joins, at, told, proposal)
-            made[mode, told] = request
+            if (mode, told) not in made:
+                request = self._to_ask(evidence, mode, joins, at, told, proposal)
+                made[mode, told] = request, partial(self._wanted, evidence, request)
+            request, again = made[mode, told]
             before = evidence.asks(which, at, lane, gives_way=mode is GIVE_WAY)
-            handle = partial(self._answered, evidence, which, at, mode, joins)
-            owed = Owed(handle, until, partial(self._wanted, evidence, request))
+            owed = Owed(partial(self._answered, evidence, which, at, mode, joins), now + LATEST, again)
             if not lane.send(request, [owed], now):
                 evidence.unasked(which, before, lane.link.why)
 
@@ -222,8 +224,7 @@ class Rounds:
             now = int(self.now() * 1e6)
             gives_way = mode is GIVE_WAY
             evidence.answered(which, at, answer, now, gives_way=gives_way, joins=joins is not Joins.NO)
-            view = evidence.views[which]
-            again = view.state is VOTES and evidence.held and evidence.watched and not view.watched
+            again = evidence.held and evidence.watched and evidence.views[which].state is VOTES
         if again:
             self.watch_at(which, [evidence])
         if not evidence.asking:
@@ -288,7 +289,8 @@ class Rounds:
     def begin(self, evidence: Evidence, fan: Fan, join: bool, joins: Joins) -> None:
         """Ask every server that has no request of this claim under way.
 
-        If there were two, the server could execute them in either order.
+        If there were two, the server could execute them in either order. A request to give way that had no reply stays
+        under way until the release.
         """
         with evidence.lock:
             evidence.asking, evidence.held, evidence.look = True, False, False
@@ -298,7 +300,7 @@ class Rounds:
             mode = ASK if join or evidence.claim.fair else PAST
             if len(evidence.votes(us)) >= self.need and evidence.proof(us) is None:
                 mode = RAISE
-            asked = [i for i, view in enumerate(evidence.views) if not view.pending and not view.stuck]
+            asked = [i for i, view in enumerate(evidence.views) if not view.pending and view.state is not YIELDS]
             self.ask(evidence, fan, dict.fromkeys(asked, mode), joins)
 
     def verdict(self, evidence: Evidence, *, over: bool = False) -> Granted | RoundState:
@@ -307,8 +309,6 @@ class Rounds:
         With ``over`` the round does not wait for missing replies.
         """
         pending = evidence.pending()
-        if pending >= self.need and not over:
-            return OPEN  # no need to count votes: the replies that can make a majority are missing
         now = int(self.now() * 1e6)
         proof = evidence.proof(now)
         # If the majority includes a vote from before this round, wait for the replies that make it newer.
@@ -317,7 +317,7 @@ class Rounds:
         possible = {id(vote) for vote in evidence.votes(now)} | {id(view) for view in evidence.views if view.pending}
         if len(possible) >= self.need:
             return OPEN if pending else SPLIT
-        return BUSY if evidence.answers() + pending >= self.need else SHORT
+        return BUSY if evidence.answers(now) + pending >= self.need else SHORT
 
     def raise_stamps(self, evidence: Evidence, fan: Fan, joins: Joins) -> None:
         """Ask the servers that vote for the claim to raise their stamps to one number. The caller holds its lock."""
@@ -327,9 +327,10 @@ class Rounds:
     def _round(self, evidence: Evidence, fan: Fan, until: float) -> Granted | RoundState:
         """Read replies until the round is decided, or ``until`` has come."""
         asked = Round(self, evidence, fan, until)
+        elsewhere = [view for view in evidence.views if view.pending and view.lane not in fan.lanes]
         while True:
             # Check this first: the wait below does not end when another thread reads a reply after `said`.
-            elsewhere = any(view.pending and view.lane not in fan.lanes for view in evidence.views)
+            elsewhere = [view for view in elsewhere if view.pending]
             if (said := asked.said()) is not None:
                 return said
             left = asked.end - self.now()
@@ -588,8 +589,9 @@ class Rounds:
         """
         evidence = self._leave(claim, unsure)
         now = self.now()
-        for node in self.servers.nodes:
-            node.listener.unwatch(claim.id)  # before the release, which must not be reported as a loss
+        if evidence.watched:
+            for node in self.servers.nodes:
+                node.listener.unwatch(claim.id)  # before the release, which must not be reported as a loss
         with evidence.lock:
             evidence.proposal = max(system.wall(), evidence.newest_stamp + 1)  # one number for all servers
             if not evidence.leaving:
@@ -634,7 +636,7 @@ class Rounds:
         last = view.unsure or (view.pending > 0 and view.lane is not lane)
         script, request = made[last] = made.get(last) or self._to_tell(evidence, now, TOMBSTONE if last else 0)
         handle = partial(self._told, evidence, which, waiting)
-        owed = Owed(handle, now + within, lambda: script.load + request)
+        owed = Owed(handle, now + within, partial(bytes.__add__, script.load, request))
         if not lane.send(request, [owed], now):
             waiting.discard(which)
             self.clerk.not_confirmed(evidence, which)
@@ -659,6 +661,7 @@ class Rounds:
                 self.clerk.not_confirmed(evidence, which)
             else:
                 self.clerk.confirmed(evidence, which)
+            if not waiting:
                 self._forget_if_done(evidence)
 
     def _forget_if_done(self, evidence: Evidence) -> None:

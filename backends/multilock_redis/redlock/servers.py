@@ -215,7 +215,7 @@ class Servers:
 
     def listening(self) -> bool:
         """Return whether a majority has accepted or refused a subscription."""
-        return sum(node.listener.listening for node in self.nodes) >= self.need
+        return sum([node.listener.listening for node in self.nodes]) >= self.need
 
     def listen(self, within: float = 0.0) -> None:
         """Subscribe to the servers that do not push yet, and wait up to ``within`` seconds for a majority.

@@ -16,9 +16,9 @@ Times are whole microseconds of the client's own clock, unless a comment says se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from multilock import BackendRejected, system
 from multilock.backend import Claim, Granted
@@ -50,6 +50,12 @@ class Statement(Enum):
 
 
 OUT, WAITS, VOTES, YIELDS = Statement
+
+
+class Counted(Protocol):
+    """A server whose statements count from a time on our clock, in seconds (see `Guarded`)."""
+
+    counts_from: float
 
 
 class Proof(NamedTuple):
@@ -91,15 +97,6 @@ class ServerView:
         return self.kept or self.unsure or self.pending > 0
 
     @property
-    def stuck(self) -> bool:
-        """Whether a request to give way had no reply.
-
-        The server may execute that request at any time. So replies to other requests do not count, and the server is
-        not asked again before the release.
-        """
-        return self.state is YIELDS and not self.pending
-
-    @property
     def keeps(self) -> bool:
         """Whether the server keeps the name for the claim, as far as we know.
 
@@ -133,13 +130,12 @@ class Evidence:
     granted: Granted | None = None  #: the newest grant that the kernel received
     rests_until: float | None = None  #: after a release with a rest: when the rest ends, in seconds
 
-    def __init__(self, claim: Claim, servers: int, counts: Callable[[int], bool]) -> None:
-        """``counts`` tells whether the vote of a server counts at present (see `Guarded`)."""
+    def __init__(self, claim: Claim, servers: Sequence[Counted]) -> None:
         self.claim = claim
-        self.need = majority_of(servers)
+        self.need = majority_of(len(servers))
         self.lock = system.RLock()
-        self.views = [ServerView() for _ in range(servers)]
-        self._counts = counts
+        self.views = [ServerView() for _ in servers]
+        self._servers = servers
         self.ttl = round(claim.ttl * 1e6)
 
     # ---- events
@@ -196,7 +192,7 @@ class Evidence:
     def _is_silent(self, view: ServerView, at: int, answer: Exception, gives_way: bool) -> None:
         view.silent = answer
         if not isinstance(answer, BackendRejected) and getattr(answer, "unknown", True):
-            view.unsure = True  # the server may execute the request at any time, so YIELDS remains
+            view.unsure = True  # the server may execute the request at any time, so YIELDS remains until the release
         elif gives_way and view.at == (at, 0):
             view.state = OUT  # the request was not executed; the next reply shows the claim's state
 
@@ -258,8 +254,8 @@ class Evidence:
         """Return the votes that count at this time."""
         return [
             view
-            for which, view in enumerate(self.views)
-            if view.state is VOTES and now < view.until and self._counts(which)
+            for view, server in zip(self.views, self._servers, strict=True)
+            if view.state is VOTES and now < view.until and now >= 1e6 * server.counts_from
         ]
 
     def proof(self, now: int) -> Proof | None:
@@ -269,13 +265,12 @@ class Evidence:
             return None
         stamps = [vote.stamp for vote in votes]
         stamp = max(stamps, key=stamps.count)
-        votes = [vote for vote in votes if vote.stamp == stamp]
-        if len(votes) < self.need:
-            return None
         # A majority excludes other claims until the first of its votes ends. So choose the votes that end last.
-        votes.sort(key=lambda vote: vote.until, reverse=True)
-        least = votes[self.need - 1]
-        return Proof(stamp, least.at[0], least.until - least.at[0])
+        ends = sorted([(vote.until, vote.at[0]) for vote in votes if vote.stamp == stamp], reverse=True)
+        if len(ends) < self.need:
+            return None
+        until, sent_at = ends[self.need - 1]
+        return Proof(stamp, sent_at, until - sent_at)
 
     def lacks_majority(self, now: int, window: int) -> bool:
         """Return whether a holder has lost the name.
@@ -300,13 +295,13 @@ class Evidence:
 
     def pending(self) -> int:
         """Return how many servers have a request under way."""
-        return sum(view.pending > 0 for view in self.views)
+        return sum([view.pending > 0 for view in self.views])
 
-    def answers(self) -> int:
+    def answers(self, now: int) -> int:
         """Return how many servers have replied to their newest request, and count."""
         return sum(
-            not view.pending and view.silent is None and view.at != (0, 0) and self._counts(which)
-            for which, view in enumerate(self.views)
+            not view.pending and view.silent is None and view.at != (0, 0) and now >= 1e6 * server.counts_from
+            for view, server in zip(self.views, self._servers, strict=True)
         )
 
     def taken(self) -> bool:
@@ -334,8 +329,7 @@ class Evidence:
 
         Returns None while that is undecided.
         """
-        yes = sum(view.released is True for view in self.views)
-        no = sum((view.released is False and not view.lost_release) or not view.touched for view in self.views)
-        if yes >= self.need:
+        if sum([view.released is True for view in self.views]) >= self.need:
             return True
-        return False if no > len(self.views) - self.need else None
+        no = [(view.released is False and not view.lost_release) or not view.touched for view in self.views]
+        return False if sum(no) > len(self.views) - self.need else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from multilock.backend import Claim
@@ -12,7 +14,7 @@ from multilock_redis.redlock.votes import Evidence
 
 def releases(count: int) -> list[Evidence]:
     claims = (Claim("a", "lock", f"id{n}", "owner", 10.0, True, True, "me", 0, 0) for n in range(count))
-    return [Evidence(claim, 3, lambda which: True) for claim in claims]
+    return [Evidence(claim, [SimpleNamespace(counts_from=0.0)] * 3) for claim in claims]
 
 
 def test_a_server_that_confirms_nothing_gets_one_batch_in_each_pause() -> None:

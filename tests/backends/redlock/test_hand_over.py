@@ -16,6 +16,7 @@ from multilock_redis.redlock.rounds import BETWEEN, Joins, Round
 from multilock_redis.redlock.votes import Evidence
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
+from tests.benchmarks.measure import asked_of
 from tests.servers_redlock import RedisServers
 
 Contend = Callable[..., Contender]
@@ -55,6 +56,34 @@ def test_a_handover_has_one_stamp_and_needs_no_further_round(contend: Contend) -
     assert granted.short
     assert granted.valid_for == 6.0
     assert (granted.token or 0) > (first.token or 0)
+
+
+def test_a_free_lock_takes_two_requests_for_each_server(contend: Contend, servers: RedisServers) -> None:
+    """The next lock, which is handed over, takes at most two more."""
+    former, us = contend(), contend()
+    former.teach()
+    us.listen()
+    us.keep_its_votes()
+    ports = [member.port for member in servers.members]
+
+    def asked() -> int:
+        return asked_of(ports, ["evalsha"])
+
+    before = asked()
+    held, _ = former.take()
+    former.settle(held)
+    former.give_back(held)
+    assert asked() - before == 2 * len(ports)
+    held, _ = former.take()
+    former.settle(held)
+    before, claim = asked(), us.claim()
+    assert isinstance(us.attempt(claim, join=True), Busy)
+    us.settle(claim)
+    former.give_back(held)
+    eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
+    us.give_back(claim)
+    theirs = len(ports)  # requests for the release of the former lock
+    assert asked() - before - theirs <= 2 * len(ports) + 2
 
 
 def test_a_look_after_a_handover_asks_only_servers_that_did_not_report_it(contend: Contend) -> None:

@@ -2,11 +2,12 @@
 
 The lock is ours, or another library's in an environment that may lack everything of ours.
 
-redlock_contend.py WHAT PORTS                         on stdin a number of cycles of acquire and release; answered by
-                                                      the seconds that each took, a list in JSON
+redlock_contend.py WHAT PORTS                         on stdin a number of cycles of acquire and release. The reply
+                                                      is a list in JSON: the seconds that each of them took.
 redlock_contend.py WHAT PORTS SECONDS THREADS HOLD REST
-                                                      as `tests.benchmarks.crowd`: they hold it for HOLD seconds, and
-                                                      ask again after REST; waiters then have GIVE_UP seconds more
+                                                      as `tests.benchmarks.crowd`. Each contender holds the lock for
+                                                      HOLD seconds, and asks again after REST seconds. At the end,
+                                                      waiters have GIVE_UP seconds more.
 """
 
 from __future__ import annotations

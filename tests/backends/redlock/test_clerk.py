@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from multilock.backend import Claim
 from multilock.timing import LONGEST_PAUSE
 from multilock_redis.redlock.clerk import BATCH, REPEAT_AFTER, Unconfirmed
+from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.votes import Evidence
 
 
 def releases(count: int) -> list[Evidence]:
     claims = (Claim("a", "lock", f"id{n}", "owner", 10.0, True, True, "me", 0, 0) for n in range(count))
-    return [Evidence(claim, [SimpleNamespace(counts_from=0.0)] * 3) for claim in claims]
+    servers = [Guarded("redis://h", None, {})] * 3  # type: ignore[arg-type]
+    return [Evidence(claim, servers) for claim in claims]
 
 
 def test_a_server_that_confirms_nothing_gets_one_batch_in_each_pause() -> None:

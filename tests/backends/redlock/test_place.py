@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
 
@@ -18,14 +18,17 @@ NOT_SENT = BackendUnavailable("not connected", unknown=False)
 WINDOW = 1_000_000
 
 
+@dataclass
+class Server:
+    counts_from: float
+
+
 class Told(Evidence):
     """A claim on several servers, with the replies that they have sent."""
 
     def __init__(self, servers: int = 3, *, deaf: Sequence[int] = ()) -> None:
         claim = Claim("a", "lock", "id", "owner", TTL / 1e6, True, True, "me", 0, 0)
-        super().__init__(
-            claim, [SimpleNamespace(counts_from=math.inf if which in deaf else 0.0) for which in range(servers)]
-        )
+        super().__init__(claim, [Server(math.inf if which in deaf else 0.0) for which in range(servers)])
 
     def ask(self, which: int, at: int, answer: int | Sequence[int] | Exception, *, gives_way: bool = False) -> None:
         self.asks(which, at, None, gives_way=gives_way)

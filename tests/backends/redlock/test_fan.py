@@ -231,11 +231,15 @@ def held_back(proxies: list[FaultProxy]) -> list[Fault]:
     return [proxy.hold_request(b"EVALSHA") for proxy in proxies]
 
 
-def nothing_comes_of(faults: list[Fault], servers: RedisServers) -> None:
-    """Let the servers execute the requests now, and check that whatever they take is released."""
+def nothing_comes_of(faults: list[Fault], servers: RedisServers, *, closed: bool = False) -> None:
+    """Let the servers execute the requests now, and check that whatever they take is released.
+
+    A client that has ``closed`` had a tenth of a second for the servers beyond a majority. An overloaded machine may
+    take longer to connect to them.
+    """
     for fault in faults:
         fault.release()
-    eventually(lambda: holders(servers) == [""] * 3, within=WITHIN)
+    eventually(lambda: holders(servers).count("") >= (2 if closed else 3), within=WITHIN)
     with multilock.connect(servers.url, ttl=30) as them:
         them.lock("a").acquire(timeout=WITHIN).release()
 
@@ -274,7 +278,7 @@ def test_closing_the_client_while_all_servers_are_asked_leaves_nothing(
         for fault in faults:
             fault.release()
         await closing
-        await asyncio.to_thread(nothing_comes_of, [], servers)
+        await asyncio.to_thread(nothing_comes_of, [], servers, closed=True)
 
     asyncio.run(main())
 
@@ -301,7 +305,7 @@ def test_closing_the_client_while_a_thread_asks_all_servers_leaves_nothing(
     client.close()
     asking.join(WITHIN)
     assert failed
-    nothing_comes_of(faults, servers)
+    nothing_comes_of(faults, servers, closed=True)
 
 
 def test_callers_that_wait_for_a_connection_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

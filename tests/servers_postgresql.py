@@ -11,6 +11,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -46,6 +47,32 @@ class PostgresqlServer(Server):
     start_within = 30.0  # a server answers after 0.2 on an idle machine
     ends_by = signal.SIGQUIT  # with SIGTERM the server would wait for its clients
 
+    def __init__(self, **settings: str) -> None:
+        super().__init__()
+        self._settings = {**QUICK, **settings}
+
+    def pause(self) -> None:
+        super().pause()  # so it starts no further process
+        for pid in self._children():
+            os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for pid in self._children():
+            os.kill(pid, signal.SIGCONT)
+        super().resume()
+
+    def kill(self) -> None:
+        """End all its processes at once, so that none of them can finish a commit."""
+        children = self._children() if self.alive else []
+        for pid in (self.pid, *children) if children else ():  # the first would start others
+            os.kill(pid, signal.SIGKILL)
+        super().kill()
+        while any(_runs(pid) for pid in children):
+            time.sleep(0.005)  # they would still use the shared memory
+
+    def _children(self) -> list[int]:
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
     @property
     def url(self) -> str:
         return f"postgresql://app@{self.endpoint}/postgres"
@@ -55,7 +82,7 @@ class PostgresqlServer(Server):
         as_user = self._own(folder)
         if not data.exists():
             self._make(data, as_user)
-        settings = [part for key, value in QUICK.items() for part in ("-c", f"{key}={value}")]
+        settings = [part for key, value in self._settings.items() for part in ("-c", f"{key}={value}")]
         return [*as_user, str(programs() / "postgres"), "-D", str(data), "-p", str(self.port), *settings]
 
     def _own(self, folder: Path) -> list[str]:
@@ -84,6 +111,13 @@ class PostgresqlServer(Server):
     def answers(self) -> bool:
         asked = [str(programs() / "pg_isready"), "-q", "-h", self.host, "-p", str(self.port)]
         return subprocess.run(asked, check=False).returncode == 0
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _user(name: str) -> pwd.struct_passwd | None:

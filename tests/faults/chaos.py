@@ -2,7 +2,7 @@
 
 python -m tests.faults.chaos                              a minute on a Redis of its own
 python -m tests.faults.chaos --backend sqlite --seconds 20
-python -m tests.faults.chaos --backend etcd              or etcd-late, consul, zookeeper
+python -m tests.faults.chaos --backend etcd              or etcd-late, consul, zookeeper, postgresql
 python -m tests.faults.chaos --habits uvloop             all processes have this habit; else most have one each
 python -m tests.faults.chaos --mixed                     readers, writers, permits and plain locks of the same names
 python -m tests.faults.chaos --defect "plain DEL"         with a defect built in, on its backend, until it is seen
@@ -27,9 +27,10 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.error import HTTPError
 
+import psycopg
 import redis
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
@@ -51,6 +52,7 @@ from tests.faults.habits import HABITS
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer, etcdctl
+from tests.servers_postgresql import PostgresqlServer
 from tests.servers_zookeeper import ZooKeeperServer
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "ConsulArena",
     "EtcdArena",
     "LateEtcdArena",
+    "PostgresqlArena",
     "RedisArena",
     "Report",
     "ServerArena",
@@ -433,6 +436,64 @@ class ZooKeeperArena(ServerArena):
             time.sleep(0.05)
 
 
+class PostgresqlArena(ServerArena):
+    """One server with a disk, whose processes are stopped or ended, and which is also killed and started again."""
+
+    scheme = "postgresql"
+    ttl = 3.0  # a lost reply costs a connection, and a new one starts a process of the server
+    by_session = False
+    asked_again = 15.0  # a name that was handed over just before a crash is shut for so long
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.server: PostgresqlServer = stack.enter_context(PostgresqlServer(wal_writer_delay="10s"))
+        super().__init__(stack)
+        self.mishaps = {
+            "sessions ended": (4, self.cut),
+            "requests cancelled": (2, lambda dice: self.end_some(dice, "pg_cancel_backend")),
+            "server killed": (0.3, lambda _: self.server.restart()),
+        }
+
+    def ask(self, sql: str, *arguments: object) -> list[tuple[Any, ...]]:
+        """Execute a statement, unless the server is away. Returns its rows, or none."""
+        try:
+            with psycopg.connect(self.url, autocommit=True, connect_timeout=2) as operator:
+                return operator.execute(sql, arguments).fetchall()
+        except (psycopg.OperationalError, psycopg.errors.UndefinedTable):
+            return []
+
+    def cut(self, dice: random.Random) -> None:
+        self.end_some(dice, "pg_terminate_backend")
+
+    def end_some(self, dice: random.Random, function: str) -> None:
+        listed = "SELECT pid FROM pg_stat_activity WHERE application_name = 'multilock'"
+        pids = [pid for (pid,) in self.ask(listed)]
+        self.ask(f"SELECT {function}(pid) FROM unnest(%s::int[]) pid", dice.sample(pids, min(len(pids), 8)))
+
+    def held(self) -> list[LockInfo]:
+        owners = (
+            "SELECT id || who FROM multilock.locks WHERE until > clock_timestamp() AND id NOT LIKE '#%%' "
+            "UNION ALL SELECT id || who FROM multilock.holders WHERE until > clock_timestamp() AND id NOT LIKE '#%%'"
+        )
+        return [parse_owner(owner) for (owner,) in self.ask(owners)]
+
+    def standing(self) -> Iterator[str]:
+        for table in ("locks", "holders", "queue", "alive"):
+            yield from (f"{table}: {row}" for row in self.ask(f"SELECT *, clock_timestamp() FROM multilock.{table}"))
+
+    def leftovers(self) -> Iterator[str]:
+        left = (
+            "SELECT key, id FROM multilock.locks WHERE until > clock_timestamp() "
+            "UNION ALL SELECT key, id FROM multilock.holders WHERE until > clock_timestamp() "
+            "UNION ALL SELECT key, id FROM multilock.queue WHERE until > clock_timestamp() "
+            "UNION ALL SELECT 'connection', pid::text FROM pg_stat_activity WHERE application_name = 'multilock'"
+        )
+        until = now() + self.ttl + 8.0  # a hand-over to a process that was killed lasts 6 s
+        while (rows := self.ask(left)) and now() < until:
+            time.sleep(0.05)
+        if rows:
+            yield f"O7: {rows} are left"
+
+
 ARENAS: dict[str, type[Arena]] = {
     "redis": RedisArena,
     "sqlite": SqliteArena,
@@ -440,6 +501,7 @@ ARENAS: dict[str, type[Arena]] = {
     "etcd-late": LateEtcdArena,
     "consul": ConsulArena,
     "zookeeper": ZooKeeperArena,
+    "postgresql": PostgresqlArena,
 }
 
 

@@ -19,7 +19,7 @@ CHAOS := $(patsubst %,tests/faults/test_%.py,chaos crowd majority)
 QUICK := tests/unit tests/backends/memory \
 	$(foreach file,state_machine kernel_fork_exit finalizers interrupted_with election_edges,--ignore tests/unit/test_$(file).py) \
 	$(foreach backend,memory sqlite redis,$(foreach suite,Lock With Backend,tests/conformance/test_$(backend).py::Test$(suite)))
-SERVERS := redis,consul,etcd,zookeeper,postgresql,chromium
+SERVERS := redis,consul,etcd,zookeeper,postgresql,pgbouncer,chromium
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 # The tests start thousands of processes, each of which would otherwise compile the same modules again.
@@ -128,8 +128,8 @@ pythons: $(VENV)/.dev redis ## the tests of the kernel and of three backends on 
 	tests/pythons.sh $(BIN)/python
 
 # Install the servers for the tests, except those that are installed already or that MULTILOCK_TEST_<NAME>_URL names.
-servers: redis consul etcd zookeeper postgresql chromium ## install the servers for the tests (Debian, Ubuntu)
-redis consul etcd zookeeper postgresql chromium:
+servers: redis consul etcd zookeeper postgresql pgbouncer chromium ## install the servers for the tests (Debian, Ubuntu)
+redis consul etcd zookeeper postgresql pgbouncer chromium:
 	@tests/bootstrap/$@.sh >/dev/null
 
 clean: ## forget the environment and the state of the demo
@@ -163,4 +163,4 @@ $(VENV)/peers/.ready: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock
 	@touch $@
 
-.PHONY: help demo test quick lint types mypy pyright compiled bench compare docs share interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql chromium clean
+.PHONY: help demo test quick lint types mypy pyright compiled bench compare docs share interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql pgbouncer chromium clean

@@ -1,7 +1,7 @@
-"""PostgreSQL for the tests: a database of the test's own. PostgreSQL refuses to run as root, so another user starts
-it.
+"""PostgreSQL for the tests, a standby of it, and a PgBouncer before it. They refuse to run as root, so another user
+starts them.
 
-``tests/bootstrap/postgresql.sh`` finds or installs the programs.
+``tests/bootstrap/postgresql.sh`` and ``tests/bootstrap/pgbouncer.sh`` find or install the programs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from tests.servers import Server, unavailable
 
-__all__ = ["PostgresqlServer"]
+__all__ = ["PgBouncer", "PostgresqlServer"]
 
-BOOTSTRAP = Path(__file__).parent / "bootstrap" / "postgresql.sh"
-USERS = ("postgres", "nobody")  # the user that runs it if we are root
+BOOTSTRAP = Path(__file__).parent / "bootstrap"
+USERS = ("postgres", "nobody")  # the user that runs them if we are root
 QUICK = {
     "fsync": "off",
     "listen_addresses": "127.0.0.1",
@@ -31,12 +31,34 @@ QUICK = {
 
 
 @lru_cache
+def bootstrap(name: str) -> Path:
+    """Find or install this server. Returns the path that its script prints."""
+    found = subprocess.run([str(BOOTSTRAP / f"{name}.sh")], capture_output=True, text=True, check=False)
+    if found.returncode:
+        unavailable(name, found.stderr.strip().replace("\n", " "))
+    return Path(found.stdout.strip())
+
+
 def programs() -> Path:
     """Return the folder with initdb, postgres and pg_isready."""
-    found = subprocess.run([str(BOOTSTRAP)], capture_output=True, text=True, check=False)
-    if found.returncode:
-        unavailable("postgresql", found.stderr.strip().replace("\n", " "))
-    return Path(found.stdout.strip())
+    return bootstrap("postgresql")
+
+
+def as_its_user(folder: Path) -> list[str]:
+    """Give the folder to the user that runs the server. Returns the prefix of a command that must not run as root.
+
+    The process that we start is still the server itself.
+    """
+    if os.geteuid():
+        return []
+    user = next(found for name in USERS if (found := _user(name)))
+    shutil.chown(folder, user.pw_uid, user.pw_gid)
+    return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+
+
+def is_ready(server: Server, *options: str) -> bool:
+    asked = [str(programs() / "pg_isready"), "-q", "-h", server.host, "-p", str(server.port), *options]
+    return subprocess.run(asked, check=False).returncode == 0
 
 
 class PostgresqlServer(Server):
@@ -79,19 +101,11 @@ class PostgresqlServer(Server):
 
     def command(self, folder: Path) -> list[str]:
         data = folder / "data"
-        as_user = self._own(folder)
+        as_user = as_its_user(folder)
         if not data.exists():
             self._make(data, as_user)
         settings = [part for key, value in self._settings.items() for part in ("-c", f"{key}={value}")]
         return [*as_user, str(programs() / "postgres"), "-D", str(data), "-p", str(self.port), *settings]
-
-    def _own(self, folder: Path) -> list[str]:
-        """Return the prefix of a command that must not run as root. The process we start is still the server itself."""
-        if os.geteuid():
-            return []
-        user = next(found for name in USERS if (found := _user(name)))
-        shutil.chown(folder, user.pw_uid, user.pw_gid)
-        return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
 
     def _make(self, data: Path, as_user: list[str]) -> None:
         initdb = [
@@ -109,8 +123,51 @@ class PostgresqlServer(Server):
             unavailable(self.name, done.stderr.strip())
 
     def answers(self) -> bool:
-        asked = [str(programs() / "pg_isready"), "-q", "-h", self.host, "-p", str(self.port)]
-        return subprocess.run(asked, check=False).returncode == 0
+        return is_ready(self)
+
+
+class PgBouncer(Server):
+    """A PgBouncer before this server. At most ``size`` sessions of the server are shared by its clients.
+
+    Between transactions the clients of ``url`` change their session of the server. Those of ``session_url`` keep it.
+    """
+
+    name = "pgbouncer"
+    program = "PgBouncer"
+    start_within = 20.0
+    ends_by = signal.SIGINT
+
+    def __init__(self, before: PostgresqlServer, size: int) -> None:
+        super().__init__()
+        self._before, self._size = before, size
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://app@{self.endpoint}/postgres"
+
+    @property
+    def session_url(self) -> str:
+        return f"postgresql://app@{self.endpoint}/session"
+
+    def command(self, folder: Path) -> list[str]:
+        as_user = as_its_user(folder)
+        server = f"host={self._before.host} port={self._before.port} dbname=postgres user=app"
+        settings = {
+            "listen_addr": self.host,
+            "listen_port": self.port,
+            "unix_socket_dir": "",
+            "auth_type": "any",
+            "pool_mode": "transaction",
+            "default_pool_size": self._size,
+        }
+        databases = f"[databases]\npostgres = {server}\nsession = {server} pool_mode=session\n[pgbouncer]\n"
+        (folder / "pgbouncer.ini").write_text(
+            databases + "".join(f"{key} = {value}\n" for key, value in settings.items())
+        )
+        return [*as_user, str(bootstrap("pgbouncer")), "-q", "pgbouncer.ini"]
+
+    def answers(self) -> bool:
+        return is_ready(self, "-d", "session")
 
 
 def _runs(pid: int) -> bool:

@@ -129,6 +129,10 @@ class Listener:
         try:
             wire.script(f'LISTEN "{self._channel}"; LISTEN {CHANGES}'.encode(), deadline - self._now())
             if wire.pooled and not self._comes_back(wire, deadline):
+                # The session goes on listening for whichever client the pooler gives it to next. The newest session is
+                # used first, so this request most likely reaches it.
+                with suppress(MultilockError):
+                    wire.script(f'UNLISTEN "{self._channel}"; UNLISTEN {CHANGES}'.encode(), deadline - self._now())
                 wire.close()
                 self._notices.pushes(self._connection, NO_PUSH, refused=True)
                 return None

@@ -66,7 +66,7 @@ bench: $(VENV)/.bench $(VENV)/peers/.ready servers ## the benchmarks, against th
 	$(BIN)/python -m tests.benchmarks
 
 chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks of every kind, in which everything goes wrong; crowds; majorities; outages of minutes, long ways
-	for backend in redis sqlite consul etcd zookeeper; do \
+	for backend in redis sqlite consul etcd zookeeper postgresql; do \
 		$(BIN)/python -m tests.faults.chaos --backend $$backend --seconds $(SECONDS) || exit 1; \
 		$(BIN)/python -m tests.faults.chaos --backend $$backend --seconds $(SECONDS) --mixed || exit 1; \
 	done

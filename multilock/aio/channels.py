@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Channels", "Kind", "LoopChannel", "Turns"]
 
 MOST = 4  # channels of one client; while all are in use, further requests go through threads
-PATIENT = 4  # every fourth turn goes to a heartbeat first, even if other requests wait
+PATIENT = 4  # every fourth turn goes to one of the last two kinds first, even if other requests wait
 
 
 class Kind(IntEnum):
@@ -28,20 +28,22 @@ class Kind(IntEnum):
 
     RELEASE = 0
     FIRST = 1
-    HEARTBEAT = 2
+    CROWDED = 2  #: a first attempt while another one of this client for the same name is under way
+    HEARTBEAT = 3
 
 
 class Turns:
     """A limit for the requests under way, with a queue for each kind of request that has to wait for its turn.
 
     Releases come first, because each one frees a name. The first attempts of claims come before the heartbeats of
-    waiters that have a place in the server's queue.
+    waiters that have a place in the server's queue. A free lock does not wait behind a crowd for another name.
     """
 
     def __init__(self, free: int) -> None:
         self.free = free  #: turns that nobody has taken
         self._given = 0
-        self._lines = deque[asyncio.Future[Any]](), deque[asyncio.Future[Any]](), deque[asyncio.Future[Any]]()
+        self._lines = tuple(deque[asyncio.Future[Any]]() for _ in Kind)
+        self._last = deque((self._lines[Kind.HEARTBEAT], self._lines[Kind.CROWDED]))
 
     def take(self) -> bool:
         """Take a turn if one is free. Returns False otherwise."""
@@ -62,7 +64,11 @@ class Turns:
     def give_back(self) -> None:
         """End a turn, and give it to the next request in the queues."""
         self._given += 1
-        for line in self._lines if self._given % PATIENT else reversed(self._lines):
+        lines: Iterable[deque[asyncio.Future[Any]]] = self._lines
+        if self._given % PATIENT == 0:
+            lines = *self._last, *lines
+            self._last.rotate()
+        for line in lines:
             while line:
                 turn = line.popleft()
                 if not turn.done():

@@ -52,6 +52,7 @@ class LoopFace:
         self._channels = Channels(kernel.backend)
         self._at_once = isinstance(kernel.backend, AnswersAtOnce) and kernel.backend.answers_at_once
         self._turns = self._all_turns()
+        self._firsts = set[str]()  # names for which a first attempt is under way
         self._batches: Batches | None = None
         self._answered_at = -math.inf
         self._open: dict[asyncio.Future[Any], float] = {}
@@ -83,6 +84,7 @@ class LoopFace:
         self._loop = None
         self._open.clear()  # nothing can wake the coroutines of a closed loop
         self._turns = self._all_turns()
+        self._firsts = set()
         self._batches = None
         self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
         self._channels.close()
@@ -111,9 +113,12 @@ class LoopFace:
             await asyncio.sleep(0)  # otherwise a task that acquires in a loop would never let another task run
         waiting = self._kernel.monitor.waiting.get(claim.id)
         told, loop = waiting.told if waiting else None, self.loop()
-        kind = Kind.HEARTBEAT if told else Kind.FIRST
+        firsts = self._firsts
+        kind = Kind.HEARTBEAT if told else Kind.CROWDED if claim.name in firsts else Kind.FIRST
         answer: Granted | Busy
         try:
+            if kind is Kind.FIRST:
+                firsts.add(claim.name)
             if self._batches and join and (told or not self._turns.free):
                 answer = await self._in_a_batch(self._batches, claim, loop, loop.time() + within)
             else:
@@ -124,6 +129,9 @@ class LoopFace:
             if not join or self._answered_at < loop.time() - within:
                 raise
             return NotAsked(told.heartbeat if told else 0.0, 0.0)
+        finally:
+            if kind is Kind.FIRST:
+                firsts.discard(claim.name)
         if waiting and isinstance(answer, Busy):
             waiting.told = answer
         return answer

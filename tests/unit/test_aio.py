@@ -1183,6 +1183,34 @@ def test_many_heartbeats_do_not_delay_a_release_or_a_first_attempt(backend: Scri
     run(main)
 
 
+def test_a_free_lock_does_not_wait_behind_a_crowd_for_another(backend: Scripted) -> None:
+    backend.holders["n"] = "another"
+    permits = threading.Semaphore(0)
+    held: list[str] = []
+
+    def in_turn(backend: Scripted, call: Call) -> Any:
+        held.append(call.claims[0].name)
+        permits.acquire(timeout=10)
+        return call.execute()
+
+    async def main() -> None:
+        async with AsyncClient(backend, request_timeout=15.0) as client:
+            backend.always("attempt", in_turn)
+            tasks = [asyncio.create_task(client.lock("n", fair=True).acquire()) for _ in range(CROWD)]
+            turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
+            await until(lambda: sum(map(turns.waiting, Kind)) == CROWD - CARRIERS and len(held) == CARRIERS, within=15)
+            other = asyncio.create_task(client.lock("m").acquire())
+            await until(lambda: sum(map(turns.waiting, Kind)) == CROWD - CARRIERS + 1)
+            permits.release()
+            await until(lambda: len(held) > CARRIERS)
+            assert held[CARRIERS:] == ["m"]
+            permits.release(10_000)
+            assert await other
+            await end(tasks)
+
+    run(main)
+
+
 def test_a_heartbeat_without_a_free_slot_is_not_taken_for_silence(backend: Scripted) -> None:
     def slow(backend: Scripted, call: Call) -> Any:
         time.sleep(0.1)
@@ -1219,7 +1247,7 @@ def test_a_task_cancelled_as_it_gets_a_slot_passes_the_slot_on(backend: Scripted
     run(main)
 
 
-def test_releases_come_first_and_of_four_turns_one_is_for_a_heartbeat() -> None:
+def test_releases_come_first_and_every_fourth_turn_is_for_the_last() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         turns = Turns(0)
@@ -1233,11 +1261,14 @@ def test_releases_come_first_and_of_four_turns_one_is_for_a_heartbeat() -> None:
 
         for _ in range(3):
             turns.give_back()
-        assert served() == [3, 0, 0]
+        assert served() == [3, 0, 0, 0]
         turns.give_back()
-        assert served() == [3, 0, 1]
+        assert served() == [3, 0, 0, 1]
+        for _ in range(3):
+            turns.give_back()
+        assert served() == [3, 3, 0, 1]
         turns.give_back()
-        assert served() == [3, 1, 1]
+        assert served() == [3, 3, 1, 1]
 
     run(main)
 

@@ -54,13 +54,12 @@ class Leadership(Leading, HeldLease):
         before: tuple[Part, ...] | None = None
         try:
             before = marks()
-            self._term.body_begins()
             return super().__enter__()
         except MultilockError:  # this node does not lead any longer
-            self._term.no_body(not self._open, before)
+            self._term.no_body(before)
             raise
         except BaseException:  # interrupted: this `with` will not end
-            self._term.no_body(not self._open, before)
+            self._term.no_body(before)
             if not self._open:  # otherwise another body still runs
                 self._term.abdicate(INTERRUPTED)
             raise
@@ -70,14 +69,14 @@ class Leadership(Leading, HeldLease):
 
     def _end_body(self, end: EndOfBody) -> None:
         last = self._body_ends(end)
-        self._term.body_ends(last)
+        self._term.body_ends()
         if last:
             self.release()
 
     def _release_after_interrupt(self, end: EndOfBody) -> None:
         """Resign after an interrupt. Unlike other leases, a leadership is released only at its orderly end."""
         last = self._body_ends(end)
-        self._term.body_ends(last)
+        self._term.body_ends()
         if last:
             self._term.abdicate(INTERRUPTED)
 

@@ -53,10 +53,9 @@ class AsyncLeadership(Leading, HeldAsyncLease):
     def _enter(self) -> Body:
         before = marks()
         try:
-            self._term.body_begins()
             return super()._enter()
         except BaseException:
-            self._term.no_body(not self._open, before)
+            self._term.no_body(before)
             raise
 
     def _loss_for_the_body(self) -> Loss[Any] | None:
@@ -64,7 +63,7 @@ class AsyncLeadership(Leading, HeldAsyncLease):
 
     async def _end_body(self, entered: bool) -> None:
         last = not entered or self._body_ends(EndOfBody())
-        self._term.body_ends(last)
+        self._term.body_ends()
         if last:
             await self.release()
 

@@ -304,7 +304,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         try:
             self.check()
         except MultilockError:
-            if self._body_ends(end) and self.stage == LOST:
+            if self._body_ends(end) and self._over():
                 self._end_of_work(end)
             raise
 

@@ -50,6 +50,11 @@ class Leading(Holding):
     def is_held(self) -> bool:
         return not self._term.resigning and self._alive()
 
+    def _check_at_entry(self, end: EndOfBody) -> None:
+        """See `AnyHeld._check_at_entry`. The body, which counts as open already, counts as work from here on."""
+        self._term.body_begins()
+        super()._check_at_entry(end)
+
     def _body_ends(self, end: EndOfBody) -> bool:
         """See `AnyHeld._body_ends`. The last body begins the resignation here, so that no other body can enter
         first."""
@@ -172,21 +177,20 @@ class Term(Generic[T]):
 
     def work_ended(self) -> None:
         """Record that the work of ``run()`` has ended. Bodies that it has left open are the work from now on."""
-        self._body = True  # set before the check below, so that a last body that ends now ends the work too
-        if not self.leadership._open:
-            self.part_ended(self.work)
+        self._body = True  # set first, so that a last body that ends now ends the work too
+        self.part_ended(self.work)
 
     def body_begins(self) -> None:
         """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over."""
         if self.work_begins(body=True):
             mark(self.work)
 
-    def no_body(self, last: bool, before: tuple[Part, ...] | None) -> None:
-        """Record that a body has not begun. If not ``last``, another body that entered the leadership earlier runs on.
+    def no_body(self, before: tuple[Part, ...] | None) -> None:
+        """Record that a body has not begun.
 
         ``before``: The marks of this thread or task before it tried, if it has come so far.
         """
-        self.body_ends(last)
+        self.body_ends()
         if before is not None:
             set_marks(before)  # an outer body of this thread or task keeps its mark
 
@@ -200,18 +204,23 @@ class Term(Generic[T]):
             return None
         return self.loss if self.resigning else None
 
-    def body_ends(self, last: bool) -> None:
-        """Record that a body has ended. ``last``: No other body continues, so the work has ended."""
-        if last and self._body:
+    def body_ends(self) -> None:
+        """Record that a body has ended, and the work too if that was the last body."""
+        if self._body:
             self.part_ended(self.work)
-            self._body = False
         unmark(self.work)
 
     # Ends
 
     def part_ended(self, part: Part) -> None:
-        """Record that a part has ended. If no caller waits for the end, the last part releases the lease."""
-        part.done = True
+        """Record that a part has ended. If no caller waits for the end, the last part releases the lease.
+
+        The work has not ended while a body is open. A body counts as open before it calls `work_begins`, so with the
+        lock it either prevents the end of the work or begins the work again.
+        """
+        with self.office.lock:
+            if part is not self.work or not self.leadership._open:
+                part.done = True
         if self.nobody_waits and self.all_ended():
             self.office.kernel.releases.later(self.leadership)
         else:

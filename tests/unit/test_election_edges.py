@@ -30,7 +30,7 @@ from multilock import (
 from multilock.kernel.runtime import Threads
 from multilock.lock import Waits
 from multilock.testing import HandRuntime
-from tests.unit.kit import Scripted, client_on, eventually, interrupted_at, refuse_threads
+from tests.unit.kit import Call, Scripted, client_on, eventually, interrupted_at, refuse_threads
 from tests.unit.test_crossings import on_closed_loop
 from tests.unit.test_election import Diary, run, take, until
 
@@ -598,6 +598,42 @@ def test_the_end_of_a_waiting_run_ends_no_body_of_a_campaign(client: Client, ser
         assert not server.called("release")
     stopping.join(5)
     assert not stopping.is_alive()
+    assert server.holders == {}
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_body_that_begins_as_the_work_of_run_ends_keeps_the_lease(
+    client: Client, server: Scripted, step: int
+) -> None:
+    election = client.election("n", grace=60)
+    working, asked = threading.Event(), threading.Event()
+
+    def body(leadership: Leadership) -> None:
+        with contextlib.suppress(NotHeld), leadership:
+            working.set()
+            eventually(lambda: not leadership.is_held())
+            asked.wait(0.05)  # a wrong release comes now; without one, this body ends the leadership
+            working.clear()
+
+    def release(backend: Scripted, call: Call) -> Any:
+        early = working.is_set()
+        asked.set()
+        assert not early, "the lease was released under a body"
+        return call.execute()
+
+    def work(leadership: Leadership) -> None:
+        threads.append(threading.Thread(target=body, args=[leadership], daemon=True))
+
+    def meanwhile() -> None:
+        threads[0].start()
+        working.wait(0.02)  # it may wait for the lock that this thread holds
+
+    threads: list[threading.Thread] = []
+    server.always("release", release)
+    with interrupted_at(step, "Term.work_ended", "multilock", interrupt=meanwhile) as where:
+        election.run(work)
+    assert where
+    threads[0].join(5)
     assert server.holders == {}
 
 

@@ -256,13 +256,19 @@ def test_wait_lost_ends_when_one_lock_of_the_set_is_released_by_hand(client: Cli
     assert lease.state is LeaseState.RELEASED
 
 
+@pytest.mark.parametrize("end", ["release", "with"])
 def test_after_one_lock_is_released_by_hand_the_set_releases_the_others(
-    hand: Client, scripted: Resting, runtime: HandRuntime
+    hand: Client, scripted: Resting, runtime: HandRuntime, end: str
 ) -> None:
     lock = hand.lock_all(["a", "b"])
-    lock.acquire().leases[0].release()
+    lease = lock.acquire()
+    lease.leases[0].release()
     assert sorted(scripted.holders) == ["b"]
-    assert lock.release() is False
+    if end == "release":
+        assert lock.release() is False
+    else:
+        with pytest.raises(multilock.NotHeld), lease:
+            pass
     runtime.settle()
     assert scripted.holders == {}
     with pytest.raises(multilock.NotHeld):

@@ -84,7 +84,7 @@ class LoopFace:
         self._loop = None
         self._open.clear()  # nothing can wake the coroutines of a closed loop
         self._turns = self._all_turns()
-        self._firsts = set()
+        self._firsts = set[str]()
         self._batches = None
         self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
         self._channels.close()

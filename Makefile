@@ -157,10 +157,10 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
-# etcd3 and aioredlock need older libraries than everything else here.
+# These need older libraries than everything else here.
 $(VENV)/peers/.ready: $(BIN)/python
 	$(BIN)/python -m venv $(VENV)/peers
-	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock
+	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock mithril-locks
 	@touch $@
 
 .PHONY: help demo test quick lint types mypy pyright compiled bench compare docs share interrupts chaos simulation mutants interop models docker conformance versions lowest pythons servers redis consul etcd zookeeper postgresql pgbouncer chromium clean

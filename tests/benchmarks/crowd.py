@@ -26,7 +26,7 @@ from multilock import now
 from tests.benchmarks.measure import sample
 from tests.servers import Server
 
-__all__ = ["ASYNCIO", "FAIR", "KAZOO", "OURS", "SECONDS", "crowds", "ours", "turns_of"]
+__all__ = ["ASYNCIO", "FAIR", "KAZOO", "OURS", "SECONDS", "Turn", "crowds", "ours", "turns_of"]
 
 PROCESSES = 4
 THREADS = 5

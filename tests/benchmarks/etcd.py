@@ -7,11 +7,9 @@ if the environment is missing that ``make bench`` makes for them.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,13 +24,13 @@ from multilock_etcd.transport import Cluster, EtcdTransport, calls
 from tests.benchmarks import sessions
 from tests.benchmarks.crowd import ASYNCIO, FAIR, OURS, SECONDS, crowds, ours
 from tests.benchmarks.measure import interleave, pin
+from tests.benchmarks.peer import PEERS_PYTHON, versions_of
 from tests.benchmarks.report import publish, with_ratios
 from tests.benchmarks.sessions import WITHIN, Contender
 from tests.servers_etcd import EtcdServer
 
 RAW = "grpc alone, the same two calls"
 PEERS = ("etcd3", "etcd3gw")
-PEERS_PYTHON = Path(sys.prefix, "peers", "bin", "python")
 HISTORY = (0, 1000, 10_000)
 MEMORY = Path("/dev/shm")
 
@@ -203,16 +201,7 @@ def _held() -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     with EtcdServer(synced=True) as server:
         etcd = str(server.post("maintenance/status", {})["version"])
-    return {"grpcio": version("grpcio"), "protobuf": version("protobuf"), **_peers(), "etcd": etcd}
-
-
-def _peers() -> dict[str, str]:
-    if not PEERS_PYTHON.exists():
-        print("etcd3 and etcd3gw are left out: make bench installs them", file=sys.stderr)
-        return {}
-    [packages] = PEERS_PYTHON.parents[1].glob("lib/python*/site-packages")
-    found = importlib.metadata.distributions(path=[str(packages)])
-    return {each.name: each.version for each in found if each.name in PEERS}
+    return {"grpcio": version("grpcio"), "protobuf": version("protobuf"), **versions_of(PEERS), "etcd": etcd}
 
 
 BENCHMARKS: Mapping[str, Callable[[], object]] = {

@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import portalocker  # type: ignore[import-not-found, unused-ignore]
 import redis
 import redis_lock  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
@@ -34,7 +36,9 @@ from multilock_redis.recipe import Recipe
 from multilock_redis.transactions import ACQUIRE, RELEASE, Transactions
 from multilock_redis.transport import Connections, Endpoint
 from multilock_redis.wire import pack
+from tests.benchmarks.crowd import Turn, turns_of
 from tests.benchmarks.measure import Sample, asked_of, far, sample
+from tests.benchmarks.peer import PEERS_PYTHON, versions_of
 from tests.benchmarks.report import publish
 from tests.benchmarks.uncontended import RawSocket
 from tests.servers import RedisServer
@@ -42,9 +46,10 @@ from tests.servers import RedisServer
 __all__ = ["HANDOVERS", "commands", "handovers", "raw_handover"]
 
 ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds
-SECONDS, TURNS = 4.0, 2
+SECONDS, TURNS = 3.0, 3
 WAITERS = (10, 100, 500, 2000)
 RAW, REDIS_PY, ON_A_LOOP = "raw: push, wake-up, one request", "redis.lock.Lock", "multilock, asyncio"
+MITHRIL, PORTALOCKER = "mithril-locks", "portalocker.RedisLock"
 
 PROCESSES = 4
 THREADS = 5
@@ -120,6 +125,11 @@ def _redis_lock(url: str) -> Take:
     return lambda: redis_lock.Lock(client, NAME, expire=TTL)
 
 
+def _portalocker(url: str) -> Take:
+    client = redis.Redis.from_url(url, decode_responses=True, max_connections=1000)
+    return lambda: portalocker.RedisLock(NAME, client, timeout=60.0, interrupt_on_lost=False)
+
+
 HANDOVERS: dict[str, Callable[[str], Take]] = {
     "multilock": _multilock,
     "multilock, fair=True": lambda url: _multilock(url, fair=True),
@@ -128,11 +138,17 @@ HANDOVERS: dict[str, Callable[[str], Take]] = {
     "raw: its scripts, and a thread that listens": lambda url: _PlainSockets(url, listener=True).turn,
     REDIS_PY: _redis_py,
     "python-redis-lock": _redis_lock,
+    PORTALOCKER: _portalocker,
 }
 
 
 #: The commands that each contender sends to the server. Its scripts may execute other commands there.
-ASK: dict[str, tuple[str, ...]] = {REDIS_PY: ("set", "evalsha"), "python-redis-lock": ("set", "blpop", "evalsha")}
+ASK: dict[str, tuple[str, ...]] = {
+    REDIS_PY: ("set", "evalsha"),
+    "python-redis-lock": ("set", "blpop", "evalsha"),
+    PORTALOCKER: ("subscribe", "unsubscribe", "publish", "pubsub|numsub", "client|list", "client|setname"),
+    MITHRIL: ("evalsha", "blpop"),
+}
 
 
 def contend(url: str, what: str, seconds: str) -> None:
@@ -206,7 +222,7 @@ def handovers(ms: float) -> dict[str, dict[str, Any]]:
     """Measure from the call of release to the return of the acquire of a waiter. The contenders take turns."""
     runs: dict[str, list[_Run]] = {}
     for _ in range(TURNS):
-        for what in (*HANDOVERS, ON_A_LOOP):
+        for what in (*HANDOVERS, ON_A_LOOP, *([MITHRIL] if PEERS_PYTHON.exists() else [])):
             runs.setdefault(what, []).append(_run_of(what, ms))
     found = {RAW: asdict(raw_handover(ms))} | {what: _sum_up(its) for what, its in runs.items()}
     for one in found.values():
@@ -218,7 +234,7 @@ class _Run(NamedTuple):
     gaps: list[float]
     turns: int
     seconds: float
-    asked: int
+    asked: float
 
 
 def _sum_up(runs: list[_Run]) -> dict[str, Any]:
@@ -231,7 +247,16 @@ def _sum_up(runs: list[_Run]) -> dict[str, Any]:
 
 
 def _run_of(what: str, ms: float) -> _Run:
-    with RedisServer() as server, far(server.url, ms) as url, contextlib.ExitStack() as stack:
+    with RedisServer() as server, far(server.url, ms) as url:
+        run = _turns_elsewhere if what == MITHRIL else _turns
+        turns, asked = run(what, url, lambda: asked_of([server.port], ASK.get(what, ("evalsha",))))
+    gaps = [(got - released, asked < released) for (_, released, _), (got, _, asked) in itertools.pairwise(turns)]
+    assert all(gap > 0 for gap, _ in gaps), f"{what}: two of them held it at once"
+    return _Run([gap for gap, waited in gaps if waited], len(turns), turns[-1][1] - turns[0][0], asked)
+
+
+def _turns(what: str, url: str, count: Callable[[], int]) -> tuple[list[Turn], float]:
+    with contextlib.ExitStack() as stack:
         function = "contend_on_loop" if what == ON_A_LOOP else "contend"
         words = [url, *([what] if what != ON_A_LOOP else []), SECONDS]
         helpers = [
@@ -239,17 +264,21 @@ def _run_of(what: str, ms: float) -> _Run:
         ]
         for helper in helpers:
             helper.wait_for("ready", 20)
-        before = asked_of([server.port], ASK.get(what, ("evalsha",)))
+        before = count()
         for helper in helpers:
             helper.tell("go")
         for helper in helpers:
             helper.wait_for("done", SECONDS + 60)
-        asked = asked_of([server.port], ASK.get(what, ("evalsha",))) - before
+        asked = count() - before
         said = [line.split() for helper in helpers for line in helper.lines]
-    turns = sorted(tuple(map(float, words[1:])) for words in said if words[0] == "turn")
-    gaps = [(got - released, asked < released) for (_, released, _), (got, _, asked) in itertools.pairwise(turns)]
-    assert all(gap > 0 for gap, _ in gaps), "two of them held it at once"
-    return _Run([gap for gap, waited in gaps if waited], len(turns), turns[-1][1] - turns[0][0], asked)
+    return sorted((float(words[1]), float(words[2]), float(words[3])) for words in said if words[0] == "turn"), asked
+
+
+def _turns_elsewhere(what: str, url: str, count: Callable[[], int]) -> tuple[list[Turn], float]:
+    script = str(Path(__file__).with_name("peer.py"))
+    port = str(urlsplit(url).port)
+    order = [str(PEERS_PYTHON), "-I", script, what, port, str(SECONDS), str(HOLD), str(REST)]
+    return turns_of(order, count, PROCESSES)
 
 
 def answer_pushes(port: str) -> None:
@@ -344,6 +373,8 @@ def _versions() -> dict[str, str]:
     return {
         "redis-py": version("redis"),
         "python-redis-lock": version("python-redis-lock"),
+        "portalocker": version("portalocker"),
+        **versions_of([MITHRIL]),
         "redis-server": running,
     }
 

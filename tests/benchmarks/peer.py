@@ -1,25 +1,70 @@
-"""Another library's lock on etcd, in its own process and environment: etcd3 needs older libraries than we do.
+"""Another library's lock, in its own process and environment: it needs older libraries than we do.
 
-python tests/benchmarks/peer.py etcd3|etcd3gw PORT      on stdin ``acquire``, ``release``, or a number of cycles; each
-                                                        is answered by the seconds it took, a list in JSON
-python tests/benchmarks/peer.py etcd3|etcd3gw PORT SECONDS    one process of `tests.benchmarks.crowd`
+etcd3 and etcd3gw are on etcd, mithril-locks is on Redis.
+
+peer.py LIBRARY PORT                  on stdin ``acquire``, ``release``, or a number of cycles; each is answered by the
+                                      seconds it took, a list in JSON
+
+peer.py LIBRARY PORT SECONDS          one process of `tests.benchmarks.crowd`
+
+peer.py LIBRARY PORT SECONDS HOLD REST    the same; a contender holds for HOLD seconds, and asks again after REST
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
+import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
+__all__ = ["PEERS_PYTHON", "versions_of"]
+
+PEERS_PYTHON = Path(sys.prefix, "peers", "bin", "python")
 THREADS = 5  # the same as in tests.benchmarks.crowd
 # Seconds: a waiter of etcd3 looks first and watches later, and sleeps on if the lock was freed in between.
 MISSED = 2.0
 
 
+class Mithril:
+    """A client of mithril-locks with the methods of the other two. It would log each turn to stdout."""
+
+    def __init__(self, port: int) -> None:
+        structlog, redis = importlib.import_module("structlog"), importlib.import_module("redis")
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+        self._library = importlib.import_module("mithril")
+        backends = importlib.import_module("mithril.backends._redis")
+        self._backend = backends.RedisBackend(redis.Redis(port=port))
+
+    def lock(self, name: str, ttl: float) -> OneByOne:
+        return OneByOne(lambda: self._library.Lock(name, backend=self._backend, ttl=ttl, timeout=60.0))
+
+
+class OneByOne:
+    """A lock of a library whose objects can be acquired only once."""
+
+    def __init__(self, new: Callable[[], Any]) -> None:
+        self._new = new
+        self._lock: Any = None
+
+    def acquire(self) -> bool:
+        self._lock = self._new()
+        self._lock.acquire()
+        return True
+
+    def release(self) -> bool:
+        self._lock.release()
+        return True
+
+
 def client_of(library: str, port: int) -> Any:
+    if library == "mithril-locks":
+        return Mithril(port)
     options = {"etcd3": {}, "etcd3gw": {"api_path": "/v3/"}}[library]
     return importlib.import_module(library).client(port=port, **options)
 
@@ -36,7 +81,7 @@ def lets_etcd3_wait() -> None:
     tenacity.retry = retry_as_before
 
 
-def crowd(library: str, port: int, seconds: float) -> None:
+def crowd(library: str, port: int, seconds: float, hold: float = 0.0, rest: float = 0.0) -> None:
     if library == "etcd3":
         lets_etcd3_wait()
     limit = {"timeout": MISSED} if library == "etcd3" else {}
@@ -51,8 +96,11 @@ def crowd(library: str, port: int, seconds: float) -> None:
             while not lock.acquire(**limit):
                 pass
             got = _now()
+            time.sleep(hold)
+            back = _now()
             lock.release()
-            turns.append((got, got, asked))
+            turns.append((got, back, asked))
+            time.sleep(rest)
 
     threads = [threading.Thread(target=work) for _ in range(THREADS)]
     for thread in threads:
@@ -64,6 +112,16 @@ def crowd(library: str, port: int, seconds: float) -> None:
 
 def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def versions_of(peers: Collection[str]) -> dict[str, str]:
+    """Return the versions of libraries that have an environment of their own, without those that are missing."""
+    if not PEERS_PYTHON.exists():
+        print(f"{' and '.join(peers)} left out: make bench installs what is missing", file=sys.stderr)
+        return {}
+    [packages] = PEERS_PYTHON.parents[1].glob("lib/python*/site-packages")
+    found = importlib.metadata.distributions(path=[str(packages)])
+    return {each.name: each.version for each in found if each.name in peers}
 
 
 def main(library: str, port: int) -> None:
@@ -84,6 +142,6 @@ def main(library: str, port: int) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 3:
-        crowd(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+        crowd(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:]))
     else:
         main(sys.argv[1], int(sys.argv[2]))

@@ -7,7 +7,6 @@ redis-py would get, too.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import subprocess
@@ -24,8 +23,8 @@ from urllib.parse import urlsplit
 import redis
 
 from tests.benchmarks.crowd import turns_of
-from tests.benchmarks.etcd import PEERS_PYTHON
 from tests.benchmarks.measure import asked_of, far, interleave, sample
+from tests.benchmarks.peer import PEERS_PYTHON, versions_of
 from tests.benchmarks.report import publish, with_ratios
 from tests.servers_redlock import RedisServers
 
@@ -162,19 +161,7 @@ def _versions() -> Mapping[str, str]:
     with RedisServers(1) as servers, redis.Redis(port=servers.members[0].port) as bare:
         facts: Any = bare.info("server")
     peers = {name: version(name) for name in ("redlock-py", "pottery")}
-    return {"redis-py": version("redis"), **peers, **_of_its_own(), "redis-server": facts["redis_version"]}
-
-
-def _of_its_own() -> dict[str, str]:
-    if not PEERS_PYTHON.exists():
-        print(f"{ON_A_LOOP} is left out: make bench installs it", file=sys.stderr)
-        return {}
-    [packages] = PEERS_PYTHON.parents[1].glob("lib/python*/site-packages")
-    return {
-        each.name: each.version
-        for each in importlib.metadata.distributions(path=[str(packages)])
-        if each.name == ON_A_LOOP
-    }
+    return {"redis-py": version("redis"), **peers, **versions_of([ON_A_LOOP]), "redis-server": facts["redis_version"]}
 
 
 if __name__ == "__main__":

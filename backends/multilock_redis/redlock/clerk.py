@@ -73,6 +73,7 @@ class Unconfirmed:
         return list(batch.values())
 
     def none(self) -> bool:
+        """Return whether the server has confirmed every release. Any thread may ask, with or without the lock."""
         return not self._waiting and not self._under_way
 
     def all(self) -> list[Evidence]:
@@ -132,7 +133,8 @@ class Clerk:
 
     def confirmed(self, evidence: Evidence, which: int) -> None:
         """Stop repeating the release at this server."""
-        if self._unconfirmed[which].none():  # the caller holds the claim's lock, so this cannot change for the claim
+        # Usually no lock is needed. If the clerk puts this release into a batch just now, `tell_late` confirms it.
+        if self._unconfirmed[which].none():
             return
         with self._lock:
             next_batch = self._unconfirmed[which].done(evidence)

@@ -40,7 +40,7 @@ class Inspection:
                 infos.append(said)
             if (owner := self._owner(infos)) == "" or (owner and self._agreed(infos, owner) is not None):
                 break
-        return self._told(infos, len(silences), silences)
+        return self._told(infos, silences)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         def inspect_all(node: Node, within: float) -> list[LockInfo]:
@@ -65,7 +65,7 @@ class Inspection:
             if told:
                 yield told
 
-    def _told(self, infos: Sequence[LockInfo | None], silent: int, silences: Sequence[Exception]) -> LockInfo | None:
+    def _told(self, infos: Sequence[LockInfo | None], silences: Sequence[Exception]) -> LockInfo | None:
         """Return what a majority reports. Raises if the other servers could still complete a majority.
 
         The other servers are those that did not reply, and those that do not count.

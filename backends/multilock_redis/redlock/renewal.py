@@ -43,12 +43,11 @@ class Renewal:
             fan.ready(until)
             until = min(deadline, now() + limit(shortest, within))
             chunks = rounds.servers.nodes[0].recipe.to_renew(self._held)
-            sent = now()
-            self._at = int(sent * 1e6)
+            self._at = int(now() * 1e6)
             with self._lock:
                 self._open = [len(fan.lanes)] * len(self._held)
             for which, lane in enumerate(fan.lanes):
-                self._send(which, lane, chunks, sent, until)
+                self._send(which, lane, chunks, until)
             while any(map(self._undecided, range(len(self._held)))) and (left := until - now()) > 0:
                 fan.look(left)
         finally:
@@ -60,9 +59,7 @@ class Renewal:
                 self._look_after(evidence)
         return renewed
 
-    def _send(
-        self, which: int, lane: Lane, chunks: Sequence[tuple[Script, list[int], bytes]], sent: float, until: float
-    ) -> None:
+    def _send(self, which: int, lane: Lane, chunks: Sequence[tuple[Script, list[int], bytes]], until: float) -> None:
         for script, places, request in chunks:
             for i in places:
                 if evidence := self._claims[i]:

@@ -108,19 +108,16 @@ class PostgresqlServer(Server):
         return [*as_user, str(programs() / "postgres"), "-D", str(data), "-p", str(self.port), *settings]
 
     def _make(self, data: Path, as_user: list[str]) -> None:
-        initdb = [
-            str(programs() / "initdb"),
-            "--no-sync",
-            "--auth=trust",
-            "--username=app",
-            "--no-locale",
-            "--encoding=UTF8",
-            "-D",
-            str(data),
-        ]
-        done = subprocess.run([*as_user, *initdb], cwd=data.parent, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*as_user, *self.making(data)], cwd=data.parent, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             unavailable(self.name, done.stderr.strip())
+
+    def making(self, data: Path) -> list[str]:
+        """Return the command that makes the files of a new database."""
+        options = ["--no-sync", "--auth=trust", "--username=app", "--no-locale", "--encoding=UTF8"]
+        return [str(programs() / "initdb"), *options, "-D", str(data)]
 
     def answers(self) -> bool:
         return is_ready(self)

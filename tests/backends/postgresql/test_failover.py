@@ -1,0 +1,132 @@
+"""The primary dies and its standby takes over: which leases and tokens survive, with both kinds of standby."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import multilock
+from multilock import BackendUnavailable, LockLost, now
+from multilock.backend import Claim, Granted
+from multilock.testing.conformance.base import eventually
+from tests.backends.kit import NAME, WITHIN
+from tests.backends.postgresql.conftest import Ask, Database, Queued
+from tests.servers_postgresql import programs
+
+pytestmark = pytest.mark.rare  # two servers for each test
+
+LONG = 30.0  # seconds, on a busy machine
+
+
+class Standby(Database):
+    """A copy of a server, which follows it until `promote`."""
+
+    def __init__(self, primary: Database) -> None:
+        super().__init__()
+        self._primary = primary
+
+    def making(self, data: Path) -> list[str]:
+        source = ["-h", self._primary.host, "-p", str(self._primary.port), "-U", "app"]
+        return [str(programs() / "pg_basebackup"), *source, "-D", str(data), "-R", "--checkpoint=fast", "--no-sync"]
+
+    def promote(self) -> None:
+        assert self.sql("SELECT pg_promote()") == [(True,)]
+
+
+@pytest.fixture
+def primary() -> Iterator[Database]:
+    # With a short delay the walwriter would flush what nobody waits for.
+    with Database(wal_writer_delay="10s") as server:
+        yield server
+
+
+@pytest.fixture
+def standby(primary: Database, ask: Ask) -> Iterator[Standby]:
+    first = ask(primary.url)
+    first.release(first.take(first.mutex()))  # the copy has the tables from its start
+    with Standby(primary) as server:
+        yield server
+
+
+@pytest.fixture
+def client(primary: Database, standby: Standby, ask: Ask) -> Queued:
+    """Return a client that finds whichever of the two accepts writes."""
+    return ask(f"postgresql://app@{primary.endpoint},{standby.endpoint}/postgres")
+
+
+def sooner_or_later(call: Callable[[], object]) -> object:
+    """Repeat a request until a server answers."""
+    told: list[object] = []
+
+    def answered() -> bool:
+        try:
+            told.append(call())
+        except BackendUnavailable:
+            return False
+        return True
+
+    eventually(answered, LONG)
+    return told[0]
+
+
+def renew(client: Queued, claim: Claim) -> object:
+    return client.opened.renew("", [(claim, client.grant(claim))], WITHIN)[0]
+
+
+def test_after_an_asynchronous_failover_a_copied_lease_lives_and_a_lost_one_cannot_write(
+    client: Queued, primary: Database, standby: Standby, ask: Ask
+) -> None:
+    copied = client.take(client.mutex(name="copied"))
+    eventually(lambda: standby.sql("SELECT 1 FROM multilock.locks WHERE id = %s", copied.id) != [], LONG)
+    standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
+    standby.sql("SELECT pg_reload_conf()")
+    eventually(lambda: primary.sql("SELECT 1 FROM pg_stat_replication") == [], LONG)
+    lost = client.take(client.mutex(name="lost"))
+    primary.kill()
+    standby.promote()
+    assert isinstance(sooner_or_later(lambda: renew(client, copied)), Granted)
+    other = ask(standby.url)
+    assert not other.holds(other.mutex(name="copied"))
+    again = other.take(other.mutex(name="lost"))
+    assert other.token(again) > client.token(lost)
+    assert renew(client, lost) is None
+    with closing(psycopg.connect(standby.url)) as session, pytest.raises(LockLost):
+        multilock.guard(session, name="lost", token=client.token(lost))
+
+
+def test_after_a_synchronous_failover_nobody_enters_while_a_lost_hand_over_is_believed(
+    client: Queued, primary: Database, standby: Standby, ask: Ask
+) -> None:
+    primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    primary.sql("SELECT pg_reload_conf()")
+    eventually(lambda: primary.sql("SELECT sync_state FROM pg_stat_replication") == [("sync",)], LONG)
+    held = client.take(client.mutex())
+    [(receiver,)] = standby.sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walreceiver'")
+    os.kill(receiver, signal.SIGSTOP)
+    with pytest.raises(BackendUnavailable) as caught:
+        client.attempt(client.mutex(name="new"), within=0.5)
+    assert caught.value.unknown
+    waiting = ask(primary.url)
+    waiter = waiting.wait(waiting.mutex(ttl=4.0))
+    assert client.release(held)  # the lease before it covers the hand-over, so it waits for no standby
+    assert waiting.ear.wait(lambda: waiter.id in waiting.ear.pushed, LONG)
+    pushed = waiting.ear.pushed[waiter.id]
+    primary.kill()
+    os.kill(receiver, signal.SIGCONT)
+    standby.promote()
+    assert standby.sql("SELECT id FROM multilock.locks WHERE key = 'multilock/job'") == [(held.id,)]
+    third = ask(standby.url)
+    assert pushed.valid_for is not None
+    while now() < pushed.sent_at + pushed.valid_for:
+        assert not third.holds(third.mutex())
+        time.sleep(0.1)
+    assert third.opened.force_release(NAME, WITHIN)
+    assert pushed.token is not None
+    assert third.token(third.take(third.mutex())) > pushed.token

@@ -130,7 +130,7 @@ def test_a_toml_block_is_valid(block: Block) -> None:
 
 
 def test_every_block_names_its_language() -> None:
-    known = {"python", "sh", "bash", "console", "toml", "text", "{toctree}", "{eval-rst}"}  # the last two: the site's
+    known = {"python", "sh", "bash", "console", "toml", "text", "sql", "{toctree}", "{eval-rst}"}  # the site's: {…}
     assert [f"{block}: {block.kind!r}" for block in blocks() if block.kind not in known] == []
 
 

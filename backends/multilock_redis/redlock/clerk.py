@@ -95,6 +95,7 @@ class Clerk:
         self._numbers = count()
         self._due: list[tuple[float, int, Evidence | int]] = []  # act for a claim, or repeat releases at a server
         self._minded: set[Fan] = set()
+        self._told = system.Event()  # set after the last words
         self._unconfirmed = [Unconfirmed() for _ in pool.links]
         self._bell: system.PipeBell | None = None
         self._fan: Fan | None = None
@@ -228,13 +229,18 @@ class Clerk:
                 self._pool.give(fan)
 
     def _finish(self, fan: Fan) -> None:
-        """Send the unconfirmed releases to all connected servers once more, wait a moment for replies, and close."""
+        """Send the unconfirmed releases once more, also to servers that connect just now, and close.
+
+        All of that, and the wait for replies, gets a moment only.
+        """
         until = self._now() + LAST_WORDS
         with self._lock:
             untold = [(which, each) for which, those in enumerate(self._unconfirmed) for each in those.all()]
+        fan.connect_to({which for which, _ in untold}, until)
         for which, evidence in untold:
             if fan.lanes[which].wire:
                 self._rounds.tell_late(evidence, which, fan.lanes[which])
+        self._told.set()
         fan.finish(until)
         with self._lock:
             bell, self._bell = self._bell, None
@@ -242,10 +248,13 @@ class Clerk:
             bell.close()
 
     def close(self) -> None:
+        """End the thread. Wait a moment until it has sent the unconfirmed releases, because it needs connections."""
         with self._lock:
             self._closed = True
             if self._bell is not None:
                 self._bell.ring()
+        if self._started and not all(those.none() for those in self._unconfirmed):
+            self._told.wait(LAST_WORDS)
 
     def drop(self) -> None:
         """Close the pipe in a forked child. The thread runs in the parent only."""

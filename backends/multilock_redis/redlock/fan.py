@@ -333,6 +333,15 @@ class Fan:
                 missing[0].link.changed.wait(min(until - at, FRESH))
             missing = [lane for lane in missing if not lane.connect(again=True)]
 
+    def connect_to(self, which: set[int], until: float) -> None:
+        """Connect to these servers by ``until``, unless they are down."""
+        now = self.lanes[0].link.now
+        missing = [lane for lane in (self.lanes[i] for i in which) if not lane.connect()]
+        while (missing := [lane for lane in missing if not lane.link.down]) and (left := until - now()) > 0:
+            with missing[0].link.changed:
+                missing[0].link.changed.wait(min(left, FRESH))
+            missing = [lane for lane in missing if not lane.connect(again=True)]
+
     def connected(self) -> int:
         """Return how many servers are connected, and ask for a connection to each of the others."""
         return sum(lane.connect() is not None for lane in self.lanes)

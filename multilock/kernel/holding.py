@@ -22,7 +22,7 @@ from multilock.errors import CapabilityMissing, LockLost, MultilockError, NotHel
 from multilock.foreign import NamesOurs
 from multilock.kernel import validity
 from multilock.kernel.fork import OURS, notice_fork, this_process
-from multilock.kernel.interrupts import Once
+from multilock.kernel.interrupts import Once, surely
 from multilock.kernel.process import OfThisProcess
 from multilock.lease import AnyLease
 from multilock.model import Claim, Granted, LeaseState, Loss
@@ -277,7 +277,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         with self._kernel.lock:
             if self._one_acquire_less(end):
                 return False
-        self._all_work_ended()
+        surely(self._all_work_ended)
         return True
 
     def _all_work_ended(self) -> None:
@@ -297,14 +297,14 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """At the beginning of ``with``, which counts as open already: if the lease is over, raise LockLost or NotHeld.
 
         The body then ends here, which ``end`` notes. It ends a work under the lease only if it has an acquire of its
-        own.
+        own. That matters for a lost lease, and for a set of which one lock was released, or is being released, by hand.
         """
         with self._kernel.lock:
             pass  # A body that ends at this moment counts this one too, or has begun a release that check() sees.
         try:
             self.check()
         except MultilockError:
-            if self._body_ends(end) and self._over():
+            if self._body_ends(end):
                 self._end_of_work(end)
             raise
 

@@ -82,6 +82,12 @@ def enter_a_set_over_a_part(client: Client) -> None:
         assert outer.is_held()
 
 
+def release_the_rest_of_a_set(client: Client) -> None:
+    lease = client.lock_all(["m", "n"]).acquire()
+    lease.leases[1].release()
+    lease.release()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
 @pytest.mark.parametrize(
     ("use", "function"),
@@ -100,6 +106,7 @@ def enter_a_set_over_a_part(client: Client) -> None:
         (release_by_hand_inside, "Waits.release"),
         (enter_twice, "Waits.__enter__"),
         (enter_a_set_over_a_part, "HeldSet._let_go"),
+        (release_the_rest_of_a_set, "HeldSet._give_back_parts"),
     ],
 )
 def test_an_interrupt_anywhere_in_a_with_still_releases_the_lock(

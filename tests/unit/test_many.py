@@ -256,17 +256,25 @@ def test_wait_lost_ends_when_one_lock_of_the_set_is_released_by_hand(client: Cli
     assert lease.state is LeaseState.RELEASED
 
 
-@pytest.mark.parametrize("end", ["release", "with"])
+@pytest.mark.parametrize("end", ["release", "with", "with meanwhile"])
 def test_after_one_lock_is_released_by_hand_the_set_releases_the_others(
     hand: Client, scripted: Resting, runtime: HandRuntime, end: str
 ) -> None:
     lock = hand.lock_all(["a", "b"])
     lease = lock.acquire()
+
+    def enter(backend: Scripted, call: Call) -> Any:
+        with pytest.raises(multilock.NotHeld), lease:
+            pass
+        return call.execute()
+
+    if end == "with meanwhile":
+        scripted.script("release", enter)
     lease.leases[0].release()
     assert sorted(scripted.holders) == ["b"]
     if end == "release":
         assert lock.release() is False
-    else:
+    elif end == "with":
         with pytest.raises(multilock.NotHeld), lease:
             pass
     runtime.settle()

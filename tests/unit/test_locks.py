@@ -304,11 +304,6 @@ def lock_as_rlock(client: Client) -> tuple[Any, Any]:
     return lock, lock
 
 
-def enter_one_lease_twice(client: Client) -> tuple[Any, Any]:
-    lease = client.lock("n").acquire()
-    return lease, lease
-
-
 @pytest.mark.oracle
 @pytest.mark.parametrize("bodies", [lock_twice, acquire_twice, lock_as_rlock])
 def test_a_release_by_hand_in_an_inner_with_affects_no_outer_one(
@@ -320,47 +315,6 @@ def test_a_release_by_hand_in_an_inner_with_affects_no_outer_one(
             assert client.current_lease().release()
         assert client.current_lease().is_held()
         assert not backend.called("release")
-    assert backend.holders == {}
-
-
-@pytest.mark.parametrize("guest", ["another body", "own acquire released"])
-def test_the_end_of_a_body_without_an_acquire_leaves_one_by_hand(client: Client, backend: Scripted, guest: str) -> None:
-    lock = client.lock("n", reentrant=True)
-    with lock as lease:
-        if guest == "another body":
-            lease.__enter__()
-        else:
-            lock.__enter__()
-            lock.release()
-        lock.acquire()
-        lease.__exit__(None, None, None)
-        lock.release()
-        assert lease.is_held()
-        assert not backend.called("release")
-    assert backend.holders == {}
-
-
-@pytest.mark.parametrize("bodies", [enter_one_lease_twice, acquire_twice])
-def test_a_lease_entered_by_two_bodies_is_released_at_the_end_of_the_last(
-    client: Client, backend: Scripted, bodies: Callable[[Client], tuple[Any, Any]]
-) -> None:
-    first, second = bodies(client)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert second.is_held()
-    second.__exit__(None, None, None)
-    assert backend.holders == {}
-
-
-def test_an_acquire_by_hand_is_not_released_by_the_end_of_a_body(client: Client, backend: Scripted) -> None:
-    lock = client.lock("n", reentrant=True)
-    with lock:
-        by_hand = lock.acquire()
-    assert by_hand.is_held()
-    with lock:
-        assert by_hand.release()
-        assert by_hand.is_held()
     assert backend.holders == {}
 
 

@@ -499,21 +499,6 @@ def test_releasing_an_expired_lost_set_counts_no_lock_down_again(hand: Client, s
     assert not outer.is_held()
 
 
-def test_a_lock_released_by_hand_in_an_inner_with_stays_in_its_set(backend: Scripted) -> None:
-    with Client(backend) as client:
-        lock, both = client.lock("a", reentrant=True), client.lock_all(["a", "b"], reentrant=True)
-        with both as lease:
-            with lock as part:
-                assert part.release()
-            assert lease.is_held()
-        assert backend.holders == {}
-        with lock as part:
-            with both:
-                assert part.release()
-            assert part.is_held()
-        assert backend.holders == {}
-
-
 def held_outside(client: Client, backend: Scripted, meanwhile: Callable[[Lease], object]) -> Lease:
     """Return a lease of "a" whose thread may then try for a set with the taken "b". ``meanwhile`` runs beside that."""
     outer = client.lock("a", reentrant=True).acquire()

@@ -107,7 +107,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 
     def _body_ends(self, end: EndOfBody) -> bool:
         """Every state → itself: a body of ``with`` ends. Returns whether its end must still release the lease. A second
-        call for the same end decides nothing anew.
+        call for the same end lowers no count.
 
         It must not if a body is open that has no acquire of its own. Such a body entered a lease that another body had
         already entered, or its acquire was released by hand. The body that ends then leaves its acquire to that body,
@@ -115,9 +115,11 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """
         if not end.counted:
             self._open -= 1
-            end.done = self._guests > 0 or self.count <= self._open
+            end.done = self._guests > 0
             self._guests -= self._guests > 0
             end.counted = True
+        # Also if this end was interrupted: a body that has begun since then has taken over the acquire.
+        end.done = end.done or self.count <= self._open
         return not end.done
 
     def _undo_acquire(self, end: EndOfBody | None, worked: bool) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from multilock import Client, DistributedLock, Lease, NotHeld
 from multilock.kernel.holding import EndOfBody
 from multilock.kernel.inside import inside
+from multilock.kernel.release import Releases
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, ctrl_c_now, eventually, interrupted_at
 
@@ -199,6 +200,40 @@ def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
                 assert "n" in backend.holders, where
                 body.__exit__(None, None, None)
             eventually(lambda: not backend.holders)
+        step += 1
+    assert step > 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+def test_a_body_of_a_part_has_the_lock_after_an_interrupted_set(
+    client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = Releases.go_on
+    begun: list[Lease] = []
+    step = 0
+    where = ["at first"]
+    while where:
+        lease, part = set_and_part(client)
+        lease.__enter__()
+
+        def after_a_body_has_begun(releases: Releases, lease: Any, part: Lease = part) -> None:
+            with contextlib.suppress(NotHeld):
+                begun.append(part.__enter__())
+            go_on(releases, lease)
+
+        monkeypatch.setattr(Releases, "go_on", after_a_body_has_begun)
+        with (
+            interrupted_at(step, "HeldSet._let_go", "multilock") as where,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            lease.__exit__(None, None, None)
+        for body in begun:
+            assert body.is_held(), where
+            assert "n" in backend.holders, where
+            body.__exit__(None, None, None)
+        begun.clear()
+        runtime.advance(0.5)
+        assert backend.holders == {}, where
         step += 1
     assert step > 10
 

@@ -11,11 +11,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+import multilock
 from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason, log_thread, system
 from multilock.backend import Backend, Held, Notices
 from multilock.config import settings_for
@@ -29,6 +31,7 @@ from multilock.model import Busy, Claim, Granted, Returned
 
 __all__ = [
     "CAPABILITIES",
+    "PRODUCT",
     "START_OF_A_THREAD",
     "Answer",
     "Call",
@@ -48,6 +51,7 @@ __all__ = [
     "state_of",
 ]
 
+PRODUCT = f"{Path(multilock.__file__).parent}/"  # the directory of the tests may have that name in its path, too
 CAPABILITIES = Capabilities(
     fencing=True,
     fencing_scope="the test",
@@ -120,7 +124,7 @@ def interrupted_at(
     ``function``.
 
     Such a point is the beginning of a function or the return of a C function. Points count in multilock and in all
-    that it calls, even in the standard library. With ``within``, points count only in files whose path contains it.
+    that it calls, even in the standard library. With ``within``, points count only in files whose path begins with it.
     Yields a list that receives the place; it stays empty if there are not that many points. Garbage collection is off
     meanwhile, so that no finalizer of an earlier client interferes. ``interrupt`` is called instead of raising: at such
     a point another thread may run as well.
@@ -131,10 +135,10 @@ def interrupted_at(
 
     def called_by_ours(frame: FrameType | None) -> bool:
         if within is not None:
-            return frame is not None and within in frame.f_code.co_filename
+            return frame is not None and frame.f_code.co_filename.startswith(within)
         ours = False
         while frame and frame.f_code.co_qualname != "HandRuntime._run_soon":  # code in other threads does not count
-            ours = ours or "/multilock/" in frame.f_code.co_filename
+            ours = ours or frame.f_code.co_filename.startswith(PRODUCT)
             frame = frame.f_back
         return ours and frame is None
 

@@ -15,7 +15,7 @@ import pytest
 
 from multilock import LockLost, NotHeld
 from multilock.testing import HandRuntime
-from tests.unit.kit import Scripted, client_on, interrupted_at
+from tests.unit.kit import PRODUCT, Scripted, client_on, interrupted_at
 
 SEEDS, STEPS = 100, 40
 HELD, RELEASED, LOST = "held", "released", "lost"
@@ -197,7 +197,7 @@ class Books:
         with contextlib.ExitStack() as stack:
             if self.random.random() < 0.25:
                 step = self.random.randrange(1, 40)  # not 0, where none of our code has run yet
-                stack.enter_context(interrupted_at(step, INTERRUPTED[what], "multilock"))
+                stack.enter_context(interrupted_at(step, INTERRUPTED[what], PRODUCT))
             try:
                 return call(), False
             except (LockLost, NotHeld) as error:

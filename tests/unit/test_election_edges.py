@@ -30,7 +30,7 @@ from multilock import (
 from multilock.kernel.runtime import Threads
 from multilock.lock import Waits
 from multilock.testing import HandRuntime
-from tests.unit.kit import Call, Scripted, client_on, eventually, interrupted_at, refuse_threads
+from tests.unit.kit import PRODUCT, Call, Scripted, client_on, eventually, interrupted_at, refuse_threads
 from tests.unit.test_crossings import on_closed_loop
 from tests.unit.test_election import Diary, run, take, until
 
@@ -630,7 +630,7 @@ def test_a_body_that_begins_as_the_work_of_run_ends_keeps_the_lease(
 
     threads: list[threading.Thread] = []
     server.always("release", release)
-    with interrupted_at(step, "Term.work_ended", "multilock", interrupt=meanwhile) as where:
+    with interrupted_at(step, "Term.work_ended", PRODUCT, interrupt=meanwhile) as where:
         election.run(work)
     assert where
     threads[0].join(5)

@@ -15,7 +15,7 @@ from multilock.kernel.holding import EndOfBody
 from multilock.kernel.inside import inside
 from multilock.kernel.release import Releases
 from multilock.testing import HandRuntime
-from tests.unit.kit import Scripted, ctrl_c_now, eventually, interrupted_at
+from tests.unit.kit import PRODUCT, Scripted, ctrl_c_now, eventually, interrupted_at
 
 
 def enter_lock(client: Client) -> None:
@@ -191,7 +191,7 @@ def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
                 thread.start()
                 thread.join(0.02)  # it may wait for the lock that this thread holds
 
-            with interrupted_at(step, function, "multilock", interrupt=meanwhile) as where:
+            with interrupted_at(step, function, PRODUCT, interrupt=meanwhile) as where:
                 end(lease)
             if where:
                 thread.join(5)
@@ -223,7 +223,7 @@ def test_a_body_of_a_part_has_the_lock_after_an_interrupted_set(
 
         monkeypatch.setattr(Releases, "go_on", after_a_body_has_begun)
         with (
-            interrupted_at(step, "HeldSet._let_go", "multilock") as where,
+            interrupted_at(step, "HeldSet._let_go", PRODUCT) as where,
             contextlib.suppress(KeyboardInterrupt),
         ):
             lease.__exit__(None, None, None)
@@ -259,7 +259,7 @@ def test_an_interrupted_end_beside_that_of_another_body_leaves_nothing(
                 ctrl_c_now()
 
             with (
-                interrupted_at(step, "Waits._exit", "multilock", interrupt=meanwhile) as where,
+                interrupted_at(step, "Waits._exit", PRODUCT, interrupt=meanwhile) as where,
                 contextlib.suppress(KeyboardInterrupt),
             ):
                 lease.__exit__(None, None, None)
@@ -301,7 +301,7 @@ def test_an_interrupted_inner_acquire_beside_another_body_leaves_its_outer(
                 ctrl_c_now()
 
             with (
-                interrupted_at(step, function, "multilock", interrupt=meanwhile) as where,
+                interrupted_at(step, function, PRODUCT, interrupt=meanwhile) as where,
                 contextlib.suppress(KeyboardInterrupt),
             ):
                 again(lock)

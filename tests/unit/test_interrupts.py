@@ -10,7 +10,7 @@ import pytest
 from multilock.kernel.interrupts import Once, surely
 from tests.unit.kit import interrupted_at
 
-HERE = "/tests/unit/test_interrupts.py"
+HERE = __file__
 
 
 class Books:

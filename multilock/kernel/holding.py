@@ -115,11 +115,11 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """
         if not end.counted:
             self._open -= 1
-            end.done = self._guests > 0
+            end.done = self._guests > 0 or self.count <= self._open
             self._guests -= self._guests > 0
             end.counted = True
-        # Also if this end was interrupted: a body that has begun since then has taken over the acquire.
-        end.done = end.done or self.count <= self._open
+        elif self._to_be_released():  # a body that has begun since the interrupt has taken over the acquire
+            end.done = end.done or self.count <= self._open
         return not end.done
 
     def _undo_acquire(self, end: EndOfBody | None, worked: bool) -> bool:

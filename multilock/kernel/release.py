@@ -227,10 +227,14 @@ class Releases:
                     return True
                 lease._begin_release()
             self._late.append((lease, body))
+        except BaseException:
+            if lease.stage == RELEASING:  # interrupted: nothing else would finish this release
+                self._late.append((lease, body))
+            raise
         finally:
             if locked:
                 kernel.lock.release()
-        kernel.nudge()
+            kernel.nudge()
         return True
 
     def step(self) -> None:

@@ -59,6 +59,8 @@ class Leading(Holding):
         """See `AnyHeld._body_ends`. The last body begins the resignation here, so that no other body can enter
         first."""
         with self._kernel.lock:
+            if end.counted and self._term.resigning:  # after an interrupt; no body has begun since then
+                return not end.done
             last = super()._body_ends(end)
             if last and self.stage == HELD:
                 self._term.resigning = True

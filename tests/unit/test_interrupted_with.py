@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from multilock import Client, DistributedLock, Lease, NotHeld
+from multilock import Client, DistributedLock, Leadership, Lease, NotHeld
 from multilock.kernel.holding import EndOfBody
 from multilock.kernel.inside import inside
 from multilock.kernel.release import Releases
@@ -232,6 +232,93 @@ def test_a_body_of_a_part_has_the_lock_after_an_interrupted_set(
             assert "n" in backend.holders, where
             body.__exit__(None, None, None)
         begun.clear()
+        runtime.advance(0.5)
+        assert backend.holders == {}, where
+        step += 1
+    assert step > 10
+
+
+@pytest.mark.parametrize("hold", [one_lease, one_set])
+def test_a_refused_body_does_not_stop_the_release_by_a_finalizer(
+    client: Client, backend: Scripted, runtime: HandRuntime, hold: Callable[[Client], tuple[Lease, Lease]]
+) -> None:
+    step = 0
+    where = ["at first"]
+    while where:
+        lease, _ = hold(client)
+        lease.__enter__()
+        inside.add(threading.get_ident())  # as in a finalizer that interrupts a call of the backend
+        try:
+            lease.__exit__(None, None, None)
+        finally:
+            inside.discard(threading.get_ident())
+        with (
+            interrupted_at(step, "Waits.__enter__", PRODUCT, interrupt=runtime.settle) as where,
+            pytest.raises(NotHeld),
+        ):
+            lease.__enter__()
+        runtime.settle()
+        assert backend.holders == {}, where
+        step += 1
+    assert step > 5
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.parametrize("hold", [one_lease, one_set])
+def test_an_interrupted_release_by_a_finalizer_is_finished(
+    client: Client, backend: Scripted, runtime: HandRuntime, hold: Callable[[Client], tuple[Lease, Lease]]
+) -> None:
+    step = 0
+    where = ["at first"]
+    while where:
+        lease, _ = hold(client)
+        inside.add(threading.get_ident())  # as in a finalizer that interrupts a call of the backend
+        try:
+            with (
+                interrupted_at(step, "Releases._release_from_within", PRODUCT) as where,
+                contextlib.suppress(KeyboardInterrupt),
+                lease,
+            ):
+                pass
+        finally:
+            inside.discard(threading.get_ident())
+        runtime.advance(0.5)
+        assert backend.holders == {}, where
+        step += 1
+    assert step > 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+def test_a_refused_body_does_not_stop_an_interrupted_resignation(
+    client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, after_interrupt = Leadership._check_at_entry, Leadership._release_after_interrupt
+    step = 0
+    where = ["at first"]
+    while where:
+        lease, _ = leadership(client)
+        lease.__enter__()
+        begun: list[Lease] = []
+
+        def beside_a_body(lease: Any, end: EndOfBody, begun: list[Lease] = begun) -> None:
+            def meanwhile(lease: Any, its_end: EndOfBody) -> None:
+                after_interrupt(lease, end)
+                check(lease, its_end)
+
+            with monkeypatch.context() as patch, contextlib.suppress(NotHeld):
+                patch.setattr(Leadership, "_release_after_interrupt", after_interrupt)
+                patch.setattr(Leadership, "_check_at_entry", meanwhile)
+                begun.append(lease.__enter__())
+
+        monkeypatch.setattr(Leadership, "_release_after_interrupt", beside_a_body)
+        with (
+            interrupted_at(step, "Leading._body_ends", PRODUCT) as where,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            lease.__exit__(None, None, None)
+        for body in begun:
+            assert body.is_held(), where
+            body.__exit__(None, None, None)
         runtime.advance(0.5)
         assert backend.holders == {}, where
         step += 1

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from multilock import Finding, MultilockError
 from multilock_etcd import wire
-from multilock_etcd.sessions import ACKNOWLEDGES_NOTHING
-from multilock_etcd.transport import Cluster, EtcdTransport, calls
+from multilock_etcd.transport import Cluster, EtcdTransport, NotAcknowledged, calls
 
 __all__ = ["diagnose"]
 
@@ -34,7 +33,7 @@ def diagnose(transport: EtcdTransport, cluster: Cluster, within: float) -> list[
             findings += _about_member(target, said)
             clusters.setdefault(said.header.cluster_id, target)
     for target, said in transport.each(calls.KEEP_ALIVE, wire.LeaseKeepAliveRequest(ID=NOBODYS), within / 2):
-        if isinstance(said, Exception) and ACKNOWLEDGES_NOTHING in str(said):
+        if isinstance(said, NotAcknowledged):
             findings.append(_grpc_proxy(target))
     if len(silent) == len(cluster.targets):
         raise silent[0]

@@ -18,12 +18,11 @@ from multilock import BackendRejected, BackendUnavailable, MultilockError, syste
 from multilock.backend import Claim, Granted, Notices
 from multilock.timing import RENEWALS
 from multilock_etcd import wire
-from multilock_etcd.transport import EtcdTransport, LeaseMissing, calls
+from multilock_etcd.transport import EtcdTransport, LeaseMissing, NotAcknowledged, calls
 
-__all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "REVOKE_WITHIN", "EtcdSession", "EtcdSessions"]
+__all__ = ["ENDED", "REVOKE_WITHIN", "EtcdSession", "EtcdSessions"]
 
 ENDED = "its etcd lease expired or was revoked"
-ACKNOWLEDGES_NOTHING = "UNKNOWN: context canceled"  # the reply of an etcd grpc-proxy to a renewal
 REVOKE_WITHIN = 0.5  # seconds for one lease
 
 
@@ -187,7 +186,7 @@ class EtcdSessions:
         try:
             self.keep_alive(session.lease, (deadline - self._now()) / 2)
         except BackendUnavailable as silence:
-            if ACKNOWLEDGES_NOTHING not in str(silence):
+            if not isinstance(silence, NotAcknowledged):
                 return  # the next request and the renewals deal with a server that does not reply
             self.revoke(session, deadline - self._now())
             raise BackendRejected(

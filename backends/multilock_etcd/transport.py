@@ -34,7 +34,16 @@ from multilock.options import NO_TLS
 from multilock_etcd import wire
 from multilock_etcd.main_thread import Aside
 
-__all__ = ["Cluster", "EtcdTransport", "LeaseMissing", "Method", "TooMuch", "calls", "refuse_eventlet"]
+__all__ = [
+    "Cluster",
+    "EtcdTransport",
+    "LeaseMissing",
+    "Method",
+    "NotAcknowledged",
+    "TooMuch",
+    "calls",
+    "refuse_eventlet",
+]
 
 Code = grpc.StatusCode
 
@@ -74,6 +83,7 @@ _UNTRUSTED = (
 # The server no longer accepts the token: it expired, members restarted, or auth was switched on. Nothing was executed.
 _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _LEASE_MISSING = "requested lease not found"
+_ENDED_UNANSWERED = "context canceled"
 _TOO_MANY = "too many operations in txn request"
 _TOO_LARGE = ("request is too large", "received message larger than max")
 _REFUSED = {
@@ -233,6 +243,10 @@ class TooMuch(BackendRejected):
     def __init__(self, message: str, *, by_bytes: bool) -> None:
         super().__init__(message)
         self.by_bytes = by_bytes
+
+
+class NotAcknowledged(BackendUnavailable):
+    """The server ended the request without a reply, as an etcd grpc-proxy does with a renewal."""
 
 
 class LeaseMissing(Exception):
@@ -682,4 +696,5 @@ def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
     said += next((f" ({hint})" for text, hint in _STRANGERS.items() if text in said), "")
     if any(text in said.lower() for text in _NOT_SENT) or "too many requests" in said:
         return BackendUnavailable(f"{where} cannot be reached: {said}", unknown=False)
-    return BackendUnavailable(f"{where} did not answer: {said} ({code.name})", unknown=sent)
+    unanswered = NotAcknowledged if code is Code.UNKNOWN and said == _ENDED_UNANSWERED else BackendUnavailable
+    return unanswered(f"{where} did not answer: {said} ({code.name})", unknown=sent)

@@ -931,8 +931,8 @@ def run(
 ) -> Report:
     """Run chaos for so many seconds, or until the first violation.
 
-    On a busy machine, if not ``enough`` happens in that time, the run takes up to twice as long. ``mixed`` adds locks
-    of every kind.
+    On a busy machine, if not ``enough`` happens in that time, the run takes up to four times as long. ``mixed`` adds
+    locks of every kind.
     """
     again = f"seed {seed}, {arena.__name__}, {kind.__name__}, {seconds:g} s, defect {defect!r}, mixed {mixed}"
     with _chaos(kind, arena, seed, habits, defect, mixed) as chaos:
@@ -950,7 +950,7 @@ def run(
                 violations += chaos.seen()
                 look_at = at + LOOK_EVERY
                 if look_at >= until and not enough(Report(at - started, record, chaos.faults)):
-                    until = min(look_at + LOOK_EVERY, started + 2 * seconds)
+                    until = min(look_at + LOOK_EVERY, started + 4 * seconds)
             chaos.do_what_is_due(at)
             time.sleep(0.005)
         lasted = now() - started

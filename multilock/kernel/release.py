@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from multilock import system
 from multilock.kernel.cancel import call_to_give_back
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, EndOfBody, Holding
@@ -215,8 +216,9 @@ class Releases:
         kernel = self._kernel
         # The thread that holds the kernel's lock may be in the same situation, and wait for a lock that this thread
         # holds. So this thread gives up soon, and leaves the whole release to the ticking thread.
-        locked = kernel.lock.acquire(timeout=BRIEFLY)
+        owned = locked = system.is_owned(kernel.lock)
         try:
+            locked = owned or kernel.lock.acquire(timeout=BRIEFLY)
             if locked:
                 if body and not lease._body_ends(body):
                     return True
@@ -228,11 +230,12 @@ class Releases:
                 lease._begin_release()
             self._late.append((lease, body))
         except BaseException:
-            if lease.stage == RELEASING:  # interrupted: nothing else would finish this release
+            locked = system.is_owned(kernel.lock)  # an interrupt may have come just after `acquire`
+            if lease.stage == RELEASING:  # nothing else would finish this release
                 self._late.append((lease, body))
             raise
         finally:
-            if locked:
+            if locked and not owned:
                 kernel.lock.release()
             kernel.nudge()
         return True

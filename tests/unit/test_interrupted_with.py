@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from multilock import Client, DistributedLock, Leadership, Lease, NotHeld
+from multilock import Client, DistributedLock, Leadership, Lease, NotHeld, system
 from multilock.kernel.holding import EndOfBody
 from multilock.kernel.inside import inside
 from multilock.kernel.release import Releases
@@ -282,6 +282,7 @@ def test_an_interrupted_release_by_a_finalizer_is_finished(
                 pass
         finally:
             inside.discard(threading.get_ident())
+        assert not system.is_owned(client._kernel.lock), where
         runtime.advance(0.5)
         assert backend.holders == {}, where
         step += 1

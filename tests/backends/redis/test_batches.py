@@ -184,7 +184,7 @@ def test_a_client_closed_during_a_common_request_leaves_nothing(
     server: RedisServer, proxy: FaultProxy, bare: Bare, late: bool
 ) -> None:
     async def main() -> None:
-        async with client(proxy.url, request_timeout=0.5) as ours:
+        async with client(proxy.url, request_timeout=2) as ours:
             way = proxy.hold_request(b"multilock/a") if late else proxy.drop_reply(b"multilock/a", then="hold")
             tasks = await waiters(ours)
             await until(lambda: way.happened)

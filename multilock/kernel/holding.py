@@ -128,10 +128,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         ``end`` is that of its body, if it has one. Without work under the lease, hold_at_least is void. The caller
         holds the kernel's lock until it has begun the release. Otherwise a body could begin meanwhile.
         """
-        if (end is not None and not self._body_ends(end)) or self._count_down(end):
-            return False
-        if self.count > 1:  # lost
-            self._end_of_work(end)
+        if (end is not None and not self._body_ends(end)) or self._one_acquire_less(end):
             return False
         if self.count <= self._open:  # another body has ended meanwhile, and released this acquire
             return False
@@ -274,13 +271,12 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """
         raise NotImplementedError
 
-    def _end_of_work(self, end: EndOfBody | None = None) -> bool:
-        """Record that one work under a lost or released lease has ended. Returns True if it was the last one."""
+    def _end_of_work(self, end: EndOfBody | None) -> None:
+        """Record that one work under a lost or released lease has ended."""
         with self._kernel.lock:
             if self._one_acquire_less(end):
-                return False
+                return
         surely(self._all_work_ended)
-        return True
 
     def _all_work_ended(self) -> None:
         """Clean up after the last work under a lost or released lease. A second call changes nothing."""

@@ -66,10 +66,10 @@ class Leading(Holding):
                 self._term.resigning = True
         return last
 
-    def _end_of_work(self, end: EndOfBody | None = None) -> bool:
+    def _end_of_work(self, end: EndOfBody | None) -> None:
         """See `AnyHeld._end_of_work`. Here the last of all parts reports the end: see `Term.part_ended`."""
         self._term.by_hand = False
-        return self._term.end_lost()
+        self._term.end_lost()
 
     def _at_end(self, hook: Callable[[], None]) -> bool:
         """See `AnyHeld._at_end`. The hook is also called when this node begins to step down."""
@@ -229,12 +229,10 @@ class Term(Generic[T]):
             self.end_lost()
         self.office.condition.notify()
 
-    def end_lost(self) -> bool:
-        """If the leadership was lost, and all work under it has ended, report that to the lease and return True."""
-        ended = self.leadership.stage == LOST and not self.by_hand and self.all_ended()
-        if ended:
+    def end_lost(self) -> None:
+        """If the leadership was lost, and all work under it has ended, report that to the lease."""
+        if self.leadership.stage == LOST and not self.by_hand and self.all_ended():
             self.office.kernel.releases.later(self.leadership)
-        return ended
 
     def callbacks_ended(self) -> bool:
         """Return whether both callbacks have ended, or can no longer run."""

@@ -32,7 +32,7 @@ class Held:
         self.how = ""  # how the belief ended: released, lost or killed
         self.told: tuple[float, Loss[Any]] | None = None  # when on_lost was called, and its argument
         self.lets_go = False  # whether the worker has called release()
-        self.returned: float | None = None  # when the call of on_lost returned
+        self.returned: float | None = None  # when the call of release() returned
         self.ours = False  # the result of that call
         self.beliefs = [Belief(self, part) for part in lease.leases]
 

@@ -6,8 +6,10 @@ from typing import Any
 import psycopg
 import pytest
 
+import multilock
+from multilock import Lease
 from multilock_postgresql import open_backend
-from tests.backends.kit import ByHand
+from tests.backends.kit import NAME, ByHand
 from tests.servers_postgresql import PostgresqlServer
 
 Row = tuple[Any, ...]
@@ -46,6 +48,15 @@ def server(package_server: Database) -> Database:
 
 def clear(server: Database) -> None:
     server.sql("TRUNCATE multilock.locks, multilock.holders, multilock.queue, multilock.gone")
+
+
+@pytest.fixture
+def lease(server: Database) -> Iterator[Lease]:
+    """Return a lease of `NAME` by a client with a kernel."""
+    with multilock.connect(server.url, ttl=20) as client:
+        lease = client.lock(NAME).acquire()
+        yield lease
+        lease.release()
 
 
 @pytest.fixture

@@ -31,14 +31,6 @@ def session(server: Database, request: pytest.FixtureRequest) -> Iterator[psycop
     connection.close()
 
 
-@pytest.fixture
-def lease(server: Database) -> Iterator[Lease]:
-    with multilock.connect(server.url, ttl=20) as client:
-        lease = client.lock(NAME).acquire()
-        yield lease
-        lease.release()
-
-
 def guard(session: psycopg.Connection, client: Queued, claim: Any) -> None:
     multilock.guard(session, name=NAME, token=client.token(claim))
 

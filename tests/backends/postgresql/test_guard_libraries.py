@@ -112,14 +112,6 @@ LIBRARIES = [
 ]
 
 
-@pytest.fixture
-def lease(server: Database) -> Iterator[Lease]:
-    with multilock.connect(server.url, ttl=20) as client:
-        lease = client.lock(NAME).acquire()
-        yield lease
-        lease.release()
-
-
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_guard_works_through_each_library(
     library: Callable[[str, bool], Opened], server: Database, lease: Lease, ask: Ask

@@ -26,7 +26,7 @@ from multilock import now
 from tests.benchmarks.measure import sample
 from tests.servers import Server
 
-__all__ = ["ASYNCIO", "FAIR", "KAZOO", "OURS", "SECONDS", "Turn", "crowds", "ours", "turns_of"]
+__all__ = ["ASYNCIO", "FAIR", "KAZOO", "OURS", "SECONDS", "Run", "Turn", "crowds", "ours", "run_of", "turns_of"]
 
 PROCESSES = 4
 THREADS = 5
@@ -47,7 +47,7 @@ def ours(how: str) -> Callable[[Server], list[str]]:
     return lambda server: [sys.executable, "-m", "tests.benchmarks.crowd", how, server.url, str(SECONDS)]
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     gaps: list[float]  #: from a release until a waiter that queued before it has the lock
     turns: int
     seconds: float
@@ -63,7 +63,7 @@ def crowds(
 
     Each turn has a new server. ``count`` returns how many requests a server has received so far.
     """
-    runs: dict[str, list[_Run]] = {how: [] for how in commands}
+    runs: dict[str, list[Run]] = {how: [] for how in commands}
     for _ in range(ROUNDS):
         for how, its in runs.items():
             with start() as server:
@@ -71,13 +71,17 @@ def crowds(
     return {how: _sum_up(its) for how, its in runs.items()}
 
 
-def _run(command: Sequence[str], count: Count) -> _Run:
-    turns, asked = turns_of(command, lambda: sum(count().values()))
+def _run(command: Sequence[str], count: Count) -> Run:
+    return run_of(*turns_of(command, lambda: sum(count().values())))
+
+
+def run_of(turns: Sequence[Turn], asked: float) -> Run:
+    """Return the figures of these turns, which are in the order of acquisition."""
     gaps = [(got - back, asked_at < back) for (_, back, _), (got, _, asked_at) in itertools.pairwise(turns)]
-    return _Run([gap for gap, waited in gaps if waited], len(turns), turns[-1][1] - turns[0][0], asked)
+    return Run([gap for gap, waited in gaps if waited], len(turns), turns[-1][1] - turns[0][0], asked)
 
 
-def _sum_up(runs: Sequence[_Run]) -> dict[str, Any]:
+def _sum_up(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "hand-overs/s": round(statistics.median(run.turns / run.seconds for run in runs), 1),
         **asdict(sample([gap for run in runs for gap in run.gaps])),

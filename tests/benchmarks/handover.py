@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import portalocker  # type: ignore[import-not-found, unused-ignore]
@@ -36,7 +36,7 @@ from multilock_redis.recipe import Recipe
 from multilock_redis.transactions import ACQUIRE, RELEASE, Transactions
 from multilock_redis.transport import Connections, Endpoint
 from multilock_redis.wire import pack
-from tests.benchmarks.crowd import Turn, turns_of
+from tests.benchmarks.crowd import Run, Turn, run_of, turns_of
 from tests.benchmarks.measure import Sample, asked_of, far, sample
 from tests.benchmarks.peer import PEERS_PYTHON, versions_of
 from tests.benchmarks.report import publish
@@ -220,24 +220,17 @@ def _run(work: Callable[[], None], go: threading.Event, until: list[float], seco
 
 def handovers(ms: float) -> dict[str, dict[str, Any]]:
     """Measure from the call of release to the return of the acquire of a waiter. The contenders take turns."""
-    runs: dict[str, list[_Run]] = {}
+    runs: dict[str, list[Run]] = {}
     for _ in range(TURNS):
         for what in (*HANDOVERS, ON_A_LOOP, *([MITHRIL] if PEERS_PYTHON.exists() else [])):
-            runs.setdefault(what, []).append(_run_of(what, ms))
+            runs.setdefault(what, []).append(_measured(what, ms))
     found = {RAW: asdict(raw_handover(ms))} | {what: _sum_up(its) for what, its in runs.items()}
     for one in found.values():
         one["ratios"] = {each: round(one["median"] / found[each]["median"], 2) for each in (RAW, REDIS_PY)}
     return found
 
 
-class _Run(NamedTuple):
-    gaps: list[float]
-    turns: int
-    seconds: float
-    asked: float
-
-
-def _sum_up(runs: list[_Run]) -> dict[str, Any]:
+def _sum_up(runs: list[Run]) -> dict[str, Any]:
     turns = sum(run.turns for run in runs)
     return {
         **asdict(sample([gap for run in runs for gap in run.gaps])),
@@ -246,13 +239,13 @@ def _sum_up(runs: list[_Run]) -> dict[str, Any]:
     }
 
 
-def _run_of(what: str, ms: float) -> _Run:
+def _measured(what: str, ms: float) -> Run:
     with RedisServer() as server, far(server.url, ms) as url:
         run = _turns_elsewhere if what == MITHRIL else _turns
         turns, asked = run(what, url, lambda: asked_of([server.port], ASK.get(what, ("evalsha",))))
-    gaps = [(got - released, asked < released) for (_, released, _), (got, _, asked) in itertools.pairwise(turns)]
-    assert all(gap > 0 for gap, _ in gaps), f"{what}: two of them held it at once"
-    return _Run([gap for gap, waited in gaps if waited], len(turns), turns[-1][1] - turns[0][0], asked)
+    for (_, released, _), (got, _, _) in itertools.pairwise(turns):
+        assert got > released, f"{what}: two of them held it at once"
+    return run_of(turns, asked)
 
 
 def _turns(what: str, url: str, count: Callable[[], int]) -> tuple[list[Turn], float]:

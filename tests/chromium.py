@@ -20,15 +20,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tests.servers import unavailable
+from tests.servers import bootstrap
 
 __all__ = ["SCHEMES", "WIDTHS", "Browser", "Opened", "chromium", "running"]
 
-BOOTSTRAP = Path(__file__).parent / "bootstrap" / "chromium.sh"
 WIDTHS = (390, 1280, 2560)
 SCHEMES = ("light", "dark")
 ANSWER_WITHIN = 120.0  # seconds; an idle machine needs a tenth of one
@@ -49,13 +47,9 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
-@lru_cache
 def chromium() -> str:
     """Return the path of the program."""
-    found = subprocess.run([str(BOOTSTRAP)], capture_output=True, text=True, check=False)
-    if found.returncode:
-        unavailable("chromium", found.stderr.strip().replace("\n", " "))
-    return found.stdout.strip()
+    return bootstrap("chromium")
 
 
 @dataclass

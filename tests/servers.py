@@ -19,12 +19,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Generic, NoReturn, Self, TypeVar
 
 import pytest
 
-__all__ = ["SERVERS", "Cluster", "RedisServer", "Server", "address", "free_port", "running", "unavailable"]
+__all__ = [
+    "SERVERS",
+    "Cluster",
+    "RedisServer",
+    "Server",
+    "address",
+    "bootstrap",
+    "free_port",
+    "running",
+    "unavailable",
+]
 
 TRIES = 3  # another process may take a free port before the server does
 STOP_WITHIN = 5.0  # seconds
@@ -321,6 +332,19 @@ class RedisServer(Server):
 
 
 SERVERS: dict[str, Callable[[], Server]] = {"redis": RedisServer}
+
+
+@lru_cache
+def bootstrap(name: str, *options: str) -> str:
+    """Find or install this server by its script in ``tests/bootstrap``, and return the path that the script prints.
+
+    If that fails, the test is `unavailable`.
+    """
+    script = Path(__file__).parent / "bootstrap" / f"{name}.sh"
+    found = subprocess.run([str(script), *options], capture_output=True, text=True, check=False)
+    if found.returncode:
+        unavailable(name, found.stderr.strip().replace("\n", " "))
+    return found.stdout.strip()
 
 
 def unavailable(name: str, why: str) -> NoReturn:

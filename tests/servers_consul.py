@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import urllib.error
@@ -16,16 +15,14 @@ import urllib.request
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tests.servers import Cluster, Server, free_port, unavailable
+from tests.servers import Cluster, Server, bootstrap, free_port
 
 __all__ = ["ConsulCluster", "ConsulServer", "program"]
 
 READY = "is it ready?"
-BOOTSTRAP = Path(__file__).parent / "bootstrap" / "consul.sh"
 FAST: Mapping[str, Any] = {
     "session_ttl_min": "1s",  # otherwise every test of a ttl would take 20 s
     "performance": {"raft_multiplier": 1},
@@ -34,11 +31,8 @@ FAST: Mapping[str, Any] = {
 }
 
 
-@lru_cache
 def program() -> str:
-    found = subprocess.run([str(BOOTSTRAP)], capture_output=True, text=True, check=False)
-    path = shutil.which(found.stdout.strip())
-    return path or unavailable("consul", found.stderr.strip().replace("\n", " "))
+    return bootstrap("consul")
 
 
 class ConsulServer(Server):

@@ -13,15 +13,13 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tests.servers import Cluster, Server, free_port, unavailable
+from tests.servers import Cluster, Server, bootstrap, free_port
 
 __all__ = ["EtcdCluster", "EtcdProxy", "EtcdServer", "etcdctl", "learner"]
 
-BOOTSTRAP = Path(__file__).parent / "bootstrap" / "etcd.sh"
 # Elections take at most 0.2 s, so that a test of a failover need not wait. The smallest ttl granted is then 1 s.
 FAST = ("--heartbeat-interval", "20", "--election-timeout", "200", "--log-level", "error", "--logger", "zap")
 # The members do not sync to disk. A killed member keeps its data all the same; only a machine without power loses it.
@@ -30,12 +28,10 @@ FAST = ("--heartbeat-interval", "20", "--election-timeout", "200", "--log-level"
 UNSYNCED = ("--unsafe-no-fsync",)
 
 
-@lru_cache
 def program() -> str:
     """Return the path of etcd, after unpacking or installing it if it is missing."""
     release = os.environ.get("MULTILOCK_TEST_ETCD_RELEASE")
-    found = subprocess.run([BOOTSTRAP, *([release] if release else [])], capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else unavailable("etcd", found.stderr[-500:])
+    return bootstrap("etcd", *([release] if release else []))
 
 
 def etcdctl(endpoint: str, *words: str, within: float = 10.0) -> str:

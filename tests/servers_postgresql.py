@@ -12,14 +12,12 @@ import shutil
 import signal
 import subprocess
 import time
-from functools import lru_cache
 from pathlib import Path
 
-from tests.servers import Server, unavailable
+from tests.servers import Server, bootstrap, unavailable
 
 __all__ = ["PgBouncer", "PostgresqlServer"]
 
-BOOTSTRAP = Path(__file__).parent / "bootstrap"
 USERS = ("postgres", "nobody")  # the user that runs them if we are root
 QUICK = {
     "fsync": "off",
@@ -30,18 +28,9 @@ QUICK = {
 }
 
 
-@lru_cache
-def bootstrap(name: str) -> Path:
-    """Find or install this server. Returns the path that its script prints."""
-    found = subprocess.run([str(BOOTSTRAP / f"{name}.sh")], capture_output=True, text=True, check=False)
-    if found.returncode:
-        unavailable(name, found.stderr.strip().replace("\n", " "))
-    return Path(found.stdout.strip())
-
-
 def programs() -> Path:
     """Return the folder with initdb, postgres and pg_isready."""
-    return bootstrap("postgresql")
+    return Path(bootstrap("postgresql"))
 
 
 def as_its_user(folder: Path) -> list[str]:
@@ -161,7 +150,7 @@ class PgBouncer(Server):
         (folder / "pgbouncer.ini").write_text(
             databases + "".join(f"{key} = {value}\n" for key, value in settings.items())
         )
-        return [*as_user, str(bootstrap("pgbouncer")), "-q", "pgbouncer.ini"]
+        return [*as_user, bootstrap("pgbouncer"), "-q", "pgbouncer.ini"]
 
     def answers(self) -> bool:
         return is_ready(self, "-d", "session")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from tests.servers import Cluster, Server, free_port, unavailable
+from tests.servers import Cluster, Server, bootstrap, free_port
 
 __all__ = ["ZooKeeperCluster", "ZooKeeperServer", "classpath"]
 
-BOOTSTRAP = Path(__file__).parent / "bootstrap" / "zookeeper.sh"
 ARCHIVE = Path(__file__).parents[1] / ".state" / "zookeeper.jsa"
 TICK = 0.2  # seconds; sessions may be as short as two ticks, and expire within a tick
 JAVA = (
@@ -29,11 +27,9 @@ JAVA = (
 )
 
 
-@lru_cache
 def classpath() -> str:
     """Return a class path with ZooKeeper in it, after installing ZooKeeper if it is missing."""
-    found = subprocess.run([BOOTSTRAP], capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else unavailable("zookeeper", found.stderr[-500:])
+    return bootstrap("zookeeper")
 
 
 @lru_cache

@@ -15,9 +15,10 @@ import sqlalchemy
 from psycopg import IsolationLevel, errors
 
 import multilock
-from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld
+from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld, guarding
+from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
-from tests.backends.kit import NAME
+from tests.backends.kit import NAME, WITHIN, interrupted
 from tests.backends.postgresql.conftest import Database
 
 TABLE = "CREATE TABLE multilock_fence (name VARCHAR(255) PRIMARY KEY, token BIGINT NOT NULL)"
@@ -97,6 +98,45 @@ def test_transactions_of_one_lease_write_side_by_side(begin: Begin, holders: Hol
     first.commit()
     multilock.guard(second, holders.older)
     multilock.guard(third, holders.older)
+
+
+def test_a_fence_whose_reply_is_lost_or_that_arrives_late_orders_the_writes(
+    begin: Begin, server: Database, holders: Holders
+) -> None:
+    new = begin()
+    with FaultProxy.before(server.url) as proxy, ThreadPoolExecutor(1) as thread:
+        lost = proxy.drop_reply(b"INSERT INTO multilock_fence")
+        with psycopg.connect(proxy.url) as old, pytest.raises(psycopg.OperationalError):
+            multilock.guard(old, holders.older)
+        assert lost.happened
+        with psycopg.connect(proxy.url) as old:
+            late = proxy.hold_request(b"multilock_fence")
+            guarded: Future[None] = thread.submit(multilock.guard, old, holders.older)
+            late.wait(WITHIN)
+            multilock.guard(new, holders.newer)
+            new.commit()
+            late.release()
+            with pytest.raises(LockLost):
+                guarded.result(WITHIN)
+    assert server.sql("SELECT token FROM multilock_fence") == [(holders.newer.fence(),)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+def test_an_interrupted_fence_leaves_no_token_after_a_rollback(
+    begin: Begin, tmp_path: Path, server: Database, holders: Holders
+) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "data.db", isolation_level=None)) as file:
+        file.execute(TABLE)
+        for connection in (begin(), file):
+            moment, more = -1, True
+            while more:
+                moment += 2
+                if connection is file:
+                    file.execute("BEGIN")
+                more = interrupted(lambda user=connection: multilock.guard(user, holders.older), moment, guarding)  # type: ignore[misc]
+                connection.rollback()
+            assert moment > 10
+            assert connection.execute("SELECT * FROM multilock_fence").fetchall() == []
 
 
 def test_the_table_works_on_sqlite_too(tmp_path: Path, holders: Holders) -> None:

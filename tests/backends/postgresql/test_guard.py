@@ -12,10 +12,11 @@ from psycopg import IsolationLevel, errors
 from psycopg.pq import TransactionStatus
 
 import multilock
-from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld
+from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld, guarding
 from multilock.backend import Busy, Granted
+from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
-from tests.backends.kit import NAME, WITHIN
+from tests.backends.kit import NAME, WITHIN, interrupted
 from tests.backends.postgresql.conftest import Database, Queued, clear
 
 LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
@@ -200,6 +201,39 @@ def test_a_guard_whose_session_is_killed_frees_the_name(
     server.sql("SELECT pg_terminate_backend(%s)", session.info.backend_pid)
     claim = two.mutex()
     eventually(lambda: two.holds(claim), SOON)
+
+
+def test_a_guard_that_arrives_after_the_lease_was_lost_is_refused(one: Queued, two: Queued, server: Database) -> None:
+    claim = one.take(one.mutex())
+    with (
+        FaultProxy.before(server.url) as proxy,
+        psycopg.connect(proxy.url) as session,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        late = proxy.hold_request(b"guard_1")
+        guarded: Future[None] = thread.submit(guard, session, one, claim)
+        late.wait(WITHIN)
+        end_lease(server)
+        two.take(two.mutex())
+        late.release()
+        with pytest.raises(LockLost):
+            guarded.result(WITHIN)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+def test_an_interrupted_guard_keeps_nothing_after_the_transaction(
+    one: Queued, server: Database, session: psycopg.Connection
+) -> None:
+    claim = one.take(one.mutex())
+    moment, more = -1, True
+    while more:
+        moment += 2
+        more = interrupted(lambda: guard(session, one, claim), moment, guarding)
+        session.rollback()
+    assert moment > 10
+    server.sql("SET lock_timeout = 1000; DELETE FROM multilock.locks")
+    with pytest.raises(LockLost):
+        guard(session, one, claim)
 
 
 def test_a_rollback_to_a_savepoint_ends_the_guard(

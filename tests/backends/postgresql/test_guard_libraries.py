@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -13,9 +13,12 @@ import pytest
 import sqlalchemy
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
+from django.db.utils import Error as DjangoError
 
 import multilock
 from multilock import ConfigurationError, Lease, LockLost
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import SOON, eventually
 from tests.backends.kit import NAME
 from tests.backends.postgresql.conftest import Ask, Database
 
@@ -112,6 +115,9 @@ LIBRARIES = [
 ]
 
 
+BROKEN = (psycopg.Error, psycopg2.Error, sqlalchemy.exc.DBAPIError, DjangoError)
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_guard_works_through_each_library(
     library: Callable[[str, bool], Opened], server: Database, lease: Lease, ask: Ask
@@ -133,6 +139,21 @@ def test_a_guard_without_a_transaction_is_refused_through_each_library(
 ) -> None:
     with pytest.raises(ConfigurationError, match="open transaction"), library(server.url, True) as connection:
         lease.guard(connection)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_guard_whose_reply_is_lost_raises_and_keeps_no_row(
+    library: Callable[[str, bool], Opened], server: Database, lease: Lease, ask: Ask
+) -> None:
+    two = ask()
+    with FaultProxy.before(server.url) as proxy:
+        lost = proxy.drop_reply(b"guard_1")
+        with pytest.raises(BROKEN), library(proxy.url, False) as connection:
+            lease.guard(connection)
+        assert lost.happened
+    server.sql("UPDATE multilock.locks SET until = clock_timestamp(), sure = NULL")
+    claim = two.mutex()
+    eventually(lambda: two.holds(claim), SOON)
 
 
 def test_a_connection_that_goes_back_to_its_pool_guards_nothing(server: Database, lease: Lease, ask: Ask) -> None:
@@ -171,5 +192,55 @@ def test_an_asyncio_lease_guards_through_asynchronous_connections(server: Databa
                 await lease.guard(psycopg)
             with pytest.raises(ConfigurationError, match="run_sync"):
                 multilock.guard(connection, name=NAME, token=1)
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def begun(url: str, driver: str) -> AsyncIterator[Any]:
+    """Yield an asynchronous connection with an open transaction."""
+    if driver == "none":
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            yield connection
+        return
+    engine = sqlalchemy.ext.asyncio.create_async_engine(url.replace("postgresql:", f"postgresql+{driver}:"))
+    try:
+        async with engine.begin() as connection:
+            yield connection
+    finally:
+        await engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["none", "psycopg", "asyncpg"])
+def test_an_asyncio_guard_that_is_cancelled_or_has_no_reply_keeps_no_row(server: Database, driver: str) -> None:
+    waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+    async def until(ready: Callable[[], object]) -> None:
+        await asyncio.to_thread(eventually, ready, SOON)
+
+    async def main() -> None:
+        async with multilock.connect_async(server.url, ttl=60) as client, client.lock(NAME) as lease:
+            with FaultProxy.before(server.url) as proxy:
+                lost = proxy.drop_reply(b"guard_1")
+                with pytest.raises((*BROKEN, OSError)):
+                    async with begun(proxy.url, driver) as connection:
+                        await lease.guard(connection)
+                assert lost.happened
+            async with await psycopg.AsyncConnection.connect(server.url) as operator:
+                await operator.execute("SELECT FROM multilock.locks FOR UPDATE")
+
+                async def guard() -> None:
+                    async with begun(server.url, driver) as connection:
+                        await lease.guard(connection)
+
+                guarded = asyncio.create_task(guard())
+                await until(lambda: server.sql(waits) == [(1,)])
+                guarded.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await guarded
+                await until(lambda: server.sql(waits) == [])
+                await operator.execute("UPDATE multilock.locks SET who = who")
+            async with begun(server.url, driver) as connection:
+                await lease.guard(connection)
 
     asyncio.run(main())

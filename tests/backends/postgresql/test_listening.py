@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from multilock import BackendUnavailable
+from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import eventually
 from multilock_postgresql import notices
-from tests.backends.kit import WITHIN
-from tests.backends.postgresql.conftest import Database, Queued
+from multilock_postgresql.transport import PING
+from tests.backends.kit import WITHIN, interrupted
+from tests.backends.postgresql.conftest import Ask, Database, Queued
 
 PINGS = 5
 LONG = 30.0  # seconds, on a busy machine
@@ -19,6 +23,12 @@ LONG = 30.0  # seconds, on a busy machine
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "TEND_EVERY", 0.1)
+
+
+@pytest.fixture
+def proxy(server: Database) -> Iterator[FaultProxy]:
+    with FaultProxy.before(server.url) as proxy:
+        yield proxy
 
 
 def inside(client: Queued) -> Any:
@@ -85,3 +95,69 @@ def test_a_loss_that_could_not_be_looked_at_is_looked_at_again(
     server.sql("DELETE FROM multilock.locks")
     assert one.ear.wait(lambda: one.ear.losses != [], LONG)
     assert failed
+
+
+def test_a_loss_is_found_although_the_reply_to_the_look_at_it_was_lost(
+    ask: Ask, server: Database, proxy: FaultProxy
+) -> None:
+    far = ask(proxy.url)
+    held = far.take(far.mutex())
+    far.opened.watch(far.grant(held).group, [(held, far.grant(held))], WITHIN)
+    fault = proxy.drop_reply(held.id.encode())
+    server.sql("DELETE FROM multilock.locks")
+    assert far.ear.wait(lambda: far.ear.losses != [], LONG)
+    assert fault.happened
+    assert [claim_id for claim_id, _ in far.ear.losses] == [held.id]
+
+
+def test_a_listener_whose_ping_has_no_reply_connects_again(one: Queued, ask: Ask, proxy: FaultProxy) -> None:
+    held = one.take(one.mutex())
+    far = ask(proxy.url)
+    waiter = far.wait(far.mutex())
+    wire = inside(far)._listener._wire
+    proxy.drop_reply(PING, then="hold").wait(LONG)
+    eventually(lambda: inside(far)._listener._wire is not wire, LONG)
+    far.wait(waiter)
+    assert one.release(held)
+    assert far.ear.wait(lambda: waiter.id in far.ear.pushed, LONG)
+
+
+def test_a_pause_after_a_ping_keeps_the_connection(two: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
+    two.opened.follow(frozenset({"followed"}), WITHIN)
+    wire = inside(two)._listener._wire
+    ping, receive = wire.ping, wire.receive
+    pauses: list[float] = []
+
+    def stand_still() -> None:
+        ping()
+        eventually(wire.stale, LONG)
+        pauses.append(3 * notices.TEND_EVERY)
+
+    def receive_late(within: float) -> Any:
+        time.sleep(pauses[-1] if pauses else 0.0)
+        return receive(0.0 if pauses else within)
+
+    monkeypatch.setattr(wire, "receive", receive_late)
+    monkeypatch.setattr(wire, "ping", stand_still)
+    eventually(lambda: len(pauses) > 2, LONG)
+    assert inside(two)._listener._wire is wire
+    assert not two.ear.down
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_an_interrupt_while_it_begins_to_listen_leaves_a_client_that_can_wait(
+    one: Queued, ask: Ask, server: Database
+) -> None:
+    one.take(one.mutex())
+    moment, more = -1, True
+    while more:
+        moment += 3
+        client = ask()
+        first, second = client.mutex(), client.mutex()
+        more = interrupted(lambda client=client, claim=first: client.attempt(claim, True), moment, notices)  # type: ignore[misc]
+        client.wait(second)
+        server.sql(f"SELECT pg_notify('multilock_{client.ear.client}', %s)", second.id)
+        assert client.woken(second)
+        client.close()
+    assert moment > 10

@@ -13,6 +13,7 @@ import pytest
 import multilock
 from multilock import BackendUnavailable, LockLost
 from multilock.backend import Busy
+from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import eventually
 from multilock_postgresql import notices
 from tests.backends.kit import NAME, WITHIN
@@ -77,6 +78,20 @@ def test_a_waiter_behind_a_transaction_pooler_reports_no_push_and_asks_again(
     with ExitStack() as stack:
         channels = [each.execute("SELECT pg_listening_channels()").fetchall() for each in all_sessions(bouncer, stack)]
     assert channels == [[]] * SESSIONS
+
+
+def test_a_lost_reply_to_the_end_of_listening_keeps_no_waiter_from_its_turn(
+    bouncer: PgBouncer, ask: Ask, one: Queued
+) -> None:
+    held = one.take(one.mutex())
+    with FaultProxy.before(bouncer.url) as proxy:
+        far = ask(proxy.url)
+        fault = proxy.drop_reply(b"UNLISTEN")
+        waiter = far.wait(far.mutex())
+        assert fault.happened
+        assert far.ear.down
+        assert one.release(held)
+        assert far.holds(waiter, join=True)
 
 
 def test_an_own_address_for_listening_brings_the_pushes_back(

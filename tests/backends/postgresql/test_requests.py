@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
-from multilock import BackendUnavailable
+from multilock import BackendUnavailable, dialling, now
 from multilock.backend import Busy, Claim, Granted, Returned
+from multilock.kernel import worker
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import eventually
 from multilock_postgresql import transactions, transport
@@ -210,6 +213,58 @@ def test_a_renewal_counts_although_the_sweep_after_it_has_no_reply(far: Queued, 
     [renewed] = opened.renew(far.grant(held).group, [(held, far.grant(held))], WITHIN)
     assert isinstance(renewed, Granted)
     assert fault.happened
+
+
+def test_a_renewal_beside_a_locked_row_survives_a_lost_reply_and_reports_a_loss(
+    far: Queued, proxy: FaultProxy, server: Database
+) -> None:
+    claims = [far.take(far.mutex(name=name)) for name in ("kept", "locked", "lost")]
+    held = [(claim, far.grant(claim)) for claim in claims]
+    group = held[0][1].group
+    server.sql("DELETE FROM multilock.locks WHERE id = %s", claims[2].id)
+    with psycopg.connect(server.url) as operator:
+        operator.execute("UPDATE multilock.locks SET who = 'me' WHERE id = %s", [claims[1].id])
+        lost(proxy, claims[0].id.encode(), lambda: far.opened.renew(group, held, 2.0))
+        kept, locked, gone = far.opened.renew(group, held, 2.0)
+        operator.rollback()
+    assert isinstance(kept, Granted)
+    assert isinstance(locked, BackendUnavailable)
+    assert gone is None
+    assert isinstance(far.opened.renew(group, held[1:2], WITHIN)[0], Granted)
+
+
+def connected(server: Database) -> int:
+    [(count,)] = server.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'multilock'")
+    return int(count)
+
+
+@pytest.mark.parametrize("fault", ["reply lost", "executed late"])
+def test_a_login_that_is_given_up_leaves_no_session_at_the_server(
+    far: Queued, proxy: FaultProxy, server: Database, fault: str
+) -> None:
+    if fault == "reply lost":
+        lost(proxy, transport.OWN_PID, lambda: far.opened.ping(WITHIN))
+    else:
+        late = proxy.hold_request(b"application_name")
+        with pytest.raises(BackendUnavailable):
+            far.opened.ping(0.3)
+        late.wait(WITHIN)
+        late.release()
+    eventually(lambda: connected(server) == 0)
+    far.opened.ping(WITHIN)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_an_interrupt_while_connecting_leaves_no_session_at_the_server(one: Queued, server: Database) -> None:
+    endpoint = one.opened._endpoint  # type: ignore[attr-defined]
+    moment = 1
+    while interrupted(lambda: endpoint.connect(WITHIN, now).close(), moment, transport, dialling, worker):
+        moment += 1
+    assert moment > 10
+    eventually(lambda: endpoint._dialling.permits.qsize() == transport.DIALLING_AT_ONCE)
+    gc.collect()
+    eventually(lambda: connected(server) == 0)
 
 
 def test_a_channel_reports_lost_replies_as_unknown_and_is_closed(far: Queued, two: Queued, proxy: FaultProxy) -> None:

@@ -680,12 +680,12 @@ def test_a_server_slower_than_the_limit_confirms_every_release(contend: Contend)
     assert [each.all() for each in rounds.clerk._unconfirmed] == [[]] * 3
 
 
-def by_loop(us: Contender, claim: Claim) -> Any:
-    """Make an attempt as an event loop does."""
+def by_loop(us: Contender, claim: Claim, request: str = "attempt") -> Any:
+    """Send a request as an event loop does."""
     channel = us.backend.channel(WITHIN)
     assert channel is not None
     try:
-        assert channel.attempt(claim, False)
+        assert channel.attempt(claim, False) if request == "attempt" else channel.release(claim, None, False)
         until = now() + WITHIN
         while now() < until:
             with contextlib.suppress(BlockingIOError):
@@ -715,4 +715,51 @@ def test_a_refusal_by_a_majority_leaves_no_vote_at_the_other_server(
             one.execute_command("ACL", "SETUSER", "default", "+evalsha")
             one.close()
     us.give_back(claim, unsure=True)
+    assert holders(servers) == [""] * 3
+
+
+@pytest.mark.parametrize("request_", ["attempt", "release"])
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_lost_replies_to_an_event_loop_leave_nothing(
+    contend: Contend, servers: RedisServers, request_: str, lost: int
+) -> None:
+    us = contend()
+    us.teach()
+    claim = us.claim()
+    if request_ == "release":
+        us.take(claim)
+        us.settle(claim)
+    faults = [proxy.drop_reply(claim.id.encode()) for proxy in us.proxies[:lost]]
+    if lost == 1:
+        told = by_loop(us, claim, request_)
+        assert isinstance(told, Granted) if request_ == "attempt" else told.ours
+    else:
+        with pytest.raises(BackendUnavailable) as silence:
+            by_loop(us, claim, request_)
+        assert silence.value.unknown
+    for fault in faults:
+        fault.wait(WITHIN)
+    us.reach(0, 1, 2)
+    us.give_back(claim, unsure=True)
+    assert holders(servers) == [""] * 3
+
+
+def test_a_refused_claim_is_released_although_that_reply_is_lost(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    us.teach()
+    bare: list[Any] = [redis.Redis(port=member.port) for member in servers.members[1:]]
+    for one in bare:
+        one.execute_command("ACL", "SETUSER", "default", "-evalsha")
+    claim = us.claim()
+    try:
+        with pytest.raises(BackendRejected):
+            us.attempt(claim)
+    finally:
+        for one in bare:
+            one.execute_command("ACL", "SETUSER", "default", "+evalsha")
+            one.close()
+    us.settle(claim)
+    lost = us.proxies[0].drop_reply(claim.id.encode())
+    us.give_back(claim, unsure=True)
+    lost.wait(WITHIN)
     assert holders(servers) == [""] * 3

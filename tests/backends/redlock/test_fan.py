@@ -326,6 +326,37 @@ def test_a_client_that_closes_releases_at_a_server_that_was_cut_off_just_now(
     nothing_comes_of([], servers)
 
 
+@pytest.mark.usefixtures("patient")
+def test_a_client_whose_last_words_have_no_reply_is_closed_all_the_same(
+    proxies: list[FaultProxy], servers: RedisServers
+) -> None:
+    with multilock.connect(servers.url) as them, them.lock("a"):
+        pass  # each server knows the script of a release
+    with multilock.connect(before(proxies), ttl=30) as client:
+        lease = client.lock("a").acquire()
+        eventually(lambda: "" not in holders(servers), within=WITHIN)
+        proxies[2].cut()
+        lost = proxies[2].drop_reply(lease.owner.partition("@")[0].encode())
+        lease.release()
+    lost.wait(WITHIN)
+    nothing_comes_of([], servers)
+
+
+def test_a_client_that_closes_does_not_wait_for_a_server_that_accepts_no_connection(
+    proxies: list[FaultProxy], servers: RedisServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fan_module, "CONNECT_WITHIN", 60.0)
+    with multilock.connect(before(proxies), ttl=30) as client:
+        lease = client.lock("a").acquire()
+        eventually(lambda: "" not in holders(servers), within=WITHIN)
+        proxies[2].black_hole(which="new")
+        proxies[2].cut()
+        lease.release()
+    assert proxies[2].connections  # it is still connecting
+    proxies[2].heal()
+    eventually(lambda: not proxies[2].connections, within=WITHIN)
+
+
 def test_callers_that_wait_for_a_connection_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     monkeypatch.setattr(fan_module, "start_worker", lambda run, name, **_: begun.append(name))

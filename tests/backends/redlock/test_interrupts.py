@@ -10,7 +10,7 @@ import pytest
 
 from multilock.testing.conformance.base import eventually
 from multilock_redis import transport
-from multilock_redis.redlock import fan
+from multilock_redis.redlock import clerk, fan, rounds
 from multilock_redis.redlock.votes import Evidence
 from tests.backends.kit import interrupted
 from tests.backends.redlock.kit import Contender, holders
@@ -53,3 +53,26 @@ def test_an_interrupt_at_any_point_gives_no_vote_to_another_claim(
     assert false_votes == []
     assert holders(servers, "held") == [held.id] * 3
     eventually(lambda: all(holders(servers, f"n{n}") == [""] * 3 for n in range(FIRST, moment, STEP)), LONG)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_close_that_was_interrupted_and_repeated_has_sent_its_last_words(
+    servers: RedisServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (clerk, fan):
+        monkeypatch.setattr(module, "LAST_WORDS", LONG)
+    moment, more = -1, True
+    while more:
+        moment += 5
+        us = Contender(servers)
+        claim, _ = us.take()
+        us.settle(claim)
+        us.proxies[2].cut()
+        us.release(claim)
+        more = interrupted(us.backend.close, moment, clerk, fan, rounds)
+        us.backend.close()
+        eventually(lambda: holders(servers) == [""] * 3, LONG)
+        us.close()
+    gc.collect()
+    assert moment > 10

@@ -68,6 +68,18 @@ def test_a_lost_reply_to_an_acquire_leaves_one_holder_and_nothing_else(
     eventually(lambda: keys(server) == [])
 
 
+def test_an_acquire_succeeds_although_the_check_of_renewals_had_no_reply(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    client = connect(proxy.url)
+    client.ping()
+    lost = proxy.drop_reply(b"LeaseKeepAlive")
+    lease = client.lock("job").acquire(timeout=10)
+    assert lost.happened
+    lease.renew()
+    assert lease.release()
+
+
 def test_a_single_try_whose_reply_is_lost_is_released_in_the_background(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:

@@ -25,6 +25,7 @@ from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.servers_zookeeper import TICK, ZooKeeperServer
 
 CLOSE = struct.pack("!iii", 8, 1, -11)  # a request to close the session
+LISTING = struct.pack("!ii", 8, 14) + b"/multilock/job"
 EXISTS_ROOT = b"\0\0\0\3\0\0\0\1/"
 
 
@@ -120,6 +121,19 @@ def test_a_single_try_whose_reply_is_lost_is_released_in_the_background(
     lost.wait(5)
     assert connect(server.url, ttl=10).lock("job").try_acquire(timeout=5) is not None
     eventually(client.is_healthy)
+
+
+def test_a_waiter_whose_listing_has_no_reply_gets_the_lock(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    client, other = connect(proxy.url, ttl=10), connect(server.url, ttl=10)
+    held = other.lock("job").acquire()
+    waiter = background(client.lock("job").acquire)
+    eventually(lambda: queued(other, "job") == 1)
+    lost = proxy.drop_reply(LISTING)
+    assert held.release()
+    lost.wait(10)
+    assert waiter.result(10).release()
 
 
 def test_a_release_whose_reply_is_lost_frees_the_lock(

@@ -339,7 +339,7 @@ def _filled(value: object, where: str, variables: dict[str, str]) -> object:
 
 
 SHOWN_AT_MOST = 40  # characters of a value that a message shows for sure
-SHORT = 3  # characters; a shorter value is no secret, and its removal would garble the message
+SHORT = 3  # characters; a shorter value is not a secret, and its removal would garble the message
 
 
 def _without(variables: Mapping[str, str], error: MultilockError) -> MultilockError:

@@ -51,8 +51,8 @@ class AnyLease(Protocol):
     def is_held(self) -> bool:
         """Return whether the lock is still proven to be ours. Compares the clock with the newest proof at every call.
 
-        Also False after a pause of this process that outlived the lease, after a release, and in a forked child. It
-        promises nothing about what happens after it has returned: send `fence` with every write for that.
+        The result is also False after a pause of this process that outlived the lease, after a release, and in a forked
+        child. It promises nothing about what happens after it has returned: send `fence` with every write for that.
         """
 
     def remaining(self) -> float:

@@ -16,7 +16,7 @@ __all__ = ["ZooKeeperCluster", "ZooKeeperServer", "classpath"]
 ARCHIVE = Path(__file__).parents[1] / ".state" / "zookeeper.jsa"
 TICK = 0.2  # seconds; sessions may be as short as two ticks, and expire within a tick
 JAVA = (
-    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable"),  # Java 11 keeps no archive, and a stale one is no finding
+    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable"),  # no warnings: Java 11 keeps no archive, or it is stale
     *("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dzookeeper.admin.enableServer=false",

@@ -251,7 +251,7 @@ def _mode_of_directory(like: os.stat_result) -> int:
 
 
 def _make_fifo(directory: int, client: str, like: os.stat_result) -> int:
-    """Make the FIFO of a client, and return its descriptor. As long as the FIFO has its name, it has a reader."""
+    """Make the FIFO of a client, and return its descriptor. The FIFO has a reader for as long as it has its name."""
     newborn = NEWBORN + client
     with contextlib.suppress(FileNotFoundError):
         os.unlink(newborn, dir_fd=directory)

@@ -134,8 +134,8 @@ class Database:
             yield connection
         except system.Empty:
             raise BackendUnavailable(
-                f"{self._path}: for {within:.3g} s other requests of this client kept all of its {CONNECTIONS} "
-                "connections: find out which program has the file locked (fuser, lsof)",
+                f"other requests of this client kept all of its {CONNECTIONS} connections to {self._path} for "
+                f"{within:.3g} s: find out which program has the file locked (fuser, lsof)",
                 unknown=False,
                 backend="sqlite",
             ) from None

@@ -213,8 +213,8 @@ class Recipe:
     # ---- renew
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """Send one write to the node of one of these claims: its reply is the proof for all of them. Also read nodes
-        that no watch covers."""
+        """Send one write to the node of one of these claims: its reply is the proof for all of them. Then read the
+        nodes that no watch covers."""
         deadline = self._now() + within
         session = self._transport.present()
         if session is None or session.number != group:
@@ -242,8 +242,8 @@ class Recipe:
         )
 
     def _is_missing(self, answer: Answer, deadline: float) -> bool:
-        """Return whether the node is gone. If there is no answer in time, the node does not count as gone: the write
-        has proved the session, and the watch reports a deletion."""
+        """Return whether the node is gone. Without an answer in time the node does not count as gone: the write has
+        proved the session, and the watch reports a deletion."""
         try:
             return self._transport.wait(answer, deadline) is None
         except (BackendUnavailable, BackendRejected):

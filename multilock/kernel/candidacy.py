@@ -288,7 +288,7 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     async def _ended_by_itself(self, term: Term[T], stop: Stop) -> bool:
         """Return whether the work has ended while this node leads. If so, apply hold_at_least and resign."""
-        if self._stop is not stop:  # the work has forked, and this is the child, which is no candidate
+        if self._stop is not stop:  # the work has forked, and this is the child, which is not a candidate
             return True
         if term.over():
             return False

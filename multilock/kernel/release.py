@@ -37,7 +37,7 @@ class Releases:
         self._late: deque[tuple[AnyHeld, EndOfBody | None]] = deque()
 
     async def release(self, lease: AnyHeld, until: float | None = None, *, body: EndOfBody | None = None) -> bool:
-        """Release a lease: see ``Lease.release``. From here on the lease is over, whatever the backend answers.
+        """Release a lease: see ``Lease.release``. The lease is over from here on, whatever the backend answers.
 
         Waits for answers until the time ``until``, by default for one request timeout. ``body``: This is the end of a
         body of ``with``, which releases nothing if `AnyHeld._body_ends` says so.

@@ -52,11 +52,11 @@ class Options:
     """The options of a run. Raises ConfigurationError for values that do not fit."""
 
     adapters: Sequence[str] = ()  #: more contestants, each ``package.module:Name=URL``
-    scenarios: Sequence[str] | None = None  #: names of scenarios and loads; None: all
+    scenarios: Sequence[str] | None = None  #: names of scenarios and loads, or None for all of them
     cycles: int = 20  #: number of cycles of each scenario and contestant
-    control_cycles: int | None = None  #: cycles of each scenario and control; None: as many as for the others
+    control_cycles: int | None = None  #: cycles of each scenario and control, or None for as many as the others have
     ttl: float = 2.0  #: seconds
-    seed: int | None = None  #: the seed of the order and of random choices; None: a random one
+    seed: int | None = None  #: the seed of the order and of random choices, or None for a random seed
     #: Seconds within which cycles begin. Each scenario and contestant has at least one, however long it takes.
     within: float | None = None
     controls: bool = True  #: whether controls run too

@@ -114,7 +114,7 @@ class Ours:
         return self.claim(name, ttl, kind="permit", permits=permits)
 
     def be_patient(self, within: float) -> None:
-        """From now on, repeat an attempt or a renewal that got no reply, as the kernel does.
+        """Repeat each later attempt or renewal that gets no reply, as the kernel does.
 
         A client that learns of another primary ends its connections, perhaps while a request is under way on one of
         them.

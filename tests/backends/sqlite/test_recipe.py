@@ -346,7 +346,7 @@ def test_request_beyond_the_limit_of_connections_times_out(asker: Asker) -> None
         for _ in range(multilock_sqlite.transport.CONNECTIONS):
             stack.enter_context(database.request(WITHIN))
         with pytest.raises(
-            BackendUnavailable, match=r"for 0\.1 s other requests .* all of its 8 connections"
+            BackendUnavailable, match=r"other requests .* all of its 8 connections to .* for 0\.1 s"
         ) as caught:
             asker.backend.ping(0.1)
         assert not caught.value.unknown

@@ -201,11 +201,14 @@ class Wire:
         """Make the connection non-blocking. After that only `begin`, `put` and `finish` may be used.
 
         Returns False for a TLS connection, which may have to write in order to read. With ``tls`` it is made
-        non-blocking as well, and only a thread may use it.
+        non-blocking as well, and only a thread may use it. Raises BackendUnavailable if `drop` was called meanwhile.
         """
         if isinstance(self._sock, ssl.SSLSocket) and not tls:
             return False
-        self._sock.setblocking(False)
+        try:
+            self._sock.setblocking(False)
+        except OSError as error:
+            raise self._broken(error, sent=False) from error
         self._watched = True
         return True
 

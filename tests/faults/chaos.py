@@ -940,7 +940,11 @@ def run(
         started, look_at, streams = now(), now() + LOOK_EVERY, chaos.streams()
         until = started + seconds
         violations: list[str] = []
-        while (at := now()) < until and not violations:
+        while not violations:
+            if (at := now()) >= until:
+                if at >= started + 4 * seconds or enough(Report(at - started, record, chaos.faults)):
+                    break
+                until = at + LOOK_EVERY
             chaos.collect()
             for stream in streams:
                 stream.step(at)
@@ -949,8 +953,6 @@ def run(
                 violations += record.miscounted_callbacks(set())
                 violations += chaos.seen()
                 look_at = at + LOOK_EVERY
-                if look_at >= until and not enough(Report(at - started, record, chaos.faults)):
-                    until = min(look_at + LOOK_EVERY, started + 4 * seconds)
             chaos.do_what_is_due(at)
             time.sleep(0.005)
         lasted = now() - started

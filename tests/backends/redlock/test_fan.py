@@ -196,6 +196,27 @@ def test_callers_never_make_connections_themselves(contend: Contend, monkeypatch
     assert threading.get_ident() not in connected
 
 
+def test_a_connection_that_is_dropped_while_it_is_made_ends_no_thread(
+    contend: Contend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend that is opened again drops all connections, also those that a thread is making."""
+    dropped: list[Wire] = []
+    connect = Guarded.connect
+
+    def drop_the_first(self: Guarded, within: float, now: Callable[[], float]) -> Wire:
+        wire = connect(self, within, now)
+        if not dropped:
+            dropped.append(wire)
+            wire.drop()
+        return wire
+
+    monkeypatch.setattr(Guarded, "connect", drop_the_first)
+    us = contend()
+    claim, _ = us.take()
+    us.give_back(claim)
+    assert dropped
+
+
 def test_a_try_that_does_not_join_leaves_nothing_in_any_queue(contend: Contend) -> None:
     """The client has subscribed in the meantime, but the request that was sent counts."""
     them, us = contend(), contend()

@@ -8,8 +8,8 @@ from dataclasses import replace
 from multilock import BackendRejected
 from multilock.backend import LockInfo
 from multilock.values import decode_value
-from multilock_zookeeper.keys import Contender, Nodes
-from multilock_zookeeper.recipe import holding
+from multilock_zookeeper.keys import Nodes
+from multilock_zookeeper.queue import Contender, contenders, holding
 from multilock_zookeeper.transport import Answer, NodeMissing, Transport
 
 __all__ = ["Inspection"]
@@ -106,4 +106,4 @@ class Inspection:
     def _queues(self, names: Sequence[str], deadline: float) -> dict[str, list[Contender]]:
         """Return the queues of these names, requested all at once."""
         asked = [(name, self._transport.children(self._nodes.parent(name))) for name in names]
-        return {name: self._nodes.queue(self._transport.listed(answer, deadline) or ()) for name, answer in asked}
+        return {name: contenders(self._transport.listed(answer, deadline) or ()) for name, answer in asked}

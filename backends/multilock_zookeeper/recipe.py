@@ -26,19 +26,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 
 from multilock import BackendRejected, BackendUnavailable, LossReason
-from multilock.backend import Busy, Claim, Granted, Held, Notices, other_number
+from multilock.backend import Busy, Claim, Granted, Held, Notices
 from multilock.timing import SAFETY_TIMER, UNPUSHED
 from multilock.values import encode_value
-from multilock_zookeeper.keys import Contender, Nodes
+from multilock_zookeeper.keys import Nodes
 from multilock_zookeeper.notices import AT_ONCE, ENDED, Watcher
+from multilock_zookeeper.queue import awaited, contenders, refusal, refusal_of_permits, relevant
 from multilock_zookeeper.sessions import Session
 from multilock_zookeeper.transport import EPHEMERAL_SEQUENTIAL, Answer, NodeMissing, Transport
 from multilock_zookeeper.waiters import ZkWaiter, ZkWaiters
 
-__all__ = ["Recipe", "holding"]
+__all__ = ["Recipe"]
 
 END_WITHIN, END_AGAIN = 1.0, 1.0  # seconds to delete a node whose time is over, and between two tries
 
@@ -135,33 +136,35 @@ class Recipe:
         """
         assert waiter.path is not None
         parent, _, node = waiter.path.rpartition("/")
-        children = self._nodes.relevant(claim, node, children)
-        queue = self._nodes.queue(children)
+        children = relevant(self._nodes.style, claim, node, children)
+        queue = contenders(children)
         position = next((at for at, one in enumerate(queue) if one.node == node), None)
         if position is None:
             waiter.path = None
             return None
         ahead = queue[:position]
-        if refusal := self._nodes.refusal(parent, queue[position], queue, children) or _other_number(claim, ahead):
+        if error := (
+            refusal(self._nodes.style, parent, queue[position], queue, children) or refusal_of_permits(claim, ahead)
+        ):
             self._withdraw(claim, waiter, deadline)
-            raise refusal
-        awaited = _awaited(claim, ahead)
-        if not awaited:
+            raise error
+        rivals = awaited(claim, ahead)
+        if not rivals:
             self._watcher.stop(claim.id)
             return self._granted(claim, waiter, session)
         if not join:
             self._withdraw(claim, waiter, deadline)
             return _busy(claim)
-        return self._stand_behind(claim, waiter, [f"{parent}/{one.node}" for one in awaited], deadline)
+        return self._stand_behind(claim, waiter, [f"{parent}/{one.node}" for one in rivals], deadline)
 
-    def _stand_behind(self, claim: Claim, waiter: ZkWaiter, awaited: Sequence[str], deadline: float) -> Busy | None:
+    def _stand_behind(self, claim: Claim, waiter: ZkWaiter, rivals: Sequence[str], deadline: float) -> Busy | None:
         """Step 4: watch the last nodes that exclude the claim, not the first, so that a deletion wakes few waiters.
 
         Returns None if one of them is already gone.
         """
         assert waiter.path is not None
         try:
-            watched = self._watcher.wait(claim.id, awaited, waiter.path, deadline)
+            watched = self._watcher.wait(claim.id, rivals, waiter.path, deadline)
         except BackendUnavailable:
             return Busy(UNPUSHED)  # the listing was answered, so it is known that the name is taken
         return _busy(claim) if watched else None
@@ -316,35 +319,6 @@ class Recipe:
             self._transport.deleted(waiter.path, self._now() + END_WITHIN)
         except BackendUnavailable:
             self._plan_end(claim, waiter, self._now() + END_AGAIN)
-
-
-# ---- which claims exclude each other
-
-
-def _awaited(claim: Claim, ahead: Sequence[Contender]) -> Sequence[Contender]:
-    """Return those nodes ahead of which at least one must go before the claim holds the name. The result is empty if
-    the claim holds it."""
-    for one in reversed(ahead):
-        if one.mode != claim.mode or claim.mode == "x":
-            return [one]
-    return ahead[-claim.permits :] if claim.permits and len(ahead) >= claim.permits else ()
-
-
-def _other_number(claim: Claim, ahead: Sequence[Contender]) -> BackendRejected | None:
-    """Return the error for a claim with another number of permits than the first permit ahead.
-
-    The first permit in the queue defines the number. A later permit with another number is about to leave.
-    """
-    first = next((one.permits for one in ahead if one.permits), claim.permits)
-    return other_number(claim, first, "zookeeper") if claim.permits not in (0, first) else None
-
-
-def holding(queue: Sequence[Contender]) -> Sequence[Contender]:
-    """Return the contenders of a queue that hold the name."""
-    if not queue or queue[0].mode == "x":
-        return queue[:1]
-    equals = list(takewhile(lambda one: one.mode == queue[0].mode, queue))
-    return equals[: queue[0].permits or None]
 
 
 # ---- answers

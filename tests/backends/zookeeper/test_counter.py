@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from multilock import BackendRejected
-from multilock_zookeeper.keys import LAST_NUMBER, Nodes
+from multilock_zookeeper.queue import LAST_NUMBER, contenders, is_last
 from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.servers_zookeeper import ZooKeeperServer
 
@@ -18,16 +18,15 @@ SEAL = struct.pack("!i", 1) + b"/"
 
 @pytest.mark.parametrize("style", ["kazoo", "curator"])
 def test_the_last_sequence_number_is_not_a_place_in_the_queue(style: str) -> None:
-    nodes = Nodes("multilock/", style)
     mark = {"kazoo": "__lock__", "curator": "-lock-"}[style]
-    assert nodes.is_last(f"a{mark}2147483647")
-    assert not nodes.is_last(f"a{mark}2147483646")
-    assert not nodes.is_last(f"a{mark}-2147483648")
-    assert not nodes.is_last("another node")
+    assert is_last(f"a{mark}2147483647")
+    assert not is_last(f"a{mark}2147483646")
+    assert not is_last(f"a{mark}-2147483648")
+    assert not is_last("another node")
 
 
 def test_another_programs_node_with_an_invalid_number_of_permits_counts_as_a_lock() -> None:
-    [foreign] = Nodes("multilock/", "kazoo").queue([f"x!p{'9' * 5000}__lock__0000000001"])
+    [foreign] = contenders([f"x!p{'9' * 5000}__lock__0000000001"])
     assert (foreign.mode, foreign.permits) == ("x", 0)
 
 

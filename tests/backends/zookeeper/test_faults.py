@@ -485,9 +485,9 @@ def open_client(server: ZooKeeperServer) -> Client:
 
 
 def test_sequence_numbers_are_compared_as_numbers() -> None:
-    from multilock_zookeeper.keys import Nodes
+    from multilock_zookeeper.queue import contenders
 
-    queue = Nodes("multilock/", "kazoo").queue(["b__lock__0000000002", "a__lock__-000000001", "c", "a-lock-0000000001"])
+    queue = contenders(["b__lock__0000000002", "a__lock__-000000001", "c", "a-lock-0000000001"])
     assert [one.node for one in queue] == ["a__lock__-000000001", "a-lock-0000000001", "b__lock__0000000002"]
 
 

@@ -1,4 +1,4 @@
-"""The names of a queue: how a listing is read, and which siblings of our node matter."""
+"""The queue of a name: how a listing is read, and which siblings of our node matter."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from kazoo.protocol.serialization import GetChildren, int_struct
 
 from multilock.backend import Claim
-from multilock_zookeeper.keys import Contender, Nodes
-from multilock_zookeeper.recipe import _awaited, _other_number
+from multilock_zookeeper.queue import Contender, awaited, contenders, refusal, refusal_of_permits, relevant
 from multilock_zookeeper.transport import _Listing
 
 MARKS = ["__lock__", "__rlock__", "!p3__lock__", "!p2__lock__", "-lock-", "__READ__", "_lock__"]
@@ -37,19 +36,19 @@ def test_a_listing_is_read_as_kazoo_reads_it(children: list[str]) -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("mark", CLAIMS)
 def test_siblings_that_are_left_out_change_no_decision(mark: str) -> None:
-    nodes, asks = Nodes("multilock/", "kazoo"), CLAIMS[mark]
+    asks = CLAIMS[mark]
     others = ["locks", *(f"{number}{mark}{number}" for mark in MARKS for number in NUMBERS)]
     for pair, number in product(combinations(others, 2), ("-1000000010", "-000000010", "0000000005", "1000000001")):
         own = f"own{mark}{number}"
         children = [*pair, own]
-        relevant = nodes.relevant(asks, own, children)
-        assert _decision(nodes, asks, own, relevant) == _decision(nodes, asks, own, children), children
+        kept = relevant("kazoo", asks, own, children)
+        assert _decision(asks, own, kept) == _decision(asks, own, children), children
 
 
-def _decision(nodes: Nodes, asks: Claim, own: str, children: Sequence[str]) -> object:
+def _decision(asks: Claim, own: str, children: Sequence[str]) -> object:
     """Return whether our node is refused, and whether it has to wait."""
-    queue = nodes.queue(children)
+    queue = contenders(children)
     at: Contender = next(one for one in queue if one.node == own)
     ahead = queue[: queue.index(at)]
-    refused = nodes.refusal("/multilock/n", at, queue, children) or _other_number(asks, ahead)
-    return bool(refused), bool(_awaited(asks, ahead))
+    refused = refusal("kazoo", "/multilock/n", at, queue, children) or refusal_of_permits(asks, ahead)
+    return bool(refused), bool(awaited(asks, ahead))

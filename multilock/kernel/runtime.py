@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 from multilock import system
 from multilock.kernel.hard_fence import Killer, KillingTimer
 from multilock.kernel.inside import call_inside
+from multilock.kernel.thread_pool import ThreadPool
 from multilock.kernel.worker import SOON, begin_thread, helpers, is_any_missing, start_worker, try_again
-from multilock.kernel.workers import ThreadWorkers
 from multilock.system import now
 
 __all__ = [
@@ -68,7 +68,7 @@ class ThreadBell(Bell, Protocol):
 
 
 class Workers(Protocol):
-    """A few threads that run jobs: see `multilock.kernel.workers.ThreadWorkers`."""
+    """A few threads that run jobs: see `multilock.kernel.thread_pool.ThreadPool`."""
 
     def submit(self, job: Callable[[], None]) -> None:
         """Have a thread run ``job()``, which must not raise."""
@@ -115,7 +115,7 @@ class Runtime(Protocol):
         """Run ``run()`` once on a new thread. If the operating system refuses the thread, try again until it starts."""
 
     def workers(self, name: str, limit: int, or_here: bool = False) -> Workers:
-        """Make a pool of at most ``limit`` threads: see `multilock.kernel.workers.ThreadWorkers`."""
+        """Make a pool of at most ``limit`` threads: see `multilock.kernel.thread_pool.ThreadPool`."""
 
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
         """Make a ticking thread that calls ``step()``, and ``died(error)`` if that raises."""
@@ -156,7 +156,7 @@ class Threads:
         start_worker(run, name, once=True)
 
     def workers(self, name: str, limit: int, or_here: bool = False) -> Workers:
-        return ThreadWorkers(self.spawn, name, limit, or_here)
+        return ThreadPool(self.spawn, name, limit, or_here)
 
     def killer(self) -> Killer:
         return KillingTimer(system.CLOCK)

@@ -14,7 +14,7 @@ from multilock.registry import OURS
 from tests.architecture.imports import ROOT, imports_of, module_name, sources
 
 # A module may import modules of its own layer and of earlier layers.
-BASE = ("validity", "timers", "runtime", "workers", "interrupts", "messages")
+BASE = ("validity", "timers", "runtime", "thread_pool", "interrupts", "messages")
 PROCESS = ("process", "fork", "exit", "hard_fence")
 WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "emit", "scopes")
 LAYERS = [

@@ -8,12 +8,12 @@ from multilock import system
 from multilock.kernel.interrupts import surely
 from multilock.kernel.worker import is_any_missing
 
-__all__ = ["ThreadWorkers"]
+__all__ = ["ThreadPool"]
 
 IDLE = 15.0  # seconds, longer than the default renewal period, so that a thread serves more than one renewal
 
 
-class ThreadWorkers:
+class ThreadPool:
     """At most ``limit`` threads that take jobs in order of arrival. ``submit`` does not block. Jobs must not raise.
 
     A thread that the operating system refuses counts as a thread that begins late: ``spawn`` starts it as soon as

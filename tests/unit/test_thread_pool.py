@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from multilock.kernel import workers as module
-from multilock.kernel.workers import ThreadWorkers
+from multilock.kernel import thread_pool as module
+from multilock.kernel.thread_pool import ThreadPool
 from tests.unit.kit import eventually
 
 
@@ -32,7 +32,7 @@ def spawner() -> Spawner:
 
 
 def test_jobs_are_done_by_few_threads_started_on_demand(spawner: Spawner) -> None:
-    workers = ThreadWorkers(spawner, "w", 3)
+    workers = ThreadPool(spawner, "w", 3)
     assert spawner.threads == []
     hold = threading.Event()
     done: list[int] = []
@@ -51,7 +51,7 @@ def test_jobs_are_done_by_few_threads_started_on_demand(spawner: Spawner) -> Non
 
 
 def test_an_idle_thread_is_used_again(spawner: Spawner) -> None:
-    workers = ThreadWorkers(spawner, "w", 8)
+    workers = ThreadPool(spawner, "w", 8)
     for _ in range(50):
         done = threading.Event()
         workers.submit(done.set)
@@ -63,7 +63,7 @@ def test_an_idle_thread_is_used_again(spawner: Spawner) -> None:
 
 def test_threads_end_when_idle_and_start_again(spawner: Spawner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE", 0.02)
-    workers = ThreadWorkers(spawner, "w", 2)
+    workers = ThreadPool(spawner, "w", 2)
     for _ in range(30):
         done = threading.Event()
         workers.submit(done.set)
@@ -75,7 +75,7 @@ def test_threads_end_when_idle_and_start_again(spawner: Spawner, monkeypatch: py
 
 
 def test_after_close_earlier_jobs_are_done_and_no_new_one_is_accepted(spawner: Spawner) -> None:
-    workers = ThreadWorkers(spawner, "w", 1)
+    workers = ThreadPool(spawner, "w", 1)
     hold = threading.Event()
     done: list[str] = []
 
@@ -93,7 +93,7 @@ def test_after_close_earlier_jobs_are_done_and_no_new_one_is_accepted(spawner: S
 
 def test_jobs_submitted_at_once_by_many_threads_are_all_done(spawner: Spawner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE", 0.001)
-    workers = ThreadWorkers(spawner, "w", 4)
+    workers = ThreadPool(spawner, "w", 4)
     done: list[int] = []
 
     def submit(base: int) -> None:

@@ -14,8 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multilock.errors import CapabilityMissing, ConfigurationError, MultilockError
+from multilock.identity import check_identity, default_identity
 from multilock.model import Capabilities, at_most
-from multilock.names import check_identity, check_prefix, check_seconds, default_identity
+from multilock.names import check_prefix, check_seconds
 from multilock.registry import open_backend
 from multilock.urls import redact, split_url
 

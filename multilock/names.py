@@ -1,4 +1,4 @@
-"""Checks of names, identities and times before any I/O, and the conversion of a name into a key and back."""
+"""Checks of names and times before any I/O, and the conversion of a name into a key and back."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import math
 import unicodedata
 from functools import lru_cache
 
-from multilock import system
-
 __all__ = [
-    "check_identity",
     "check_name",
     "check_prefix",
     "check_seconds",
+    "check_text",
     "check_timeout",
-    "default_identity",
     "escape",
     "unescape",
 ]
 
 NAME_MAX = 1000
-IDENTITY_MAX = 255  # characters, and bytes if percent-encoded: it must fit into the key or value of every backend
-DEFAULT_IDENTITY_MAX = 64
 FOREVER = 1e9  # seconds, 31 years; threading refuses to wait for ten times as long
 _FORBIDDEN = {"Cc": "a control character", "Cs": "a lone surrogate"}
 
 
-def _check_text(value: object, what: str, longest: int) -> str:
+def check_text(value: object, what: str, longest: int) -> str:
+    """Return ``value`` if it is a text without control characters. Its length is 1 to ``longest`` characters.
+
+    Raises TypeError or ValueError. ``what`` is the subject of the message.
+    """
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {type(value).__name__}: {value!r:.60}")
     if not value:
@@ -45,30 +44,12 @@ def check_name(name: object) -> str:
 
     Raises TypeError or ValueError; control characters and lone surrogates are not allowed.
     """
-    return _check_text(name, "the name of a lock", NAME_MAX)
-
-
-def check_identity(identity: object) -> str:
-    """Return a valid identity: the text that shows to others which program holds a lock. It has 1 to 255 characters, no
-    control characters, and at most 255 bytes in percent-encoding.
-    """
-    from urllib.parse import quote  # the same characters as in `escape`
-
-    text = _check_text(identity, "identity", IDENTITY_MAX)
-    if (encoded := len(quote(text, safe=""))) > IDENTITY_MAX:
-        raise ValueError(f"identity has {encoded} bytes in percent-encoding: at most {IDENTITY_MAX} are allowed")
-    return text
-
-
-def default_identity() -> str:
-    """Return ``host:pid`` of this process. The host name is cut so that the result has at most 64 characters."""
-    pid = f":{system.pid()}"
-    return system.host()[: DEFAULT_IDENTITY_MAX - len(pid)] + pid
+    return check_text(name, "the name of a lock", NAME_MAX)
 
 
 def check_prefix(prefix: object) -> str:
     """Return a valid prefix for all keys. It may be empty."""
-    return _check_text(prefix, "prefix", NAME_MAX) if prefix != "" else ""
+    return check_text(prefix, "prefix", NAME_MAX) if prefix != "" else ""
 
 
 def _number(value: object, what: str) -> float:

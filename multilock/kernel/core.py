@@ -23,6 +23,7 @@ from multilock.errors import (
     MultilockError,
     behind,
 )
+from multilock.identity import default_identity
 from multilock.kernel import fork, process, validity, worker
 from multilock.kernel.callbacks import check_callback
 from multilock.kernel.cancel import Cancels
@@ -41,7 +42,6 @@ from multilock.kernel.timers import Timers
 from multilock.kernel.watchdog import Watchdog
 from multilock.log_thread import logger
 from multilock.model import Claim, Finding, Granted, LockInfo, LossReason, owner_text
-from multilock.names import default_identity
 
 if TYPE_CHECKING:
     from multilock.backend import Backend

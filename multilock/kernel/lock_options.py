@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multilock.errors import CapabilityMissing
+from multilock.identity import check_identity
 from multilock.model import Claim, Granted, Loss, at_most
-from multilock.names import check_identity, check_name, check_seconds, check_timeout
+from multilock.names import check_name, check_seconds, check_timeout
 
 if TYPE_CHECKING:
     from multilock.backend import Backend

@@ -19,7 +19,7 @@ PROCESS = ("process", "fork", "exit", "hard_fence")
 WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "emit", "scopes")
 LAYERS = [
     {"system", "timing"},
-    {"errors", "model", "lease", "names", "foreign", "values", "events"},
+    {"errors", "model", "lease", "names", "identity", "foreign", "values", "events"},
     {"kernel", "kernel.worker", "kernel.inside", "log_thread", "dialling"},
     {"backend"},
     {*(f"kernel.{name}" for name in BASE + PROCESS)},

@@ -16,8 +16,8 @@ from multilock import AsyncClient, Client
 from multilock.backend import Backend
 from multilock.config import Settings, open_configured, resolve, settings_for
 from multilock.errors import CapabilityMissing, ConfigurationError
+from multilock.identity import default_identity
 from multilock.keywords import ConnectOptions
-from multilock.names import default_identity
 from multilock.options import reject_unknown
 from multilock.registry import OURS, open_backend
 from multilock.urls import redact

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multilock.names import check_identity, check_name, check_prefix, check_seconds, check_timeout, escape, unescape
+from multilock.identity import check_identity
+from multilock.names import check_name, check_prefix, check_seconds, check_timeout, escape, unescape
 
 names = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=60)
 

@@ -53,9 +53,10 @@ LATE_REQUEST = 60.0
 LATE_REQUEST_IN_SESSION = 600.0
 
 # A waiter
-HEARTBEATS = 3  # heartbeats in the time for which each of them keeps a waiter's place, so that two may be late
-LIVENESS_MIN = 1.0  # seconds; with a shorter ttl, a thousand waiters would still be a light load
-LIVENESS_MAX = 6.0  # seconds, so that a dead waiter does not delay the next one for long
+HEARTBEATS = 3  # heartbeats in each liveness period. One keeps a waiter's place for a whole period, so two may be late
+# Shortest and longest liveness period in seconds. Even with the shortest, the heartbeats of a thousand waiters are a
+# light load. With the longest, a dead waiter delays the next one by at most 6 s.
+LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0
 SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter asks again without a push
 UNPUSHED = 1.0  # seconds after which a waiter asks again while the server pushes nothing
 

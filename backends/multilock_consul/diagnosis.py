@@ -47,7 +47,7 @@ def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
 def _removal(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
     """Report that the servers remove a frozen server, and with it every session that was made on it.
 
-    A holder whose agent is the frozen server is not notified of that.
+    A holder that is connected to the frozen server is not notified of this removal.
     """
     try:
         response, _ = agents.call("GET", agents.target("/v1/operator/autopilot/configuration"), within)

@@ -32,7 +32,7 @@ class Ahead(NamedTuple):
     like: tuple[Range, ...] = ()  #: keys that share the name with the claim, up to a limit
     room: int = 1  #: the limit: with so many older keys in ``like`` the claim has to wait
     beside: Range | None = None  #: keys that share the name with the claim without a limit
-    strangers: tuple[Range, ...] = ()  #: permits of another number; while there are any, the claim is refused
+    strangers: tuple[Range, ...] = ()  #: permits of claims that asked for a different number of permits
 
 
 class EtcdKeyspace:

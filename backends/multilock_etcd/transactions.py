@@ -178,8 +178,9 @@ class EtcdTransactions:
         Idempotent: if the request is sent again, the reply shows the key that the first request put. The request is
         refused if a tombstone of the claim exists, or without ``join`` if a key excludes the claim.
 
-        Raises if a permit of another number is in the queue. If the claim entered there, it would be the first permit
-        once the keys before it were gone, and claims with the right number would then be refused. No comparison can
+        Raises if a permit whose claim asked for a different number of permits is in the queue. If the claim entered the
+        queue, it would be the first permit once the keys before it were gone. Claims for the right number of permits
+        would then be refused. No comparison can
         check that there is room among the claims of the same kind. So without ``join`` the reply shows their keys.
         """
         own, ahead = self._keys.own(claim), self._keys.ahead(claim)

@@ -47,7 +47,7 @@ __all__ = [
 
 Code = grpc.StatusCode
 
-SILENT_AFTER = 0.1  # seconds; an endpoint is not called silent because a request with less time had no reply
+SILENT_AFTER = 0.1  # seconds; a missing reply to a request with a shorter timeout does not prove the endpoint silent
 SILENCE_COUNTS = 5.0  # seconds after a silence in which close() does not wait for that endpoint
 OURS = "Locally cancelled by application"  # gRPC's message for a stream that this client ended
 READER = "_run_channel_spin_thread"  # gRPC's function that starts the thread which reads a channel's events

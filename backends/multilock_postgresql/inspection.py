@@ -56,7 +56,7 @@ class Inspection:
 
 
 def _info(name: str, rows: list[Row]) -> LockInfo:
-    """Return the holders of one name. Each row has the name's own columns, then those of one of several holders."""
+    """Return the holders of one name. Each row has the columns of the name, then the columns of one holder."""
     marker, who, token, left = rows[0][:4]
     waiting, holders = number(rows[0][8]), number(rows[0][9])
     if left is not None:

@@ -71,7 +71,7 @@ class ClusterBackend:
         for endpoint in inherited:
             endpoint.forget()
         self._now = notices.now
-        # Nodes that did not answer a renewal; the lock of this is acquired as those of `Listener`.
+        # Nodes that did not answer a renewal, each with a lock. The locks are taken as in `Listener`.
         self._hanging: dict[Address, system.Lock] = {}
         self._wanted: set[str] = set()  # ids of all claims that are watched; used without a lock
         self._topology = Topology(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)

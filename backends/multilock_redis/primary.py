@@ -25,7 +25,7 @@ __all__ = ["COUNTS_FOR", "Following", "Told"]
 # Seconds for which a reply counts, and for which a doubt waits for Sentinels that do not reply. Sentinels exchange
 # their state every 2 s.
 COUNTS_FOR = 10.0
-KNOWN_FOR = 600.0  # seconds for which a Sentinel is asked after another one last named it
+KNOWN_FOR = 600.0  # seconds: for this long a Sentinel is asked after another Sentinel last named it
 
 
 class Told(NamedTuple):

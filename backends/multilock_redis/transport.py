@@ -32,7 +32,7 @@ __all__ = ["Answer", "Connections", "Endpoint", "Wire", "is_down", "not_connecte
 Answer = tuple[Any, float]
 """The server's reply (or the exception made of it), and when the request was sent."""
 
-SHORT = 0.05  # seconds; a connection is not called silent because a request with less time had no reply
+SHORT = 0.05  # seconds; a missing reply to a request with a shorter timeout does not prove the connection dead
 # SPARE idle connections are kept even if they are never used. Further idle connections are kept for SPARE_FOR seconds
 # after their last use.
 SPARE = 4

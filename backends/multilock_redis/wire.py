@@ -76,8 +76,8 @@ _SCHEME = re.compile(r"redis(?=s?(\+[a-z]+)?://)")
 
 
 def spelled(advice: str, where: str) -> str:
-    """Return advice of ours about schemes such as ``redis://``. It says ``valkey://`` if ``where``, which begins with
-    the user's URL, does."""
+    """Return ``advice``, which names ``redis://``. If the user's URL, with which ``where`` begins, is a ``valkey://``
+    URL, the advice names ``valkey://`` instead."""
     return _SCHEME.sub("valkey", advice) if where.startswith("valkey") else advice
 
 

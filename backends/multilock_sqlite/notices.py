@@ -174,7 +174,11 @@ class _Fifo:
 
 
 def _read(fifo: _Fifo, reference: weakref.ref[Mailbox]) -> None:
-    """Deliver the messages of a FIFO until it ends. A client that nobody closes is not kept alive."""
+    """Deliver the messages of a FIFO until it ends.
+
+    The thread holds only a weak reference to the mailbox, so a client that was dropped without close() can be
+    garbage-collected.
+    """
     poll = system.poll()
     poll.register(fifo.descriptor, system.POLLIN)
     while not fifo.ended:

@@ -44,7 +44,7 @@ class Exhausted(Exception):
 
 
 class OtherNumber(Exception):
-    """The name has ``permits`` permits, and the claim asked for another number."""
+    """The name has ``permits`` permits, but the claim asked for a different number of permits."""
 
     def __init__(self, permits: int) -> None:
         super().__init__(permits)

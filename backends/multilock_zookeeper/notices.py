@@ -37,7 +37,7 @@ T = TypeVar("T")
 ENDED = "its ZooKeeper session expired or was closed"
 LOOK_WITHIN = 2.0  # seconds for one step of setting the missing watches
 LOOK_AGAIN = 1.0  # seconds until the next try to set watches, if one failed although the connection was up
-AT_ONCE = 250  # nodes watched in one step; a renewal waits behind no more than that
+AT_ONCE = 250  # nodes watched in one step; the next renewal waits for at most one step
 ONE_BY_ONE = 16  # nodes that a waiter watches one by one; beyond that, any change among the siblings wakes it
 
 

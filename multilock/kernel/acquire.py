@@ -151,8 +151,8 @@ class _Contender:
                 if line.unheard(self.started, now):  # the request of the first waiter is still under way
                     raise self._unavailable(BackendUnavailable("none since the wait began", unknown=False))
                 return False
-            # If the backend replies now, an outage that begins later cannot last for outage_timeout before the time
-            # `look`.
+            # Without a known outage, nothing needs to be checked before `look`: an outage that begins now lasts for
+            # outage_timeout at that time.
             look = patience_ends if line.silence else now + outage_timeout
             await self.bell.wait(min(self.deadline, look) - now)
         return True

@@ -48,8 +48,8 @@ class Line:
     def unheard(self, started: float, now: float) -> bool:
         """Return whether a waiter that began at ``started`` has no evidence that the name is taken.
 
-        This is so if the backend has not replied since, although the present request has had enough time for a reply.
-        Before the backend's very first answer, any request under way counts.
+        Returns True if the backend has not replied since ``started``, although the present request has had enough time
+        for a reply. Before the backend's very first reply, returns True however recent the request is.
         """
         if self.heard_since(started):
             return False

@@ -126,7 +126,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Undo one acquire without a request. Returns whether the lease must be released for that.
 
         ``end`` is that of its body, if it has one. Without work under the lease, hold_at_least is void. The caller
-        holds the kernel's lock until it has begun the release. Otherwise a body could begin meanwhile.
+        holds the kernel's lock until it has begun the release. Otherwise another ``with`` body could begin in between.
         """
         if (end is not None and not self._body_ends(end)) or self._one_acquire_less(end):
             return False

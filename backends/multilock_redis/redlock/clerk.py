@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFIRMED_WITHIN", "Clerk", "Unconfirmed"]
 
-LATE = 0.01  # seconds without use after which the clerk reads the late replies of a fan
+LATE = 0.01  # seconds; if nothing has used a fan for this long, the clerk reads its late replies
 REPEAT_AFTER = 0.02  # seconds until releases that a server did not confirm are repeated; doubled by each failure
 BATCH = 64  # releases under way to one server at most
 CONFIRMED_WITHIN = 5.0  # seconds to wait for the reply to a repeated release before it is repeated again

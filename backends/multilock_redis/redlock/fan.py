@@ -28,7 +28,7 @@ CONNECT_WITHIN = 3.0  # seconds for one connection
 AT_ONCE = 4  # connections to one server that are made at the same time
 GRACE = 0.25  # seconds to wait for connections to more servers than a majority
 SPARE = 4  # idle fans that are always kept
-SPARE_FOR = 60.0  # seconds after which an idle fan beyond these is closed
+SPARE_FOR = 60.0  # seconds after its last use for which a fan is kept if more than SPARE fans are idle
 LAST_WORDS = 0.1  # seconds for the last requests and replies when the client is closed
 FRESH = 0.01  # seconds; the server may have closed a connection that was idle for longer
 
@@ -160,8 +160,8 @@ class Lane:
 
         If the connection does not accept a long request at once, wait up to ``patience`` seconds.
 
-        This method handles no replies, because the caller holds the lock of a claim. A reply may concern another claim,
-        and the thread that holds the lock of that claim may wait for the lock of ours.
+        This method handles no replies, because the caller holds the lock of a claim. A reply may concern another claim.
+        The thread that holds that other claim's lock may wait for our claim's lock: a deadlock.
         """
         wire = self.wire or self.connect()
         if wire is None:

@@ -72,8 +72,9 @@ class Record:
 
     def __init__(self, taken: Mapping[str, float] | None = None) -> None:
         self.taken = {} if taken is None else taken
-        """The sessions that an operator ended, with the time. A holder that cannot be notified of that continues until
-        its deadline. No promise excludes other holders until then (docs/guarantees.md), so this is not a violation."""
+        """The sessions that an operator ended, with the time. A holder that cannot be notified that its session ended
+        continues until its deadline. Another holder before this deadline breaks no promise (docs/guarantees.md), so it
+        is not a violation."""
         self.beliefs: dict[str, Belief] = {}
         self.sessions: dict[str, str] = {}  #: by id of the lease: the session that keeps it alive
         self.renewals: dict[str, float] = {}  #: by id: when the next renewal was planned as the lease began

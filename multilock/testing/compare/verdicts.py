@@ -215,8 +215,8 @@ def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
 def _untold(cycle: _Cycle, belief: Belief) -> bool | None:
     """Return whether a lease was certainly lost without a callback, although there was time for it.
 
-    Returns None if a callback is missing, but the time was too short: the process did not run, or released at once. A
-    loss that is found by a release need not have a callback.
+    Returns None if no callback was recorded, but the process had too little time for one: it was paused, or released
+    at once. A loss that is found by a release need not have a callback.
     """
     lost_at = belief.over_by
     if belief.losses or not belief.confirmed or lost_at is None or cycle.when("listens", belief.id) is None:

@@ -49,7 +49,7 @@ __all__ = ["work"]
 
 ASK_EVERY = 0.005  # seconds between two checks whether the lock is still held
 NOTE_EVERY = 0.05  # seconds between two lines about a lock that is still held
-RENEWED = 0.005  # seconds; if the end of the validity moves by more, it is noted
+RENEWED = 0.005  # seconds; the worker prints a line when the end of the lease's validity moves by more than this
 OPEN_WITHIN = 10.0
 PULSE = 0.01  # seconds between two checks whether this process runs; there are many such processes
 AT_REST = 1.0  # seconds for which the CPU time of a process without locks is measured

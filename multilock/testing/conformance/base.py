@@ -32,7 +32,7 @@ __all__ = [
 
 T = TypeVar("T")
 NAME = "orders/42"
-SOON = 5.0  # seconds in which an immediate effect must be seen, even on a busy machine
+SOON = 5.0  # seconds to wait at most for an effect that should be immediate, even on a busy machine
 
 
 def eventually(ready: Callable[[], object], within: float = SOON) -> None:
@@ -90,7 +90,7 @@ def by_the_clock(loss: Loss) -> bool:
 
 
 class Pulse:
-    """Measures for how long this process did not run: a promise about time cannot hold meanwhile."""
+    """Measures how long this process was paused, because no promise about time holds during a pause."""
 
     BEAT = 0.005  # seconds
 

@@ -75,7 +75,7 @@ class Shift:
 
 
 IN_ORDER = ["first begins", "first ends", "second begins"]
-CLEAN_UP = 0.4  # seconds in which another node would take a lease that was released too early
+CLEAN_UP = 0.4  # seconds, long enough for another node to take a lease that was released too early
 
 
 class ElectionConformance(Conformance):

@@ -27,7 +27,7 @@ from multilock.testing.process import Helper, hear, say
 __all__ = ["ProcessConformance"]
 
 HERE = "multilock.testing.conformance.process"
-START = 20.0  # seconds in which a process starts, even on a busy machine
+START = 20.0  # seconds that a process may take to start, even on a busy machine
 
 
 class ProcessConformance(Conformance):
@@ -278,7 +278,7 @@ def _what_a_child_sees(client: Client, lease: Any, losses: list[Any]) -> Iterato
     yield "callback" if losses else "no-callback"
 
 
-CLEAN_UP = 0.5  # seconds in which a leader's work ends
+CLEAN_UP = 0.5  # seconds that a leader's work needs for its clean-up
 
 
 def serve(url: str, prefix: str, ttl: str) -> None:

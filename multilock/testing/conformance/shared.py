@@ -31,7 +31,7 @@ __all__ = ["ReadWriteConformance", "SemaphoreConformance"]
 
 QUICK = 2.0  # seconds in which waiters that may enter have entered, even if their backend polls
 WAITS_FOR = 0.5  # seconds that an impatient writer waits
-TIMERS = 1.0  # seconds; a waiter that asks again sooner does so because a claim was refused
+TIMERS = 1.0  # seconds; a waiter that asks again within this time does so because another claim was refused
 NEVER = 3600.0  # seconds
 
 

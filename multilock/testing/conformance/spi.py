@@ -412,7 +412,10 @@ def give_back(backend: Backend, claim: Claim, granted: Granted | None, *, unsure
 
 
 def until_told(tell: Callable[[], Returned]) -> bool:
-    """Call ``tell`` until no server has any part of the claim, as the kernel does. Returns whether it was ours."""
+    """Call ``tell`` until no server has any part of the claim, as the kernel does.
+
+    Returns whether the claim held the name when it was released.
+    """
     deadline = now() + WITHIN
     while (returned := tell()).again:
         assert now() < deadline

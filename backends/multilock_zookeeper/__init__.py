@@ -1,9 +1,10 @@
 """Locks on ZooKeeper 3.5 and later, in the queues of kazoo's locks or of Curator's.
 
-See docs/backends/zookeeper.md. `recipe` is the algorithm, `keys` lays out the nodes of a name and their order,
-`waiters` records the state of each claim of this client, and `sessions` computes for how long a session certainly
-lives. `transport` sends the requests through kazoo, `wire` provides what kazoo needs for that, and `notices` receives
-what the server pushes. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this ensemble.
+See docs/backends/zookeeper.md. `recipe` is the algorithm, `keys` lays out the nodes of a name, `queue` decides which of
+them hold the name, `waiters` records the state of each claim of this client, and `sessions` computes for how long a
+session certainly lives. `transport` sends the requests through kazoo, `wire` provides what kazoo needs for that, and
+`notices` receives what the server pushes. `inspection` is for operators, and `diagnosis` reports what weakens the lock
+on this ensemble.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ __all__ = ["ZooKeeperBackend", "open_backend"]
 
 PORT = 2181
 TTL_MIN = 4.0  # seconds; by default a server grants at least two ticks of 2 s
-TTL_FLOOR = 0.1  # seconds; a server may be configured to grant less than that
+TTL_FLOOR = 0.1  # seconds; a server may be configured to grant less than TTL_MIN
 TTL_MAX = 2_147_483.0  # seconds, about 25 days: the protocol has 31 bits for milliseconds
 TICK = 2.0  # seconds; a server ends a session up to one tick late
 
-_inherited: list[object] = []  # a forked child must not close these, and collecting one as garbage would close it
+# Clients of the parent, in a forked child. The child must not close them, and garbage collection would close them.
+_inherited: list[object] = []
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> ZooKeeperBackend:

@@ -88,14 +88,14 @@ class Inspection:
         return [(one, self._transport.get(f"{self._nodes.parent(name)}/{one.node}")) for one in holders]
 
     def _told(self, name: str, one: Contender, answer: Answer, deadline: float) -> LockInfo | None:
-        """Return the `LockInfo` in this holder's node, or None if the node is gone. If we may not read the node, only
-        its number is known."""
+        """Return the `LockInfo` in this holder's node, or None if the node is gone. If this user may not read the node,
+        only its token and its mode are known."""
         try:
             value, stat = self._transport.wait(answer, deadline)
         except NodeMissing:
             return None
         except BackendRejected:
-            exists = self._transport.exists(f"{self._nodes.parent(name)}/{one.node}")  # this needs no right
+            exists = self._transport.exists(f"{self._nodes.parent(name)}/{one.node}")  # needs no access right
             value, stat = b"", self._transport.wait(exists, deadline)
             if stat is None:
                 return None

@@ -35,7 +35,7 @@ __all__ = ["AT_ONCE", "ENDED", "Watcher"]
 T = TypeVar("T")
 
 ENDED = "its ZooKeeper session expired or was closed"
-LOOK_WITHIN = 2.0  # seconds for one step of setting the missing watches
+LOOK_WITHIN = 2.0  # seconds that one step of setting missing watches may take
 LOOK_AGAIN = 1.0  # seconds until the next try to set watches, if one failed although the connection was up
 AT_ONCE = 250  # nodes watched in one step; the next renewal waits for at most one step
 ONE_BY_ONE = 16  # nodes that a waiter watches one by one; beyond that, any change among the siblings wakes it
@@ -72,8 +72,8 @@ class Watcher:
     def wait(self, claim_id: str, ahead: Sequence[str], own: str, deadline: float) -> bool:
         """Wake this claim when one of these nodes is deleted. Returns False if one of them is already deleted.
 
-        A server sends no notice of a node that we may not read. In that case, and if many nodes are ahead, the claim
-        watches the children of the parent. Every waiter may list these.
+        A server sends no notice of a node that this user may not read. In that case, and if many nodes are ahead, the
+        claim watches the children of the parent. Every waiter may list these.
         """
         nodes = (*ahead, own)
         try:
@@ -126,10 +126,9 @@ class Watcher:
     # ---- holders
 
     def hold(self, held: Mapping[str, str], deadline: float) -> None:
-        """Report these claims, given by their paths, when their nodes are deleted, or at once if these are already
-        deleted.
+        """Report a claim of ``held`` (path -> claim id) when its node is deleted, or at once if it is already deleted.
 
-        Raises while a watch is missing. The others stay set, so that each call gets further.
+        Raises if a watch could not be set. The watches that were set stay, so the next call has fewer to set.
         """
         with self._lock:
             self._holding.update(held)
@@ -214,7 +213,7 @@ class Watcher:
     def follow(self, parents: Mapping[str, str], deadline: float) -> None:
         """Report each change among the contenders for exactly these names.
 
-        Raises while a watch is missing. The others stay set, so that each call gets further.
+        Raises if a watch could not be set. The watches that were set stay, so the next call has fewer to set.
         """
         with self._lock:
             unwatched = [path for path in parents if path in self._unwatched or path not in self._followed]
@@ -235,7 +234,8 @@ class Watcher:
         the watch fires when it is created.
         """
         with self._lock:
-            for path in paths:  # before the requests: a watch that fires, or breaks, later adds its path again
+            # This comes before the requests. A watch that fires or breaks later adds its path again.
+            for path in paths:
                 self._unwatched.pop(path, None)
         watched: list[str] = []
         open_paths, unanswered = list(paths), None
@@ -341,7 +341,7 @@ class Watcher:
 
     def resumed(self, session: Session) -> None:
         """After a reconnect, have the session renewed, and wake every waiter, so that it reads its queue again."""
-        self._notices.silent(session.number)  # a renewal that failed may pause for longer than the lock lasts
+        self._notices.silent(session.number)  # after a failed renewal, the next could come too late
         self._notices.wake(None)
         self._plan_look()
 

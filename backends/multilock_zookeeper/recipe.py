@@ -1,4 +1,5 @@
-"""The lock on ZooKeeper: ephemeral sequential nodes, of which the lowest holds; each other waits for the one before it.
+"""The lock on ZooKeeper. Each claim has an ephemeral sequential node. The lowest node holds the lock, and each other
+node waits for one ahead of it.
 
 The recipes are ZooKeeper's own ("Recipes: Locks" and "Shared Locks" in its documentation), in the layout of kazoo's
 Lock, ReadLock and WriteLock, or of Curator's. Their clients wait in the same queue:
@@ -41,7 +42,8 @@ from multilock_zookeeper.waiters import ZkWaiter, ZkWaiters
 
 __all__ = ["Recipe"]
 
-END_WITHIN, END_AGAIN = 1.0, 1.0  # seconds to delete a node whose time is over, and between two tries
+END_WITHIN = 1.0  # seconds that the deletion of a node may take at the end of its ttl
+END_AGAIN = 1.0  # seconds until such a deletion is repeated, if it failed
 
 
 class Recipe:
@@ -84,7 +86,7 @@ class Recipe:
         if waiter.unsure:
             self._find(claim, waiter, session, deadline)
         if waiter.path is not None and waiter.session != session.number:
-            waiter.path = None  # the node went with its session; nothing of it is reused
+            waiter.path = None  # the server deleted the node with its session
         known = waiter.path is not None
         children = self._list(waiter, deadline) if known else self._create(claim, waiter, session, deadline)
         if waiter.cancelled:
@@ -96,7 +98,7 @@ class Recipe:
         parent = self._nodes.parent(claim.name)
         waiter.value = encode_value(claim)
         with self._waiters.lock:
-            if waiter.cancelled:  # cancelled since this attempt began; no request naming the claim was or will be sent
+            if waiter.cancelled:  # cancelled since this attempt began, so no node must be made
                 return None
             if self._now() >= deadline:
                 raise BackendUnavailable("no time was left to ask ZooKeeper", unknown=False)
@@ -204,8 +206,8 @@ class Recipe:
     def _own_nodes(self, claim: Claim, deadline: float) -> list[str]:
         """Return the nodes of this claim, whatever their sessions.
 
-        When the reply to this arrives, every earlier request has been executed. The sync makes sure that the server
-        which lists the nodes is not behind the server which created the node.
+        When the reply to the listing arrives, every earlier request of the session has been executed. The sync makes
+        sure that the server which lists the nodes is not behind the server which created the node.
         """
         parent, begin = self._nodes.parent(claim.name), self._nodes.begin(claim)
         synced, listed = self._transport.sync(parent), self._transport.children(parent)

@@ -39,16 +39,16 @@ __all__ = ["KAZOO_TLS", "Answer", "Ensemble", "NodeExists", "NodeMissing", "Sess
 
 PERSISTENT, EPHEMERAL_SEQUENTIAL, CONTAINER = 0, 3, 4
 ANY_VERSION = -1
-NO_LEASES = b"0"  # data of a parent; kazoo's Semaphore, which does not see other contenders, is kept away by it
+NO_LEASES = b"0"  # data of a parent; it keeps kazoo's Semaphore away, which would not see our contenders
 SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less, until a silent connection is replaced
-STOPPED = 0.05  # seconds; a thread that wakes up later than that was paused
-CLOSE_WITHIN = 1.0  # seconds to close the session; otherwise the session expires
+STOPPED = 0.05  # seconds; a thread that wakes up this much too late was paused
+CLOSE_WITHIN = 1.0  # seconds that closing the session may take; otherwise the session expires
 DIAL_SHARE = 1 / 3  # share of the session timeout to connect to any host; kazoo would spend all of it on one dead host
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 KAZOO_TLS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
-# The leader decides on the requests with these errors in the order of all writes, so such a refusal proves the session
-# like a write.
+# The leader gives these refusals in the order of all writes. So such a refusal proves that the session lives, as a
+# write does.
 _ORDERED_REFUSALS = (foreign.NoAuthError, foreign.QuotaExceededError)
 _REFUSED: Mapping[type[Exception], str] = {
     foreign.NoAuthError: "give username= and password= of a user that may use these nodes",
@@ -226,8 +226,8 @@ class Transport:
             if number is None or number != self._id:
                 raise BackendUnavailable(f"{self.name}: the session ended before it was ready", unknown=False)
             granted = min(granted, self._granted)  # there may have been another handshake meanwhile
-            # kazoo sends at least every third of the timeout. So kazoo's last request arrived before the request that
-            # we send now.
+            # The program's own kazoo client sends a request at least every third of the timeout. So its last request
+            # was sent at most that long before it was handed over.
             touched_at = self._touched_at - (granted / 3 if self._adopted else 0.0)
             session = Session(number, granted, touched_at)
             # Before any grant: if the timeout is cut at this moment, the kernel must already know the session.
@@ -250,8 +250,8 @@ class Transport:
         return session is not None and session.number == number
 
     def connect(self, deadline: float) -> None:
-        """Wait for the connection. Without one nothing is queued, so that no request is executed long after its
-        time."""
+        """Wait for the connection. Without a connection no request is queued, so none is executed long after its
+        deadline."""
         if self._up.is_set():
             return
         with self._starting:
@@ -287,7 +287,7 @@ class Transport:
         """Return whether kazoo's connection thread runs, so that it need not be started.
 
         The thread ends at a failed authentication. kazoo's state does not show that: it is CLOSED before the thread has
-        begun, too. Whether to start a client that was handed over again is its owner's decision.
+        begun, too. If a client was handed over, only its owner starts it again.
         """
         if self._handler:
             return self._handler.loop is not None and self._handler.loop.is_alive()
@@ -482,8 +482,8 @@ class Transport:
     def ordered(self, answer: Answer, deadline: float) -> bool:
         """Wait until the leader has put this write into the order of all writes, which proves that it knew the session.
 
-        Returns False if the node is missing. If the server refuses the write, for lack of rights or for now, the node
-        exists.
+        Returns False if the node is missing. Returns True if the server refuses the write for lack of rights or because
+        of a quota, because the node exists then.
         """
         try:
             self.wait(answer, deadline)

@@ -51,7 +51,7 @@ class ZkWaiters:
         self.lock = system.Lock()
         self.of: dict[str, ZkWaiter] = {}  # claim id -> the waiter of the claim
         self._now = now
-        self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
+        self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; earliest first
 
     def enter(self, claim: Claim) -> ZkWaiter | None:
         """Return the claim's waiter, or None if the claim was cancelled before this attempt began."""

@@ -106,7 +106,7 @@ class _Buffered(_Greeted):
         return piece
 
     def pending(self) -> int:
-        """Return how many bytes can be read without the kernel, including those that TLS has decrypted."""
+        """Return how many bytes can be read without a system call, including those that TLS has decrypted."""
         within: int = self._connection.pending() if isinstance(self._connection, ssl.SSLSocket) else 0
         return len(self._ahead) - self._at + within
 
@@ -226,7 +226,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._turned_away_at = None
 
     def start(self) -> None:
-        """Do not start kazoo's two threads for callbacks and results: nothing of ours uses them."""
+        """Do not start kazoo's two threads for callbacks and results: multilock uses neither."""
 
     def stop(self) -> None: ...
 

@@ -33,7 +33,7 @@ EXTRAS = {
     ),
     "sessions": ("the sessions or leases that keep locks alive at the server", {"consul", "etcd", "zookeeper"}),
     "waiters": ("the state of each claim of this client, and the cancelled claims", {"etcd", "zookeeper"}),
-    "queue": ("the keys ahead of a claim, counted down by notifications", {"etcd"}),
+    "queue": ("the order of the claims for a name, and which of them are ahead of a claim", {"etcd", "zookeeper"}),
     "main_thread": ("the main thread's requests, sent by another thread", {"etcd"}),
     "sweep": ("work of a renewal besides its requests, such as the search for leftovers", {"consul", "etcd"}),
     "readers": ("the keys of readers, and the wait for readers", {"consul"}),

@@ -38,7 +38,7 @@ CONFORMANCE = frozenset(
         "test_a_waiter_that_gave_up_leaves_nothing_behind",
         "test_an_acknowledgement_that_arrives_too_late_does_not_revive_the_lease",
         "test_if_on_elected_raises_the_lease_is_released_after_the_work_has_ended",
-        "test_another_number_of_permits_is_refused_at_once_and_leaves_nothing",
+        "test_a_different_number_of_permits_is_refused_at_once_and_leaves_nothing",
         "test_holders_never_overlap_while_processes_are_stopped_and_killed",
         "test_each_on_elected_of_a_campaign_is_followed_by_one_on_lost",
         "test_holders_never_overlap_under_contention",

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 TRIES = 3  # another process may take a free port before the server does
-STOP_WITHIN = 5.0  # seconds
+STOP_WITHIN = 5.0  # seconds until a server that does not stop is killed
 # These ports are below the range that the kernel gives to clients. The same holds for the ports 10,000 higher, where
 # the nodes of a Redis Cluster talk to each other. Each worker has ports of its own, so that no other worker takes the
 # port of a server that is being restarted.

@@ -22,7 +22,7 @@ __all__ = ["ClusterNode", "RedisCluster", "cluster_of_all_tests"]
 
 # A machine that pauses must not trigger a failover, so this timeout is long. Tests promote a replica with `fail_over`.
 NODE_TIMEOUT = 15_000
-AGREE_WITHIN = 20.0  # seconds; a primary refuses requests for the first two after its start
+AGREE_WITHIN = 20.0  # seconds at most until all nodes agree; a primary refuses requests for two seconds after its start
 
 
 class ClusterNode(RedisServer):

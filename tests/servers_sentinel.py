@@ -25,10 +25,10 @@ __all__ = ["NAME", "Guarded", "SentinelServer"]
 
 NAME = "mymaster"
 DOWN_AFTER = 0.3  # seconds
-NEVER_DOWN_AFTER = 600.0  # seconds; Sentinels start no failover of their own
+NEVER_DOWN_AFTER = 600.0  # seconds: so long that Sentinels start no failover of their own
 FAILOVER_TIMEOUT = 1.0  # seconds
-AGREED_WITHIN = 40.0  # seconds, on a busy machine
-HEALED_WITHIN = 15.0  # seconds; after that, all servers start afresh
+AGREED_WITHIN = 40.0  # seconds to wait at most until the Sentinels agree, on a busy machine
+HEALED_WITHIN = 15.0  # seconds to wait at most for a repair; if it fails, all servers are started anew
 LAST_LINES = 12  # lines of each server's log
 
 # With their default periods the Sentinels need seconds for a change of roles, and ten to demote a former primary. Since

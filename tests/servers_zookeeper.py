@@ -14,7 +14,7 @@ from tests.servers import Cluster, Server, bootstrap, free_port
 __all__ = ["ZooKeeperCluster", "ZooKeeperServer", "classpath"]
 
 ARCHIVE = Path(__file__).parents[1] / ".state" / "zookeeper.jsa"
-TICK = 0.2  # seconds; sessions may be as short as two ticks, and expire within a tick
+TICK = 0.2  # seconds: a session may be as short as two ticks, and its expiry is noticed within a tick
 JAVA = (
     *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable"),  # no warnings: Java 11 keeps no archive, or it is stale
     *("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),

@@ -14,7 +14,7 @@ from multilock.testing.conformance.spi import Ear
 __all__ = ["NAME", "TTL", "WITHIN", "ByHand", "interrupted"]
 
 NAME = "job"
-TTL = 20.0  # seconds: no session ends while a test is paused
+TTL = 20.0  # seconds: so long that no session ends while a test is paused
 WITHIN = 10.0
 
 

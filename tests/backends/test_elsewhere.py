@@ -169,7 +169,7 @@ def test_a_password_is_never_shown(url: str, caplog: pytest.LogCaptureFixture) -
         ("zookeeper", ""),
     ],
 )
-def test_a_refused_connection_names_the_scheme_and_the_librarys_exception(
+def test_the_error_about_a_refused_connection_names_the_scheme_and_the_cause(
     scheme: str, path: str, ask: Callable[[Client], object]
 ) -> None:
     """The error names the scheme of the URL, even if the backend uses another one internally. The cause of the error is

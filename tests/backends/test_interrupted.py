@@ -68,7 +68,7 @@ def test_an_interrupt_at_any_point_around_a_fork_leaves_the_file_usable() -> Non
 
     moment = 1
     while interrupted(fork, moment, sqlite):
-        sqlite._after_in_parent()  # Python ignores an exception of these functions, and calls the next one
+        sqlite._after_in_parent()  # if one of these functions raises, Python still calls the others
         assert not sqlite._opening.locked()
         moment += 1
     assert moment > 10

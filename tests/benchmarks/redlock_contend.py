@@ -29,7 +29,7 @@ __all__ = ["WAYS"]
 NAME = "redlock"
 TTL = 10.0  # pottery's own value; whatever a stray request of a library leaves behind expires that soon
 FOR_EVER = 10**9
-GIVE_UP = 3.0  # seconds; many contenders that retry at random may each have some of the servers forever
+GIVE_UP = 3.0  # seconds until a contender gives up: contenders that retry at random may block each other forever
 
 Take = Callable[[], Callable[[], object]]  # acquires, and returns the function that releases
 TakeAsync = Callable[[], Awaitable[Callable[[], Awaitable[object]]]]

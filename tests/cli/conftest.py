@@ -18,8 +18,8 @@ import pytest
 import multilock
 
 ROOT = Path(__file__).parents[2]
-TTL = 30.0  # seconds, for locks held beside the command that must survive a freeze of the machine
-WITHIN = 45.0  # seconds; on an idle machine most waits take a fraction of one, and a demo about ten
+TTL = 30.0  # seconds: the ttl of locks beside the command, which must survive a freeze of the machine
+WITHIN = 45.0  # seconds to wait at most; on an idle machine a demo takes about ten, and anything else less than one
 
 Start = Callable[..., Popen[str]]
 Run = Callable[..., CompletedProcess[str]]

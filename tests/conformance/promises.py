@@ -97,19 +97,19 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockConformance.test_a_lock_that_is_not_reentrant_refuses_its_own_thread",
         ),
         "A loss inside with raises LockLost at a normal end; an exception of the body gets a note": (
-            "WithConformance.test_after_a_loss_the_normal_end_of_a_with_body_raises_lock_lost",
-            "WithConformance.test_after_a_loss_a_return_inside_with_raises_lock_lost",
+            "WithConformance.test_after_a_loss_the_normal_end_of_a_with_block_raises_lock_lost",
+            "WithConformance.test_after_a_loss_a_return_in_a_with_block_raises_lock_lost",
             "WithConformance.test_after_a_loss_an_exception_of_the_body_is_raised_with_a_note",
-            "WithConformance.test_a_release_inside_with_is_not_a_loss",
-            "WithConformance.test_a_decorated_function_reports_a_loss_as_with_does",
+            "WithConformance.test_a_release_in_a_with_block_is_not_a_loss",
+            "WithConformance.test_a_decorated_function_reports_a_loss_as_a_with_block_does",
         ),
         "A with ends the lease that it began, in any thread or task, and never the lease of another": (
-            "WithConformance.test_a_with_that_ends_in_another_thread_never_releases_the_lease_of_a_third",
-            "tests/unit/test_locks.py::test_the_with_of_a_generator_ends_its_own_lease_in_any_thread",
-            "tests/unit/test_aio.py::test_the_async_with_of_a_generator_ends_its_own_lease_in_any_task",
+            "WithConformance.test_a_with_block_that_ends_elsewhere_never_releases_the_lease_of_a_third",
+            "tests/unit/test_locks.py::test_a_with_block_of_a_generator_ends_its_own_lease_in_any_thread",
+            "tests/unit/test_aio.py::test_an_async_with_block_of_a_generator_ends_its_own_lease_in_any_task",
         ),
         "async with cancels its body at the moment of the loss, and raises LockLost": (
-            "CancelConformance.test_the_body_of_async_with_is_cancelled_when_the_lease_is_lost",
+            "CancelConformance.test_an_async_with_block_is_cancelled_when_the_lease_is_lost",
             "CancelConformance.test_a_cancellation_from_outside_is_not_replaced_by_lock_lost",
         ),
         "Locks work in a process with many open descriptors": (
@@ -314,7 +314,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Happens at the end of with, whatever its body does": (
             "LockConformance.test_a_lock_and_its_lease_are_both_context_managers",
-            "LockConformance.test_the_lock_is_released_if_the_body_of_with_raises",
+            "LockConformance.test_the_lock_is_released_if_the_with_block_raises",
         ),
         "After the last release nothing is left at the server": (
             "LockConformance.test_nothing_is_left_at_the_server_after_the_last_release",
@@ -421,7 +421,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "The number is checked before any I/O, and another one is refused at once": (
             "SemaphoreConformance.test_the_number_of_permits_is_checked_before_any_request",
-            "SemaphoreConformance.test_another_number_of_permits_is_refused_at_once_and_leaves_nothing",
+            "SemaphoreConformance.test_a_different_number_of_permits_is_refused_at_once_and_leaves_nothing",
             "SemaphoreConformance.test_a_semaphore_is_acquired_again_only_with_the_same_number_of_permits",
         ),
         "A permit of several has a token, and cannot fence": (
@@ -446,7 +446,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockAllConformance.test_a_set_is_lost_with_one_of_its_locks_and_names_it",
             "LockAllConformance.test_the_other_locks_are_kept_until_the_lost_set_is_released",
             "LockAllConformance.test_the_other_locks_of_a_lost_set_that_nobody_releases_are_kept_for_one_ttl",
-            "LockAllConformance.test_the_end_of_with_raises_the_loss_of_a_set",
+            "LockAllConformance.test_the_end_of_a_with_block_raises_the_loss_of_a_set",
             "LockAllConformance.test_a_closed_client_releases_all_locks_of_a_set",
         ),
         "If one lock is lost during the wait, all are released and the wait begins again": (
@@ -454,7 +454,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "An interrupt anywhere leaves nothing behind": (
             "tests/unit/test_many.py::test_an_interrupt_anywhere_in_the_acquire_leaves_nothing",
-            "tests/unit/test_many.py::test_an_interrupt_anywhere_in_with_leaves_nothing",
+            "tests/unit/test_many.py::test_an_interrupt_anywhere_in_a_with_block_leaves_nothing",
         ),
     },
     "Client.locked": {

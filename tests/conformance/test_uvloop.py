@@ -80,7 +80,7 @@ def test_a_closed_descriptor_is_unregistered_before_a_connection_can_reuse_its_n
 
 
 @pytest.mark.parametrize("by", ["generator", "hand"])
-def test_an_async_with_that_ends_in_another_task_ends_its_own_lease(by: str) -> None:
+def test_an_async_with_block_that_ends_in_another_task_ends_its_own_lease(by: str) -> None:
     async def main() -> None:
         async with connect_async("memory://uvloop") as client:
             lock = client.lock("n")

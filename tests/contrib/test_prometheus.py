@@ -1,4 +1,4 @@
-"""Metrics as Prometheus gets them: scraped from a real endpoint."""
+"""Metrics as Prometheus gets them, scraped from a real endpoint."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from multilock.testing.conformance.base import Recorder
 
 __all__ = ["WELL_WITHIN", "Holder", "Service", "Smoke", "each_grants", "each_of"]
 
-WELL_WITHIN = 60.0  # seconds in which a damaged server works again
+WELL_WITHIN = 60.0  # seconds at most until a damaged server works again
 CALLBACK_SLACK = 0.05  # seconds after the end of the lease by which the callback has started
 TOGETHER = ("redlock", "redis+sentinel", "redis+cluster")  # the servers of these clusters do not work alone
 

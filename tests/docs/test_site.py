@@ -11,7 +11,7 @@ import pytest
 from tests import chromium
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the first test builds the site
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first test builds the site
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.servers_etcd import EtcdServer
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 BIN = Path(sys.executable).parent
-WITHIN = 45.0  # seconds; what is waited for takes one or two on an idle machine
+WITHIN = 45.0  # seconds to wait at most; on an idle machine each wait takes one or two
 
 
 def until(true: Callable[[], Any], within: float = WITHIN, why: Callable[[], object] = str) -> Any:

@@ -80,14 +80,17 @@ CONTENDERS = 50
 HABITS_BY_PLACE = [[], *([habit] for habit in HABITS), list(HABITS)]  # further processes have no habit
 PROCESS_PACE = 0.07  # seconds between two faults of processes, on average
 SERVER_PACE = 0.4  # share of a ttl between two faults of the server, on average
-MOMENT = 0.5  # seconds for which a fault waits for the right moment
-FOR_A_WHILE = (SHORT_HOLD, math.inf)  # seconds since a lock was acquired: long enough to count as held for a while
+MOMENT = 0.5  # seconds for which a fault waits at most for the right moment
+FOR_A_WHILE = (
+    SHORT_HOLD,
+    math.inf,
+)  # the least and the greatest age of a lock, in seconds, that counts as held for a while
 # Seconds since a lock was acquired: so few that hardly any renewal has followed.
 JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)
 BEFORE_RENEWAL = (0.005, 0.12)  # share of a ttl until the next renewal: the session of such a lock was renewed long ago
 RECOVERY = 0.1  # seconds between two faults of one process
 TOLD_WITHIN = 5.0  # seconds within which a stopped process can report its stop, on a busy machine
-SHORT_STOP = 0.05  # seconds; a process may not notice a shorter stop
+SHORT_STOP = 0.05  # seconds: the shortest stop that a process certainly notices
 # Seconds: a callback passes through three threads, each of which may pause unnoticed for STALLED seconds.
 CALLBACK_WITHIN = 3 * STALLED
 STREAMS = 3  # streams of faults of processes: while one waits for its moment, others happen
@@ -105,7 +108,7 @@ class Arena:
     scheme: ClassVar[str]
     ttl: ClassVar[float] = 0.75
     url: str
-    asked_again: ClassVar[float] = 0.0  # seconds for which clients do not ask a server that was away
+    asked_again: ClassVar[float] = 0.0  # seconds for which clients do not ask a server that did not reply
     taken: dict[str, float]
     """Sessions that an operator ends, and when: see `Record.taken`."""
 
@@ -376,7 +379,7 @@ class ZooKeeperArena(ServerArena):
 
     scheme = "zookeeper"
     ttl = 1.5
-    handshake = 6.0  # seconds; the operator may wait as long as its session for a reply that never comes
+    handshake = 6.0  # seconds: the operator's session timeout, and so the longest wait for a reply that never comes
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: ZooKeeperServer = stack.enter_context(ZooKeeperServer())

@@ -52,7 +52,7 @@ from tests.faults.waits import PATIENCE
 
 L = TypeVar("L", Lease, AsyncLease)
 
-SHORT_HOLD = 0.03  # seconds at most, for all other leases
+SHORT_HOLD = 0.03  # seconds for which all other leases are held at most
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
 AT_ONCE = 50  # concurrent acquires of one client that keeps many locks
 LOOK_EVERY = 0.2  # seconds between two checks of all locks it keeps

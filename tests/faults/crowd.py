@@ -31,7 +31,7 @@ __all__ = ["PERMITS", "PLACES", "Crowd", "MemoryArena", "Permits", "in_use_again
 READERS, WRITERS = 50, 5
 PERMITS, WANT_ONE = 3, 20
 PROCESSES = 4
-HOLDING = (0.0, math.inf)  # seconds since a lock was acquired
+HOLDING = (0.0, math.inf)  # the least and the greatest age of a lock, in seconds, that counts as held
 LATE = 0.5  # seconds of delay that are tolerated on a machine that pauses at times
 
 

@@ -1,4 +1,4 @@
-"""Log handlers that block or raise: locks are kept, and a loss is reported in time."""
+"""While log handlers block or raise, locks are kept, and a loss is reported in time."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.faults.conftest import Connect, Operator
 from tests.servers import RedisServer
 
 TTL = 2.0
-SLACK = 0.15  # seconds by which a callback may start late; the callback has more time than that
+SLACK = 0.15  # seconds by which a callback may start late; it is given more time than that
 
 
 def test_a_frozen_server_costs_the_lease_before_another_client_can_have_it(

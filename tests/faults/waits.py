@@ -15,7 +15,7 @@ from multilock.testing.beliefs.oracles import within
 __all__ = ["PATIENCE", "Wait", "Waits"]
 
 PATIENCE = 30.0  # seconds after which a waiter counts as starved
-STOOD_STILL = 0.1  # seconds for which a waiter's process did not run, and may have lost its place
+STOOD_STILL = 0.1  # seconds: a waiter whose process did not run for this long may have lost its place
 
 
 @dataclass(slots=True)

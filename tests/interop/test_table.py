@@ -36,7 +36,7 @@ def place() -> Iterator[Start]:
         yield place
 
 
-def test_the_table_has_every_lock_of_other_programs_and_of_ours() -> None:
+def test_the_table_has_every_lock_of_other_programs_and_of_multilock() -> None:
     assert list(ROWS) == [(scheme, theirs) for scheme, (_, locks) in BACKENDS.items() for theirs in locks]
     assert printed(ROWS) == in_page()
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["FOLDER", "PREFIX", "forget_everything", "open_backend"]
 
 PREFIX = "ml/"
-GUARD = 10.0  # seconds, the longest ttl of a plan
+GUARD = 10.0  # seconds: `restart_guard`, as long as the longest ttl of a plan
 FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None  # the folder for files of SQLite
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Belief", "Held", "Oracle", "Oracles"]
 
-PAST = 20.0  # seconds for which an ended belief is remembered; no lease and no rest lasts longer
+PAST = 20.0  # seconds for which an ended belief is remembered, because no lease and no rest lasts longer
 
 
 class Held:
@@ -324,7 +324,7 @@ class Progress(Oracle):
                     self._free_since[name] = now + 60.0
 
     def _bound(self, process: Process) -> tuple[float, float]:
-        """Return for how long a name may be free, and since when this counts."""
+        """Return how long a name may be free, and the time from which that is counted."""
         calm = self.oracles.calm_since(process)
         if self.world.plan.profile == "cuts":
             return 0.8, calm

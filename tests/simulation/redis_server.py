@@ -88,7 +88,7 @@ class RedisServer:
         self.name = name
         self.sim = sim
         self.random = random.Random(f"server {name} {seed}")
-        self.step = 0.0  # seconds by which the server's clock was stepped
+        self.step = 0.0  # seconds by which the server's clock has been stepped
         self.up, self.paused = True, False
         self.run, self.started = 0, -math.inf
         #: Called before each script. The function that it returns is called after the script.

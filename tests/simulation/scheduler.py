@@ -19,9 +19,9 @@ from greenlet import getcurrent, greenlet
 
 __all__ = ["LONG", "START", "TIMEOUT", "Over", "Process", "Simulation", "Task", "simulation"]
 
-START = 1000.0  # seconds; every simulation begins at this time
+START = 1000.0  # seconds: the time at which every simulation begins
 TIMEOUT = object()  # the result of `Simulation.block` at its time limit
-LONG = 0.01  # seconds, the mean of a much later wake-up
+LONG = 0.01  # seconds: the mean delay of a wake-up that is much too late
 UNWOUND = 50  # how often a task is asked to end, because it may catch `Over` and wait again
 
 

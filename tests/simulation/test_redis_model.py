@@ -168,6 +168,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClockedRedis]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # a busy machine takes ten times as long
 def test_the_model_replies_and_pushes_as_redis_does(server: ClockedRedis) -> None:
     scripts = [each for each in vars(transactions).values() if isinstance(each, Script)]
     assert len(scripts) == 10, "a new script belongs into some_call()"

@@ -35,7 +35,7 @@ LOOK_EVERY = 0.25  # seconds between two calls of `Oracle.passing`
 CLOSES_WITHIN = 40.0  # seconds
 ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
 FULL = 5  # keys of a script that may give a name away
-LATE = 35.0  # seconds after which no request is under way any more
+LATE = 35.0  # seconds after which no request can still be under way
 FORGOTTEN = 70.0  # seconds after which the ttls of all remaining keys are over
 
 

@@ -1,4 +1,4 @@
-"""The hand-driven runtime: time moves only by hand, and everything happens at its exact time."""
+"""In the hand-driven runtime time moves only by hand, and everything happens at its exact time."""
 
 from __future__ import annotations
 

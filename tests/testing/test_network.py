@@ -1,4 +1,4 @@
-"""One client's own network: it works the same for one host and for several."""
+"""A client's own network works in the same way for one host and for several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The acquire loop: how long each waiter waits, which requests it sends, and that each end leaves nothing behind."""
+"""How long a waiter waits, which requests it sends, and that nothing is left behind however its wait ends."""
 
 from __future__ import annotations
 

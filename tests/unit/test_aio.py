@@ -1,4 +1,4 @@
-"""The asyncio face: its differences from the blocking face, and that none of them loses a lock."""
+"""The asyncio face differs from the blocking face in some ways, and none of them loses a lock."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def test_work_that_cannot_be_awaited_is_refused_and_the_node_resigns(backend: Sc
 
 @pytest.mark.parametrize("cancel_on_lost", [True, False])
 @pytest.mark.parametrize("body", ["normal end", "own error", "return"])
-def test_a_loss_inside_async_with_cancels_the_body(backend: Scripted, body: str, cancel_on_lost: bool) -> None:
+def test_a_loss_in_an_async_with_block_cancels_the_block(backend: Scripted, body: str, cancel_on_lost: bool) -> None:
     async def lose_inside(client: AsyncClient) -> str:
         async with client.lock("n", cancel_on_lost=cancel_on_lost):
             take(backend)
@@ -387,7 +387,7 @@ def test_without_cancel_on_lost_the_body_continues_to_its_end(backend: Scripted)
     run(main)
 
 
-def test_an_async_with_may_end_in_another_task_than_it_began(backend: Scripted) -> None:
+def test_an_async_with_block_may_end_in_another_task_than_it_began(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
             lock = client.lock("n")
@@ -403,7 +403,7 @@ def test_an_async_with_may_end_in_another_task_than_it_began(backend: Scripted) 
 
 @pytest.mark.parametrize("cancel_on_lost", [True, False])
 @pytest.mark.parametrize("where", ["a task of its own", "the task that entered next"])
-def test_the_async_with_of_a_generator_ends_its_own_lease_in_any_task(
+def test_an_async_with_block_of_a_generator_ends_its_own_lease_in_any_task(
     backend: Scripted, cancel_on_lost: bool, where: str
 ) -> None:
     async def main() -> None:
@@ -1474,7 +1474,7 @@ def test_a_lease_that_two_tasks_entered_is_held_until_both_bodies_ended(backend:
     run(main)
 
 
-def test_a_release_by_hand_in_an_inner_async_with_affects_no_outer_one(backend: Scripted) -> None:
+def test_a_release_by_hand_in_an_inner_async_with_block_affects_no_outer_one(backend: Scripted) -> None:
     async def main() -> None:
         async with multilock.AsyncClient(backend) as client:
             lock = client.lock("n", reentrant=True)

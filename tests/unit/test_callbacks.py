@@ -1,4 +1,4 @@
-"""The user's callbacks: each runs on a thread of its own, and soon, whatever other callbacks do."""
+"""Each callback of the user runs on its own thread and starts soon, even while other callbacks block."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_an_unknown_profile_lists_the_known_profiles(file: WriteFile) -> None:
     assert "prod, test" in message
 
 
-def test_a_profile_without_a_file_says_where_the_file_is_searched() -> None:
+def test_the_error_about_a_missing_profile_file_lists_the_searched_places() -> None:
     assert "multilock.toml in the working directory" in _refused(profile="prod")
 
 
@@ -349,11 +349,11 @@ def test_a_wrong_entry_of_the_file_is_named(file: WriteFile, text: str, hint: st
         ("redis://h?request_timeout=0", "positive"),
     ],
 )
-def test_a_wrong_url_says_what_to_change(url: str, hint: str) -> None:
+def test_the_error_about_a_wrong_url_says_what_to_change(url: str, hint: str) -> None:
     assert hint in _refused(url)
 
 
-def test_a_wrong_url_from_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_a_wrong_url_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTILOCK_URL", "memory://?ttl=x")
     assert _refused().startswith("$MULTILOCK_URL: ")
 

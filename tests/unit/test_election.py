@@ -1,4 +1,4 @@
-"""Leader election on both faces: callbacks come in pairs and in order, and at most one candidate leads."""
+"""In an election, on both faces, callbacks come in pairs and in order, and at most one candidate leads."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_the_body_of_a_campaign_ends_before_its_leadership_is_released(
     assert server.holders == {}
 
 
-def test_a_with_inside_the_work_of_run_does_not_end_that_work(client: Client, server: Scripted) -> None:
+def test_a_with_block_inside_the_work_of_run_does_not_end_that_work(client: Client, server: Scripted) -> None:
     kept: list[bool] = []
 
     def work(leadership: Leadership) -> str:
@@ -191,7 +191,7 @@ def test_run_waits_for_a_body_that_its_work_has_left_open(client: Client, server
     assert server.holders == {}
 
 
-def test_a_with_inside_on_elected_does_not_end_the_work_of_run(
+def test_a_with_block_inside_on_elected_does_not_end_the_work_of_run(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, working = threading.Event(), threading.Event()
@@ -644,7 +644,7 @@ def test_an_interrupted_resignation_releases_the_lease_after_one_ttl_at_most(ser
 
 
 @pytest.mark.oracle
-def test_a_with_interrupted_at_its_end_releases_the_lease_only_after_on_lost(
+def test_a_with_block_interrupted_at_its_end_releases_only_after_on_lost(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(server)
@@ -1204,7 +1204,7 @@ def test_an_async_body_is_cancelled_before_its_leadership_is_given_up(server: Sc
     asyncio.run(main())
 
 
-def test_a_with_that_fails_does_not_make_its_outer_body_wait_for_itself(client: Client, server: Scripted) -> None:
+def test_a_failed_inner_with_block_does_not_make_the_outer_one_wait_forever(client: Client, server: Scripted) -> None:
     election = client.election("e", grace=60.0)
     with election.campaign() as leadership:
         resigning = threading.Thread(target=election.resign)
@@ -1248,7 +1248,7 @@ def test_an_async_run_waits_for_a_body_that_its_work_has_left_open(server: Scrip
     asyncio.run(main())
 
 
-def test_a_resignation_from_one_async_body_cancels_the_other_bodies(server: Scripted) -> None:
+def test_a_resignation_in_one_task_cancels_the_async_with_blocks_of_others(server: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=20.0) as client:
             leadership = await client.election("e").campaign()

@@ -1,4 +1,4 @@
-"""Elections with events at the worst moment: between two steps of a loop, two loops, or two threads."""
+"""Elections in which something happens at the worst moment: between two steps of loops or threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions of the garbage collector inside our own code: it releases a lease or drops a client."""
+"""The garbage collector releases a lease or drops a client while code of multilock runs on the same thread."""
 
 from __future__ import annotations
 

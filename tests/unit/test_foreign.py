@@ -40,7 +40,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "value", "ours"), ARGUMENTS)
-def test_an_argument_of_another_librarys_lock_is_answered_with_ours(
+def test_an_option_of_another_lock_library_raises_and_names_our_option(
     client: Any, name: str, value: object, ours: str
 ) -> None:
     with pytest.raises(TypeError, match=rf"lock\(\) takes no {name}= .*{ours}"):
@@ -49,14 +49,14 @@ def test_an_argument_of_another_librarys_lock_is_answered_with_ours(
 
 @pytest.mark.parametrize("function", ["acquire", "try_acquire"])
 @pytest.mark.parametrize(("name", "value", "ours"), ARGUMENTS[1:4])
-def test_an_argument_of_another_librarys_acquire_is_answered_with_ours(
+def test_an_acquire_option_of_another_library_raises_and_names_our_option(
     client: Any, function: str, name: str, value: object, ours: str
 ) -> None:
     with pytest.raises(TypeError, match=rf"{function}\(\) takes no {name}= .*{ours}"):
         getattr(client.lock("n"), function)(**{name: value})
 
 
-def test_an_argument_of_another_librarys_decorator_is_answered_with_ours(client: Any) -> None:
+def test_a_decorator_option_of_another_library_raises_and_names_our_option(client: Any) -> None:
     with pytest.raises(TypeError, match="takes no blocking_timeout="):
         client.locked("n", blocking_timeout=5)
 
@@ -67,7 +67,7 @@ def test_any_other_argument_is_reported_as_unknown(client: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "ours"), MEMBERS)
-def test_a_member_of_another_librarys_lock_is_answered_with_ours(client: Any, name: str, ours: str) -> None:
+def test_a_lock_method_of_another_library_raises_and_names_our_method(client: Any, name: str, ours: str) -> None:
     lock = client.lock("n")
     with pytest.raises(AttributeError, match=rf"no attribute '{name}' \(redis-py's\): .*{ours}"):
         getattr(lock, name)
@@ -77,7 +77,7 @@ def test_a_member_of_another_librarys_lock_is_answered_with_ours(client: Any, na
 
 
 @pytest.mark.parametrize(("name", "ours"), MEMBERS)
-def test_a_member_of_another_librarys_lease_is_answered_with_ours(name: str, ours: str) -> None:
+def test_a_lease_method_of_another_library_raises_and_names_our_method(name: str, ours: str) -> None:
     def look(lease: object) -> None:
         with pytest.raises(AttributeError, match=rf"no attribute '{name}' \(redis-py's\): .*{ours}"):
             getattr(lease, name)
@@ -91,7 +91,7 @@ def test_a_member_of_another_librarys_lease_is_answered_with_ours(name: str, our
     asyncio.run(on_a_loop())
 
 
-def test_the_wrong_kind_of_with_names_the_client_that_has_it(client: Any) -> None:
+def test_the_error_about_with_or_async_with_names_the_client_that_has_it(client: Any) -> None:
     asynchronous = isinstance(client, multilock.AsyncClient)
     wanted = r"multilock\.connect\(\)" if asynchronous else r"multilock\.connect_async\(\)"
 

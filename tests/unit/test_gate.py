@@ -1,4 +1,4 @@
-"""The queue inside a client: of many waiters, one at a time sends requests."""
+"""Of many waiters of one client, one at a time sends requests."""
 
 from __future__ import annotations
 

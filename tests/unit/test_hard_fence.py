@@ -1,4 +1,4 @@
-"""``hard_fence``: when the operating system would kill this process, and that it really does."""
+"""With ``hard_fence``, the operating system kills this process at the end of a lease that was not renewed."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_a_set_that_waits_through_an_outage_kills_no_process(
 
 
 @pytest.mark.parametrize("lock", ["lock", "lock_all", "lock and lock_all"])
-def test_the_fence_of_a_lost_lease_is_lifted_when_the_last_with_ends(
+def test_the_fence_of_a_lost_lease_is_lifted_when_the_last_with_block_ends(
     client: Client, backend: Scripted, runtime: HandRuntime, lock: str
 ) -> None:
     several: Any = client.lock_all(["a", "b"], reentrant=True, hard_fence=True)
@@ -334,7 +334,7 @@ def test_each_release_of_a_lost_reentrant_lock_is_counted(
 
 
 @pytest.mark.parametrize("names", [["n"], ["n", "o"]])
-def test_a_lease_that_is_lost_as_with_begins_is_not_fenced(
+def test_a_lease_lost_before_its_with_block_begins_is_not_fenced(
     client: Client, backend: Scripted, runtime: HandRuntime, names: list[str]
 ) -> None:
     lock = client.lock_all(names, hard_fence=True) if len(names) > 1 else client.lock("n", hard_fence=True)
@@ -351,7 +351,7 @@ def test_a_lease_that_is_lost_as_with_begins_is_not_fenced(
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_lease_that_is_lost_before_async_with_is_not_fenced(several: bool) -> None:
+def test_a_lease_lost_before_its_async_with_block_begins_is_not_fenced(several: bool) -> None:
     async def main() -> None:
         async with multilock.connect_async("memory://fence-async") as client:
             client._kernel.fence = fence = Fence(killer := Recorded())

@@ -1,4 +1,4 @@
-"""The state that a lease reports: it asks the clock at every call, whatever else continues."""
+"""A lease reads the clock each time its state is asked for, even while other threads run."""
 
 from __future__ import annotations
 

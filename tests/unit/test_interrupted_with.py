@@ -110,7 +110,7 @@ def release_the_rest_of_a_set(client: Client) -> None:
         (release_the_rest_of_a_set, "HeldSet._give_back_parts"),
     ],
 )
-def test_an_interrupt_anywhere_in_a_with_still_releases_the_lock(
+def test_an_interrupt_anywhere_in_a_with_block_still_releases_the_lock(
     client: Client, backend: Scripted, runtime: HandRuntime, use: Callable[[Client], None], function: str
 ) -> None:
     held = []

@@ -1,4 +1,4 @@
-"""Interrupted work is still completed: `surely` and `Once`, at every point at which CPython may interrupt."""
+"""`surely` and `Once` complete interrupted work, at whatever point CPython interrupts it."""
 
 from __future__ import annotations
 

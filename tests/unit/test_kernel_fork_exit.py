@@ -128,7 +128,7 @@ def test_in_a_forked_child_every_lease_reads_released(
     client.close()
 
 
-def test_a_with_that_ends_in_the_child_ends_silently(real: Scripted, client_in_threads: Client) -> None:
+def test_a_with_block_that_ends_in_a_forked_child_ends_silently(real: Scripted, client_in_threads: Client) -> None:
     lock = client_in_threads.lock("n")
     lock.__enter__()
 
@@ -631,7 +631,7 @@ def test_close_ends_the_threads(real: Scripted) -> None:
     eventually(lambda: our_threads() <= before)
 
 
-def test_the_end_of_a_with_closes_its_client(real: Scripted) -> None:
+def test_the_end_of_a_with_block_closes_its_client(real: Scripted) -> None:
     with client_on(real, Threads()) as client:
         lease = client.lock("n").acquire()
     loss = lease.wait_lost(0)

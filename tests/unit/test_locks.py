@@ -85,7 +85,7 @@ def test_with_releases_when_the_body_raises(client: Client, backend: Scripted) -
 
 
 @pytest.mark.parametrize("what", ["lock", "acquire", "try_acquire"])
-def test_after_a_loss_the_normal_end_of_a_with_body_raises_lock_lost(
+def test_after_a_loss_the_normal_end_of_a_with_block_raises_lock_lost(
     client: Client, backend: Scripted, what: str
 ) -> None:
     lock = client.lock("n")
@@ -96,7 +96,7 @@ def test_after_a_loss_the_normal_end_of_a_with_body_raises_lock_lost(
     assert caught.value.loss.reason is LossReason.TAKEN
 
 
-def test_after_a_loss_a_return_inside_with_raises_lock_lost(client: Client, backend: Scripted) -> None:
+def test_after_a_loss_a_return_in_a_with_block_raises_lock_lost(client: Client, backend: Scripted) -> None:
     def body() -> str:
         with client.lock("n"):
             take(backend)
@@ -129,12 +129,12 @@ def test_a_loss_raised_by_check_gets_no_note(client: Client, backend: Scripted) 
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_a_loss_found_by_the_release_of_with_is_raised(client: Client, backend: Scripted) -> None:
+def test_a_loss_that_the_end_of_a_with_block_finds_is_raised(client: Client, backend: Scripted) -> None:
     with pytest.raises(LockLost), client.lock("n"):
         backend.holders["n"] = "an operator"
 
 
-def test_a_pause_inside_with_is_raised_at_its_end(client: Client, runtime: HandRuntime) -> None:
+def test_a_pause_in_a_with_block_is_raised_at_its_end(client: Client, runtime: HandRuntime) -> None:
     with pytest.raises(LockLost) as caught, client.lock("n"):
         runtime.jump(100)
     assert caught.value.loss is not None
@@ -142,7 +142,7 @@ def test_a_pause_inside_with_is_raised_at_its_end(client: Client, runtime: HandR
 
 
 @pytest.mark.parametrize("by", ["lease", "lock"])
-def test_a_release_inside_with_is_not_a_loss(client: Client, backend: Scripted, by: str) -> None:
+def test_a_release_in_a_with_block_is_not_a_loss(client: Client, backend: Scripted, by: str) -> None:
     lock = client.lock("n")
     with lock as lease:
         assert (lease if by == "lease" else lock).release() is True
@@ -306,7 +306,7 @@ def lock_as_rlock(client: Client) -> tuple[Any, Any]:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("bodies", [lock_twice, acquire_twice, lock_as_rlock])
-def test_a_release_by_hand_in_an_inner_with_affects_no_outer_one(
+def test_a_release_by_hand_in_an_inner_with_block_affects_no_outer_one(
     client: Client, backend: Scripted, bodies: Callable[[Client], tuple[Any, Any]]
 ) -> None:
     outer, inner = bodies(client)
@@ -378,7 +378,7 @@ def test_a_reentrant_lock_is_taken_for_other_threads_and_other_clients(
     assert client.lock("n").try_acquire() is None, "this lock is not reentrant"
 
 
-def test_a_with_may_end_in_another_thread_than_it_began(client: Client, backend: Scripted) -> None:
+def test_a_with_block_may_end_in_another_thread_than_it_began(client: Client, backend: Scripted) -> None:
     lock = client.lock("n")
     with contextlib.ExitStack() as stack:
         lease = stack.enter_context(lock)
@@ -421,7 +421,7 @@ def lose_newest(backend: Scripted) -> None:
 
 @pytest.mark.parametrize("where", [0, 1, 2])
 @pytest.mark.parametrize("threading_lock", [False, True])
-def test_the_with_of_a_generator_ends_its_own_lease_in_any_thread(
+def test_a_with_block_of_a_generator_ends_its_own_lease_in_any_thread(
     threads: Client, pools: list[ThreadPoolExecutor], threading_lock: bool, where: int
 ) -> None:
     backend: Any = threads._kernel.backend

@@ -1,4 +1,4 @@
-"""The log records of the library: a thread of its own passes them to the handlers, whatever the handlers do."""
+"""A separate thread passes log records to the handlers, so a handler that blocks or raises disturbs no lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several locks at once: the rules that need no backend, and events at the worst moment."""
+"""Sets of locks: the rules that need no backend, and events at the worst moment."""
 
 from __future__ import annotations
 
@@ -404,7 +404,7 @@ def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) 
 @pytest.mark.oracle
 @pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
-def test_an_interrupt_anywhere_in_with_leaves_nothing(backend: Scripted) -> None:
+def test_an_interrupt_anywhere_in_a_with_block_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):
         with Client(backend, ttl=20, request_timeout=0.2) as client:
             where: list[str] = []

@@ -1,4 +1,4 @@
-"""``max_hold``: a lease that is held for too long is lost at an exact time, and then released."""
+"""With ``max_hold``, a lease that is held for too long is lost at an exact time, and then released."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_leader_that_led_for_too_long_loses_and_campaigns_again(client: Client
     assert led[2] - led[0] < 2 * 50 + 3, "the name was free as soon as work and callbacks had ended"
 
 
-def test_a_lost_leadership_stays_taken_until_its_with_ends(
+def test_a_lost_leadership_keeps_its_name_until_the_with_block_ends(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     led: list[bool] = []

@@ -1,4 +1,4 @@
-"""Notices of the backend become states of leases: once each, and before any call that could block."""
+"""The kernel turns each notice of the backend into the state of a lease once, before any call that may block."""
 
 from __future__ import annotations
 

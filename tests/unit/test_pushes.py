@@ -1,4 +1,4 @@
-"""Reports about push connections that are down: once, when the outage lasts, and when they are back."""
+"""A push connection that is down for a while is reported once, and once more when it is back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The background cancel: it is repeated patiently until it gets a reply, but not forever."""
+"""The background cancel is repeated until it gets a reply, but not forever."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_an_interrupt_before_the_lease_is_returned_leaves_nothing_behind(
     assert free_for_everybody(client, url)
 
 
-def test_an_interrupt_before_the_release_of_a_with_still_releases_the_lock(
+def test_an_interrupt_at_the_end_of_a_with_block_still_releases_the_lock(
     client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt), client.lock("a"):

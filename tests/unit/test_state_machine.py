@@ -46,7 +46,7 @@ NAMES = ("a", "b")
 TTLS = (1.0, 4.0)
 CLIENTS = 3
 FAULTS = ("lost request", "lost reply", "not sent", "refused", "late", "too late", "stopped", "stuck")
-STUCK_FOR = 50.0  # seconds; a request that comes later than a minute may leave an orphan of one ttl
+STUCK_FOR = 50.0  # seconds: less than a minute, because a request that is later than that may leave an orphan for a ttl
 _stores = itertools.count()
 
 

@@ -66,7 +66,7 @@ def test_a_blocking_acquire_on_an_event_loop_is_reported_once(
 
 
 @pytest.mark.parametrize("timeout", [0, 3.0, None])
-def test_the_librarys_exception_is_the_cause_of_the_error_after_silence(
+def test_the_exception_of_redis_py_is_the_cause_of_the_error_after_silence(
     backend: Scripted, runtime: HandRuntime, timeout: float | None
 ) -> None:
     theirs = OSError("the library's own")

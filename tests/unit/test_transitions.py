@@ -1,5 +1,4 @@
-"""The states of a lease: each transition's states before and after it, and that each happens under the client's
-lock."""
+"""Each change of a lease's state starts from the right states, and happens under the client's lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renewals, deadlines and sessions: what the ticking thread decides, at exact times."""
+"""The ticking thread's decisions about renewals, deadlines and sessions, at exact times."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ class LockConformance(Conformance):
             assert again.is_held()
         assert client.inspect(NAME) is None
 
-    def test_the_lock_is_released_if_the_body_of_with_raises(self, client: Client) -> None:
+    def test_the_lock_is_released_if_the_with_block_raises(self, client: Client) -> None:
         with pytest.raises(KeyError, match="mine"), client.lock(NAME):
             raise KeyError("mine")
         assert client.inspect(NAME) is None

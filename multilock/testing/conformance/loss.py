@@ -338,7 +338,7 @@ class WithConformance(Conformance):
         # Only asyncio cancels the body. That has tests of its own below.
         return {"cancel_on_lost": False} if face.name == "asyncio" else {}
 
-    def test_after_a_loss_the_normal_end_of_a_with_body_raises_lock_lost(
+    def test_after_a_loss_the_normal_end_of_a_with_block_raises_lock_lost(
         self, client: Client, place: Place, options: dict[str, Any]
     ) -> None:
         with pytest.raises(LockLost) as caught, client.lock(NAME, ttl=30, **options):
@@ -346,7 +346,7 @@ class WithConformance(Conformance):
         assert caught.value.loss is not None
         assert caught.value.loss.reason is LossReason.TAKEN
 
-    def test_after_a_loss_a_return_inside_with_raises_lock_lost(
+    def test_after_a_loss_a_return_in_a_with_block_raises_lock_lost(
         self, client: Client, place: Place, options: dict[str, Any]
     ) -> None:
         def body() -> int:
@@ -369,13 +369,15 @@ class WithConformance(Conformance):
             body()
         assert any("lost" in note for note in caught.value.__notes__)
 
-    def test_a_release_inside_with_is_not_a_loss(self, client: Client, place: Place, options: dict[str, Any]) -> None:
+    def test_a_release_in_a_with_block_is_not_a_loss(
+        self, client: Client, place: Place, options: dict[str, Any]
+    ) -> None:
         lost = Recorder[Loss]()
         with client.lock(NAME, on_lost=lost, **options) as lease:
             lease.release()
         assert lost.stays_at(0, 0.05)
 
-    def test_a_with_that_ends_in_another_thread_never_releases_the_lease_of_a_third(
+    def test_a_with_block_that_ends_elsewhere_never_releases_the_lease_of_a_third(
         self, client: Client, other: Client, place: Place, options: dict[str, Any]
     ) -> None:
         lock = client.lock(NAME, ttl=30, **options)
@@ -392,7 +394,7 @@ class WithConformance(Conformance):
         assert not held.is_held()
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_a_decorated_function_reports_a_loss_as_with_does(
+    def test_a_decorated_function_reports_a_loss_as_a_with_block_does(
         self, client: Client, place: Place, face: Face, options: dict[str, Any]
     ) -> None:
         decorate: Callable[..., Any] = client.locked(NAME, ttl=30, **options)
@@ -410,7 +412,7 @@ class CancelConformance(Conformance):
         yield face
         face.close()
 
-    def test_the_body_of_async_with_is_cancelled_when_the_lease_is_lost(
+    def test_an_async_with_block_is_cancelled_when_the_lease_is_lost(
         self, client: Client, place: Place, face: AsyncioFace, pulse: Pulse
     ) -> None:
         lock: Any = client.lock(NAME, ttl=place.calm_ttl, renew=False)

@@ -163,7 +163,9 @@ class LockAllConformance(Conformance):
         assert now() >= losses.times[0] + lease.ttl - 0.1
         assert other.lock("a/1").acquire(timeout=SOON)
 
-    def test_the_end_of_with_raises_the_loss_of_a_set(self, client: Client, other: Client, place: Place) -> None:
+    def test_the_end_of_a_with_block_raises_the_loss_of_a_set(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
         losses: Recorder[Loss[Lease]] = Recorder()
 
         def body() -> None:

@@ -335,7 +335,7 @@ class SemaphoreConformance(Conformance):
             assert other.semaphore(NAME, 1).try_acquire() is None
             assert lease.token is None or lease.fence() == lease.token
 
-    def test_another_number_of_permits_is_refused_at_once_and_leaves_nothing(
+    def test_a_different_number_of_permits_is_refused_at_once_and_leaves_nothing(
         self, client: Client, other: Client, place: Place, pulse: Pulse
     ) -> None:
         with client.semaphore(NAME, 3):

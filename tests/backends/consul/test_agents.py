@@ -27,7 +27,7 @@ from tests.servers_consul import ConsulCluster, ConsulServer
 
 WITHIN = 10.0
 KEY = "multilock/job/.lock"
-LOOKED_FOR = 90.0  # seconds in which a cluster removes a frozen server; 9 to 15 on an idle machine
+LOOKED_FOR = 90.0  # seconds at most until a cluster has removed a frozen server; it takes 9 to 15 on an idle machine
 
 
 def agents(*servers: ConsulServer) -> str:

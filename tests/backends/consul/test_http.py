@@ -302,7 +302,7 @@ def test_a_renewal_of_another_session_proves_nothing(server: ConsulServer, front
         backend.renew(second.group, [(claims[1], second)], WITHIN)
 
 
-def test_details_of_another_session_are_not_taken_for_ours(
+def test_details_of_another_session_are_not_taken_for_those_of_our_session(
     server: ConsulServer, front: Front, open_: Open, ear: Ear
 ) -> None:
     backend = open_(front.url)

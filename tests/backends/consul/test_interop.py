@@ -135,7 +135,7 @@ def takers(client: multilock.Client, name: str) -> dict[str, multilock.Distribut
     return {"lock": client.lock(name), "writer": both.writer(), "reader": both.reader()}
 
 
-def test_consul_lock_n_shares_its_permits_with_ours_and_excludes_other_modes(
+def test_consul_lock_n_shares_permits_with_multilock_and_excludes_other_modes(
     shared: ConsulServer, connect: Connect, start: Start, name: str
 ) -> None:
     client = connect(shared.url)
@@ -193,7 +193,7 @@ def test_the_end_of_consul_lock_n_wakes_its_waiters(
     assert all(each.result(2 * WITHIN) for each in waiting)
 
 
-def test_consul_lock_with_another_number_of_permits_or_none_is_refused_beside_our_permits(
+def test_consul_lock_with_a_different_number_or_none_is_refused_beside_our_permits(
     shared: ConsulServer, connect: Connect, name: str
 ) -> None:
     client = connect(shared.url)

@@ -14,7 +14,7 @@ from tests.servers_consul import ConsulServer
 
 KEY = "multilock/job/.lock"
 DELAY = 3.0
-AT_ONCE = 0.5  # seconds: an acquire that succeeds earlier met no lock delay
+AT_ONCE = 0.5  # seconds: an acquire that takes less than this was not delayed by the lock delay
 TRIALS = 12
 
 

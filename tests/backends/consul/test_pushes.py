@@ -24,7 +24,7 @@ from tests.backends.consul.kit import Ours
 from tests.backends.kit import NAME, WITHIN
 from tests.servers_consul import ConsulServer
 
-SOON = 3.0  # seconds. The next renewal, or the timer of a waiter, comes after ten seconds
+SOON = 3.0  # seconds: what happens within this time was pushed, as renewals and timers of waiters take ten seconds
 SESSIONS = 'session_prefix "" { policy = "write" }'
 
 

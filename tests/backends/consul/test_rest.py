@@ -1,4 +1,4 @@
-"""A name that rests: no client renews, remembers or ends its session, which only the server's clock ends."""
+"""While a name rests, no client renews, remembers or ends its session. Only the server's clock ends it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.servers_consul import ConsulServer
 
 KEY = "multilock/job/.lock"
 MOVE = b'"unlock"'
-LONG = 60.0  # seconds of a rest whose end no test waits for
+LONG = 60.0  # seconds that a rest lasts, if no test waits for its end
 SHORT = 1.0
 
 

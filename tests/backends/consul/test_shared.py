@@ -350,7 +350,9 @@ def test_a_semaphore_with_one_permit_excludes_and_checks_its_number(us: Ours, th
 
 
 @pytest.mark.oracle
-def test_another_number_of_permits_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
+def test_a_different_number_of_permits_is_refused_at_once_and_leaves_nothing(
+    us: Ours, them: Ours, below: Below
+) -> None:
     held = us.take(us.permit(3))
     before, sessions = below.left(), len(below.server.sessions())
     for join in (False, True):

@@ -12,7 +12,7 @@ from multilock_etcd import open_backend
 __all__ = ["WITHIN", "Ours"]
 
 WITHIN = 5.0
-TTL = 60.0  # seconds: no lease expires within a test
+TTL = 60.0  # seconds: so long that no lease expires during a test
 
 
 class Ours:

@@ -420,8 +420,9 @@ def test_keys_without_a_watch_are_read_in_turns_within_their_limit_of_time(
         for _ in range(4):
             answers.append(backend.renew(held[0][1].group, held, 2.0))
         assert now() - begun < 8.0 + pulse.stopped()
-    assert all(answer for answer in answers[0][:900]), "the proof of the session is that of each"
-    assert [number for answer in answers for number, each in enumerate(answer) if each is None][:1] == [950]
+    still = pulse.stopped() > 0.2  # on a machine that stood still, a renewal may have no reply in time
+    assert still or all(answer for answer in answers[0][:900]), "the proof of the session is that of each"
+    assert still or [number for answer in answers for number, each in enumerate(answer) if each is None][:1] == [950]
     backend.close()
 
 
@@ -831,16 +832,18 @@ def test_a_release_wakes_one_waiter(server: EtcdServer, connect: Connect) -> Non
 @pytest.mark.timeout(120)
 def test_a_thousand_locks_are_renewed_by_one_request(server: EtcdServer, connect: Connect) -> None:
     client = connect(server.url, ttl=6)
-    held = [client.lock(f"job-{n}").acquire() for n in range(1000)]
-    watcher: Any = client._kernel.backend._watcher  # type: ignore[attr-defined]
-    eventually(lambda: all(watcher.covers(inner(lease).claim.id) for lease in held), within=20)
-    before, started = {m: sent(server, m) for m in ("LeaseKeepAlive", "Txn")}, time.monotonic()
-    time.sleep(4)
-    periods = (time.monotonic() - started) / 2
-    # One keep-alive may be repeated.
-    assert sent(server, "LeaseKeepAlive") - before["LeaseKeepAlive"] <= periods * 1.25 + 2
-    assert sent(server, "Txn") == before["Txn"]
-    assert all(lease.is_held() for lease in held)
+    with Pulse() as pulse:
+        held = [client.lock(f"job-{n}").acquire() for n in range(1000)]
+        watcher: Any = client._kernel.backend._watcher  # type: ignore[attr-defined]
+        eventually(lambda: all(watcher.covers(inner(lease).claim.id) for lease in held), within=20)
+        before, started = {m: sent(server, m) for m in ("LeaseKeepAlive", "Txn")}, time.monotonic()
+        time.sleep(4)
+        periods = (time.monotonic() - started) / 2
+        # One keep-alive may be repeated.
+        assert sent(server, "LeaseKeepAlive") - before["LeaseKeepAlive"] <= periods * 1.25 + 2
+        if pulse.stopped() < 0.5:  # otherwise a lease of 6 s may be lost
+            assert sent(server, "Txn") == before["Txn"]
+            assert all(lease.is_held() for lease in held)
 
 
 def test_exceptions_of_grpc_never_reach_the_caller(server: EtcdServer, connect: Connect) -> None:

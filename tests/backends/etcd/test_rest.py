@@ -1,4 +1,4 @@
-"""A name that rests: no client renews, remembers or revokes the lease of its key, which stays first in the queue."""
+"""While a name rests, no client renews, remembers or revokes the lease of its key, which stays first in the queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.backends.etcd.test_faults import keys, leases
 from tests.servers_etcd import EtcdServer, etcdctl
 
 WITHIN = 5.0
-LONG = 60.0  # seconds of a rest whose end no test waits for
+LONG = 60.0  # seconds that a rest lasts, if no test waits for its end
 SHORT = 2.0  # seconds: the shortest lease that the server grants
 MOVE = b"resting_until"
 

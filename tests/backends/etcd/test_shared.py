@@ -134,7 +134,7 @@ def test_data_of_an_application_is_not_taken_for_a_permit(
 
 @pytest.mark.parametrize("between", ["lock", "read", "write"])
 @joining
-def test_another_number_of_permits_is_refused_even_behind_a_waiting_writer(
+def test_a_different_number_of_permits_is_refused_even_behind_a_waiting_writer(
     us: Ours, them: Ours, standing: Standing, between: str, join: bool
 ) -> None:
     us.take(us.permit(3))
@@ -146,7 +146,7 @@ def test_another_number_of_permits_is_refused_even_behind_a_waiting_writer(
     assert standing() == before
 
 
-def test_a_later_request_with_another_number_is_refused_even_before_the_first_permit(us: Ours, them: Ours) -> None:
+def test_a_later_claim_for_a_different_number_of_permits_is_refused_at_once(us: Ours, them: Ours) -> None:
     alone = us.claim()
     us.take(alone)
     first = us.wait(us.permit(3))

@@ -18,7 +18,7 @@ from tests.backends.etcd.test_limits import watcher_of
 from tests.servers_etcd import EtcdServer
 
 TTL = 120.0  # seconds: a waiter's timer is 120 s, and renewals come every 40
-PUSHED = 20.0  # seconds: an event within these was pushed, even on an overloaded machine
+PUSHED = 20.0  # seconds: an event that is noticed within this time was pushed, even on an overloaded machine
 OURS, OF_GRPC = "multilock-", "(_run)"  # how the names of our threads begin, and how those of gRPC's end
 
 

@@ -189,7 +189,7 @@ class SharedRules(Rules):
     # The number of permits
 
     @pytest.mark.oracle
-    def test_another_number_of_permits_is_refused_at_once_and_leaves_nothing(self, one: Asker, two: Asker) -> None:
+    def test_a_different_number_of_permits_is_refused_at_once_and_leaves_nothing(self, one: Asker, two: Asker) -> None:
         held = one.permit(3)
         granted = one.hold(held)
         with pytest.raises(BackendRejected, match="has 3 permits here, but 5 were requested: use the same number"):
@@ -198,9 +198,7 @@ class SharedRules(Rules):
         assert self.leftovers(one) == []
         two.hold(two.permit(5))
 
-    def test_waiter_with_another_number_is_refused_at_its_turn_and_blocks_no_other(
-        self, one: Asker, two: Asker
-    ) -> None:
+    def test_a_waiter_refused_for_its_number_of_permits_blocks_no_other(self, one: Asker, two: Asker) -> None:
         held, first, odd, last = one.writer(), one.permit(3), two.permit(5), one.permit(3)
         granted = one.hold(held)
         one.wait(first)
@@ -212,7 +210,7 @@ class SharedRules(Rules):
             two.attempt(odd)
         one.hold(last)
 
-    def test_semaphore_with_one_permit_excludes_and_refuses_another_number(self, one: Asker, two: Asker) -> None:
+    def test_a_semaphore_of_one_permit_excludes_and_refuses_a_different_number(self, one: Asker, two: Asker) -> None:
         one.hold(one.permit(1))
         assert isinstance(two.attempt(two.permit(1), join=False), Busy)
 

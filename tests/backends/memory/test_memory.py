@@ -73,7 +73,7 @@ class TestMemory(SharedRules):
         two.release(writer)
         assert two.ear.told == [("wake", reader.id) for reader in readers]
 
-    def test_waiter_with_another_number_is_woken_to_be_refused(self, one: Asker, two: Asker) -> None:
+    def test_a_waiter_for_a_different_number_of_permits_is_woken_and_refused(self, one: Asker, two: Asker) -> None:
         held, first, odd = one.writer(), one.permit(3), two.permit(5)
         granted = one.hold(held)
         one.wait(first)

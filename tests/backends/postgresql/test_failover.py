@@ -22,7 +22,7 @@ from tests.servers_postgresql import programs
 
 pytestmark = pytest.mark.rare  # two servers for each test
 
-LONG = 30.0  # seconds, on a busy machine
+LONG = 30.0  # seconds to wait at most, on a busy machine
 
 
 class Standby(Database):

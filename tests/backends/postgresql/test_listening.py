@@ -1,4 +1,4 @@
-"""The connection that listens: what arrives there is neither lost nor held back."""
+"""Notifications on the connection that listens are neither lost nor delayed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.backends.kit import WITHIN, interrupted
 from tests.backends.postgresql.conftest import Ask, Database, Queued
 
 PINGS = 5
-LONG = 30.0  # seconds, on a busy machine
+LONG = 30.0  # seconds to wait at most, on a busy machine
 
 
 @pytest.fixture(autouse=True)

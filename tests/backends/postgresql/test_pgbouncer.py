@@ -20,7 +20,7 @@ from tests.backends.kit import NAME, WITHIN
 from tests.backends.postgresql.conftest import Ask, Database, Queued
 from tests.servers_postgresql import PgBouncer
 
-LONG = 30.0  # seconds, on a busy machine
+LONG = 30.0  # seconds to wait at most, on a busy machine
 SESSIONS = 4
 ROUNDS = 10
 ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"

@@ -26,7 +26,7 @@ Bare = Any
 
 R = TypeVar("R")
 
-WITHIN = 2.0  # seconds; a slower report may come from the regular check of connections, which runs that often
+WITHIN = 2.0  # seconds: a report that takes longer may come from the check of connections, which runs every two seconds
 
 
 class Ear:

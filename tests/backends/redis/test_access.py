@@ -24,7 +24,7 @@ from tests.servers_sentinel import SentinelServer
 SCHEMES = ["redis", "redlock", "redis+sentinel", "redis+cluster"]
 SECRET = "correct-horse"
 WITHIN = 20.0
-GUARD = 8.0  # seconds
+GUARD = 8.0  # seconds: `restart_guard`
 
 
 class Place:

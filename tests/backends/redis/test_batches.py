@@ -18,7 +18,7 @@ from multilock.testing.conformance.base import inner
 from tests.backends.redis.kit import Bare, eventually, holder_of
 from tests.servers import RedisServer
 
-LIMIT = 20.0  # seconds, for an overloaded machine
+LIMIT = 20.0  # seconds to wait at most, on an overloaded machine
 
 Waiters = list[asyncio.Task[AsyncLease]]
 

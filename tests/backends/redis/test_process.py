@@ -1,4 +1,4 @@
-"""Fork, pools and threads: two users or two processes never share a connection."""
+"""Two threads, or two processes after a fork, never share a connection."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A name that rests (``hold_at_least``): nobody holds it and nobody may take it, until the server itself ends the
-rest."""
+"""With ``hold_at_least`` a released name rests: nobody may take it until the server ends the rest."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.servers import RedisServer, free_port
 from tests.servers_sentinel import NAME, Guarded, SentinelServer
 from tests.unit.kit import our_threads
 
-WITHIN = 20.0  # seconds, for actions of Sentinels on an overloaded machine
+WITHIN = 20.0  # seconds to wait at most for Sentinels, on an overloaded machine
 
 pytestmark = pytest.mark.timeout(120)  # Sentinels that missed an election wait for the next one
 

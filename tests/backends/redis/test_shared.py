@@ -56,7 +56,7 @@ def test_a_plain_lock_excludes_readers_and_permits(us: Ours, them: Ours) -> None
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("permits", [2, 5])
-def test_another_number_of_permits_is_rejected_at_once_and_leaves_nothing(
+def test_a_different_number_of_permits_is_rejected_at_once_and_leaves_nothing(
     us: Ours, them: Ours, bare: Bare, permits: int
 ) -> None:
     held, _ = us.take(us.permit(3))
@@ -70,9 +70,7 @@ def test_another_number_of_permits_is_rejected_at_once_and_leaves_nothing(
     them.take(them.permit(permits))
 
 
-def test_a_waiter_with_another_number_is_rejected_and_later_waiters_are_served(
-    us: Ours, them: Ours, bare: Bare
-) -> None:
+def test_a_waiter_rejected_for_its_number_of_permits_blocks_no_later_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     alone, _ = us.take()
     first, other, behind = us.wait(us.permit(3)), them.wait(them.permit(5)), us.wait(us.permit(3))
     us.release(alone)

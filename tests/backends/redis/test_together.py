@@ -14,7 +14,7 @@ from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
 from tests.servers import RedisServer
 
-WITHIN = 20.0  # seconds; much longer than needed, so that the tests bear an overloaded machine
+WITHIN = 20.0  # seconds to wait at most: much longer than needed, for an overloaded machine
 
 
 @pytest.fixture

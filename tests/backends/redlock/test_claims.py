@@ -1,4 +1,4 @@
-"""One claim on several servers: its effect there, and its remains."""
+"""The effect of one claim on several servers, and what it leaves there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection to each server: which thread handles which reply, and the remains of a call that ends early."""
+"""One connection to each server: which thread handles its replies, and what a call that ends early leaves behind."""
 
 from __future__ import annotations
 

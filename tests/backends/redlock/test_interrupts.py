@@ -16,7 +16,7 @@ from tests.backends.kit import interrupted
 from tests.backends.redlock.kit import Contender, holders
 from tests.servers_redlock import RedisServers
 
-LONG = 30.0  # seconds, on a busy machine
+LONG = 30.0  # seconds to wait at most, on a busy machine
 FIRST, STEP = 3, 4  # the moments that are tried: about 18 of 71
 
 

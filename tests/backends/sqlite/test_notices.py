@@ -1,4 +1,4 @@
-"""The messages between the processes that use a file: they wake waiters, prove nothing, and may all be lost."""
+"""Messages between the processes that use a file wake waiters. They prove nothing, and any of them may be lost."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_writer_that_gives_up_wakes_the_readers_behind_it(one: Waiter, two: Wa
     assert ("wake", last.id) not in two.ear.told
 
 
-def test_a_refused_claim_for_another_number_of_permits_wakes_those_behind_it(one: Waiter, two: Waiter) -> None:
+def test_a_claim_refused_for_its_number_of_permits_wakes_those_behind_it(one: Waiter, two: Waiter) -> None:
     held, first, other, behind = one.writer(), one.permit(3), one.permit(4), two.permit(3)
     granted = one.hold(held)
     one.wait(first)

@@ -1,4 +1,4 @@
-"""SQLite between real processes: killed, stopped, forked, and in other namespaces."""
+"""Locks of SQLite among processes that are killed, stopped or forked, or run in other namespaces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.backends.sqlite.helpers import descriptors_of
 
 HELPERS = "tests.backends.sqlite.helpers"
 START = 30.0  # seconds for a process to start on an overloaded machine
-AT_ONCE = 1.5  # seconds: a waiter looks every 40 ms, on a machine that may freeze
+AT_ONCE = 1.5  # seconds at most for a hand-over: a waiter looks every 40 ms, but the machine may freeze
 
 
 @pytest.fixture

@@ -16,7 +16,15 @@ import pytest
 from multilock import AtRisk, BackendUnavailable, Client, Event, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, answers, by_the_clock, eventually, queued, until_renewed
+from multilock.testing.conformance.base import (
+    Pulse,
+    Recorder,
+    answers,
+    by_the_clock,
+    eventually,
+    queued,
+    until_renewed,
+)
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock.timing import REASON_WITHIN
@@ -567,13 +575,15 @@ def test_a_release_wakes_one_waiter(server: ZooKeeperServer, connect: Connect) -
 @pytest.mark.timeout(120)
 def test_a_thousand_locks_are_renewed_by_one_request(server: ZooKeeperServer, connect: Connect) -> None:
     client = connect(server.url, ttl=6)
-    held = [client.lock(f"job-{n}").acquire() for n in range(1000)]
-    eventually(lambda: watched(client) == 1000, within=20)
-    before, started = packets(server), time.monotonic()
-    time.sleep(4)
-    periods = time.monotonic() - started
-    assert packets(server) - before <= periods * 1.2 + 3
-    assert all(lease.is_held() for lease in held)
+    with Pulse() as pulse:
+        held = [client.lock(f"job-{n}").acquire() for n in range(1000)]
+        eventually(lambda: watched(client) == 1000, within=20)
+        before, started = packets(server), time.monotonic()
+        time.sleep(4)
+        periods = time.monotonic() - started
+        if pulse.stopped() < 0.5:  # otherwise a session of 6 s may end, and its locks may be lost
+            assert packets(server) - before <= periods * 1.2 + 3
+            assert all(lease.is_held() for lease in held)
 
 
 def test_exceptions_of_kazoo_never_reach_the_caller(server: ZooKeeperServer, connect: Connect) -> None:

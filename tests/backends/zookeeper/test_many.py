@@ -59,7 +59,7 @@ def test_two_hundred_nodes_deleted_at_once_are_reported_at_once(
             deleted.get(10)
         done = now()
         lost.wait(200, within=10)
-    assert lost.times[-1] - done < 1.0 + pulse.stopped()  # seconds; one request after the other would take 2.4
+    assert lost.times[-1] - done < 1.0 + pulse.stopped()  # seconds; requests that wait for each other would take 2.4
     assert {loss.reason for loss in lost.calls} == {LossReason.TAKEN}
 
 

@@ -21,8 +21,8 @@ from tests.backends.zookeeper.conftest import Operator
 from tests.backends.zookeeper.kit import Ours
 from tests.servers_zookeeper import ZooKeeperServer
 
-LONG = 30.0  # seconds; a waiter that is not woken sleeps forever
-QUICK = 6.0  # seconds of ttl; a silent connection is replaced after a sixth of it
+LONG = 30.0  # seconds to wait at most for a waiter to be woken; otherwise it sleeps forever
+QUICK = 6.0  # seconds: the ttl; a silent connection is replaced after a sixth of it
 MODES = {"mutex": Ours.mutex, "writer": Ours.writer, "reader": Ours.reader, "permit": Ours.permit}
 
 
@@ -126,7 +126,9 @@ def test_a_client_that_created_its_node_reports_an_unknown_outcome(
 
 
 @pytest.mark.oracle
-def test_another_number_of_permits_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
+def test_a_different_number_of_permits_is_refused_at_once_and_leaves_nothing(
+    us: Ours, them: Ours, below: Below
+) -> None:
     held = us.take(us.permit(3))
     for join in (False, True):
         with pytest.raises(BackendRejected, match="has 3 permits here, but 5 were requested"):
@@ -136,7 +138,7 @@ def test_another_number_of_permits_is_refused_at_once_and_leaves_nothing(us: Our
     them.take(them.permit(5))
 
 
-def test_another_number_of_permits_is_refused_even_behind_a_waiter(us: Ours, them: Ours) -> None:
+def test_a_different_number_of_permits_is_refused_even_behind_a_waiter(us: Ours, them: Ours) -> None:
     us.take(us.mutex())
     us.wait(us.permit(3))
     with pytest.raises(BackendRejected, match="has 3 permits here"):

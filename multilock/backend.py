@@ -343,7 +343,10 @@ class FindsTheDead(Protocol):
 
 
 def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:
-    """Return the error of `Backend.attempt` if the name is held with ``permits`` and the claim has another number."""
+    """Return the error of `Backend.attempt` for a claim that asked for a different number of permits than the name has.
+
+    ``permits`` is the number that the name has.
+    """
     return BackendRejected(
         f"{claim.name!r} has {permits} permits here, but {claim.permits} were requested: use the same number in every "
         "program, or wait until nobody holds one",

@@ -178,10 +178,10 @@ class Client(ForWith, ClientOfAFace):
         ends ``ttl`` seconds after the grant.
 
         ``reentrant``: The thread that holds the lock may acquire it again and gets the same lease, with the options of
-        the first acquire. Every release counts down, and the last one releases the lock. After a release by hand
-        inside a nested ``with``, the end of that ``with`` does not count down again. If the outer acquire has no
-        ``with``, it does: so do not release by hand there. In asyncio, acquires of one task that wait at the same
-        time (`asyncio.gather`) wait for each other: acquire one after the other.
+        the first acquire. Every release counts down, and the last one releases the lock. After a release by hand inside
+        a nested ``with``, the end of that ``with`` does not count down again. If the outer acquire has no ``with``, the
+        end of the nested ``with`` does count down again: so do not release by hand there. In asyncio, acquires of one
+        task that wait at the same time (`asyncio.gather`) wait for each other: acquire one after the other.
 
         ``fair``: Serve the waiters that ask for it in order of arrival. False promises no order.
 
@@ -279,7 +279,7 @@ class Client(ForWith, ClientOfAFace):
         """Return a lock that up to ``permits`` holders have at a time, each with its own lease. Sends no request.
 
         ``permits``: 1 to 1,000,000. Every program must use the same number for this name: acquire() raises
-        BackendRejected while another holder has a different number.
+        BackendRejected while the name is held with a different number of permits.
 
         The other options are those of `lock`, and ``fair`` is that of `read_write_lock`. Every other kind of lock with
         this name excludes the semaphore.

@@ -130,7 +130,8 @@ os.register_at_fork(before=_count_forks, after_in_parent=_count_forks, after_in_
 
 
 def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
-    """Close a connection that was made too late. Both sides call this, and the later call finds the connection."""
+    """Close a connection that was made too late. The caller and the thread that connects both call this, and the later
+    call finds the connection."""
     with suppress(system.Empty):
         late = result.get_nowait()
         if not isinstance(late, BaseException):

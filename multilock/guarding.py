@@ -28,7 +28,8 @@ LOST = "ML001"  # the SQLSTATE of a guard whose lease is over
 NO_LOCK = 0  # a token that no lock has
 NAME_MAX = 255  # characters of a name in the table
 LIMIT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
-# The guard locks a row, so its transaction has a number. A statement of a later transaction finds none.
+# The guard locks a row, so its transaction has an id. Once it has ended, the next transaction has no id yet, and this
+# statement returns no row.
 STILL_OPEN = "SELECT 1 WHERE pg_current_xact_id_if_assigned() IS NOT NULL"
 # Several transactions of one holder may be open at once, so a token that is already there is locked FOR SHARE.
 SAME = "SELECT 1 FROM multilock_fence WHERE name = %s AND token = %s FOR SHARE"

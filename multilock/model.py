@@ -63,7 +63,7 @@ class LossReason(enum.Enum):
 
 
 class Claim(NamedTuple):
-    """One attempt to hold one name. It is never used again after it was cancelled, released or lost.
+    """The claim of one acquisition to one name. It is never used again after it was cancelled, released or lost.
 
     ``id`` is ``<client>.<32 hex digits>``. Each acquisition has a new id, and a request that is sent again has the same
     id. ``owner`` is the id followed by a description of the holder, as one word (see `owner_text`). ``ttl`` is in

@@ -45,9 +45,9 @@ FRESH_SHARE = 0.05  # share of the ttl; an older session of one claim without re
 # A request
 REQUESTS = 5  # request timeouts in each ttl, so that several requests fit before the deadline even if each times out
 REQUEST_TIMEOUT_MAX = 5.0  # seconds; no server that works takes longer, whatever the ttl
-# Seconds after a cancel in which the server or a thread of ours may still execute an earlier request of the claim. Such
-# a request can then block the name for one ttl. No request survives longer in the buffers of a connection that was
-# closed.
+# Seconds. For this long after a cancel, the server or a thread of this client may still execute an earlier request of
+# the claim. Such a request can then block the name for one ttl. No request survives longer in the buffers of a
+# connection that was closed.
 LATE_REQUEST = 60.0
 # The same, for a backend where such a request could block the name for as long as the client's session lives.
 LATE_REQUEST_IN_SESSION = 600.0

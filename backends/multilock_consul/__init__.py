@@ -47,14 +47,14 @@ OPTIONS = ("token", "lock_delay", *TLS_OPTIONS, "client")
 TTL_MIN = 10.0  # seconds; the default of the servers' session_ttl_min
 TTL_FLOOR = 0.1
 TTL_MAX = 86400.0
-DELAY_SEEN = 0.5  # seconds after a lock delay within which a waiter has tried again
+DELAY_SEEN = 0.5  # seconds after the end of a lock delay until a waiter has tried again, at the latest
 CLOSE_WITHIN = 0.5  # seconds for which a silent server may delay close()
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
     """Return the backend for ``consul://host[:port][,host[:port]…]`` (port 8500) or ``consuls://…`` (port 8501).
 
-    With several agents, the first that replies is used, and the next one when it fails. The options are:
+    With several agents, the first that replies is used. If it fails, the next agent is used. The options are:
 
     * ``token`` is the ACL token. Without it the environment's ``CONSUL_HTTP_TOKEN`` is used.
     * ``lock_delay`` is in seconds, from 0 to 60. The default is 5 less than the ttl, and at least 1.

@@ -48,7 +48,8 @@ class Keys:
         """Return the key that this claim locks for that session: the key of the name, or a separate key if the claim
         shares the name with others.
 
-        A reader has another key in each session: when one session ends, its key may keep a lock delay.
+        A reader has a different key in each session, because the key of a session that ended may still have a lock
+        delay.
         """
         if claim.permits > 1:
             return f"{self.folder(claim.name)}{session_id}"

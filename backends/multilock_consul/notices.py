@@ -1,10 +1,10 @@
 """Receive what the servers push: one thread keeps all blocking queries of a client open.
 
-A query asks for a key, the names in a folder, or a session, from an index on. The server replies when that changes, or
-after ten seconds. Each query has a separate connection. One query for a key serves every claim that waits for the key
-or holds it, and those who follow it. A query that is no longer needed stays open until its reply comes, and serves the
-next claim that needs it. Closing it would save nothing, because the agent keeps its end of a closed connection for just
-as long.
+A query names a key, a folder or a session, and the last Consul index of it that the client has seen. The server replies
+at the next change after this index, or after ten seconds. Each query has a separate connection. One query for a key
+serves every claim that waits for the key or holds it, and every follower of the name. A query that is no longer needed
+stays open until its reply comes, and serves the next claim that needs it. Closing it would save nothing, because the
+agent keeps its end of a closed connection for just as long.
 
 A push is a hint, never proof. A push is lost when a connection breaks. So the next query asks for the present state.
 Until then waiters find a free name by their safety timers, and holders find a loss by their renewals.
@@ -34,8 +34,8 @@ __all__ = ["Listener"]
 QUERIES = 64  # open at once; an agent accepts 200 connections from one address
 HELD = 8  # queries for held keys; the next renewal finds the loss of a held key without a query
 SPARE = 2  # idle connections kept for the next query
-# Seconds until the server replies although nothing changed; the server adds up to 1/16 of that. A query of a client
-# that has gone occupies a connection of the agent until then.
+# Seconds until the server replies although nothing changed; the server adds up to 1/16 of WAIT. If a client ends, its
+# query occupies a connection of the agent until this reply.
 WAIT = 10
 PATIENCE = WAIT * 17 / 16 + 5.0  # seconds until a query without a reply counts as dead
 CONNECT_WITHIN = 5.0
@@ -46,8 +46,8 @@ PACE = 0.01  # seconds between two requests of one query, however often its subj
 FREE_PACE = 0.1  # seconds between two requests for one missing key
 FREE_EACH = 0.04  # seconds between two requests for any missing keys
 LOST_RACE = 1.0  # seconds; if a woken waiter comes back within this time, other waiters were woken as well
-CONTESTED = 60.0  # seconds for which a woken name is remembered
-SPREAD = 0.02  # seconds over which the waiters of different processes are then spread
+CONTESTED = 60.0  # seconds for which a name counts as contested after a lost race
+SPREAD = 0.02  # seconds over which the wake-ups for such a name are spread, so that not all processes ask at once
 
 # bytes of one key; its value has at most half a MiB. A longer reply would delay all other notices.
 ANSWER_MAX = 2 << 20
@@ -206,7 +206,7 @@ class Listener:
         if query := self._query(kind, key, index, QUERIES - HELD):
             query.waiting.add(claim_id)
             self._serves[claim_id] = query
-        else:  # many claims came at once, and each saw the last room
+        else:  # many claims came at once, and each of them saw the last free query
             self._notices.wake(claim_id)
 
     def _hold(self, claim: Claim, session_id: str, index: int) -> None:

@@ -76,7 +76,7 @@ class Readers:
         return None
 
     def wait_for_one(self, session: Session, claim: Claim, holders: Mapping[str, Entry], join: bool) -> Busy:
-        """Wait until one of these, chosen at random, gives up its key.
+        """Wait until one of these readers, chosen at random, gives up its key.
 
         With n readers, a waiter repeats this about ln n times. A single try waits for no reader.
         """

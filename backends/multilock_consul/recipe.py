@@ -39,7 +39,7 @@ __all__ = ["Recipe"]
 
 DELAYED = 0.25  # seconds between tries during a lock delay, whose end is not pushed; a refusal costs the servers little
 AT_ONCE_AGAIN = 0.02  # claims that just missed the same key spread their next tries over this many seconds
-PASSED = 0.02, 0.05  # seconds after which a claim tries again if others changed the semaphore first
+PASSED = 0.02, 0.05  # least and most seconds until a claim tries again if another client changed the semaphore first
 RENEWED_AT_ONCE = 8  # sessions renewed at the same time, each by a thread on a connection
 TRIES = 3  # an operator who writes our key again and again must not block a release forever
 
@@ -113,7 +113,7 @@ class Recipe:
     def _is_taken(self, claim: Claim, until: float) -> bool:
         """Return whether the name is taken, before a try that may meet readers.
 
-        If it locked the key to find out, it would block other readers for a moment. If this process died at that
+        A try that locked the key to find out would block other readers for a moment. If this process died at that
         moment, readers would be blocked for as long as the session lives.
         """
         state = self._semaphore.look(claim.name, until)
@@ -368,7 +368,7 @@ class Recipe:
         return self._give_back(claim, self._now() + within, granted, wanted=granted is not None)
 
     def _give_back(self, claim: Claim, until: float, granted: Granted | None = None, *, wanted: bool = True) -> bool:
-        """Release every key that the claim has locked. ``wanted``: the claim itself is not cancelled, and may try
+        """Release every key that the claim has locked. With ``wanted`` the claim itself is not cancelled, and may try
         again."""
         self._unannounced.discard(claim.id)
         doubtful = self._sessions.cancel(claim, granted=wanted)

@@ -113,7 +113,7 @@ class Permits:
     def room(self, claim: Claim, state: State) -> bool:
         """Return whether a permit is free. A dead holder's permit counts as free.
 
-        Raises `BackendRejected` if the semaphore has another number of permits.
+        Raises `BackendRejected` if the claim asked for a different number of permits than the semaphore has.
         """
         if state.lock and state.lock.session and decode_value(state.lock.value).permits == 1:
             raise other_number(claim, 1, "consul")
@@ -149,8 +149,8 @@ class Permits:
         return self._transactions.execute(steps, until)
 
     def _with_room(self, session: Session, claim: Claim, state: State, until: float) -> frozenset[str]:
-        """Remove enough dead holders to make room, or all of them if they had another limit. Return the remaining
-        holders."""
+        """Remove enough dead holders to make room. If the semaphore has a different number of permits, remove all dead
+        holders. Returns the remaining holders."""
         assert state.lock
         still = operation("check-index", self._keys.of(claim.name), Index=state.lock.index)
         holders, delayed = state.holders, None
@@ -183,7 +183,7 @@ class Permits:
                     self._transactions.execute([*held, *out], until)
                 return bool(held and out)
             except Refused as refused:
-                if refused.verb == "check-session":  # the key went with its session, or an operator deleted it
+                if refused.verb == "check-session":  # the key was deleted with its session, or by an operator
                     held = []
         raise self._transactions.restless(lock)
 

@@ -43,11 +43,11 @@ DELETE, RELEASE = "delete", "release"
 later writer that the reader may still believe that it holds the lock. Other keys are deleted, since a free lock has no
 key. Their lock delay excludes other claims."""
 
-RELEASED_MAX = 512  # keys of answered releases, the newest ones, that are read as well: eight requests
+RELEASED_MAX = 512  # the newest keys of answered releases, which a renewal reads as well: eight requests
 RELEASED_EVERY = 5.0  # seconds between two reads of the keys of answered releases, which normally show no lock
 LOCK_DELAY_MAX = 60.0  # the server's limit
 REMOVED_AFTER = 5.0  # seconds that a server must be frozen before the others can remove it (measured: 9 to 13)
-HEARD_WITHIN = 1.0  # seconds; a holder is normally notified of its session's end within milliseconds
+HEARD_WITHIN = 1.0  # seconds within which a holder is notified of its session's end; normally it takes milliseconds
 # Share of the ttl after which every lease of the session is lost by the clock.
 USABLE = 1 - CALLBACK_SHARE - DRIFT_SHARE
 REMEMBERED = 256  # sessions known to have ended, so that a release in one of them needs no request
@@ -70,8 +70,10 @@ class Session:
     leaving: set[str] = field(default_factory=set)  # ids of claims that are being released right now
     # The claim id of each request without a reply, which may still be under way
     open: list[str] = field(default_factory=list)
-    cancelled: dict[str, float] = field(default_factory=dict)  # id in `open` of an unwanted claim -> may arrive until
-    left: dict[str, float] = field(default_factory=dict)  # key that may be locked for an unwanted claim -> read until
+    # Id in `open` of an unwanted claim -> the time until which its request may still arrive
+    cancelled: dict[str, float] = field(default_factory=dict)
+    # Key that may be locked for an unwanted claim -> the time until which renewals read it
+    left: dict[str, float] = field(default_factory=dict)
     # Id of a claim whose request to rest was not confirmed -> the time until which its name stays taken
     rests: dict[str, float] = field(default_factory=dict)
     # Key of an answered release, oldest first -> the time until which it is read. Only a repeated request could have
@@ -172,7 +174,7 @@ class Sessions:
         with self._lock:
             if claim.id in session.cancelled:
                 return False
-            # First, because after an interrupt `cancel` finds the unfinished part by it.
+            # This entry comes first, because after an interrupt `cancel` finds the unfinished part by it.
             self._holding[claim.id] = session
             session.held.add(claim.id)
             return True
@@ -428,7 +430,7 @@ class Sessions:
         return len(self._open.get(claim.id, ())) > 1
 
     def ended_unanswered(self, claim: Claim) -> list[str]:
-        """Return, once, the sessions that ended while an attempt of this claim in them had no reply.
+        """Return the sessions that ended while an attempt of this claim in them had no reply, and forget them.
 
         A key that such an attempt locked is not wanted by any claim.
         """

@@ -30,7 +30,7 @@ AT_A_TIME = 64  # requests of one client under way, renewals not counted; an age
 SPARE = 8  # idle connections that are kept
 NOT_EXECUTED = {400, 401, 403, 405, 407, 411, 413, 414, 415, 431, 500}
 """Status codes which show that the request was not executed, whether an agent or a proxy before it sent them. After any
-other code that is unknown."""
+other code it is unknown whether the request was executed."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -274,7 +274,7 @@ class Agents:
         """Stop using the agent at ``address``, and close the idle connections to it. The next agent is used from now
         on, unless another thread has already chosen it.
 
-        If a network had dropped these silently, a request on each of them would use up its whole time.
+        If a network had dropped these connections silently, a request on each of them would use up its whole time.
         """
         if self._address() == address:
             self._first += 1
@@ -320,7 +320,8 @@ class Agents:
 
 
 def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
-    """Close a connection that was made too late. Both sides call this, and the later call finds the connection."""
+    """Close a connection that was made too late. The caller and the thread that connects both call this, and the later
+    call finds the connection."""
     with suppress(system.Empty):
         if isinstance(late := result.get_nowait(), Wire):
             late.close()

@@ -47,7 +47,7 @@ from multilock_etcd.waiters import Waiter, Waiters
 
 __all__ = ["EtcdRecipe"]
 
-CLOSE_WITHIN = 0.5  # seconds for all leases and keys that are left when a client is closed
+CLOSE_WITHIN = 0.5  # seconds that close() may spend on all leases and keys that are left
 TRIES = 3  # an operator who writes our key again and again must not block a release forever
 
 
@@ -101,7 +101,7 @@ class EtcdRecipe:
         before = waiter.lease
         with self._waiters.lock:
             waiter.session = session
-            if waiter.cancelled:  # cancelled since this attempt began; no request naming this lease was or will be sent
+            if waiter.cancelled:  # cancelled since this attempt began, so nothing is sent
                 return _busy(waiter.claim)
             waiter.lease = session.lease
         try:

@@ -23,7 +23,7 @@ from multilock_etcd.transport import EtcdTransport, LeaseMissing, NotAcknowledge
 __all__ = ["ENDED", "REVOKE_WITHIN", "EtcdSession", "EtcdSessions"]
 
 ENDED = "its etcd lease expired or was revoked"
-REVOKE_WITHIN = 0.5  # seconds for one lease
+REVOKE_WITHIN = 0.5  # seconds that the revocation of one lease may take
 
 
 class EtcdSession:

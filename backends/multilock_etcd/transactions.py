@@ -180,8 +180,10 @@ class EtcdTransactions:
 
         Raises if a permit whose claim asked for a different number of permits is in the queue. If the claim entered the
         queue, it would be the first permit once the keys before it were gone. Claims for the right number of permits
-        would then be refused. No comparison can
-        check that there is room among the claims of the same kind. So without ``join`` the reply shows their keys.
+        would then be refused.
+
+        No comparison can check that there is room among the claims of the same kind. So without ``join`` the reply
+        shows their keys.
         """
         own, ahead = self._keys.own(claim), self._keys.ahead(claim)
         look = _newest_of(ahead) if join or ahead.like else []

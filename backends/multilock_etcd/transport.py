@@ -48,12 +48,12 @@ __all__ = [
 Code = grpc.StatusCode
 
 SILENT_AFTER = 0.1  # seconds; a missing reply to a request with a shorter timeout does not prove the endpoint silent
-SILENCE_COUNTS = 5.0  # seconds after a silence in which close() does not wait for that endpoint
+SILENCE_COUNTS = 5.0  # seconds; for this long after a silence, close() does not wait for that endpoint
 OURS = "Locally cancelled by application"  # gRPC's message for a stream that this client ended
 READER = "_run_channel_spin_thread"  # gRPC's function that starts the thread which reads a channel's events
 READER_AGAIN = 0.1  # seconds between two tries to start that thread
-CLOSE_WITHIN = 1.0  # seconds for gRPC to close its channels, which it normally does at once
-PREPARE_WITHIN = 5.0  # seconds for the login, if the request itself has no time limit
+CLOSE_WITHIN = 1.0  # seconds that gRPC may take to close its channels; normally it closes them at once
+PREPARE_WITHIN = 5.0  # seconds that the login may take, if the request itself has no time limit
 
 _OPTIONS = (
     ("grpc.enable_retries", 0),

@@ -53,7 +53,7 @@ class Waiters:
         self._keys = keys
         self._now = now
         self._waiters: dict[str, Waiter] = {}  # by claim id
-        self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
+        self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; earliest first
         # Cancelled claims whose name must stay taken -> the lease of their key, or None once the server has moved the
         # key.
         self._rests: dict[str, Hashable] = {}

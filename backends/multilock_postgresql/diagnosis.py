@@ -13,7 +13,7 @@ __all__ = ["diagnose"]
 
 OLDEST = 140000
 CLOCK_WITHIN = 1.0  # seconds by which the clocks may differ, for the `since` that people read
-OLD_SNAPSHOT = 600.0  # seconds; the dead versions of renewed rows stay for as long
+OLD_SNAPSHOT = 600.0  # seconds; a transaction that is open for longer keeps the dead versions of all renewed rows
 NEARLY_ALL = 0.8  # a finding if more than this share of the server's connections is in use
 QUERY = b"""SELECT current_setting('server_version_num'), current_setting('fsync'), current_setting('full_page_writes'),
  current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),

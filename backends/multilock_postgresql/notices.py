@@ -30,7 +30,7 @@ from multilock_postgresql.wire import Row, array, seconds, text
 __all__ = ["Listener"]
 
 CHANGES = "multilock_changes"  # the channel of followed names
-TEND_EVERY = 2.0  # seconds; a dead connection is found within two of these, before a waiter's place is lost
+TEND_EVERY = 2.0  # seconds between two checks; two find a dead connection, before a waiter's place is lost
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent server may delay the wake-ups
 TEST_WITHIN = 1.0  # seconds for which a notification through a pooler may take

@@ -87,7 +87,7 @@ class Recipe:
     def attempted(self, claim: Claim, rows: list[Row], sent_at: float) -> Granted | Busy:
         """Return the result of an attempt from its reply.
 
-        Raises `BackendRejected` if the name has another number of permits.
+        Raises `BackendRejected` if the claim asked for a different number of permits than the name has.
         """
         [(token, left, rank)] = rows
         ttl = claim.ttl

@@ -39,7 +39,7 @@ INVALIDATED = b"__redis__:invalidate"
 PING = pack("PING")
 CACHING = pack("CLIENT", "CACHING", "YES")  # the next command's keys are tracked
 READ_AT_ONCE = 500  # keys
-TEND_EVERY = 2.0  # seconds; a dead connection is found within two of these, before a waiter's place is lost
+TEND_EVERY = 2.0  # seconds between two checks; two find a dead connection, before a waiter's place is lost
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent tracked connection may delay the wake-ups
 FIRST_AGAIN, LONGEST_AGAIN = 5.0, 300.0  # seconds until a refused subscription or tracking is tried again
@@ -83,7 +83,7 @@ class Listener:
         self._redirect = 0  # the id of the subscriber that receives the tracked connection's changes
         self._watched = Watched()
         self._followed: dict[str, object] = {}  # name -> its owner at the last read
-        self._elsewhere: set[str] = set()  # watched or followed names that this node has reported to be at another one
+        self._elsewhere: set[str] = set()  # watched or followed names that this node has reported to be at another node
         #: Called in the thread with such names, and with all names after each broken connection. It has the names
         #: watched that another node serves, and returns the other names. A name at another node is neither free nor
         #: lost.

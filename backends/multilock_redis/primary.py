@@ -64,7 +64,7 @@ class Following:
         self.told: Told | None = None  #: the last reply that named the followed primary
         self.look_again = False  #: all Sentinels must be asked now; the thread that reads this flag clears it
         self._answers: list[Told] = []  # one reply for each Sentinel
-        self._others: dict[Address, float] = {}  # address of a Sentinel -> when another one last named it
+        self._others: dict[Address, float] = {}  # address of a Sentinel -> when another Sentinel last named it
         self._doubted_at: float | None = None  # when the present doubt began
 
     def note(self, told: Told, own: bool, now: float) -> bool:

@@ -41,7 +41,7 @@ from multilock_redis.wire import Redirected, bulks, pack, refused
 __all__ = ["RESTS", "Recipe", "Replicas"]
 
 TOMBSTONE = round(1000 * LATE_REQUEST)  # ms
-OTHER_NUMBER = -3  # the first word of a reply of share.lua to a claim with another number of permits
+OTHER_NUMBER = -3  # first word of a reply of share.lua: the claim asked for a different number of permits
 RESTS = b"#multilock:rest:"  # prefix of the owner of a name that was released and rests; no claim's owner begins so
 AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}  # locks in one script, which then occupies the server for about 1 ms
 _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
@@ -166,8 +166,8 @@ class Recipe:
         return b"".join((head, keys.common, keys.own(claim), how))
 
     def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:
-        """Return the result of an attempt from its reply. Raises `BackendRejected` if the name has another number of
-        permits."""
+        """Return the result of an attempt from its reply. Raises `BackendRejected` if the claim asked for a different
+        number of permits than the name has."""
         ttl = claim.ttl
         if isinstance(answer, int):
             return Granted(answer, ttl, sent_at, ttl, ttl / RENEWALS, self._group, claim.owner)

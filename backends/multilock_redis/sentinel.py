@@ -36,7 +36,7 @@ ROLE = pack("ROLE")
 PING = pack("PING")
 MYID = pack("SENTINEL", "MYID")  # available since Redis 6.2
 LISTEN = pack("SUBSCRIBE", "+promoted-slave", "+switch-master")
-ASK_WITHIN = 1.0  # seconds for a question that no request waits for
+ASK_WITHIN = 1.0  # seconds that a Sentinel may take for a reply that no request waits for
 TEND_EVERY = 2.0  # seconds between two questions to the subscribed Sentinel, and between two questions to all others
 
 # The errors of a Sentinel, and what to do about them. Its login is separate from the primary's.

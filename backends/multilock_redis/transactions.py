@@ -1,6 +1,6 @@
 """The Lua scripts. The server executes each of them completely or not at all.
 
-A script is called by its hash. If the server does not have the script, or has it no longer, the script is loaded first.
+A script is called by its hash. If the server does not have the script, the script is loaded first.
 """
 
 from __future__ import annotations

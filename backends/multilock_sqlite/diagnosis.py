@@ -22,7 +22,8 @@ VOLATILE = frozenset({"ramfs", "tmpfs"})
 
 
 def weaknesses(path: str, lasting: bool = True) -> list[Finding]:
-    """Return the findings for the lock file at ``path``. ``lasting`` tells whether our own locks work there."""
+    """Return the findings for the lock file at ``path``. ``lasting`` is False if the system has no open file
+    description locks there."""
     return [
         *([] if lasting else [_without_lasting_locks(path)]),
         *_about_file_system(os.path.dirname(path)),

@@ -97,7 +97,7 @@ class Exclusion:
     def leave(self) -> None:
         if self.is_inside:
             self._locks.lock(self._locks.database, fcntl.F_UNLCK, GATE)
-            self._locks.inside.pop(GATE, None)  # afterwards: another thread locks the same description
+            self._locks.inside.pop(GATE, None)  # only now: another thread locks the same file description
             if self._locks.waiting:
                 self._locks.left.ring()
 
@@ -117,7 +117,7 @@ class Exclusion:
     def keep_log(self, path: str) -> None:
         """Let SQLite in every process see that the file is in use. Raises `Closed` if another program prevents it.
 
-        Call it inside.
+        Call it inside the gate.
         """
         if self.lasts:
             self._locks.keep_log(path)
@@ -158,7 +158,7 @@ class _Locks:
         self.inside: dict[tuple[int, int], Exclusion] = {}  # GATE -> the connection of this process inside the gate
         self.waiting: dict[Exclusion, None] = {}  # the connections of this process that wait at the gate
         self.left = system.LockBell()  # rung for one of the waiting connections when another one has left the gate
-        self.last: bool | None = None  # whether the system has such locks; None before the first
+        self.last: bool | None = None  # whether the system has such locks; None before the first lock
 
     def are_on(self, file: tuple[int, int]) -> bool:
         found = os.fstat(self.database)

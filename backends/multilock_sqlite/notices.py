@@ -26,7 +26,7 @@ __all__ = ["Mailbox"]
 
 SUFFIX = "-wake"
 NEWBORN = "new-"  # prefix of a FIFO that its client has not opened yet
-STILLBORN = 60_000_000  # microseconds of the wall clock; the process of a FIFO newborn for so long was killed
+STILLBORN = 60_000_000  # µs of the wall clock; if a FIFO keeps its newborn name longer, its process was killed
 CLAIM = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{1,64}")  # the id of a claim; the first part is its client
 TAKEN = b"!"  # the message that an operator took a name from a claim of this client
 CLIENT = re.compile(r"[0-9a-f]{16}")
@@ -98,7 +98,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Delete the FIFO and end its thread. A forked child only closes what it has of its parent's FIFO."""
-        if system.pid() != self._pid:  # the kernel opens the backend again, perhaps while the parent's lock is taken
+        if system.pid() != self._pid:  # without the lock, which a thread of the parent may have held at the fork
             fifo, self._fifo = self._fifo, None
             if fifo:
                 fifo.forget()

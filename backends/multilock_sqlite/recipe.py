@@ -105,7 +105,7 @@ class Recipe:
                         return Stand(id_, until, None, mode)
                     equals.append(Stand(id_, until, None, mode))
         finally:
-            rows.close()  # with the query of `_first`
+            rows.close()  # an unfinished query would keep reading an old state of the file
         if claim.permits and self._is_full(sql, key, claim.permits - len(equals), now):
             # These reads need not be in a transaction, so all permits may have been released since they were counted.
             return self._first(sql, SHARED, key, now) or next(iter(equals), None)
@@ -147,7 +147,7 @@ class Recipe:
                     break
                 found.append(id_)
         finally:
-            rows.close()  # for the same reason as in `_first`
+            rows.close()  # as in `_waits_behind`
         return found
 
     def _room(self, sql: Connection, key: str, mode: str, now: float) -> float:
@@ -266,7 +266,7 @@ class Recipe:
         try:
             return next((Stand(*row) for row in self._living(rows)), None)
         finally:
-            rows.close()  # an unfinished query would keep reading an old state of the file
+            rows.close()  # as in `_waits_behind`
 
     def _living(self, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
         """Yield the rows of living processes, without their three columns of the process. Each process is checked

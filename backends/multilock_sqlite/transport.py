@@ -32,8 +32,8 @@ __all__ = ["Connection", "Database", "look", "transaction"]
 
 T = TypeVar("T")
 
-# The requests of one client at the same moment. Only one of these can write anyway. A thousand threads would otherwise
-# open a thousand connections, and keep each other from the file until their requests time out.
+# The most requests of one client at the same moment. Only one of them can write anyway. A thousand threads would
+# otherwise open a thousand connections, and keep each other from the file until their requests time out.
 CONNECTIONS = 8
 SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another process does it, SQLite fails at once
 FORK_WAIT = 6.0  # seconds that a fork waits for running requests; the default request timeout is at most 5 s

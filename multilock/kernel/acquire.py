@@ -77,7 +77,7 @@ async def acquire(
             lease = await contender.contend(line)
         if gate:
             gate.leave(want.name, bell)
-    # Reached by an interrupt in leave() above too: a waiter left in the gate would block those behind it.
+    # An interrupt in leave() above also leads here. A waiter left in the gate would block the waiters behind it.
     except BaseException as error:
         if gate:
             gate.leave(want.name, bell)

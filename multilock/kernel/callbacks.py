@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["CALLED", "Callbacks", "ThreadCallbacks", "call_in_thread", "call_safely", "check_callback", "runs"]
 
 THREADS = 64  # callbacks at once, as a thousand losses at a time do not need a thousand threads
-HUNG = 0.1  # seconds after which a running callback no longer counts as one of these
+HUNG = 0.1  # seconds after which a running callback no longer counts towards THREADS
 MOST = 1000  # callbacks at once if deadlines are near
 
 CALLED: ContextVar[object] = ContextVar("multilock_callback", default=None)

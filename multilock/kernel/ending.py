@@ -76,10 +76,10 @@ class End:
             raise
 
     def _wait_for_the_end(self) -> None:
-        """Wait for the `close` of another thread, unless that one may wait for the caller.
+        """Wait for the `close` of another thread, unless the two threads could wait for each other.
 
-        That `close` may wait for the caller as long as it waits for the work of an election, because that work may wait
-        for any other thread.
+        That is possible while that `close` waits for the work of an election, because the work may wait for the calling
+        thread.
         """
         kernel = self._kernel
         if not (in_the_middle() or CALLED.get() or self._awaits_work) and self._closing not in (

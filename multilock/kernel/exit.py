@@ -12,9 +12,9 @@ from multilock.kernel.runtime import now
 
 __all__ = ["ends_with_the_interpreter"]
 
-EXIT_TIME = 2.0  # seconds at exit for all clients together
+EXIT_TIME = 2.0  # seconds that all clients together may take at exit
 FAREWELL = 0.5  # the last seconds of EXIT_TIME, for closing connections and ending sessions
-TELL_WITHIN = 0.5  # seconds after EXIT_TIME for the log handlers
+TELL_WITHIN = 0.5  # seconds that the log handlers may take after that
 
 _exiting: set[int] = set()  # the id of the thread that ends the interpreter, once that has begun
 

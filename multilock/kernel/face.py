@@ -22,8 +22,10 @@ NOT_SENT = "the request was not sent, because too many requests of this client a
 
 
 class NotAsked(Busy):
-    """The result of an attempt that was not sent, although the backend answers others: the claim keeps the place that
-    an earlier request took, if any."""
+    """The result of an attempt that was not sent, although the backend answers other claims.
+
+    If an earlier request took a place in the queue, the claim keeps it.
+    """
 
     __slots__ = ()
 

@@ -43,9 +43,9 @@ NEW, HELD, RELEASING, RELEASED, LOST = range(5)
 
 
 class EndOfBody:
-    """The end of one body of ``with``, and how far it has come. An end that was interrupted is then finished.
+    """The progress of the end of one ``with`` body, so that an end that was interrupted can be finished.
 
-    The counts of the lease do not tell that, because another body may end at the same time.
+    The counts of the lease do not show this progress, because another body may end at the same time.
     """
 
     counted = False  # the body no longer counts as open
@@ -109,9 +109,9 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Every state → itself: a body of ``with`` ends. Returns whether its end must still release the lease. A second
         call for the same end lowers no count.
 
-        It must not if a body is open that has no acquire of its own. Such a body entered a lease that another body had
-        already entered, or its acquire was released by hand. The body that ends then leaves its acquire to that body,
-        or is that body.
+        It must not release the lease if a body is open that has no acquire of its own. Such a body entered a lease that
+        another body had already entered, or its acquire was released by hand. The body that ends then leaves its
+        acquire to that other body, or is itself the body without an acquire.
         """
         if not end.counted:
             self._open -= 1
@@ -414,7 +414,7 @@ class Schedule:
     __slots__ = ("armed", "at", "due", "failures", "renewing")
 
     def __init__(self, armed: bool) -> None:
-        self.armed = armed  # a watch on the key was asked for, or the backend has none
+        self.armed = armed  # whether a watch was requested, or the backend has no watches
         self.at: float | None = None  # when to renew; chosen once for each proof, at the first check of the lease
         self.due: float | None = None  # when the watchdog checks the lease next
         self.failures = 0  # renewals since the last proof that failed or were late

@@ -17,10 +17,10 @@ inside: set[int] = set()
 
 
 def check_outside() -> None:
-    """Raise BackendUnavailable if this thread is inside a backend. It could wait for a lock that it holds itself,
-    forever.
+    """Raise BackendUnavailable if this thread is inside a backend. Otherwise it could wait forever for a lock that it
+    holds itself.
 
-    Then the caller is a finalizer or a signal handler that has interrupted another call.
+    In that case the caller is a finalizer or a signal handler that has interrupted another call.
     """
     if system.get_ident() in inside:
         raise BackendUnavailable(
@@ -33,7 +33,7 @@ def check_outside() -> None:
 def call_inside(call: Callable[..., R], *args: Any) -> R:
     """Call a backend: return ``call(*args)``. Every call of a backend goes through here.
 
-    A backend may need a thread of its own. If the operating system refuses it, that is BackendUnavailable.
+    A backend may need a thread of its own. Raises BackendUnavailable if the operating system refuses it.
     """
     thread = system.get_ident()
     if thread in inside:

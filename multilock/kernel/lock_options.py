@@ -40,7 +40,7 @@ class Want:
 
     name: str
     kind: str
-    ttl: float  #: the name as the user gave it
+    ttl: float  #: seconds, as the user gave it
     grant: float  #: the ttl, rounded up to a ttl that the backend grants
     renew: bool
     reentrant: bool
@@ -81,7 +81,7 @@ def want(
     identity: str | None = None,
     patient: bool = False,
 ) -> Want:
-    """Check the options of a lock, and return its `Want`. ``patient`` outlasts every outage.
+    """Check the options of a lock, and return its `Want`. With ``patient`` a wait outlasts every outage.
 
     ``fair=None`` means whatever the backend can do. Readers, writers and permits accept it, because their order does
     not depend on ``fair``. Raises ValueError, TypeError, CapabilityMissing, ClientClosed.

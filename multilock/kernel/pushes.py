@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pushes"]
 
-PATIENCE = 3.0  # seconds, as a heartbeat: a connection that is back by then has delayed nobody for longer
+PATIENCE = 3.0  # seconds until a broken connection is reported; a shorter break delays a waiter only briefly
 UNTIL = "Until it is back, waiters ask by timer, and the loss of a lock is noticed only by its next renewal"
 
 

@@ -65,7 +65,7 @@ class ThreadPool:
             job = self._jobs.get_nowait()
         except system.Empty:
             return
-        if job is None:  # one bell for the thread
+        if job is None:  # this ends a thread of the pool, so leave it to one
             self._jobs.put(None)
             return
         job()

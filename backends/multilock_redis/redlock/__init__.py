@@ -53,10 +53,10 @@ def open_redlock(url: str, scheme: str, options: Mapping[str, object]) -> Redloc
     The options are those of ``redis://`` and these:
 
     * ``client`` is a list of ``redis.Redis``, one for each server.
-    * ``restart_guard`` is for how many seconds a restarted server does not count, and also the longest ttl. The default
-      is the client's ttl. With 0 a restarted server counts at once, and any ttl is allowed.
+    * ``restart_guard`` is the time in seconds for which a restarted server does not count, and also the longest ttl.
+      The default is the client's ttl. With 0 a restarted server counts at once, and any ttl is allowed.
 
-    Raises ConfigurationError if an option is wrong, if there are fewer than two servers, or if one is named twice.
+    Raises ConfigurationError if an option is wrong, if there are fewer than two servers, or if a server is named twice.
     """
     reject_unknown(options, (*OPTIONS, "client", "restart_guard"), scheme)
     keys, ttl = keyspace(options, scheme), ttl_of(options)

@@ -35,7 +35,7 @@ class Unconfirmed:
         self._waiting: dict[str, Evidence] = {}
         self._under_way: dict[str, Evidence] = {}
         self._pause = 0.0
-        self._due = False  # the next batch is planned
+        self._due = False  # whether the next batch is planned
 
     def failed(self, evidence: Evidence) -> float | None:
         """Record that the server did not confirm this release.
@@ -231,7 +231,7 @@ class Clerk:
     def _finish(self, fan: Fan) -> None:
         """Send the unconfirmed releases once more, also to servers that connect just now, and close.
 
-        All of that, and the wait for replies, gets a moment only.
+        All of that, with the wait for replies, takes at most `LAST_WORDS` seconds.
         """
         until = self._now() + LAST_WORDS
         with self._lock:

@@ -24,12 +24,12 @@ from multilock_redis.wire import ScriptMissing
 
 __all__ = ["SAYS_NOTHING", "Fan", "Lane", "Link", "Owed", "Pool"]
 
-CONNECT_WITHIN = 3.0  # seconds for one connection
+CONNECT_WITHIN = 3.0  # seconds that one connection may take to be made
 AT_ONCE = 4  # connections to one server that are made at the same time
-GRACE = 0.25  # seconds to wait for connections to more servers than a majority
+GRACE = 0.25  # seconds after which a majority of connections is enough
 SPARE = 4  # idle fans that are always kept
 SPARE_FOR = 60.0  # seconds after its last use for which a fan is kept if more than SPARE fans are idle
-LAST_WORDS = 0.1  # seconds for the last requests and replies when the client is closed
+LAST_WORDS = 0.1  # seconds that the last requests and replies of a closing client may take
 FRESH = 0.01  # seconds; the server may have closed a connection that was idle for longer
 
 

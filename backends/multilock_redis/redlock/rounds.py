@@ -34,12 +34,12 @@ ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of st
 LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for more votes before it gives way
 LEAST_GRACE = 0.003  # seconds at least to wait for the other replies, after a majority has replied
 TRIES = 10  # rounds of a single try while no claim is seen to have the name
-AT_ONCE = 0.01  # seconds until the kernel continues with a new claim
+AT_ONCE = 0.01  # seconds until the kernel tries again with a new claim
 # Seconds after which the connection of a missing reply is ended. A round does not wait for so long. But a reply that is
 # late for its round still counts, and a new connection for each of them would keep a loaded machine busy.
 LATEST = 1.0
 QUIET = 1000  # ms for which a single try keeps its place in the queue
-BETWEEN = 0.005  # seconds between two looks at replies that another thread reads
+BETWEEN = 0.005  # seconds between two checks of replies that another thread reads
 
 
 class Joins(Enum):

@@ -25,9 +25,9 @@ __all__ = ["LEAST_LIMIT", "ServerNotices", "Servers", "limit"]
 
 Said = TypeVar("Said")
 
-LEAST_LIMIT = 0.25  # seconds for one request to one server, however short the lease
+LEAST_LIMIT = 0.25  # seconds that a server gets for one request at least, however short the lease
 BRIEFLY = 0.5  # seconds at least to wait for the other servers, after a majority has replied to an operator
-LISTEN_WITHIN = 3.0  # seconds for one subscription, connecting included
+LISTEN_WITHIN = 3.0  # seconds that one subscription may take, connecting included
 LISTEN_AGAIN = 1.0  # seconds from the end of a failed subscription to the next one
 
 

@@ -100,7 +100,8 @@ class ServerView:
     def keeps(self) -> bool:
         """Whether the server keeps the name for the claim, as far as we know.
 
-        A hint may be older than the vote that it follows here. So it counts against a grant, but it is not a loss.
+        A hint that arrives after a vote may have been sent before it. So the hint prevents a grant, but it is not a
+        loss.
         """
         return self.state is VOTES or self.hinted_at == self.at
 

@@ -253,10 +253,7 @@ BEGIN
     IF r.sure > now AND NOT EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot) THEN  -- a later hand-over may be lost
       free := false;
       shut := true;
-      r.until := least(r.sure, now + interval '15 s');
-      IF r.sure > now + interval '16 s' THEN  -- the clock was stepped back
-        UPDATE @S@.locks l SET sure = r.until WHERE l.key = p_key;
-      END IF;
+      r.until := r.sure;
     END IF;
   END IF;
   old := r.id;
@@ -359,8 +356,9 @@ BEGIN
     ours := coalesce(ends > clock_timestamp(), false);
     have := r.id;
   END IF;
-  -- A waiter that left may have made room too, so hand the name to the waiters that fit now.
-  IF alone OR r.until IS NULL THEN
+  -- A waiter that left may have made room too, so hand the name to the waiters that fit now. If an operator has deleted
+  -- the row, they ask by themselves.
+  IF alone OR r.until IS NULL AND r.key IS NOT NULL THEN
     IF EXISTS (SELECT FROM @S@.queue q WHERE q.key = p_key) THEN
       SELECT p.have, p.flush INTO have, flush
         FROM @S@.pass_1(p_key, NULL, have, CASE WHEN alone THEN r.sure END) p;

@@ -53,6 +53,14 @@ def test_each_reader_has_a_token_of_its_own_and_keeps_it(one: Queued, two: Queue
     assert one.token(readers[0]) == tokens[0]
 
 
+def test_a_waiter_can_leave_after_an_operator_deleted_the_row(server: Database, one: Queued, two: Queued) -> None:
+    one.take(one.writer())
+    first, second = two.wait(two.reader()), two.wait(two.reader())
+    server.sql("DELETE FROM multilock.locks")
+    assert not two.release(second)
+    assert two.holds(first)
+
+
 def test_a_cancel_is_final_for_a_request_that_comes_later(one: Queued, two: Queued) -> None:
     for claim in claims(one):
         one.release(claim, unsure=True)

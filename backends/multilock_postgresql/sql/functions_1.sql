@@ -542,4 +542,8 @@ BEGIN
   END IF;
   RETURN NULL;
 END $$;
-CREATE OR REPLACE TRIGGER deleted_1 AFTER DELETE ON @S@.locks FOR EACH ROW WHEN (OLD.id IS NOT NULL) EXECUTE FUNCTION @S@.deleted_1();
+DO $$ BEGIN
+  IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = '@S@.locks'::regclass AND t.tgname = 'deleted_1') THEN
+    CREATE TRIGGER deleted_1 AFTER DELETE ON @S@.locks FOR EACH ROW WHEN (OLD.id IS NOT NULL) EXECUTE FUNCTION @S@.deleted_1();
+  END IF;
+END $$;

@@ -1,4 +1,6 @@
 -- The tables, layout 1. They are made once, in one transaction with the functions. @S@ stands for the schema.
+-- A migration may run all this again and stay open for minutes, so nothing here locks a table that exists: renewals would
+-- wait for it. CREATE INDEX IF NOT EXISTS and CREATE OR REPLACE TRIGGER do lock their table.
 CREATE TABLE IF NOT EXISTS @S@.locks (
   key      text COLLATE "C" PRIMARY KEY,   -- prefix and escaped name
   id       text COLLATE "C",               -- claim id of the only holder; '#r' or '#p<n>' if table holders has them; '#rest.<id>'; NULL if free
@@ -18,7 +20,6 @@ CREATE TABLE IF NOT EXISTS @S@.holders (   -- readers and permits
   ttl   bigint NOT NULL,
   until timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX IF NOT EXISTS holders_by_key ON @S@.holders (key);  -- without until, so that renewals stay HOT
 CREATE UNLOGGED TABLE IF NOT EXISTS @S@.queue (
   ticket  bigint GENERATED ALWAYS AS IDENTITY,
   key     text COLLATE "C" NOT NULL,
@@ -29,7 +30,14 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @S@.queue (
   echo    text,                            -- of the request that set until; NULL if a push can only be a hint
   listens boolean NOT NULL                 -- whether the listener of its client holds the client's advisory lock
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX IF NOT EXISTS queue_by_key ON @S@.queue (key, ticket);
+DO $$ BEGIN
+  IF to_regclass('@S@.holders_by_key') IS NULL THEN
+    CREATE INDEX holders_by_key ON @S@.holders (key);  -- without until, so that renewals stay HOT
+  END IF;
+  IF to_regclass('@S@.queue_by_key') IS NULL THEN
+    CREATE INDEX queue_by_key ON @S@.queue (key, ticket);
+  END IF;
+END $$;
 CREATE TABLE IF NOT EXISTS @S@.gone (      -- tombstones of cancelled ids
   id    text COLLATE "C" PRIMARY KEY,
   until timestamptz NOT NULL

@@ -14,6 +14,7 @@ import pytest
 
 import multilock
 from multilock import BackendRejected, BackendUnavailable
+from multilock.backend import Granted
 from multilock.testing.conformance.base import SOON, eventually
 from tests.backends.kit import WITHIN
 from tests.backends.postgresql.conftest import Ask, Database, Queued
@@ -58,6 +59,22 @@ def test_a_role_without_rights_is_told_what_an_owner_must_run(server: Database, 
         poor.release(claim)
     server.sql("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA owned TO no_rights")
     assert poor.release(claim)
+
+
+def test_an_open_migration_that_makes_the_tables_again_delays_no_request(server: Database, ask: Ask) -> None:
+    client = ask()
+    holder, reader = client.take(client.mutex()), client.take(client.mutex(name="read", kind="read", fair=True))
+    with psycopg.connect(server.url) as migration:
+        migration.execute(client.opened.sql())  # type: ignore[attr-defined]
+        for right, what in ("USAGE", "SCHEMA multilock"), ("DELETE", "ALL TABLES IN SCHEMA multilock"):
+            migration.execute(f"GRANT {right} ON {what} TO pg_monitor")
+        for claim in holder, reader:
+            [renewed] = client.opened.renew(client.grant(claim).group, [(claim, client.grant(claim))], WITHIN)
+            assert isinstance(renewed, Granted)
+        waiter = client.wait(client.mutex())
+        assert client.release(holder)
+        assert client.ear.wait(lambda: waiter.id in client.ear.pushed)
+        migration.rollback()
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.servers_postgresql import PostgresqlServer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,7 +46,10 @@ NO_RUN = {
 }
 
 # Addresses on the reader's machine that blocks name, and their replacements here.
-REDIS = re.compile(r"redis://(localhost|127\.0\.0\.1)(:6379)?(/0)?")
+SERVERS = {
+    "redis_url": re.compile(r"redis://(localhost|127\.0\.0\.1)(:6379)?(/0)?"),
+    "postgresql_url": re.compile(r"postgresql://app@localhost/app"),
+}
 SHARED_FILE = "/var/tmp/locks.db"
 
 FENCE = re.compile(
@@ -90,12 +96,19 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**kept, "PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
+@pytest.fixture(scope="module")
+def postgresql_url() -> Iterator[str]:
+    with PostgresqlServer() as server:
+        yield server.url
+
+
 @pytest.fixture
 def here(block: Block, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """Return the code of the block with this machine's addresses."""
     code = block.code.replace(SHARED_FILE, f"{tmp_path}/locks.db")
-    if REDIS.search(code):
-        code = REDIS.sub(request.getfixturevalue("redis_url"), code)
+    for fixture, its_address in SERVERS.items():
+        if its_address.search(code):
+            code = its_address.sub(request.getfixturevalue(fixture), code)
     return code
 
 

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer
+from tests.servers_postgresql import PostgresqlServer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -139,6 +141,22 @@ def etcd_url() -> Iterator[str]:
 def consul_url() -> Iterator[str]:
     with ConsulServer() as server:
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    with PostgresqlServer() as server, psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE web LOGIN")  # the role of the programs; it may create nothing
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: PostgresqlServer) -> str:
+    """The URL of a new database, whose role may do everything."""
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(postgresql_server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return postgresql_server.url.removesuffix("postgres") + name
 
 
 @pytest.fixture(scope="session")

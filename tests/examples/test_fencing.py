@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.examples.conftest import WITHIN, Programs
-from tests.servers_postgresql import PostgresqlServer
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module")
-def postgresql_url() -> Iterator[str]:
-    with PostgresqlServer() as server:
-        yield server.url
 
 
 @pytest.mark.parametrize("place", ["sqlite?ttl=2"], indirect=True)
@@ -43,3 +36,18 @@ def refuses_a_late_write(programs: Programs, path: str, *arguments: object) -> N
     assert late.wait(WITHIN) == 1
     assert programs.lines("refused:"), programs.said()
     assert programs.lines("wrote with token") == [wrote]
+
+
+@pytest.mark.parametrize("place", ["postgresql?ttl=2"], indirect=True)
+def test_a_queue_keeps_the_result_of_the_worker_that_was_not_paused(programs: Programs, postgresql_url: str) -> None:
+    programs.env["DATABASE_URL"] = postgresql_url
+    late = programs.python("job_queue.py", 5)  # long enough for a test to stop the process in it
+    programs.wait_for("begins job 1")
+    os.kill(late.pid, signal.SIGSTOP)
+    other = programs.python("job_queue.py", 0)
+    programs.all_end(other)
+    os.kill(late.pid, signal.SIGCONT)
+    programs.all_end(late)
+    assert programs.lines("lost job 1: lock 'jobs/1' was lost before its guard"), programs.said()
+    with psycopg.connect(postgresql_url) as database:
+        assert database.execute("SELECT DISTINCT result FROM jobs").fetchall() == [(f"done by pid {other.pid}",)]

@@ -13,6 +13,7 @@ import time
 import urllib.parse
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import multilock
@@ -21,6 +22,8 @@ from tests.examples.conftest import EXAMPLES, ROOT, Programs, until
 pytestmark = pytest.mark.timeout(180)
 # The backends with hold_at_least that several hosts or processes share.
 RESTS = ["redis", *(pytest.param(each, marks=pytest.mark.rare) for each in ("sqlite", "etcd"))]
+# With PostgreSQL the lock is in the migrated database, else the database is of SQLite.
+MIGRATIONS = ["postgresql", pytest.param("redis", marks=pytest.mark.rare)]
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
@@ -94,9 +97,18 @@ def test_a_pool_of_workers_does_each_job_once(programs: Programs, tmp_path: Path
     assert {path.name for path in done.iterdir()} == names
 
 
-@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def may_lock(role: str, url: str) -> bool:
+    with multilock.connect(url.replace("app@", f"{role}@")) as client:
+        return client.lock("of a program").try_acquire() is not None
+
+
+@pytest.mark.parametrize("place", MIGRATIONS, indirect=True)
 def test_django_migrates_once_and_makes_one_report(programs: Programs, tmp_path: Path, place: str) -> None:
     programs.env["DATABASE"] = str(tmp_path / "site.db")
+    if place.startswith("postgresql:"):
+        at = urllib.parse.urlsplit(place)
+        programs.env |= {"PGHOST": str(at.hostname), "PGPORT": str(at.port), "PGUSER": "app", "PGDATABASE": at.path[1:]}
+        programs.env["MULTILOCK_URL"] = f"postgresql://?{at.query}"
     manage = [sys.executable, EXAMPLES / "django_project" / "manage.py"]
     programs.all_end(*(programs.start(*manage, "migrate_once") for _ in range(3)))
     assert len(programs.lines("Applying jobs.0001_initial")) == 1
@@ -108,14 +120,32 @@ def test_django_migrates_once_and_makes_one_report(programs: Programs, tmp_path:
     programs.all_end(programs.start(*manage, "nightly"))
     assert len(programs.lines("made report")) == 1
     assert len(programs.lines("another host makes it, or has just made it")) == 3
+    assert not place.startswith("postgresql:") or may_lock("web", place)
 
 
-@pytest.mark.parametrize("place", ["redis"], indirect=True)
-def test_alembic_migrates_once(programs: Programs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", MIGRATIONS, indirect=True)
+def test_alembic_migrates_once(programs: Programs, tmp_path: Path, place: str) -> None:
     programs.env["DATABASE_URL"] = f"sqlite:///{tmp_path}/app.db"
+    if place.startswith("postgresql:"):
+        programs.env["DATABASE_URL"] = place.partition("?")[0].replace("postgresql:", "postgresql+psycopg:")
+        del programs.env["MULTILOCK_URL"]
     folder = EXAMPLES / "alembic_project"
     programs.all_end(*(programs.start("alembic", "upgrade", "head", cwd=folder) for _ in range(3)))
     assert len(programs.lines("creating accounts")) == 1
+    assert not place.startswith("postgresql:") or may_lock("web", place)
+
+
+def test_no_operator_takes_the_lock_of_an_open_migration_away(programs: Programs, postgresql_url: str) -> None:
+    programs.env["DATABASE_URL"] = postgresql_url.replace("postgresql:", "postgresql+psycopg:")
+    del programs.env["MULTILOCK_URL"]
+    with psycopg.connect(postgresql_url) as other, multilock.connect(postgresql_url, ttl=5) as client:
+        other.execute("CREATE TABLE accounts ()")  # so the migration waits for the end of this transaction
+        migrating = programs.start("alembic", "upgrade", "head", cwd=EXAMPLES / "alembic_project")
+        programs.wait_for("creating accounts")
+        with pytest.raises(multilock.BackendUnavailable, match="has a guarded transaction open"):
+            client.force_release("alembic")
+        other.rollback()
+        programs.all_end(migrating)
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)

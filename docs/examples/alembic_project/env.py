@@ -7,6 +7,12 @@
 
 You should see "creating accounts" once. The second waits for the first, and then finds nothing to do. A replica that
 finds the database up to date takes no lock: a hundred replicas do not queue for nothing.
+
+On PostgreSQL the lock can be in the migrated database itself, with 'multilock[postgresql]' and without MULTILOCK_URL:
+
+    unset MULTILOCK_URL; export DATABASE_URL=postgresql+psycopg://owner@127.0.0.1/app
+
+Then the migrations are guarded, too. A replica that was frozen, and lost its lock, cannot commit them late.
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ from sqlalchemy import create_engine
 import multilock
 
 engine = create_engine(os.environ["DATABASE_URL"])
+IN_DATABASE = engine.dialect.name == "postgresql" and "MULTILOCK_URL" not in os.environ
+URL = engine.url.set(drivername="postgresql").render_as_string(hide_password=False) if IN_DATABASE else None
 
 
 def is_there() -> bool:
@@ -32,15 +40,17 @@ def is_there() -> bool:
         return MigrationContext.configure(connection).get_current_heads() == (wanted,)
 
 
-def run_migrations() -> None:
+def run_migrations(lease: multilock.Lease) -> None:
     with engine.connect() as connection:
         context.configure(connection=connection)
         with context.begin_transaction():
+            if IN_DATABASE:
+                lease.guard(connection)  # until the commit, nobody else gets the lock
             context.run_migrations()
 
 
 # Take the lock before Alembic asks the database which migrations it has. If the lock is lost meanwhile, `with` raises,
 # so the deployment stops instead of starting with a half-migrated database.
 if not is_there():
-    with multilock.connect() as client, client.lock("alembic").acquire(timeout=600):
-        run_migrations()
+    with multilock.connect(URL) as client, client.lock("alembic").acquire(timeout=600) as lease:
+        run_migrations(lease)

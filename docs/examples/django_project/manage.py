@@ -8,6 +8,10 @@
 
 You should see "Applying jobs.0001_initial" once, and the second migrate_once find nothing to do. One of the two nightly
 commands makes the report, and the other says so. So does a third one that you start within a minute.
+
+On PostgreSQL the lock can be in the migrated database itself, with 'multilock[postgresql]':
+
+    export PGHOST=127.0.0.1 PGUSER=owner PGDATABASE=app MULTILOCK_URL=postgresql://
 """
 
 import os

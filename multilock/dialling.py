@@ -65,7 +65,7 @@ class Dialling:
     def outcome(self, dial: Callable[[], Wire], within: float, now: Callable[[], float]) -> Wire | BaseException:
         """Run ``dial()`` on a separate thread. Returns its connection, or the exception that it raised.
 
-        After ``within`` seconds, returns a TimeoutError. If ``dial()`` connects later than that, or the caller was
+        After ``within`` seconds, returns a TimeoutError. If ``dial()`` connects after this time, or the caller was
         interrupted, the connection is closed.
         """
         deadline = now() + within

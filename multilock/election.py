@@ -55,7 +55,7 @@ class Leadership(Leading, HeldLease):
         try:
             before = marks()
             return super().__enter__()
-        except MultilockError:  # this node does not lead any longer
+        except MultilockError:  # this node no longer leads
             self._term.no_body(before)
             raise
         except BaseException:  # interrupted: this `with` will not end
@@ -91,7 +91,7 @@ class ThreadTerm(Term[Leadership]):
             if self.office.on_elected:
                 with inside(self.elected):
                     refuse_awaitable(self.office.on_elected, self.office.on_elected(self.leadership))
-        except BaseException:  # sys.exit() too, because this thread is ours
+        except BaseException:  # sys.exit() too, because this thread belongs to multilock
             self.failed = True
             logger.exception("on_elected of the election %r raised, so this node resigns", self.office.name)
         self.part_ended(self.elected)

@@ -1,6 +1,7 @@
 """Every exception that multilock raises.
 
-An exception of a client library never leaves a backend: it appears only as the ``__cause__`` of one of these.
+An exception of a client library never leaves a backend: it appears only as the ``__cause__`` of one of these
+exceptions.
 """
 
 from __future__ import annotations

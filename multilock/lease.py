@@ -52,7 +52,7 @@ class AnyLease(Protocol):
         """Return whether the lock is still proven to be ours. Compares the clock with the newest proof at every call.
 
         The result is also False after a pause of this process that outlived the lease, after a release, and in a forked
-        child. It promises nothing about what happens after it has returned: send `fence` with every write for that.
+        child. It promises nothing about the time after it has returned: to be safe then, send `fence` with every write.
         """
 
     def remaining(self) -> float:

@@ -273,7 +273,8 @@ class HeldSet(AnyHeld):
             part._give_back_early()
 
     def _give_back_parts(self) -> None:
-        """Release every part in the background, unless a release under way does that. A second call changes nothing."""
+        """Release every part in the background, unless a release under way releases them. A second call changes
+        nothing."""
         if self.stage == RELEASING:
             return
         with self._kernel.lock:

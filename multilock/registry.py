@@ -108,7 +108,7 @@ def _open_ours(ours: Ours, scheme: str, url: str, options: dict[str, Any]) -> Ba
     except ModuleNotFoundError as error:
         if getattr(sys, "frozen", False) and error.name in (ours.module, ours.library):
             raise _not_frozen(ours, scheme) from error
-        # "pip install" is the right remedy only for a missing library, not for a mistake of ours.
+        # "pip install" is the right remedy only for a missing library, not for a mistake of multilock.
         if ours.library is None or not _is_missing(ours.library):
             raise
         raise ConfigurationError(

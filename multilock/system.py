@@ -141,7 +141,7 @@ class Taking:
 
     An interrupt at any moment leaves the lock either held in the block or free, as with ``with lock:``, which has no
     time limit. See `take` for the acquire. The release is the lock's own ``__exit__``, because an interrupt could also
-    come when a function of ours begins.
+    come when a Python function begins.
     """
 
     __slots__ = ("__exit__", "_lock", "_refusal", "_seconds")

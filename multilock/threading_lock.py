@@ -141,7 +141,7 @@ class ThreadingLock(OfThisProcess):
 
         These are the entries of this frame's ``with`` statement, or else of this thread. If there is none and the lock
         is not reentrant, an entry of any thread is returned. A ``with`` of another thread ends its own entry, so
-        entries without one come first. Among these, a lost lease is preferred to a held one.
+        entries without one come first. Among these entries, a lost lease is preferred to a held one.
         """
         taken = list(self._taken.items())[::-1]
         thread = _this_thread()

@@ -422,8 +422,8 @@ class Listener:
     def _report(self, query: Query, error: Exception | None) -> None:
         """Report to the kernel whether changes are pushed.
 
-        If an agent fails, that concerns all queries, so it is reported once. If the token may not read a subject, that
-        is reported with the name of the subject.
+        The failure of an agent concerns all queries, so it is reported once. If the token may not read a subject, the
+        refusal is reported with the name of the subject.
         """
         refused = isinstance(error, BackendRejected)
         known = query.trouble

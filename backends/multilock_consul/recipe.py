@@ -240,8 +240,8 @@ class Recipe:
         return Busy(SAFETY if self._wait(key, claim.id, index) else UNPUSHED)
 
     def _ours_already(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
-        """Deal with a key that an earlier request of ours locked: its reply was lost, or the claim waits for readers to
-        leave."""
+        """Deal with a key that an earlier request of this claim locked: its reply was lost, or the claim waits for
+        readers to leave."""
         if entry.session == session.id:
             still = operation("check-index", self._keys.place(claim, session.id), Index=entry.index)
             shown = [] if claim.mode == "r" else self._readers.shown(claim.name)
@@ -269,7 +269,7 @@ class Recipe:
         return self._locked(session, claim, first, join, until)
 
     def _take_permit(self, session: Session, claim: Claim, state: State, join: bool, until: float) -> Granted | Busy:
-        if session.id in state.living:  # an earlier attempt of ours took the permit; its reply was lost, or we wait
+        if session.id in state.living:  # an earlier attempt took the permit; its reply was lost, or we wait
             found = {self._keys.place(claim, session.id): state.living[session.id], **state.readers}
             return self._entered(session, claim, found, join, until)
         if self._semaphore.room(claim, state):

@@ -129,7 +129,8 @@ class Wire:
 class Agents:
     """The agents of one client, and the connections to the one in use. If an agent fails, the next is used.
 
-    All agents return the same results, because the leader answers every request that needs this. Any thread may call.
+    All agents return the same results, because the leader answers every request that needs the newest state. Any thread
+    may call.
     """
 
     def __init__(

@@ -46,7 +46,8 @@ TTL_MIN = 2.0  # seconds; a server grants at least 1.5 times its election timeou
 TTL_MAX = 9_000_000_000.0
 EXPIRY = 1.0  # seconds; a server ends a lease up to 0.5 s late, and a majority must then agree to delete its keys
 
-_inherited: list[object] = []  # a forked child must not close these, and collecting one as garbage would close it
+# Clients of the parent, in a forked child. The child must not close them, and garbage collection would close them.
+_inherited: list[object] = []
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:

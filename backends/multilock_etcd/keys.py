@@ -18,7 +18,7 @@ SHARED = ("read", "permit")  # the kinds of claims that can share a name
 
 # A number of permits has at most seven digits. A key with more belongs to another program.
 _CONTENDER = re.compile(rb"(?:(read|write)/|permit/(\d{1,7})/)?[^/]+", re.DOTALL)
-# The id of a claim of ours, at the end of a key.
+# The id of a multilock claim, at the end of a key.
 _OURS = re.compile(rb"[0-9a-f]{16}\.[0-9a-f]{32}$")
 
 Range = tuple[bytes, bytes]

@@ -4,8 +4,8 @@ A name has holders, all of one mode, each with the time when its lease ends, and
 the name over. It wakes the waiters that can enter, in order, and a waiter becomes a holder by its next `attempt`. Until
 then the waiter keeps its place, but only while it shows that it is alive: each attempt keeps the place for `liveness`
 seconds. After that the waiter is skipped. A fair claim waits for every earlier claim that excludes it. An unfair claim
-waits only for the fair claims among these. No lease ends by itself: the next call about the name finds that the lease
-has ended.
+waits only for the fair ones among these earlier claims. No lease ends by itself: the next call about the name finds
+that the lease has ended.
 """
 
 from __future__ import annotations

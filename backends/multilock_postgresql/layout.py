@@ -45,7 +45,8 @@ def create(wire: PgWire, schema: str, within: float) -> None:
 
     Raises BackendRejected if this role may not.
     """
-    # All clients make them one after the other. Without that, most of them fail with a duplicate key of the catalogue.
+    # The clients make them one after the other. At the same time, most would fail with a duplicate key of the
+    # catalogue.
     begin = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL lock_timeout = {max(1, int(within * 1000))};
 SET LOCAL client_min_messages = warning;

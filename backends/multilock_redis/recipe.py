@@ -51,7 +51,8 @@ _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 class Replicas:
     """The number of replicas that must acknowledge a grant or a renewal before it counts (``WAIT``).
 
-    With that, a failover loses a lock less often. But it is not a consensus: a failover may promote another replica.
+    With it, a failover loses a lock less often. But it is not a consensus: a failover may promote a replica that has
+    not acknowledged.
     """
 
     of_grants: int = 0

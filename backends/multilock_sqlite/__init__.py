@@ -299,8 +299,8 @@ class SqliteBackend:
             waiting.called = True
 
     def _look(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
-        """Return the holder or waiter that keeps the claim out, or None if only a transaction can decide that. This
-        only reads, so it never refuses a claim."""
+        """Return the holder or waiter that keeps the claim out, or None if only a transaction can decide whether it is
+        kept out. This only reads, so it never refuses a claim."""
         with contextlib.suppress(OtherNumber, sqlite3.DatabaseError):
             return self._recipe.ahead(sql, key, claim, now)
         return None

@@ -159,7 +159,7 @@ class Database:
         self.close_idle()
 
     def close_idle(self, files: Set[tuple[int, int]] | None = None) -> None:
-        """Close the idle connections: all of them, unless ``files`` is given and none is open on one of these."""
+        """Close all idle connections. With ``files``, do so only if one of them is open on one of these files."""
         if files is not None and not any(connection.file in files for connection in list(self._idle)):
             return
         while True:

@@ -2,7 +2,7 @@
 
 See docs/backends/zookeeper.md. `recipe` is the algorithm, `keys` lays out the nodes of a name, and `queue` decides
 which of them hold the name. `waiters` records the state of each claim of this client, and `sessions` computes for how
-long a session certainly lives. `transport` sends the requests through kazoo, `wire` provides what kazoo needs for that,
+long a session certainly lives. `transport` sends the requests through kazoo, `wire` is between kazoo and the network,
 and `notices` receives what the server pushes. `inspection` is for operators, and `diagnosis` reports what weakens the
 lock on this ensemble.
 """

@@ -38,7 +38,7 @@ ENDED = "its ZooKeeper session expired or was closed"
 LOOK_WITHIN = 2.0  # seconds that one step of setting missing watches may take
 LOOK_AGAIN = 1.0  # seconds until the next try to set watches, if one failed although the connection was up
 AT_ONCE = 250  # nodes watched in one step; the next renewal waits for at most one step
-ONE_BY_ONE = 16  # nodes that a waiter watches one by one; beyond that, any change among the siblings wakes it
+ONE_BY_ONE = 16  # nodes that a waiter watches one by one; if there are more, any change among the siblings wakes it
 
 
 class Watcher:
@@ -73,7 +73,7 @@ class Watcher:
         """Wake this claim when one of these nodes is deleted. Returns False if one of them is already deleted.
 
         A server sends no notice of a node that this user may not read. In that case, and if many nodes are ahead, the
-        claim watches the children of the parent. Every waiter may list these.
+        claim watches the children of the parent. Every waiter may list these children.
         """
         nodes = (*ahead, own)
         try:

@@ -286,8 +286,8 @@ class Transport:
     def _runs(self) -> bool:
         """Return whether kazoo's connection thread runs, so that it need not be started.
 
-        The thread ends at a failed authentication. kazoo's state does not show that: it is CLOSED before the thread has
-        begun, too. If a client was handed over, only its owner starts it again.
+        The thread ends at a failed authentication. kazoo's state does not show this end: it is CLOSED before the thread
+        has begun, too. If a client was handed over, only its owner starts it again.
         """
         if self._handler:
             return self._handler.loop is not None and self._handler.loop.is_alive()
@@ -314,8 +314,8 @@ class Transport:
         The leases of the session are lost by then, because they end 2/3 of the timeout after the last acknowledged
         write, which was sent before the connection broke. The session is given up together with its id. A server with
         an older state of the data may still have the session, with nodes that we have released since. These nodes would
-        live on if we used the session again. The new session begins with a write, so it reads nothing older than that,
-        and every node is made anew in it.
+        live on if we used the session again. The new session begins with a write, so it reads nothing older than that
+        write, and every node is made anew in it.
 
         The time counts from when servers began to turn us away, not from when the connection broke. A server that has
         just started restarts the timeout of every session, and it turns every client away until it has read its data.

@@ -162,9 +162,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads and sockets. It records when and how a connection was made, and limits the time for dead hosts.
 
     A server that lost its data, or was given older data, turns away any client that has seen newer data. kazoo tries
-    again until the server reports that the session has expired. A server that turns us away cannot report that. So this
-    handler reports it, once ``is_over`` returns True. The handler calls ``is_over`` with the time at which hosts began
-    to turn us away.
+    again until the server reports that the session has expired. A server that turns us away cannot report the expiry.
+    So this handler reports it, once ``is_over`` returns True. The handler calls ``is_over`` with the time at which
+    hosts began to turn us away.
     """
 
     def __init__(
@@ -276,8 +276,8 @@ def dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
 
 
 def hung_up(error: ssl.SSLError) -> bool:
-    """Return whether the peer hung up during the TLS handshake. A load balancer without a server behind it does that,
-    so a hang-up does not mean that TLS was refused."""
+    """Return whether the peer hung up during the TLS handshake. A load balancer without a server behind it hangs up as
+    well, so a hang-up does not mean that TLS was refused."""
     closed = isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
     return closed or "UNEXPECTED_EOF" in (error.reason or "")
 

@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
     RELEASE = 0
     FIRST = 1
-    CROWDED = 2  #: a first attempt while another one of this client for the same name is under way
+    CROWDED = 2  #: a first attempt while another first attempt of this client for the same name is under way
     HEARTBEAT = 3
 
 

@@ -18,12 +18,12 @@ from multilock.kernel.runtime import now
 __all__ = ["CannotStart", "Child"]
 
 # CMD inherits the descriptors that the caller opened for it (`3>file`, `<(…)`, a systemd socket). This list is made
-# before a client opens anything, so that it has no connection of ours.
+# before a client opens anything, so that it has no connection of multilock.
 INHERITED = frozenset(inheritable_descriptors())
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 LOOK_EVERY = 0.02  # seconds between checks of a group that is being ended, which sends no event
 LOOK_FOR_ZOMBIES_EVERY = 0.2  # seconds, because this reads a file for each process of the machine
-DYING = 5.0  # seconds for the kernel to end a killed process; one inside a system call may never end
+DYING = 5.0  # seconds that the kernel may take to end a killed process; one inside a system call may never end
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # the exit codes of a shell
 
 

@@ -91,7 +91,8 @@ def _examine(report: _Report, url: str | None, profile: str | None, config: str 
 
 
 def _try_a_lock(report: _Report, client: Client) -> int:
-    """Acquire and release a lock that no other program uses: a server may reply to all requests except these."""
+    """Acquire and release a lock that no other program uses: a server may reply to every other request, but not to
+    these two."""
     name = f"doctor-{secrets.token_hex(4)}"
     try:
         lease = client.lock(name).try_acquire()

@@ -107,8 +107,8 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
     ``grace`` is how many seconds after SIGTERM to wait for all processes that CMD started. None means to wait for CMD
     itself only, without a limit.
 
-    This thread alone notices a loss, ends CMD and says so. CMD may use up the limit of processes, and then no thread
-    can be started any more.
+    This thread alone notices a loss, ends CMD and says so. CMD may use up the limit of processes, and then no further
+    thread can be started.
     """
     environment = {
         "MULTILOCK_NAME": lease.name,

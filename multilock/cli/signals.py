@@ -18,7 +18,7 @@ __all__ = ["Signalled", "Signals"]
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # A suspended multilock renews nothing, and CMD, which has its own group, would continue without the lock.
 IGNORED = (signal.SIGTSTP, signal.SIGTTOU)
-LOOK_AGAIN = 1.0  # seconds
+LOOK_AGAIN = 1.0  # seconds after which `pause` returns although nothing came
 
 
 class Signalled(BaseException):

@@ -290,7 +290,7 @@ class Kernel:
             ticker.poke(self.now())
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
-        """Run ``run()`` on a new thread, as soon as the operating system grants one. Never raises for that."""
+        """Run ``run()`` on a new thread, as soon as the operating system grants one. A refusal raises nothing."""
         self.runtime.spawn(run, name)
         if worker.is_any_missing():
             self.poke(self.now())  # the ticking thread tries again

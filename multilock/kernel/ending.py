@@ -1,6 +1,6 @@
 """`End`: how a client ends (close(), garbage collector, exit of the process), and its reset in a forked child.
 
-SIGTERM's default action and ``os._exit`` run none of this. The locks then end with their ttl.
+SIGTERM's default action and ``os._exit`` skip the end of the client. The locks then end with their ttl.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ _resetting: dict[int, system.RLock] = {}
 
 
 def notice_fork() -> None:
-    """Reset all clients if this process was forked without Python's hooks. If it was not, this costs no system call."""
+    """Reset all clients if this process was forked without Python's hooks. If it was not, the check costs no system
+    call."""
     if this_process[0] != OURS:
         with _resetting.setdefault(os.getpid(), system.RLock()):
             if this_process[0] == FORKED:

@@ -123,7 +123,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return not end.done
 
     def _undo_acquire(self, end: EndOfBody | None, worked: bool) -> bool:
-        """Undo one acquire without a request. Returns whether the lease must be released for that.
+        """Undo one acquire without a request. Returns whether the lease must be released to undo it.
 
         ``end`` is that of its body, if it has one. Without work under the lease, hold_at_least is void. The caller
         holds the kernel's lock until it has begun the release. Otherwise another ``with`` body could begin in between.

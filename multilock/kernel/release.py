@@ -186,9 +186,9 @@ class Releases:
         """Undo an acquire whose caller was interrupted before it had the lease, or before it could release it.
 
         ``end`` is that of the body of the acquire, if it has one, and ``worked`` says whether the body had begun. A
-        lease that has no other acquire is released in the background, and of another one only the acquire count is
-        lowered. If another body has ended meanwhile, it has already done that. A second call with the same ``end``
-        changes nothing.
+        lease that has no other acquire is released in the background. If it has other acquires, only their count is
+        lowered. If another body has ended meanwhile, it has already undone this acquire. A second call with the same
+        ``end`` changes nothing.
         """
         self.later(lease, lambda: lease._undo_acquire(end, worked))
 

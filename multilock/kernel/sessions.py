@@ -154,8 +154,8 @@ class RenewedSessions:
     def _prove(self, group: Hashable, session: RenewedSession, renewed: Sequence[Holding]) -> None:
         """Give the new proof of the session to leases that were granted while the renewal was under way.
 
-        Otherwise these leases would count from the proof before that, which is two periods old when the next renewal is
-        answered. That can be too late if many keys or a slow network delay the answer.
+        Otherwise these leases would count from the previous proof, which is two periods old when the next renewal is
+        answered. They could then be lost if many keys or a slow network delay the answer.
         """
         kernel = self._kernel
         due = math.inf

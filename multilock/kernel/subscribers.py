@@ -35,7 +35,7 @@ class Events:
         self._lock = system.RLock()
 
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
-        """Have ``callback(event)`` called for every event from now on. Returns a function that ends this.
+        """Have ``callback(event)`` called for every event from now on. Returns a function that ends the subscription.
 
         Raises TypeError if ``callback`` cannot be called, or if a blocking client is given a coroutine function.
         """

@@ -196,8 +196,9 @@ class Watchdog:
     def carry(self, group: Hashable, job: Callable[[], None]) -> None:
         """Run a renewal on the threads of its group. Called by the ticking thread.
 
-        If the operating system refuses all of these, the ticking thread renews. If the backend hangs, the ticking
-        thread then checks other deadlines late. But then no thread could be started for their lost callbacks either.
+        If the operating system refuses all of these threads, the ticking thread renews. If the backend hangs, the
+        ticking thread then checks other deadlines late. But then no thread could be started for their lost callbacks
+        either.
         """
         carriers = self._carriers.get(group)
         if carriers is None:

@@ -28,9 +28,9 @@ Kind = Literal["redis", "etcd", "zookeeper", "consul"]
 
 # Label of each container: the process that started it, so that a leftover can be traced.
 LABEL = "multilock.testing.pid"
-START_WITHIN = 60.0  # seconds; a ZooKeeper replies after 2 on an idle machine
+START_WITHIN = 60.0  # seconds until a new server must reply; on an idle machine a ZooKeeper takes 2 s
 REQUEST_WITHIN = 2.0
-ENGINE_WITHIN = 30  # seconds for one request to the engine
+ENGINE_WITHIN = 30  # seconds that one request to the engine may take
 
 
 class ContainerError(RuntimeError):

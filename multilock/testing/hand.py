@@ -74,7 +74,7 @@ class HandRuntime:
         return self._now
 
     def wall(self) -> int:
-        """Return the same in microseconds."""
+        """Return the time of the clock in microseconds."""
         return round(self._now * 1_000_000)
 
     def uniform(self, low: float, high: float) -> float:

@@ -168,7 +168,7 @@ def _pid(process: Process | int) -> int:
 
 
 def _ended(process: Any) -> bool:
-    """Return whether the parent of the process has noticed its end. Another process may have its number then."""
+    """Return whether the parent of the process has noticed its end. Another process may have its pid then."""
     if isinstance(process, int):
         return False
     if callable(poll := getattr(process, "poll", None)):

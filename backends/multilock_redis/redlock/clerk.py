@@ -231,7 +231,7 @@ class Clerk:
     def _finish(self, fan: Fan) -> None:
         """Send the unconfirmed releases once more, also to servers that connect just now, and close.
 
-        All of that, with the wait for replies, takes at most `LAST_WORDS` seconds.
+        The sending and the wait for replies take at most `LAST_WORDS` seconds together.
         """
         until = self._now() + LAST_WORDS
         with self._lock:

@@ -218,7 +218,7 @@ class Lane:
     def _break(self, error: Exception) -> None:
         """End the connection after an error.
 
-        If the error proves that the request was not executed, that is true of the first request only. The server may
+        If the error proves that a request was not executed, it proves this of the first request only. The server may
         have executed the others.
         """
         if self.owed and not getattr(error, "unknown", True):

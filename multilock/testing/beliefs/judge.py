@@ -50,7 +50,7 @@ def judge(
 
     ``frozen``: when a fault kept the process of ``one`` from running. The process did nothing then, so its belief
     counts from the time at which it runs again. ``stalls``: when the process of ``other`` did not run. It may have
-    received the lock when a stall began, without being able to record that. ``killed``: when the process of ``one`` was
+    received the lock when a stall began, and could not record it then. ``killed``: when the process of ``one`` was
     killed.
 
     The belief ``one`` ends for certain when its process is killed, calls ``release()``, or gets a no from

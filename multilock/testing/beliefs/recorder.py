@@ -1,7 +1,7 @@
 """Record in a file, in one process, what its clients hold: lines of `multilock.testing.beliefs.witness`.
 
-The thread that acquires or releases a lease also records that. In between, a thread checks each lease. This check must
-not change anything: calling ``is_held()`` on an ended lease would report its loss.
+The thread that acquires or releases a lease also records the acquire or the release. In between, a thread checks each
+lease. This check must not change anything: calling ``is_held()`` on an ended lease would report its loss.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ PROBE_WITHIN = 10.0
 ALIVE_WITHIN = 5.0
 LOOK_AROUND = 5.0  # seconds within which a released lock must be gone from the server
 LOOK_EVERY = 0.1
-BOUND_MAX = 300.0  # seconds: each cycle may wait so long
+BOUND_MAX = 300.0  # seconds; the greatest `bound`, because each cycle may wait for that long
 
 
 @dataclass
@@ -122,7 +122,7 @@ def columns_for(
 ) -> list[Column]:
     """Return the columns: our lock at each URL with its controls, and each adapter ``package.module:Name=URL``.
 
-    Raises ConfigurationError for anything misspelled. If a server does not reply, its column shows this.
+    Raises ConfigurationError for anything misspelled. If a server does not reply, its column shows the error.
     """
     columns: list[Column] = []
     for url in urls:
@@ -187,7 +187,7 @@ def _is_ours(url: str) -> bool:
 def _scheme(url: str) -> str:
     """Return the scheme of a URL of multilock, or an empty text for another URL, for which there is no control."""
     try:
-        multilock.connect(url).close()  # this needs no request
+        multilock.connect(url).close()  # making a client sends no request
         return resolve(url).scheme
     except ConfigurationError:
         return ""

@@ -37,7 +37,7 @@ __all__ = [
 BLOCKING = "multilock.testing.compare.contestants:Blocking"
 ASYNCIO = "multilock.testing.compare.contestants:Asyncio"
 OUTAGE = 15.0  # seconds of silence that a wait survives; a restarted server is back sooner
-ANSWER_WITHIN = 60.0  # seconds for the loop of an asyncio client, which a scenario may block for a while
+ANSWER_WITHIN = 60.0  # seconds that an asyncio client may take to answer; a scenario may block its loop for a while
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class AdapterHolding(Protocol):
 
 
 class AdapterLock(Protocol):
-    """A lock with a name, made by a place."""
+    """A lock with a name, made by a client."""
 
     def acquire(self, timeout: float) -> AdapterHolding | None:
         """Wait for the lock for so many seconds. Returns None if somebody else still has it."""
@@ -83,17 +83,17 @@ class AdapterClient(Protocol):
 
 
 class Adapter(Protocol):
-    """The function that opens a place.
+    """The function that opens a client.
 
-    Optional members: ``loop``, True if its places have ``on_loop``. ``control``, the scenarios in which it must fail,
+    Optional members: ``loop``, True if its clients have ``on_loop``. ``control``, the scenarios in which it must fail,
     or the report is void. ``bound(url, ttl)``, the seconds until another can have the lock of a holder that vanished.
     ``take(url, name)``, by which an operator takes the lock away. It returns True if somebody had the lock.
-    ``has_sessions(url)``, True if its places have ``end_session``. ``sweep(url, begin)``, which removes everything with
-    a name that begins like this, and returns the names that it could not remove.
+    ``has_sessions(url)``, True if its clients have ``end_session``. ``sweep(url, begin)``, which removes everything
+    whose name begins with ``begin``, and returns the names that it could not remove.
     """
 
     def open(self, url: str, ttl: float) -> AdapterClient:
-        """Return a place: a client of this URL."""
+        """Return a client of this URL."""
 
 
 def load(path: str) -> Adapter:
@@ -266,7 +266,7 @@ class _AsyncLease:
 # ---- the end of a session of Consul or ZooKeeper, or of a lease of etcd, as an operator would end it
 #
 # The request goes through the backend's client library, separately from the lock. So the holder of the lock learns of
-# it only from the server.
+# the end only from the server.
 
 HAVE_SESSIONS = frozenset({"consul", "consuls", "etcd", "etcds", "zookeeper", "zk"})
 """The schemes of backends with sessions."""
@@ -300,8 +300,8 @@ def _end_session(backend: Backend, session: Any) -> bool:
 def close_kazoo(client: Any, tls: Any = None) -> bool:
     """End the session of this KazooClient, which learns of it from the server.
 
-    Another connection takes over the session and closes it. On a busy machine this client may take it back first. So we
-    ask for the session once more: if we get another one, the first one has ended.
+    Another connection takes over the session and closes it. On a busy machine this client may take it back first. So
+    this function asks for the session once more: if the server gives it another session, the first one has ended.
     """
     if (its := client.client_id) is None:
         return False

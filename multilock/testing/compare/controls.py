@@ -1,4 +1,4 @@
-"""Locks that are known to be weak. If they show no failure, a comparison has proved nothing, and reports this.
+"""Locks that are known to be weak. If they show no failure, the comparison has proved nothing, and its report says so.
 
 `Naive`, `Flag` and `Kazoo` declare the scenarios in which they must fail. `RedisPy` is no such control but is shown for
 comparison: it renews nothing, and asks the server at each check.
@@ -244,7 +244,8 @@ class Kazoo:
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
-        """Delete all nodes that begin like this, also empty parents, which the server would remove after a minute."""
+        """Delete all nodes whose names begin with ``begin``, also empty parents, which the server would remove after a
+        minute."""
         from kazoo.exceptions import KazooException, NoNodeError
 
         directory, _, first = _ours(url)._nodes.parent(begin).rpartition("/")
@@ -331,7 +332,7 @@ def _redis(url: str) -> Any:
     settings = resolve(url)
     client = redis.Redis.from_url(settings.url, socket_timeout=SOCKET_TIMEOUT, socket_connect_timeout=SOCKET_TIMEOUT)
     own = {name: value for name, value in settings.options.items() if name in (*LOGIN, "db")}
-    client.connection_pool.connection_kwargs.update(own)  # as with ours, options override the user info of the URL
+    client.connection_pool.connection_kwargs.update(own)  # as in multilock, options override the user info of the URL
     return client
 
 

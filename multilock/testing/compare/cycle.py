@@ -22,7 +22,7 @@ __all__ = ["Cell", "Plan", "play"]
 Cell = tuple[str, str]
 """Contestant and scenario."""
 
-PATIENCE = 20.0  # seconds for a step that takes a moment on an idle machine
+PATIENCE = 20.0  # seconds that a step may take; on an idle machine it takes a moment
 LATE_RELEASE = 0.3  # share of a ttl for which B still holds after A released its lost lock
 LONGEST_WAIT = 600.0
 SILENT = 0.5  # seconds without a reply after which a stopped server counts as silent

@@ -30,7 +30,7 @@ LOADS = {
 }
 OPEN_WITHIN = 30.0
 END_WITHIN = 30.0
-EACH_WITHIN = 0.05  # additional seconds for each of many locks
+EACH_WITHIN = 0.05  # seconds that each of many locks may take in addition
 PAIRS = 200  # the most acquires and releases whose cost is measured
 BEHIND = "Q"  # the first letter of roles behind a proxy; other roles begin with P
 COUNTED = 0.5  # share of the seconds for which contention continues behind a proxy, which counts the requests

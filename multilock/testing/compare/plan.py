@@ -29,7 +29,7 @@ from multilock.testing.compare.verdicts import CycleVerdict, judge_cycle
 __all__ = ["Before", "Options", "Planned", "Plans", "done_before"]
 
 SHARE = 10  # how many cycles share one stop of their server
-LONG = 5  # ttls
+LONG = 5  # ttls; cycles with at least this bound begin first
 PROOF = "pause"  # every control that must fail in some scenario also fails in this one
 AGAIN = 2  # further cycles of a cell if none could be decided
 # Contenders, processes, and seconds for which each contender holds the lock.

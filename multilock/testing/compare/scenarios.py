@@ -25,7 +25,7 @@ When = Literal["acquire", "hold", "release"]
 
 
 FIRST_REPLY = 0.7  # share of cycles in which the first reply is held back
-STOPPED = 1.5  # ttls
+STOPPED = 1.5  # ttls for which a stopped server is left stopped
 BACK_WITHIN = 60.0  # seconds until a restarted server must answer
 AFTERWARDS = 0.1  # share of a ttl in which a holder that continues with a lost lock can be seen
 

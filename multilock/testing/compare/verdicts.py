@@ -22,7 +22,7 @@ from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 __all__ = ["CycleVerdict", "cells_of", "judge_cycle"]
 
 ROUNDED = 6  # decimal places of a time in seconds
-UNSEEN = 0.05  # seconds: two stalls that are too short to be noted, one before each event
+UNSEEN = 0.05  # seconds that two stalls can explain, one before each of two events, both too short to be noted
 # Seconds for which a process has run since its loss: a callback that has not come by then never comes.
 TOLD_WITHIN = 0.25
 

@@ -1,4 +1,5 @@
-"""A process with many open descriptors, such as a big server: ``select()`` cannot use ours there."""
+"""A process with many open descriptors, such as a big server: there ``select()`` cannot use the descriptors of
+multilock."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ __all__ = ["DescriptorConformance"]
 HERE = "multilock.testing.conformance.descriptors"
 OPEN = 2000  # files; select() can only use descriptors below 1024
 TTL = 10.0
-ENDS_WITHIN = 60.0  # seconds for the whole test, on a busy machine
+ENDS_WITHIN = 60.0  # seconds that the whole test may take, even on a busy machine
 
 
 class DescriptorConformance(Conformance):
@@ -47,7 +48,7 @@ class DescriptorConformance(Conformance):
 
 def live(module: str, face_name: str, url: str, prefix: str) -> None:
     """In the helper process: use some locks, with every connection on a descriptor that select() cannot use."""
-    import resource  # not every system has this, but each system with this limit of select() has it
+    import resource  # not every system has this module, but every system with this limit of select() has it
 
     importlib.import_module(module)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -17,7 +17,7 @@ from multilock.testing.plugin.sites import SITES, Site
 __all__ = ["JSON", "PAGE", "Results"]
 
 JSON, PAGE = "matrix.json", "matrix.html"
-CLEAN_WITHIN = 5.0  # seconds for the clean-up of each backend at the end of the run
+CLEAN_WITHIN = 5.0  # seconds that the clean-up of each backend may take at the end of the run
 REQUEST_WITHIN = 2.0
 DISK = 65_536  # bytes to write as a trial
 

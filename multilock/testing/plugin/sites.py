@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SITES", "Site", "Sites", "URLText", "new_run"]
 
-PROBE_WITHIN = 3.0  # seconds for the one request that checks whether a server answers
+PROBE_WITHIN = 3.0  # seconds that the request may take which checks whether a server answers
 SECRET = 4  # characters: a shorter secret would occur in every text
 FOLDER = "multilock-test/"
 _LOGIN = re.compile(r"(?<=://)[^\s/@'\"]*@")

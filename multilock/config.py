@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DEFAULT_FILE = "multilock.toml"
-LONGEST_REQUEST = 1e9  # seconds; a socket refuses a timeout of a few hundred years
+LONGEST_REQUEST = 1e9  # seconds; the longest request_timeout, because a socket refuses a few hundred years
 PROJECT_FILE = "pyproject.toml"
 _VARIABLE = re.compile(r"\$(?:\$|\{([^}]*)(\}?))")
 CAPABILITIES = tuple(sorted(f.name for f in fields(Capabilities) if f.type in (bool, "bool")))
@@ -339,7 +339,7 @@ def _filled(value: object, where: str, variables: dict[str, str]) -> object:
     return _VARIABLE.sub(fill, value)
 
 
-SHOWN_AT_MOST = 40  # characters of a value that a message shows for sure
+SHOWN_AT_MOST = 40  # the first characters of a value, which a message shows even if it cuts the rest
 SHORT = 3  # characters; a shorter value is not a secret, and its removal would garble the message
 
 

@@ -26,7 +26,7 @@ __all__ = ["guard", "guard_lease", "guard_lease_async"]
 
 LOST = "ML001"  # the SQLSTATE of a guard whose lease is over
 NO_LOCK = 0  # a token that no lock has
-NAME_MAX = 255  # characters of a name in the table
+NAME_MAX = 255  # characters that a name in the table may have
 LIMIT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
 # The guard locks a row, so its transaction has an id. Once it has ended, the next transaction has no id yet, and this
 # statement returns no row.
@@ -43,8 +43,8 @@ Ask = Callable[[str, tuple[Any, ...]], bool]
 
 
 class Session(NamedTuple):
-    """A connection of the user's. ``dialect`` is the kind of its database. ``raw`` is for SQLite the driver's own
-    connection, or None."""
+    """A connection that the user passed. ``dialect`` is the kind of its database. ``raw`` is for SQLite the driver's
+    own connection, or None."""
 
     dialect: str
     ask: Ask

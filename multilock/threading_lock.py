@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadingLock"]
 
-TIDY_AT = 32  # entries; few programs have more threads that acquire one lock and never release it
+TIDY_AT = 32  # entries from which on those of ended threads are dropped; few programs ever have so many
 
 
 class _Thread:

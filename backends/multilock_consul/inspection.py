@@ -19,7 +19,7 @@ from multilock_consul.transport import Agents
 
 __all__ = ["Inspection"]
 
-TRIES = 3  # an operator who writes a key again and again must not block a call forever
+TRIES = 3  # tries; an operator who writes a key again and again must not block a call forever
 TAKEN_AT_ONCE = 32  # readers in one transaction
 OTHERS_MAX = 99
 

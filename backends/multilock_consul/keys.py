@@ -108,7 +108,8 @@ class Entry:
 
 
 def entry_of(response: Response, key: str) -> tuple[Entry | None, int]:
-    """Parse the reply to a GET of this key; return the key, and the index to wait from for its next change."""
+    """Parse the reply to a GET of this key; return the key, and the Consul index after which to wait for its next
+    change."""
     index = index_of(response)
     if response.status == 404:
         return None, index
@@ -133,7 +134,8 @@ def names_of(response: Response, folder: str) -> frozenset[str]:
 
 
 def index_of(response: Response) -> int:
-    """Return the index of a reply, to wait from for the next change. Raises `BackendUnavailable` if it has none."""
+    """Return the Consul index of a reply, after which to wait for the next change. Raises `BackendUnavailable` if it
+    has none."""
     try:
         return int(response.headers["x-consul-index"])
     except (LookupError, ValueError) as error:

@@ -31,7 +31,7 @@ from multilock_consul.wire import Reading, Response
 
 __all__ = ["Listener"]
 
-QUERIES = 64  # open at once; an agent accepts 200 connections from one address
+QUERIES = 64  # queries open at once; an agent accepts 200 connections from one address
 HELD = 8  # queries for held keys; the next renewal finds the loss of a held key without a query
 SPARE = 2  # idle connections kept for the next query
 # Seconds until the server replies although nothing changed; the server adds up to 1/16 of WAIT. If a client ends, its
@@ -63,7 +63,7 @@ class Query:
 
     kind: str
     subject: str  # the key, the beginning of all keys of the folder, or the id of the session
-    index: int  # the index to wait from; 0 asks for the present state
+    index: int  # the Consul index after which to wait for a change; 0 asks for the present state
     waiting: set[str] = field(default_factory=set)  # claim ids
     held: dict[str, tuple[str, int]] = field(default_factory=dict)  # claim id -> its session, and the index of its lock
     followed: bool = False

@@ -4,8 +4,8 @@
    name.
 2. A claim that excludes readers locks the key of the name as always: no further reader can enter then. The same
    transaction returns the readers that are still there. The claim holds the name only after they have gone.
-3. A reader that releases deletes its key. If a reader's session ends, its key stays without a session. The reader may
-   still believe that it holds the name for as long as the server keeps a lock delay for that key. So this key tells a
+3. A reader that releases deletes its key. If a reader's session ends, its key stays without a session. As long as the
+   server keeps a lock delay for that key, the reader may still believe that it holds the name. So this key tells a
    later writer to wait.
 """
 

@@ -41,7 +41,7 @@ DELAYED = 0.25  # seconds between tries during a lock delay, whose end is not pu
 AT_ONCE_AGAIN = 0.02  # claims that just missed the same key spread their next tries over this many seconds
 PASSED = 0.02, 0.05  # least and most seconds until a claim tries again if another client changed the semaphore first
 RENEWED_AT_ONCE = 8  # sessions renewed at the same time, each by a thread on a connection
-TRIES = 3  # an operator who writes our key again and again must not block a release forever
+TRIES = 3  # tries; an operator who writes our key again and again must not block a release forever
 
 
 class Recipe:

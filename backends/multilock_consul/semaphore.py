@@ -30,7 +30,7 @@ from multilock_consul.transactions import Refused, Transactions, operation, whol
 
 __all__ = ["Permits", "State"]
 
-TRIES = 100  # contenders change `.lock` at the same time, and each time only one of them succeeds
+TRIES = 100  # tries; contenders change `.lock` at the same time, and each time only one of them succeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class State:
 
     lock: Entry | None
     readers: Mapping[str, Entry]
-    index: int  #: the index to wait from for the next change
+    index: int  #: the Consul index after which to wait for the next change
     limit: int | None = None  #: the number of permits, if it is a semaphore
     holders: frozenset[str] = frozenset()  #: sessions
     living: Mapping[str, Entry] = field(default_factory=dict)  #: session -> key, for the holders that are alive

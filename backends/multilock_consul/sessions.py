@@ -45,7 +45,7 @@ key. Their lock delay excludes other claims."""
 
 RELEASED_MAX = 512  # the newest keys of answered releases, which a renewal reads as well: eight requests
 RELEASED_EVERY = 5.0  # seconds between two reads of the keys of answered releases, which normally show no lock
-LOCK_DELAY_MAX = 60.0  # the server's limit
+LOCK_DELAY_MAX = 60.0  # seconds; the server's limit
 REMOVED_AFTER = 5.0  # seconds that a server must be frozen before the others can remove it (measured: 9 to 13)
 HEARD_WITHIN = 1.0  # seconds within which a holder is notified of its session's end; normally it takes milliseconds
 # Share of the ttl after which every lease of the session is lost by the clock.

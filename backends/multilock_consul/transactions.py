@@ -128,12 +128,13 @@ class Transactions:
         return len(keys) > 1
 
     def read(self, key: str, until: float) -> tuple[Entry | None, int]:
-        """Read this key; return it, and the index to wait from for its next change."""
+        """Read this key; return it, and the Consul index after which to wait for its next change."""
         response, _ = self._agents.call("GET", self._keys.target(key), self._left(until))
         return entry_of(response, key)
 
     def read_folder(self, name: str, until: float) -> tuple[dict[str, Entry], int]:
-        """Read all keys of this name; return them, and the index to wait from for the next change among them."""
+        """Read all keys of this name; return them, and the Consul index after which to wait for the next change among
+        them."""
         folder = self._keys.folder(name)
         response, _ = self._agents.call("GET", self._keys.target(folder, recurse=""), self._left(until))
         found = {} if response.status == 404 else dict(listed(response, folder))

@@ -33,7 +33,7 @@ from multilock_etcd.waiters import Waiter
 
 __all__ = ["EtcdWatcher"]
 
-LOOK_WITHIN = 2.0  # seconds for one step of reading all keys
+LOOK_WITHIN = 2.0  # seconds that one step of reading all keys may take
 # Seconds. An old token may be the reason for the first denied watch, so a new token is requested. A watch that is
 # denied again within this time is refused.
 DENIED_AGAIN = 5.0

@@ -48,7 +48,7 @@ from multilock_etcd.waiters import Waiter, Waiters
 __all__ = ["EtcdRecipe"]
 
 CLOSE_WITHIN = 0.5  # seconds that close() may spend on all leases and keys that are left
-TRIES = 3  # an operator who writes our key again and again must not block a release forever
+TRIES = 3  # tries; an operator who writes our key again and again must not block a release forever
 
 
 class EtcdRecipe:

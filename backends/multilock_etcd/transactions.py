@@ -39,7 +39,7 @@ __all__ = [
 # The limits of one transaction. etcd takes 128 operations and 1.5 MiB by default.
 AT_ONCE = 100  # operations
 BYTES = 1_000_000
-PER_KEY = 64  # bytes around a key
+PER_KEY = 64  # bytes that a request needs for each key, besides the key itself
 # A claim with more keys than this ahead of it, or sharing the name with it, watches a single key. So most waiters
 # receive no event when another claim is released.
 NEAR = 32

@@ -133,7 +133,7 @@ class _Traffic:
     kernel repeats the request.
     """
 
-    PATIENCE = 0.25  # seconds; most calls end sooner
+    PATIENCE = 0.25  # seconds that a fork waits for calls; most calls end sooner
 
     def __init__(self) -> None:
         self._transports: weakref.WeakSet[EtcdTransport] = weakref.WeakSet()

@@ -37,7 +37,7 @@ __all__ = ["ClusterBackend"]
 T = TypeVar("T")
 HOPS = 5  # redirections of one request; with more of them, the nodes contradict each other
 ASKING = pack("ASKING")  # announces that the next request may be for a slot that is moving to this node
-LOOK_WITHIN = 1.0  # seconds, as in `multilock_redis.notices`
+LOOK_WITHIN = 1.0  # seconds; see `multilock_redis.notices`
 
 
 class ClusterBackend:

@@ -38,7 +38,7 @@ class Told(NamedTuple):
     others: tuple[Address, ...]  #: the other Sentinels that this Sentinel knows
     place: Address  #: the address at which the Sentinel was reached; one address may lead to several Sentinels
     asked_at: float
-    hidden: str = ""  #: the errors of the questions about the Sentinels that it refuses to answer
+    hidden: str = ""  #: the errors, if this Sentinel refuses questions about the Sentinels
 
     @property
     def needed(self) -> int:

@@ -33,7 +33,7 @@ SHARED = PENDING + 2, 510  # locked for reading by each connection that is open;
 IN_USE = 128, 1  # bytes of the shared memory that each process locks for reading while it uses it
 GATE = PENDING + 1024, 1
 EVERYTHING = 0, 0
-PAUSE_FIRST, PAUSE_LAST = 0.0002, 0.005  # seconds between two tries to enter
+PAUSE_FIRST, PAUSE_LAST = 0.0002, 0.005  # seconds between two tries to enter the gate
 
 _SETLK = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "linux" else None
 
@@ -231,7 +231,7 @@ def forget_exclusions() -> None:
     _all_locks.clear()
     for file, locks in inherited:
         with contextlib.suppress(OSError):
-            if locks.are_on(file):  # a child of C code may have closed it, and used its number again
+            if locks.are_on(file):  # C code in the child may have closed it, and reused its number
                 locks.close()
 
 

@@ -169,7 +169,7 @@ class _Fifo:
     def forget(self) -> None:
         """Close the descriptor in a forked child, so that the FIFO has no reader once the parent has ended."""
         with contextlib.suppress(OSError):
-            if _inode(os.fstat(self.descriptor)) == self._inode:  # a child of C code may have used its number again
+            if _inode(os.fstat(self.descriptor)) == self._inode:  # C code in the child may have reused its number
                 os.close(self.descriptor)
 
 

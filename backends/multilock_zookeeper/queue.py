@@ -27,7 +27,7 @@ LAST_NUMBER = 2**31 - 1  # a server whose counter has reached this number gives 
 # A number of permits has at most seven digits. A node with more digits excludes every other claim, like a lock.
 _CONTENDER = re.compile(r"(?:!(p\d{1,7}))?(__lock__|__rlock__|-lock-|__WRIT__|__READ__)(\d{10}|-\d{9,10})$", re.ASCII)
 _LONGEST = 29  # characters that _CONTENDER matches at most; nothing before them needs to be searched
-_DIGITS = 10  # of a sequence number that is not negative
+_DIGITS = 10  # digits of a sequence number that is not negative
 _MARKS = {"__lock__": "kazoo", "__rlock__": "kazoo", "-lock-": "curator", "__WRIT__": "curator", "__READ__": "curator"}
 _READS = {"__rlock__", "__READ__"}
 # By style: the ending of a plain reader, and the endings of a plain reader and of a plain lock or writer

@@ -43,7 +43,7 @@ NO_LEASES = b"0"  # data of a parent; it keeps kazoo's Semaphore away, which wou
 SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less, until a silent connection is replaced
 STOPPED = 0.05  # seconds; a thread that wakes up this much too late was paused
 CLOSE_WITHIN = 1.0  # seconds that closing the session may take; otherwise the session expires
-DIAL_SHARE = 1 / 3  # share of the session timeout to connect to any host; kazoo would spend all of it on one dead host
+DIAL_SHARE = 1 / 3  # share of the session timeout for connecting; kazoo would spend the whole timeout on one dead host
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 KAZOO_TLS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")

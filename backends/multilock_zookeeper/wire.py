@@ -78,7 +78,7 @@ class _Greeted:
 
     def _greet(self, piece: bytes) -> None:
         self._begun += piece
-        if len(self._begun) >= 12:  # length, version of the protocol, milliseconds
+        if len(self._begun) >= 12:  # the greeting begins with its length, the version, and the timeout in ms
             self.granted = struct.unpack_from("!i", self._begun, 8)[0] / 1000
 
     def __getattr__(self, name: str) -> Any:

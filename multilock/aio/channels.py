@@ -226,7 +226,7 @@ class LoopChannel:
         if self in channels.idle:
             channels.idle.remove(self)
         if not self._loop.is_closed():
-            # Before the number of the descriptor can be reused by another connection.
+            # This comes before another connection can reuse the number of the descriptor.
             self._loop.remove_reader(self._fileno)
             if self._timer:
                 self._timer.cancel()

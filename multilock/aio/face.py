@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LoopCallbacks", "LoopFace", "await_safely", "go_on_if_cancelled"]
 
 R = TypeVar("R")
-CARRIERS = 8  # threads, each with a connection; one process rarely needs more requests at once
+CARRIERS = 8  # threads that carry requests, each on a connection; one process rarely needs more requests at once
 AGAIN = 0.1  # seconds until a task that was cancelled from outside is started again
 GRACE = 0.01  # seconds by which our timeout comes after the backend's own, whose message says more
 

@@ -253,7 +253,7 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
     def try_acquire(self, timeout: float = 0, **theirs: Never) -> Coroutine[Any, Any, AsyncLease | None]:
         if theirs:
             raise refuse("try_acquire", theirs)
-        # The caller's task, as in acquire().
+        # The lease belongs to the caller's task, as in acquire().
         return Trying(self._acquire(check_timeout(timeout), self._client._scope()))
 
     async def _acquire(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease | None:

@@ -121,7 +121,7 @@ def _installed(scheme: str) -> _Installed:
 
 @cache
 def _distributions() -> Mapping[str, list[str]]:
-    """Return the distributions that have each import package. Reading them takes a fifth of a second."""
+    """Return, for each import package, the distributions that contain it. Reading them takes a fifth of a second."""
     from importlib.metadata import packages_distributions
 
     return packages_distributions()

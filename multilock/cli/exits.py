@@ -26,8 +26,8 @@ USAGE, UNREACHABLE, INTERNAL, TAKEN, LOST = 64, 69, 70, 75, 76  # the exit codes
 
 
 BACKLOG = 100  # lines kept while stderr is full; further lines are dropped
-LAST_WORDS = 10  # checks at the end whether the lines were written
-LAST_WORD = 0.05  # seconds between these checks
+LAST_WORDS = 10  # how often the end of a command checks whether all lines were written
+LAST_WORD = 0.05  # seconds between two of these checks
 
 
 def code_of(error: BaseException) -> int:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cancels", "call_to_give_back"]
 
-AT_LEAST = 60.0  # seconds of trying, or 2 × ttl if that is more: a lease that nobody renews has expired by then
+# Seconds for which a cancel tries at least, or 2 × ttl if that is more. A lease that nobody renews has expired by then.
+AT_LEAST = 60.0
 
 FAILED = "releasing the lock %r failed: %s"
 STILL = (

@@ -253,7 +253,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         return None
 
     async def _elected(self, handing: Handing[Any], stop: Stop, *, insist: bool) -> Term[T] | None:
-        """Campaign without a limit. If the backend refuses, return None with ``insist``, otherwise raise."""
+        """Campaign without a limit. If the backend refuses, return None if ``insist`` is True, otherwise raise."""
         try:
             return await self._campaign(handing, None, stop)
         except BackendRejected as error:

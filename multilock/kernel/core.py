@@ -54,7 +54,7 @@ __all__ = ["Kernel", "KernelSettings"]
 
 R = TypeVar("R")
 PAGE = 100  # locks listed by one call to the backend
-PAGE_WITHIN = 60.0  # seconds for that call, which may send many requests, each with its own limit
+PAGE_WITHIN = 60.0  # seconds that this call may take; it may send many requests, each with its own limit
 
 
 class KernelSettings(Protocol):

@@ -55,7 +55,7 @@ def unmark(part: Part) -> None:
 
 
 def marks() -> tuple[Part, ...]:
-    """Return the parts of which this thread or task is marked as a part, for `set_marks`."""
+    """Return the marks of this thread or task, for `set_marks`."""
     return _INSIDE.get()
 
 

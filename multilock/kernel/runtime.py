@@ -31,7 +31,8 @@ __all__ = [
 
 R = TypeVar("R")
 
-LONGEST_WAIT = 1.0  # seconds of one wait by a ticker, because a wait does not count the time that the machine sleeps
+# Seconds that one wait of a ticker may take, because a wait does not count the time that the machine sleeps
+LONGEST_WAIT = 1.0
 
 
 class ThreadEvent(Protocol):

@@ -10,7 +10,7 @@ from multilock.kernel.worker import is_any_missing
 
 __all__ = ["ThreadPool"]
 
-IDLE = 15.0  # seconds, longer than the default renewal period, so that a thread serves more than one renewal
+IDLE = 15.0  # seconds until an idle thread ends; a renewal period is shorter by default, so one thread serves several
 
 
 class ThreadPool:

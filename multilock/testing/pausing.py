@@ -24,7 +24,7 @@ from multilock.kernel.runtime import now
 
 __all__ = ["Killed", "Paused", "Process", "end", "go_on", "kill", "pause", "resume_all", "spans", "stand_still"]
 
-TAKES_EFFECT_WITHIN = 5.0  # seconds; on a busy machine a signal takes a while
+TAKES_EFFECT_WITHIN = 5.0  # seconds that a signal may take to have its effect; on a busy machine it takes a while
 LOOK_EVERY = 0.002
 
 

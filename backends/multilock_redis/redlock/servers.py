@@ -140,7 +140,7 @@ class Servers:
             unknown = any(getattr(each, "unknown", True) for each in silences if each not in refusals)
             failure = BackendUnavailable(message, unknown=unknown, backend=self.scheme)
         causes = (each.__cause__ if isinstance(each, MultilockError) else each for each in silences)
-        failure.__cause__ = next(filter(None, causes), None)  # the message has the errors themselves
+        failure.__cause__ = next(filter(None, causes), None)  # the message already quotes the errors themselves
         return failure
 
     def ask(

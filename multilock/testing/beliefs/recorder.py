@@ -53,7 +53,7 @@ class Recorder:
         self._folder = folder
         self._also = also
         self._lock = threading.RLock()  # reentrant: a finalizer may release a lease while its thread has the lock
-        # By id: times of the last positive reply and of its last line.
+        # By id: the lease, the time of its last positive check, and the time of its last line.
         self._active: dict[str, tuple[Holding, float, float]] = {}
         self._got: set[str] = set()  # ids of leases that may still be released
         self._end = threading.Event()

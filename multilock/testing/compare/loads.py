@@ -234,7 +234,7 @@ def _overlaps(grants: list[Event]) -> Iterator[str]:
 
 
 def _believed(grants: list[Event]) -> Iterator[tuple[Event, Event]]:
-    """Yield each grant that its holder believed, with the next one."""
+    """Yield each grant in which its holder believed, with the next grant."""
     return pairwise(event for event in grants if event["held"])
 
 

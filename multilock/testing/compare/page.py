@@ -468,7 +468,7 @@ def card(report: Report, evidence: Gathered) -> str:
 def _cycles(report: Report, evidence: Gathered, controls: set[str]) -> list[Shown]:
     """Return the worst cycle of our locks, and that of the controls.
 
-    Faults after which the holder cannot be notified in time are left out if there are others.
+    Faults after which the holder cannot be notified in time are left out if there are other faults.
     """
     found = []
     told = [each for each in evidence.worst.items() if SCENARIOS[each[0][1]].hears] or list(evidence.worst.items())

@@ -182,7 +182,7 @@ class _Runner:
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the run. Errors inside a cycle do not end it."""
+        """The error that ended the run. Errors inside a cycle do not end the run."""
         return self._errors[0] if self._errors else None
 
     def run(self, check: Callable[[], None]) -> None:

@@ -220,8 +220,8 @@ def verdicts(old: Report, new: Report) -> Iterator[str]:
 def figures(old: Report, new: Report) -> Iterator[str]:
     """Yield one line for each difference in the figures.
 
-    A contestant has a line if its server, library or findings differ, a cell if its printed counts, worst overlap or
-    latest notice differ, and a cost if its printed median differs.
+    A contestant has a line if its server, library or findings differ. A cell has a line if its printed counts, worst
+    overlap or latest notice differ. A cost has a line if its printed median differs.
     """
     for where, before, after in _pairs(_by_name(old), _by_name(new)):
         yield from _line(where, _of_column(before), _of_column(after))

@@ -92,7 +92,7 @@ def by_the_clock(loss: Loss) -> bool:
 class Pulse:
     """Measures how long this process was paused, because no promise about time holds during a pause."""
 
-    BEAT = 0.005  # seconds
+    BEAT = 0.005  # seconds between two beats; a longer stop counts
 
     def __init__(self) -> None:
         self._longest = self._sum = 0.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SITES", "Site", "Sites", "URLText", "new_run"]
 
-PROBE_WITHIN = 3.0  # seconds that the request may take which checks whether a server answers
+PROBE_WITHIN = 3.0  # seconds that a server may take to answer the check whether it is there
 SECRET = 4  # characters: a shorter secret would occur in every text
 FOLDER = "multilock-test/"
 _LOGIN = re.compile(r"(?<=://)[^\s/@'\"]*@")
@@ -68,7 +68,7 @@ class Sites:
         labels = [f"{number}-{scheme}" for number, scheme in enumerate(schemes)] if len(urls) > 1 else schemes
         self.all = [Site(number, labels[number], url) for number, url in enumerate(urls)]
         self.run_prefix = f"{FOLDER}{run}-"
-        # Without a slash at the end: in ZooKeeper each run would otherwise leave a node that stays.
+        # The prefix has no slash at its end: in ZooKeeper each run would otherwise leave a node that stays.
         self.prefix = f"{self.run_prefix}{worker}-"
         self._capabilities: dict[str, Capabilities] = {}
         self._away: dict[str, str] = {}

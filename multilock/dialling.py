@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
@@ -18,8 +19,17 @@ from multilock.kernel.worker import start_worker
 __all__ = ["Dialling", "OpenWires", "unforked"]
 
 
+KEPT = 5.0  # seconds for which a connection that was made too late is kept for the next request
+# Seconds for which a request waits for the login of an earlier one. After that the server may never answer, so the
+# request begins another login.
+PROMISING = 1.0
+
+
 class Closable(Protocol):
     """A connection."""
+
+    def stale(self) -> bool:
+        """Return whether no request may be sent: the server has closed the connection, or is not used any longer."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -47,8 +57,12 @@ class OpenWires(Generic[Wire]):
         return iter([wire for one in list(self._wires) if (wire := one())])
 
 
-class Dialling:
-    """The threads of one client that connect to one server: at most ``most``, since a DNS look-up may hang."""
+class Dialling(Generic[Wire]):
+    """The logins of one client to one server: at most ``most`` threads connect at once, since a DNS look-up may hang.
+
+    A login that takes longer than its request is not wasted. The thread finishes it, and the next request uses the
+    connection. Otherwise many clients that connect to a busy server at once would give up, and try again, forever.
+    """
 
     def __init__(self, name: str, most: int) -> None:
         """``name`` is that of the threads."""
@@ -57,20 +71,65 @@ class Dialling:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the threads, which do not exist in a forked child."""
+        """Forget the threads and their connections, which do not exist in a forked child."""
         self.permits: system.SimpleQueue[None] = system.SimpleQueue()  #: an item for each further thread allowed now
         for _ in range(self._most):
             self.permits.put(None)
+        self._late: deque[_Login[Wire]] = deque()  # used without a lock, since its methods are atomic
+        self._closed = False
+
+    def close(self) -> None:
+        """Close the connections that were made too late, now and later. `outcome` still works."""
+        self._closed = True
+        for login in self._late.copy():
+            login.settled.set()
 
     def outcome(self, dial: Callable[[], Wire], within: float, now: Callable[[], float]) -> Wire | BaseException:
-        """Run ``dial()`` on a separate thread. Returns its connection, or the exception that it raised.
+        """Return a connection that an earlier call did not wait for, or that of ``dial()``, which runs on a separate
+        thread. Returns the exception that ``dial()`` raised, or a TimeoutError after ``within`` seconds.
 
-        After ``within`` seconds, returns a TimeoutError. If ``dial()`` connects after this time, or the caller was
-        interrupted, the connection is closed.
+        If ``dial()`` connects after this time, the connection is kept for a few seconds (`KEPT`). Then, or if the
+        client was closed or the caller was interrupted, the connection is closed.
         """
         deadline = now() + within
-        result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
-        done = system.Event()  # set when the caller no longer waits for the result
+        for login in self._late_logins(now):
+            made = self._await(login, deadline, now)
+            if made is None:
+                return _timeout(within)
+            if isinstance(made, BaseException):
+                continue  # the server may be back by now
+            if not made.stale():
+                return made
+            made.close()
+        return self._begin(dial, within, deadline, now)
+
+    def _late_logins(self, now: Callable[[], float]) -> Iterator[_Login[Wire]]:
+        """Take the logins that no request waits for, one after the other.
+
+        A login that began long ago stays here: the server may never answer, so the request begins its own.
+        """
+        for _ in range(len(self._late)):
+            try:
+                login = self._late.popleft()
+            except IndexError:  # another thread has taken it
+                return
+            if login.settled.is_set():
+                continue
+            if login.result.empty() and now() >= login.begun + PROMISING:
+                self._keep(login)
+            else:
+                yield login
+
+    def _keep(self, login: _Login[Wire]) -> None:
+        """Keep a late login for the next request."""
+        self._late.append(login)
+        if self._closed:
+            login.discard()
+
+    def _begin(
+        self, dial: Callable[[], Wire], within: float, deadline: float, now: Callable[[], float]
+    ) -> Wire | BaseException:
+        login = _Login[Wire](now())
         permits, permit = self.permits, list[None]()
 
         def give_back() -> None:
@@ -79,27 +138,75 @@ class Dialling:
 
         def run() -> None:
             try:
-                result.put(dial())
+                login.result.put(dial())
             except BaseException as error:
-                result.put(error)
+                login.result.put(error)
             finally:
                 give_back()
-            if done.is_set():
-                _close_late(result)
+            login.keep()
 
         worker = None
         try:
-            system.take(permits.get, within, permit)
+            system.take(permits.get, deadline - now(), permit)
             # The thread gives the permit back, even if this call is interrupted after the thread was started.
             worker = start_worker(run, self._name, once=True, or_here=True)
-            return result.get(timeout=max(0.0, deadline - now()))
+            made = self._await(login, deadline, now)
+            return _timeout(within) if made is None else made
         except system.Empty:
-            return TimeoutError(f"not connected within {within:g} s")
+            return _timeout(within)
+        except BaseException:
+            login.discard()
+            raise
         finally:
             if worker is None:  # no thread was started, or it gives back what this finds given back already
                 give_back()
-            done.set()
-            _close_late(result)
+
+    def _await(self, login: _Login[Wire], deadline: float, now: Callable[[], float]) -> Wire | BaseException | None:
+        """Return the result of a login. Returns None if there is none at the deadline: then the login is late."""
+        kept = False
+        try:
+            with suppress(system.Empty):
+                return login.result.get(timeout=max(0.0, deadline - now()))
+            login.late.set()
+            with suppress(system.Empty):  # the thread may have ended just before that
+                return login.result.get_nowait()
+            self._keep(login)
+            kept = True
+            return None
+        finally:
+            if not kept:
+                login.discard()
+
+
+class _Login(Generic[Wire]):
+    """A login under way, and its result, which one request takes."""
+
+    __slots__ = ("begun", "late", "result", "settled")
+
+    def __init__(self, begun: float) -> None:
+        self.begun = begun
+        self.result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
+        self.late = system.Event()  # set if its request did not wait for the result
+        self.settled = system.Event()  # set if the result was taken, or is not wanted
+
+    def keep(self) -> None:
+        """Keep a late connection until a request takes it, for a few seconds. The thread calls this at its end."""
+        if self.late.is_set():
+            self.settled.wait(KEPT)
+            self.discard()
+
+    def discard(self) -> None:
+        """Close the connection, unless a request has taken it. If it is not made yet, the thread closes it."""
+        self.late.set()
+        self.settled.set()
+        with suppress(system.Empty):
+            late = self.result.get_nowait()
+            if not isinstance(late, BaseException):
+                late.close()
+
+
+def _timeout(within: float) -> TimeoutError:
+    return TimeoutError(f"not connected within {within:g} s")
 
 
 def unforked(make: Callable[[], Wire], deadline: float, now: Callable[[], float]) -> Wire:
@@ -127,12 +234,3 @@ def _count_forks() -> None:
 
 
 os.register_at_fork(before=_count_forks, after_in_parent=_count_forks, after_in_child=_count_forks)
-
-
-def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
-    """Close a connection that was made too late. The caller and the thread that connects both call this, and the later
-    call finds the connection."""
-    with suppress(system.Empty):
-        late = result.get_nowait()
-        if not isinstance(late, BaseException):
-            late.close()

@@ -193,3 +193,6 @@ class PostgresqlBackend:
         self._listener.close()
         self._connections.close()
         self._renewals.close()
+        for endpoint in (self._endpoint, self._direct):
+            if endpoint:
+                endpoint.close()

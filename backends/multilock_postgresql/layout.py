@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from multilock import BackendRejected
-from multilock_postgresql.transport import PgWire
+from multilock_postgresql.transport import PgWire, patience
 
 __all__ = ["SCHEMA", "create", "grants_of", "sql_of"]
 
@@ -45,18 +45,22 @@ def create(wire: PgWire, schema: str, within: float) -> None:
 
     Raises BackendRejected if this role may not.
     """
-    # The clients make them one after the other. At the same time, most would fail with a duplicate key of the
-    # catalogue.
-    begin = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
-SET LOCAL lock_timeout = {max(1, int(within * 1000))};
-SET LOCAL client_min_messages = warning;
-SELECT pg_advisory_xact_lock(hashtextextended('multilock', 0));
-SELECT to_regprocedure('"{schema}".guard_1(text, bigint)') IS NULL"""
+    # All is one message, which a server executes even if its client gives up. Otherwise a slow server would never have
+    # the tables: each client would give up before its commit. The clients make them one after the other. At the same
+    # time, most would fail with a duplicate key of the catalogue.
+    missing = f"""to_regprocedure('"{schema}".guard_1(text, bigint)') IS NULL"""
+    make = f"""DO $multilock$ BEGIN
+  PERFORM set_config('client_min_messages', 'warning', true);
+  IF {missing} THEN
+    PERFORM set_config('lock_timeout', '{patience(within).decode()}', true);
+    PERFORM pg_advisory_xact_lock(hashtextextended('multilock', 0));
+    IF {missing} THEN
+      EXECUTE $multilock_sql${sql_of(schema)}$multilock_sql$;
+    END IF;
+  END IF;
+END $multilock$"""
     try:
-        [(missing,)] = wire.script(begin.encode(), within)
-        if missing == b"t":
-            wire.script(sql_of(schema).encode(), within)
-        wire.script(b"COMMIT", within)
+        wire.script(make.encode(), within)
     except BackendRejected as error:
         raise BackendRejected(
             f"{error}. multilock needs its tables in the schema {schema!r}: let a role that may create them connect "

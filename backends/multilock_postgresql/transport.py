@@ -23,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
 from multilock.dialling import Dialling, OpenWires, unforked
+from multilock.timing import REQUEST_TIMEOUT_MAX
 from multilock_postgresql.wire import IS_REPLICA, NotReadCommitted, Row, failure, refused_login
 
 __all__ = ["AT_REST", "Answer", "ConnectionPool", "PgEndpoint", "PgWire", "patience"]
@@ -328,7 +329,7 @@ class PgEndpoint:
         #: Whether each request must be a transaction of its own that begins with the isolation level, because this
         #: role's default is another level.
         self.begins_with_level = False
-        self._dialling = Dialling("multilock-postgresql-connect", DIALLING_AT_ONCE)
+        self._dialling = Dialling[PgWire]("multilock-postgresql-connect", DIALLING_AT_ONCE)
 
     def __repr__(self) -> str:
         return f"<PgEndpoint {self.name}>"
@@ -340,16 +341,20 @@ class PgEndpoint:
 
     def forget(self) -> None:
         """Close the descriptors of the parent's connections in a forked child, which does not use them."""
-        self._dialling.forget()
         inherited, self.wires = self.wires, OpenWires[PgWire]()
         for wire in inherited:  # without a fork there are none
             wire.drop()
+        self._dialling.forget()
+
+    def close(self) -> None:
+        """Keep no connection that nobody uses. `connect` still works, to finish work that is under way."""
+        self._dialling.close()
 
     def connect(self, within: float, now: Callable[[], float]) -> PgWire:
         """Return a new connection, logged in, within ``within`` seconds. Nothing was executed if this raises.
 
-        A separate thread connects, because a DNS look-up has no time limit. If it connects too late, the connection is
-        closed.
+        A separate thread connects, because a DNS look-up has no time limit. If it connects too late, the next call
+        returns the connection.
         """
         within = max(within, 0.001)
         deadline = now() + within
@@ -363,12 +368,18 @@ class PgEndpoint:
         ) from outcome
 
     def _dial(self, deadline: float, now: Callable[[], float]) -> PgWire:
-        """Try each host in turn. A silent one leaves the others their share of the time."""
+        """Try each host in turn. A silent one leaves the others their share of the time.
+
+        The last one may finish the login after the deadline, if it has accepted the connection. The server has then
+        begun a process for the login, and a busy server would only begin the next one as slowly.
+        """
         failures: list[MultilockError] = []
+        login_until = max(deadline, now() + REQUEST_TIMEOUT_MAX)
         for tried, (host, port) in enumerate(list(self._hosts)):
-            share = (deadline - now()) / (len(self._hosts) - tried)
+            left = len(self._hosts) - tried
+            until = now() + (deadline - now()) / left
             try:
-                wire = self._open_wire(host, port, now() + share, now)
+                wire = self._open_wire(host, port, until, login_until if left == 1 else until, now)
             except MultilockError as error:
                 failures.append(error)
                 continue
@@ -378,20 +389,22 @@ class PgEndpoint:
         silent = [error for error in failures if isinstance(error, BackendUnavailable)]
         raise (silent or failures)[0]
 
-    def _open_wire(self, host: str, port: str, until: float, now: Callable[[], float]) -> PgWire:
+    def _open_wire(self, host: str, port: str, until: float, login_until: float, now: Callable[[], float]) -> PgWire:
         where = f"postgresql://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
         settings = {**self._settings, **({"host": host} if host else {}), **({"port": port} if port else {})}
         conninfo = make_conninfo("", **settings).encode()
         try:
-            return unforked(lambda: self._log_in(conninfo, where, until, now), until, now)
+            return unforked(lambda: self._log_in(conninfo, where, until, login_until, now), login_until, now)
         except TimeoutError as error:
             raise BackendUnavailable(str(error), unknown=False, backend="postgresql") from error
 
-    def _log_in(self, conninfo: bytes, where: str, until: float, now: Callable[[], float]) -> PgWire:
+    def _log_in(
+        self, conninfo: bytes, where: str, until: float, login_until: float, now: Callable[[], float]
+    ) -> PgWire:
         try:
             connection = pq.PGconn.connect_start(conninfo)
             try:
-                _finish_login(connection, where, until, now)
+                _finish_login(connection, where, until, login_until, now)
                 wire = PgWire(connection, self, where, now)
             except BaseException:
                 connection.finish()  # otherwise it stays open as long as the traceback of this error
@@ -401,21 +414,27 @@ class PgEndpoint:
                 raise
             raise _not_connected(str(error), where) from error
         self.wires.add(wire)
-        [(pid,)] = wire.script(OWN_PID, max(0.001, until - now()))
+        [(pid,)] = wire.script(OWN_PID, max(0.001, login_until - now()))
         # A pooler makes up the number that it gives at the login.
         wire.pooled = int(pid or 0) != connection.backend_pid
         return wire
 
 
-def _finish_login(connection: pq.abc.PGconn, where: str, until: float, now: Callable[[], float]) -> None:
-    while (state := connection.connect_poll()) != pq.PollingStatus.OK:
+def _finish_login(
+    connection: pq.abc.PGconn, where: str, until: float, login_until: float, now: Callable[[], float]
+) -> None:
+    """Log in. The server must accept the connection before ``until``, and the login before ``login_until``."""
+    state: int = pq.PollingStatus.WRITING
+    while state != pq.PollingStatus.OK:
         if state == pq.PollingStatus.FAILED:
             raise _not_connected(connection.get_error_message(), where)
         poll = system.poll()
         reading = state == pq.PollingStatus.READING
         poll.register(connection.socket, system.POLLIN if reading else system.POLLOUT)
-        if not poll.poll(max(0.0, until - now()) * 1000):
+        limit = until if connection.status == pq.ConnStatus.STARTED else login_until
+        if not poll.poll(max(0.0, limit - now()) * 1000):
             raise TimeoutError("the server did not answer")
+        state = connection.connect_poll()
 
 
 def _not_connected(told: str, where: str) -> MultilockError:

@@ -121,6 +121,9 @@ class SentinelEndpoint(Endpoint):
         self._begin()
 
     def close(self) -> None:
+        super().close()
+        for sentinel in (*self.sentinels, *self._learnt.values()):
+            sentinel.close()
         self._closed.set()
         self._look.set()
         if wire := self._listened_to:

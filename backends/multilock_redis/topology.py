@@ -280,11 +280,15 @@ class Topology:
         # This node is a replica, a former primary, or a node that the URL names differently, so its connection is not
         # kept.
         deadline = self._now() + within
-        wire = self._endpoint_at(address).connect(within, self._now)
+        endpoint = self._endpoint_at(address)
         try:
-            return _first_counts(wire.exchange([CLUSTER_SLOTS, CLUSTER_INFO], deadline - self._now()))
+            wire = endpoint.connect(within, self._now)
+            try:
+                return _first_counts(wire.exchange([CLUSTER_SLOTS, CLUSTER_INFO], deadline - self._now()))
+            finally:
+                wire.close()
         finally:
-            wire.close()
+            endpoint.close()
 
     def _install(self, table: SlotTable) -> None:
         self._served.update(table.primaries)

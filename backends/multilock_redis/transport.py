@@ -399,13 +399,14 @@ class Endpoint:
         self._class = connection_class
         self._settings = settings
         self._open = Open()
-        self._dialling = Dialling("multilock-redis-connect", CONNECTING_AT_ONCE)
+        self._dialling = Dialling[Wire]("multilock-redis-connect", CONNECTING_AT_ONCE)
         #: Returns whether another server has taken over. It is called after each connecting, and all connections are
         #: ended after it begins to return True. So a connection that is being made meanwhile ends in either case.
         self.is_left: Callable[[], bool] = _never
 
     def close(self) -> None:
         """Record that no further connection is needed, except to finish work that is under way."""
+        self._dialling.close()
 
     def interrupt(self) -> None:
         """End all connections now, including those in use. Any thread may call this."""
@@ -414,10 +415,10 @@ class Endpoint:
 
     def forget(self) -> None:
         """Close the descriptors of the parent's connections in a forked child, which does not use them."""
-        self._dialling.forget()
         inherited, self._open = self._open, Open()
         for wire in inherited:  # without a fork, the threads that close them still exist
             wire.drop()
+        self._dialling.forget()
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name}>"
@@ -426,7 +427,7 @@ class Endpoint:
         """Return a new connection, logged in and on its database, within ``within`` seconds.
 
         A separate thread connects, because neither a DNS look-up nor a handshake of several round trips has a time
-        limit. If it connects too late, the connection is closed.
+        limit. If it connects too late, the next call returns the connection.
         """
         within = max(within, 0.001)  # the caller may have waited too long already
         outcome = self._dialling.outcome(lambda: self._dial(within, now), within, now)

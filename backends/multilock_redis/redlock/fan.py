@@ -105,6 +105,7 @@ class Link:
             spares, self._spares = self._spares, deque()
         for wire in spares:
             wire.close()
+        self.endpoint.close()
 
     def _connect(self) -> None:
         wire = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from multilock import BackendUnavailable, dialling, now
 from multilock.backend import Busy, Claim, Granted, Returned
 from multilock.kernel import worker
-from multilock.testing import FaultProxy
+from multilock.testing import Fault, FaultProxy
 from multilock.testing.conformance.base import eventually
 from multilock_postgresql import transactions, transport
 from tests.backends.kit import NAME, WITHIN, interrupted
@@ -166,36 +167,21 @@ def test_a_force_release_with_a_lost_reply_frees_the_name_and_is_reported(
     two.take(two.mutex())
 
 
-@pytest.mark.parametrize("request_", ["pg_advisory_xact_lock", "CREATE TABLE", "COMMIT"])
-def test_tables_whose_making_had_no_reply_are_made_by_the_next_request(
-    ask: Ask, proxy: FaultProxy, server: Database, request_: str
-) -> None:
+def test_tables_are_made_even_if_their_client_gives_up_meanwhile(ask: Ask, proxy: FaultProxy, server: Database) -> None:
     server.sql("DROP SCHEMA IF EXISTS unsure CASCADE")
     client = ask(proxy.url, schema="unsure")
     claim = client.mutex()
-    lost(proxy, request_.encode(), lambda: client.attempt(claim))
+    lost(proxy, b"CREATE TABLE", lambda: client.attempt(claim))
+    eventually(lambda: server.sql("SELECT to_regclass('unsure.locks') IS NOT NULL") == [(True,)])
     client.take(claim)
 
 
-def test_an_interrupt_before_the_tables_are_committed_leaves_no_open_transaction(
-    ask: Ask, server: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.sql("DROP SCHEMA IF EXISTS unsure CASCADE")
-    client = ask(schema="unsure")
-    claim = client.mutex()
-    script = transport.PgWire.script
-
-    def interrupt(wire: transport.PgWire, sql: bytes, within: float) -> object:
-        if sql == b"COMMIT":
-            raise KeyboardInterrupt
-        return script(wire, sql, within)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(transport.PgWire, "script", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            client.attempt(claim)
-    client.take(claim)
-    assert server.sql("SELECT count(id) FROM unsure.locks") == [(1,)]
+def test_tables_that_exist_are_found_without_a_wait_for_a_client_that_makes_some(one: Queued, server: Database) -> None:
+    one.take(one.mutex())
+    opened: Any = one.opened
+    with psycopg.connect(server.url) as maker:
+        maker.execute("SELECT pg_advisory_xact_lock(hashtextextended('multilock', 0))")
+        opened._transactions.create(1.0)
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -238,20 +224,56 @@ def connected(server: Database) -> int:
     return int(count)
 
 
-@pytest.mark.parametrize("fault", ["reply lost", "executed late"])
-def test_a_login_that_is_given_up_leaves_no_session_at_the_server(
-    far: Queued, proxy: FaultProxy, server: Database, fault: str
+def test_a_login_whose_reply_is_lost_leaves_no_session_at_the_server(
+    far: Queued, proxy: FaultProxy, server: Database
 ) -> None:
-    if fault == "reply lost":
-        lost(proxy, transport.OWN_PID, lambda: far.opened.ping(WITHIN))
-    else:
-        late = proxy.hold_request(b"application_name")
-        with pytest.raises(BackendUnavailable):
-            far.opened.ping(0.3)
-        late.wait(WITHIN)
-        late.release()
+    lost(proxy, transport.OWN_PID, lambda: far.opened.ping(WITHIN))
     eventually(lambda: connected(server) == 0)
     far.opened.ping(WITHIN)
+
+
+@pytest.fixture
+def late(far: Queued, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Fault:
+    """Return a login that takes longer than its request."""
+    monkeypatch.setattr(dialling, "KEPT", 600.0)
+    monkeypatch.setattr(dialling, "PROMISING", 600.0)
+    monkeypatch.setattr(transport, "REQUEST_TIMEOUT_MAX", 600.0)
+    late = proxy.hold_request(b"application_name")
+    with pytest.raises(BackendUnavailable):
+        far.opened.ping(0.1)
+    late.wait(WITHIN)
+    return late
+
+
+def test_the_next_request_uses_a_login_that_took_longer_than_its_own(
+    far: Queued, proxy: FaultProxy, late: Fault
+) -> None:
+    before = proxy.connections
+    late.release()
+    far.opened.ping(WITHIN)
+    assert proxy.connections == before
+
+
+def test_a_client_that_is_closed_leaves_no_late_session_at_the_server(
+    far: Queued, server: Database, late: Fault
+) -> None:
+    far.close()
+    late.release()
+    eventually(lambda: connected(server) == 0)
+
+
+def test_an_endpoint_that_accepts_no_connection_is_given_up_with_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "REQUEST_TIMEOUT_MAX", 600.0)
+    with socket.socket() as server, socket.socket() as first:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)  # the kernel drops further connections as long as nobody accepts the first
+        first.connect(server.getsockname())
+        endpoint = transport.PgEndpoint("full", [("127.0.0.1", str(server.getsockname()[1]))], {"user": "app"})
+        with pytest.raises(BackendUnavailable):
+            endpoint.connect(0.1, now)
+        eventually(lambda: endpoint._dialling.permits.qsize() == transport.DIALLING_AT_ONCE)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer

@@ -29,7 +29,7 @@ Compared with those recipes, this one adds:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
@@ -41,7 +41,7 @@ from multilock_etcd.keys import EtcdKeyspace, rests
 from multilock_etcd.notices import EtcdWatcher
 from multilock_etcd.sessions import ENDED, REVOKE_WITHIN, EtcdSession, EtcdSessions
 from multilock_etcd.sweep import EtcdSweep
-from multilock_etcd.transactions import EtcdTransactions, Part, Position, delete, modified, read
+from multilock_etcd.transactions import Behind, EtcdTransactions, Part, Position, delete, modified, read
 from multilock_etcd.transport import EtcdTransport, LeaseMissing
 from multilock_etcd.waiters import Waiter, Waiters
 
@@ -86,15 +86,17 @@ class EtcdRecipe:
             if waiter.revision:
                 self._watcher.count_no_more(claim.id)
                 answer = self._look(waiter, waiter.revision, deadline)
+            behind = self._waiters.behind(claim) if join and answer is None else {}
             while answer is None:
-                answer = self._enter(waiter, join, deadline)
+                answer = self._enter(waiter, join, behind, deadline)
+                behind = {}  # the key that was named may be gone
         finally:
             self._attempted(waiter, answer, deadline)
         return answer
 
-    def _enter(self, waiter: Waiter, join: bool, deadline: float) -> Granted | Busy | None:
-        """Send one request that names a lease which is alive. Returns None if the lease had ended or our key had
-        vanished. Then nothing was written, and the caller tries again."""
+    def _enter(self, waiter: Waiter, join: bool, behind: Mapping[bytes, int], deadline: float) -> Granted | Busy | None:
+        """Send one request that names a lease which is alive. Returns None if the lease had ended, or if our key or one
+        of those in ``behind`` was gone. Then nothing was written, and the caller tries again."""
         session = waiter.session
         if session is None or not self._sessions.is_alive(session.lease):
             session = self._sessions.of(waiter.claim, self._left(deadline))
@@ -105,7 +107,9 @@ class EtcdRecipe:
                 return _busy(waiter.claim)
             waiter.lease = session.lease
         try:
-            return self._join(waiter, session, deadline) if join else self._take_if_free(waiter, session, deadline)
+            if join:
+                return self._join(waiter, session, behind, deadline)
+            return self._take_if_free(waiter, session, deadline)
         except LeaseMissing:
             self._sessions.end(session.lease)
             waiter.lease = None
@@ -115,22 +119,27 @@ class EtcdRecipe:
                 waiter.lease = before
             raise
 
-    def _join(self, waiter: Waiter, session: EtcdSession, deadline: float) -> Granted | Busy | None:
-        """Steps 1 and 2: put our key at the end of the queue, and read which keys are ahead of it."""
-        waiter.revision, position = self._transactions.put(waiter.claim, session.lease, True, deadline)
+    def _join(
+        self, waiter: Waiter, session: EtcdSession, behind: Mapping[bytes, int], deadline: float
+    ) -> Granted | Busy | None:
+        """Steps 1 and 2: put our key at the end of the queue, and read which keys are ahead of it. If a key is known
+        for which we must wait, only compare that this key is still there."""
+        waiter.behind = {}
+        waiter.revision, position = self._transactions.put(waiter.claim, session.lease, True, behind, deadline)
         if position:
             return self._hold_or_wait(waiter, position)
-        if waiter.revision is None:  # the claim was cancelled: its tombstone refused the join
-            return _busy(waiter.claim)
+        if waiter.revision is None:  # the claim was cancelled, and its tombstone refused the join, or a key is gone
+            return None if behind else _busy(waiter.claim)
         return self._look(waiter, waiter.revision, deadline)
 
     def _look(self, waiter: Waiter, revision: int, deadline: float) -> Granted | Busy | None:
-        """Step 2: read which keys are ahead of our key. Returns None if our key no longer exists at its revision.
+        """Step 2: read which keys are ahead of our key, unless those that it watches are all still there. Returns None
+        if our key no longer exists at its revision.
 
         If our key is missing although the watch had already admitted the claim, that grant is no longer valid, so the
         id is given up.
         """
-        if position := self._transactions.look(waiter.claim, revision, deadline):
+        if position := self._transactions.look(waiter.claim, revision, waiter.behind, deadline):
             return self._hold_or_wait(waiter, position)
         waiter.revision = None
         return Busy(0.0, spent=True) if waiter.pushed else None
@@ -141,26 +150,32 @@ class EtcdRecipe:
         A refused claim leaves no key behind. A permit puts its key, and deletes it again if as many keys are ahead as
         there are permits.
         """
-        waiter.revision, position = self._transactions.put(waiter.claim, session.lease, False, deadline)
+        waiter.revision, position = self._transactions.put(waiter.claim, session.lease, False, {}, deadline)
         if waiter.revision is None:
             return _busy(waiter.claim)
         if position is None:  # sent again: the first request had put our key
             answer = self._look(waiter, waiter.revision, deadline)
         else:
-            answer = _busy(waiter.claim) if position.to_go else waiter.granted()
+            first = isinstance(position, Position) and not position.to_go
+            answer = waiter.granted() if first else _busy(waiter.claim)
         if isinstance(answer, Busy):
             self._take_back(waiter, deadline)
         return answer or _busy(waiter.claim)
 
-    def _hold_or_wait(self, waiter: Waiter, position: Position) -> Granted | Busy:
+    def _hold_or_wait(self, waiter: Waiter, position: Position | Behind) -> Granted | Busy:
         """Steps 2 and 3: hold the lock, or watch the keys ahead from the revision at which they were read. A watch that
         starts later could miss a deletion in between."""
-        if not position.to_go:
+        if isinstance(position, Position) and not position.to_go:
             return waiter.granted()
-        if position.is_near():
+        self._waiters.waits(waiter)
+        if isinstance(position, Position) and position.is_near():
+            waiter.behind = {}
             self._watcher.count(self._keys.queue(waiter.claim.name), waiter, position)
-        else:
-            self._watcher.wait(waiter.claim.id, [*position.to_watch(), (waiter.own, b"")], position.at + 1)
+            return _busy(waiter.claim)
+        behind = position.behind() if isinstance(position, Position) else position
+        waiter.behind = behind.keys
+        watched = [(key, b"") for key in behind.keys] or self._keys.ahead(waiter.claim).like
+        self._watcher.wait(waiter.claim.id, [*watched, (waiter.own, b"")], behind.at + 1)
         return _busy(waiter.claim)
 
     def _take_back(self, waiter: Waiter, deadline: float) -> None:

@@ -6,8 +6,8 @@ into the request, which takes twice as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import islice, starmap
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +21,7 @@ __all__ = [
     "AT_ONCE",
     "NEAR",
     "WATCHED",
+    "Behind",
     "EtcdTransactions",
     "Joined",
     "Looked",
@@ -61,6 +62,17 @@ class Looked(NamedTuple):
     revision: int
 
 
+class Behind(NamedTuple):
+    """Keys ahead of a claim, with their create_revisions. All of them existed at revision ``at``.
+
+    The claim has to wait as long as they all exist. So a request only needs to compare them, and reads no other key.
+    Without ``keys`` the server must read the queue.
+    """
+
+    keys: Mapping[bytes, int]
+    at: int
+
+
 class Position:
     """The keys ahead of a claim's key, which was created at ``revision``, as a reply showed them at revision ``at``.
 
@@ -76,7 +88,7 @@ class Position:
         self._ranges, self.revision, self.at = ranges, revision, at
         # Keys ahead that exclude the claim, and those that share the name with it, up to a limit; newest first.
         self.others: dict[bytes, int] = {row.key: row.create_revision for each in others for row in each.kvs}
-        self.like = dict.fromkeys(row.key for each in like for row in each.kvs)
+        self.like: dict[bytes, int] = {row.key: row.create_revision for each in like for row in each.kvs}
         self._beside: int = sum(each.count for each in like) if ranges.beside else 0
 
     @property
@@ -92,26 +104,27 @@ class Position:
         """
         return (len(self.others) + len(self.like) + self._beside if self.others else self.to_go) <= NEAR
 
-    def to_watch(self) -> list[Range]:
+    def behind(self) -> Behind:
         """Return which of the keys ahead of it a claim watches while it is not near the front.
 
         If too many keys exclude the claim for a count, it watches the key whose deletion leaves few enough. It is then
         counted down long before its turn, and needs no request at its turn. If fewer keys exclude it, it watches the
         newest of them. If none does, it watches the newest keys of its own kind, as many as can hold the name together:
-        the claim has room as soon as any of these is deleted.
+        the claim has room as soon as any of these is deleted. If these are too many, no keys are returned, and the
+        claim watches the whole range.
         """
         if self.others:
-            newest_first = sorted(self.others, key=self.others.__getitem__, reverse=True)
-            return [(newest_first[NEAR if len(newest_first) > NEAR else 0], b"")]
+            newest_first = sorted(self.others.items(), key=itemgetter(1), reverse=True)
+            return Behind(dict([newest_first[NEAR if len(newest_first) > NEAR else 0]]), self.at)
         room = self._ranges.room
-        return [(key, b"") for key in islice(self.like, room)] if room <= WATCHED else list(self._ranges.like)
+        return Behind(dict(islice(self.like.items(), room if room <= WATCHED else 0)), self.at)
 
 
 class Joined(NamedTuple):
     """The reply to a claim's request to put its key."""
 
     revision: int | None  #: the revision of the claim's key, or None if the request was refused
-    position: Position | None = None  #: None if an earlier request had put the key: the claim must read the queue
+    position: Position | Behind | None = None  #: None if an earlier request put the key: the claim must read the queue
 
 
 class Steps:
@@ -172,11 +185,15 @@ class EtcdTransactions:
         request = wire.TxnRequest(compare=compare, success=success, failure=failure)
         return self._transport.call(calls.TXN, request, deadline - self._now())[0]
 
-    def put(self, claim: Claim, lease: int, join: bool, deadline: float) -> Joined:
+    def put(self, claim: Claim, lease: int, join: bool, behind: Mapping[bytes, int], deadline: float) -> Joined:
         """Put the claim's key on this lease, at the end of the queue or, without ``join``, only if no key excludes it.
 
+        The caller may know keys for which a claim that joins has to wait, and pass them as ``behind``. The server then
+        only compares that they exist, and reads no key ahead.
+
         Idempotent: if the request is sent again, the reply shows the key that the first request put. The request is
-        refused if a tombstone of the claim exists, or without ``join`` if a key excludes the claim.
+        refused if a tombstone of the claim exists, if a key in ``behind`` does not exist, or without ``join`` if a key
+        excludes the claim.
 
         Raises if a permit whose claim asked for a different number of permits is in the queue. If the claim entered the
         queue, it would be the first permit once the keys before it were gone. Claims for the right number of permits
@@ -186,9 +203,10 @@ class EtcdTransactions:
         shows their keys.
         """
         own, ahead = self._keys.own(claim), self._keys.ahead(claim)
-        look = _newest_of(ahead) if join or ahead.like else []
+        look = _newest_of(ahead) if (join or ahead.like) and not behind else []
+        vacant = map(nobody, ahead.strangers if join else ahead.others)
         said = self.execute(
-            [absent(own), absent(self._keys.gone(claim)), *map(nobody, ahead.strangers if join else ahead.others)],
+            [absent(own), absent(self._keys.gone(claim)), *starmap(created, behind.items()), *vacant],
             [*look, {"request_put": {"key": own, "value": encode_value(claim), "lease": lease}}],
             [*map(_oldest_of, ahead.strangers), read_key(own)],
             deadline,
@@ -196,7 +214,8 @@ class EtcdTransactions:
         *answers, last = said.responses
         revision: int = said.header.revision
         if said.succeeded:
-            return Joined(revision, Position(ahead, revision, revision, answers))
+            place = Behind(behind, revision) if behind else Position(ahead, revision, revision, answers)
+            return Joined(revision, place)
         if found := last.response_range.kvs:
             return Joined(found[0].create_revision)
         for row in (row for answer in answers for row in answer.response_range.kvs):
@@ -205,11 +224,26 @@ class EtcdTransactions:
                 raise other_number(claim, permits, "etcd")
         return Joined(None)
 
-    def look(self, claim: Claim, revision: int, deadline: float) -> Position | None:
-        """Read which keys are ahead of the claim's key. Returns None if the key does not exist at this revision."""
-        ahead = self._keys.ahead(claim)
-        said = self.execute([created(self._keys.own(claim), revision)], _newest_of(ahead, revision), [], deadline)
-        return Position(ahead, revision, said.header.revision, said.responses) if said.succeeded else None
+    def look(
+        self, claim: Claim, revision: int, behind: Mapping[bytes, int], deadline: float
+    ) -> Position | Behind | None:
+        """Read which keys are ahead of the claim's key. Returns None if the key does not exist at this revision.
+
+        If the claim is ``behind`` some keys, the server first compares them and the claim's key. It reads the keys
+        ahead only if one of these is gone: it would have to read every key of the name, whatever the limit.
+        """
+        ahead, own = self._keys.ahead(claim), self._keys.own(claim)
+        still = [created(own, revision), *starmap(created, behind.items())]
+        read = _newest_of(ahead, revision)
+        said = self.execute(still, [] if behind else read, [read_key(own), *read] if behind else [], deadline)
+        at: int = said.header.revision
+        if said.succeeded:
+            return Behind(behind, at) if behind else Position(ahead, revision, at, said.responses)
+        if not behind:
+            return None
+        mine, *answers = said.responses
+        found = mine.response_range.kvs
+        return Position(ahead, revision, at, answers) if found and found[0].create_revision == revision else None
 
     def row(self, key: bytes, deadline: float) -> Any:
         """Return the row of this key, or None if the key is missing."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from itertools import islice
 
 from multilock import system
 from multilock.backend import Claim, Granted
 from multilock.timing import LATE_REQUEST_IN_SESSION
+from multilock_etcd import transactions
 from multilock_etcd.keys import EtcdKeyspace
 from multilock_etcd.sessions import EtcdSession
-from multilock_etcd.transactions import Position
 
 __all__ = ["Waiter", "Waiters"]
 
@@ -18,13 +19,14 @@ class Waiter:
     """The state of one claim, from its first request until its release was answered.
 
     ``lease`` is set once a request that puts the claim's key on that lease may have been executed. ``revision`` is the
-    revision of the key, once a reply has shown it. ``position`` is set when the claim enters a `Queue`. ``pushed`` is
-    set once the watch has admitted the claim: from then on the claim's owner may believe that it holds the name.
+    revision of the key, once a reply has shown it. ``behind`` has the keys that the claim watches while it is far
+    behind, with their create_revisions. ``position`` is set when the claim enters a `Queue`. ``pushed`` is set once the
+    watch has admitted the claim: from then on the claim's owner may believe that it holds the name.
     """
 
-    __slots__ = ("cancelled", "claim", "lease", "own", "position", "pushed", "revision", "session")
+    __slots__ = ("behind", "cancelled", "claim", "lease", "own", "position", "pushed", "revision", "session")
 
-    position: Position
+    position: transactions.Position
 
     def __init__(self, claim: Claim, own: bytes) -> None:
         self.claim = claim
@@ -32,6 +34,7 @@ class Waiter:
         self.session: EtcdSession | None = None
         self.lease: int | None = None
         self.revision: int | None = None
+        self.behind: Mapping[bytes, int] = {}
         self.pushed = False
         self.cancelled = False
 
@@ -57,6 +60,8 @@ class Waiters:
         # Cancelled claims whose name must stay taken -> the lease of their key, or None once the server has moved the
         # key.
         self._rests: dict[str, Hashable] = {}
+        # The claims that have waited for a name and exclude all others, in the order of their replies.
+        self._queued: dict[str, dict[str, Waiter]] = {}
 
     def enter(self, claim: Claim) -> Waiter | None:
         """Return the waiter of the claim, or None if the claim was cancelled before this attempt began."""
@@ -73,10 +78,33 @@ class Waiters:
         """
         waiter = self._waiters.get(claim.id) or self._new(claim)
         waiter.cancelled = True
+        self._leave_queue(waiter)
         if unsure:
             self._forget_old()
             self._cancelled[claim.id] = self._now() + LATE_REQUEST_IN_SESSION
         return waiter
+
+    def waits(self, waiter: Waiter) -> None:
+        """Record that the claim waits, so that later claims of this client may wait behind it."""
+        if waiter.claim.mode == "x":
+            with self.lock:
+                if not waiter.cancelled:
+                    self._queued.setdefault(waiter.claim.name, {})[waiter.claim.id] = waiter
+
+    def behind(self, claim: Claim) -> dict[bytes, int]:
+        """Return a key of this client for which the claim has to wait, and its create_revision. Returns nothing if this
+        client has few waiters.
+
+        The key is so far back in the queue that about `NEAR` keys are left when it is gone.
+        """
+        if claim.name not in self._queued:
+            return {}
+        with self.lock:
+            queued = self._queued.get(claim.name, {}).values()
+            for waiter in islice(reversed(queued), transactions.NEAR, None):
+                if waiter.revision and waiter.claim.id != claim.id:
+                    return {waiter.own: waiter.revision}
+        return {}
 
     def will_rest(self, claim: Claim, lease: Hashable) -> None:
         """Record that this cancelled claim's key, on this lease, must keep the name taken. The caller holds
@@ -99,12 +127,18 @@ class Waiters:
         with self.lock:
             if self._waiters.get(waiter.claim.id) is waiter and not waiter.cancelled:
                 del self._waiters[waiter.claim.id]
+                self._leave_queue(waiter)
 
     def left(self) -> tuple[list[Waiter], set[Hashable]]:
         """Return the waiters that are not released, and the leases of claims whose request to rest had no reply."""
         unheard = {claim_id: lease for claim_id, lease in self._rests.copy().items() if lease}
         waiters = [waiter for id_, waiter in self._waiters.copy().items() if id_ not in unheard]
         return waiters, set(unheard.values())
+
+    def _leave_queue(self, waiter: Waiter) -> None:
+        queued = self._queued.get(waiter.claim.name)
+        if queued and queued.pop(waiter.claim.id, None) and not queued:
+            del self._queued[waiter.claim.name]
 
     def _new(self, claim: Claim) -> Waiter:
         return Waiter(claim, self._keys.own(claim))

@@ -20,9 +20,12 @@
 //   - a lease expires, which deletes all its keys at one revision;
 //   - a client stops forever while it believes, or looks without a reason;
 //   - an operator deletes a key, or the whole name.
-// A waiter too far behind to count watches the keys just ahead of it, and looks again. The model takes for granted that
-// a client's validity ends before its lease: a lease ends at any moment, but not while its client knows that it is
-// valid. States are compared by a hash of 64 bits.
+// A waiter too far behind to count watches some keys ahead of it. Its later looks compare these keys and its own. Only
+// if one of them is gone, they read which keys are ahead. A join may be sent behind a key that the client has in the
+// queue already: it puts the key only if that other key is still there, and reads nothing.
+//
+// The model takes for granted that a client's validity ends before its lease: a lease ends at any moment, but not while
+// its client knows that it is valid. States are compared by a hash of 64 bits.
 //
 //     etcd <clients> <faults> <crashes> <deletes> <permits> <mistake or ->
 //
@@ -37,6 +40,7 @@
 //   I4  an admitted claim was ahead of all that it excludes, at the revision that admitted it
 //   I5  the key of an admitted claim had not been deleted up to that revision, nor was a deletion reported later
 //   I7  no waiter sleeps that fits, has received all reports, and knows no reason to look
+//   I8  nor does a waiter sleep whose key is gone
 #include <algorithm>
 #include <bit>
 #include <cctype>
@@ -55,7 +59,7 @@ constexpr int kClients = 4, kIds = 2 * kClients, kEvents = 12;
 
 enum Phase : int8_t { kIdle, kJoining, kWaiting, kHolding, kLeaving, kDone };
 enum Request : int8_t { kNone, kJoin, kLook, kGiveBack, kCancel };
-enum Answer : int8_t { kOpen, kPut, kFound, kRefused, kNoLease, kThere, kGone, kGivenBack };
+enum Answer : int8_t { kOpen, kPut, kBehind, kFound, kRefused, kNoLease, kNotBehind, kThere, kStill, kGone, kGivenBack };
 
 // What each mistake leaves out or does instead. The search must find each of them.
 enum Mistake {
@@ -76,10 +80,18 @@ enum Mistake {
   kRejoinKeepsCount,  // a key that is put again continues with the count of the first
   kOneMore,           // one permit too many
   kLikeExcludes,      // readers count as ahead of a reader, but their deletions do not reduce the count
+  kBehindGone,        // a join behind a key does not compare that key
+  kBehindLike,        // a join behind a key with which the claim shares the name
+  kBehindFound,       // a key that was found, and may be older, waits for the key of that join
+  kAnyRevision,       // a look compares that the watched keys exist, but not their revisions
+  kOwnUncompared,     // a look does not compare the waiter's own key if the watched keys are there
+  kWatchedLate,       // the watch begins at a later revision than the comparison
 };
 constexpr const char* kMistakes[] = {"-",          "frombefore", "fromanswer",  "logignored", "closedforall", "countsall",
                                      "ownignored", "half",       "countson",    "toldtwice",  "foundcounts",
-                                     "receipt",    "aftercancel", "stalepush",  "rejoinkeeps", "onemore", "likeexcludes"};
+                                     "receipt",    "aftercancel", "stalepush",  "rejoinkeeps", "onemore", "likeexcludes",
+                                     "behindgone", "behindlike", "behindfound", "anyrevision", "ownuncompared",
+                                     "watchedlate"};
 
 struct Client {
   int8_t attempt, phase, alive;
@@ -92,12 +104,14 @@ struct Client {
   int8_t pushed_of;      // revision of the key that the push was for
   int8_t revision;       // revision of its key, or 0 if it knows none
   int8_t watched;        // without a count: the ids whose end makes it look
+  int8_t behind;         // the ids whose keys a look or a join compares
+  int8_t behind_gone;    // the truth: one of these keys was deleted
   int8_t seen;           // the revision up to which it has received reports
   int8_t look;           // it must look
   int8_t gone_at;        // the truth: the revision at which the key that it knows was deleted
   int8_t request, answer, answer_revision, answer_born;
   uint8_t answer_ahead, answer_like;
-  int8_t answer_watched;
+  int8_t answer_watched, answer_gone;
 };
 struct Watch {           // watch of the whole name by one process
   int8_t open;           // 1: requested, 2: the server has said where it begins
@@ -142,6 +156,10 @@ void erase(State& s, int id) {  // at the present revision
   s.event[s.events++] = {s.revision, static_cast<int8_t>(id), s.born[id]};
   Client& c = s.client[id / 2];
   if (id == id_of(s, id / 2) && c.revision == s.born[id]) c.gone_at = s.revision;
+  for (Client& each : s.client) {
+    each.behind_gone |= each.behind >> id & 1;
+    each.answer_gone |= each.answer_watched >> id & 1;
+  }
   s.born[id] = 0;
 }
 
@@ -170,6 +188,13 @@ int behind_whom(const State& s, int id) {
   return mask;
 }
 
+bool still_behind(const State& s, const Client& me) {
+  if (mistake != kAnyRevision) return !me.behind_gone;
+  for (int id = 0; id < kIds; id++)
+    if (me.behind >> id & 1 && !s.born[id]) return false;
+  return true;
+}
+
 void execute(State& s, int c) {
   Client& me = s.client[c];
   int id = id_of(s, c);
@@ -181,14 +206,17 @@ void execute(State& s, int c) {
         me.answer = kFound;
       } else if (s.tombstones >> id & 1) {
         me.answer = kRefused;
+      } else if (me.behind_gone && mistake != kBehindGone) {
+        me.answer = kNotBehind;
       } else {
         put(s, id);
-        me.answer = kPut;
+        me.answer = me.behind ? kBehind : kPut;
       }
       me.answer_born = s.born[id];
       break;
     case kLook:
       me.answer = s.born[id] && s.born[id] == me.revision ? kThere : kGone;
+      if (me.behind && still_behind(s, me) && (me.answer == kThere || mistake == kOwnUncompared)) me.answer = kStill;
       break;
     case kCancel:
       if (has_lease(s, c)) s.tombstones |= 1 << id;
@@ -207,6 +235,7 @@ void execute(State& s, int c) {
     me.answer_ahead = older(s, id, all ? 127 : s.born[id], false);
     me.answer_like = older(s, id, all ? 127 : s.born[id], true);
     me.answer_watched = static_cast<int8_t>(behind_whom(s, id));
+    me.answer_gone = 0;
   }
 }
 
@@ -227,14 +256,14 @@ void next_attempt(State& s, int c) {
 void ask(Client& me, Request request) {
   me.request = request;
   me.answer = kOpen;
-  me.answer_revision = me.answer_born = me.answer_ahead = me.answer_like = me.answer_watched = 0;
+  me.answer_revision = me.answer_born = me.answer_ahead = me.answer_like = me.answer_watched = me.answer_gone = 0;
 }
 
 void leave(Client& me) {
   if (me.request == kJoin) me.unsure = 1;
   me.phase = kLeaving;
   if (mistake != kAfterTheCancel) me.proof = me.pushed = me.pushed_of = 0;
-  me.watched = me.look = 0;
+  me.watched = me.look = me.behind = me.behind_gone = 0;
   ask(me, me.unsure ? kCancel : kGiveBack);
 }
 
@@ -254,7 +283,7 @@ void believe(State& s, int c, int at, int revision) {
   if (!me.gone_at) s.voided &= ~(1 << id);
   me.phase = kHolding;
   me.proof = me.pushed = me.pushed_of = 0;
-  me.look = me.watched = 0;
+  me.look = me.watched = me.behind = me.behind_gone = 0;
 }
 
 void look_again(Client& me) {
@@ -304,14 +333,21 @@ void settle(State& s, int c) {  // the reports of the watch since its count
     if (int at = s.event[i].revision; at > last && at <= w.seen) tell(s, c, last = at);
 }
 
+void wait_behind(State& s, int c) {  // watch the keys that were compared or read
+  Client& me = s.client[c];
+  me.phase = kWaiting;
+  me.look = 0;
+  me.seen = mistake == kWatchedLate ? s.revision : me.answer_revision;
+  me.watched = static_cast<int8_t>(me.behind | 1 << id_of(s, c));
+}
+
 void wait(State& s, int c) {  // wait from the revision of a reply on
   Client& me = s.client[c];
   me.phase = kWaiting;
-  me.look = me.watched = 0;
+  me.look = me.watched = me.behind = me.behind_gone = 0;
   if (!counts(id_of(s, c))) {
-    me.seen = me.answer_revision;
-    me.watched = static_cast<int8_t>(me.answer_watched | 1 << id_of(s, c));
-    return;
+    me.behind = me.answer_watched, me.behind_gone = me.answer_gone;
+    return wait_behind(s, c);
   }
   if (!(mistake == kRejoinKeepsCount && me.proof)) {
     me.ahead = me.answer_ahead, me.like = me.answer_like;
@@ -341,12 +377,23 @@ void answered(State& s, int c) {
   switch (answer) {
     case kFound:
       know(s, c);
+      if (mistake != kBehindFound) me.behind = me.behind_gone = 0;
       if (mistake == kFoundCounts) {
         wait(s, c);
       } else {
         me.phase = kWaiting;
         look_again(me);
       }
+      break;
+    case kBehind:
+      know(s, c);
+      [[fallthrough]];
+    case kStill:
+      wait_behind(s, c);
+      break;
+    case kNotBehind:
+      me.behind = me.behind_gone = 0;
+      ask(me, kJoin);
       break;
     case kPut:
       know(s, c);
@@ -365,7 +412,7 @@ void answered(State& s, int c) {
       } else {  // it joins again, with the same id
         me.phase = kJoining;
         if (mistake != kRejoinKeepsCount) me.proof = 0;
-        me.look = me.watched = 0;
+        me.look = me.watched = me.behind = me.behind_gone = 0;
         ask(me, kJoin);
       }
       break;
@@ -420,6 +467,7 @@ void check(const State& s) {
     bool asleep = me.alive && me.phase == kWaiting && !me.request && !me.look && !me.pushed;
     bool heard = !next_told(s, me.seen);
     if (me.proof) heard = !w.open || (w.open == 2 && !next_told(s, w.seen));
+    if (asleep && heard && s.born[id] != me.revision) throw Violation{"I8: it sleeps, and its key is gone"};
     if (asleep && heard && s.born[id] && s.born[id] == me.revision &&
         !older(s, id, me.revision, false) && (mode(id) != 'P' || std::popcount(older(s, id, me.revision, true)) < permits))
       throw Violation{"I7: it sleeps, and fits"};
@@ -471,10 +519,11 @@ void forget(State& s) {  // forget what no later step reads
     Client& me = s.client[c];
     if (!me.request) me.answer = kOpen;
     if (!me.request || !me.answer)
-      me.answer_revision = me.answer_born = me.answer_ahead = me.answer_like = me.answer_watched = 0;
+      me.answer_revision = me.answer_born = me.answer_ahead = me.answer_like = me.answer_watched = me.answer_gone = 0;
     if (!me.alive) me.look = me.watched = me.proof = me.pushed = me.pushed_of = 0;
     if (!is_told(me)) me.from = me.ahead = me.like = 0;
     if (!me.watched) me.seen = 0;
+    if (!me.alive && !me.request) me.behind = me.behind_gone = 0;
     if (me.phase == kHolding || me.phase == kLeaving) me.gone_at = 0;
     if (me.phase == kHolding && mistake != kRejoinKeepsCount) me.revision = 0;
     if (me.watched) heard = std::min<int>(heard, me.seen);
@@ -612,6 +661,18 @@ struct Search {
       answered(n, c);
       add(n);
     }
+    // The join is sent behind a key of this client that waits or holds.
+    if (me.request == kJoin && !me.answer && !me.behind)
+      for (int other = 0; other < clients; other++) {
+        const Client& mate = s.client[other];
+        int its = id_of(s, other);
+        bool known = (mate.phase == kWaiting && mate.revision) || mate.phase == kHolding;
+        if (other == c || process[other] != process[c] || !known || fits(id, its) != (mistake == kBehindLike)) continue;
+        State n = s;
+        n.client[c].behind = static_cast<int8_t>(1 << its);
+        n.client[c].behind_gone = mate.phase == kHolding ? !s.born[its] : mate.gone_at != 0;
+        add(n);
+      }
     if (me.request && s.faults) {  // the request or its reply is lost
       State n = s;
       n.faults--;

@@ -54,6 +54,8 @@ if [ "${1-}" = long ]; then
     holds X+X,X 0 0 1 1
     holds X,X,X 0 0 1 1
     holds P+P,X 0 0 1 2
+    holds x+x 1 1 1 1
+    holds x+x,x 0 0 1 1
 
     model=redlock_claims # see below
     "$built/$model" 2 0 1 - 400
@@ -156,7 +158,15 @@ holds R,X,P 0 0 0 1
 holds R,X,R 0 0 0 1
 holds P,P,X 0 0 0 2
 holds P,P,P 1 0 0 2
+holds x+x 1 0 1 1
+holds X+x,X 0 0 0 1
+holds r+x,r 0 0 0 1
+holds p+p,p 1 0 0 2
 
+for mistake in behindgone behindfound anyrevision ownuncompared watchedlate; do
+    found x+x 1 0 1 1 $mistake
+done
+found r+r,x 0 0 0 1 behindlike
 for mistake in fromanswer logignored ownignored half aftercancel rejoinkeeps; do
     found X,X 0 0 1 1 $mistake
 done

@@ -7,6 +7,9 @@ under ``<prefix><name>/`` holds the lock. That revision is the fencing token.
 1. Put our key. 2. If no key of the name was created before it, we hold the lock. 3. Otherwise watch the key created
 just before ours. 4. When that key is deleted, go to 2. A release deletes our key.
 
+A waiter far behind does not read the queue again either, unless a key is gone that it watches. To return a few of the
+newest keys, etcd reads every key of the name. So the requests of such a waiter compare its own key and the watched one.
+
 A waiter near the front does not repeat step 2. Steps 1 and 2 have read which keys are ahead, and one watch of the whole
 name counts these down (`multilock_etcd.queue`). Once no key is ahead, the watcher grants the claim.
 

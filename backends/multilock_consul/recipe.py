@@ -37,8 +37,9 @@ from multilock_consul.transactions import Refused, Transactions, operation
 
 __all__ = ["Recipe"]
 
-DELAYED = 0.25  # seconds between tries during a lock delay, whose end is not pushed; a refusal costs the servers little
-AT_ONCE_AGAIN = 0.02  # claims that just missed the same key spread their next tries over this many seconds
+# Seconds between attempts during a lock delay, whose end is not pushed. A refusal costs the servers little.
+DELAYED = 0.25
+AT_ONCE_AGAIN = 0.02  # seconds over which claims that just missed the same key spread their next attempts
 PASSED = 0.02, 0.05  # least and most seconds until a claim tries again if another client changed the semaphore first
 RENEWED_AT_ONCE = 8  # sessions renewed at the same time, each by a thread on a connection
 TRIES = 3  # tries; an operator who writes our key again and again must not block a release forever
@@ -94,7 +95,7 @@ class Recipe:
         return answer
 
     def _try(self, claim: Claim, join: bool, until: float) -> Granted | Busy:
-        """Step 1: try in the present session, or in a new one if there is none."""
+        """Step 1: attempt in the present session, or in a new one if there is none."""
         for _ in range(2):  # a session that turns out to be dead is replaced once
             if not join and claim.kind == "write" and self._is_taken(claim, until):
                 return Busy(SAFETY)
@@ -111,9 +112,9 @@ class Recipe:
         raise BackendUnavailable("sessions end as soon as they are made", unknown=False, backend="consul")
 
     def _is_taken(self, claim: Claim, until: float) -> bool:
-        """Return whether the name is taken, before a try that may meet readers.
+        """Return whether the name is taken, before an attempt that may meet readers.
 
-        A try that locked the key to find out would block other readers for a moment. If this process died at that
+        An attempt that locked the key to find out would block other readers for a moment. If this process died at that
         moment, readers would be blocked for as long as the session lives.
         """
         state = self._semaphore.look(claim.name, until)

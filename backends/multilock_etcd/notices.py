@@ -445,8 +445,8 @@ class EtcdWatcher:
     def _cancelled(self, watch: _Watch | None, answer: Any) -> None:
         """Deal with the end of a watch.
 
-        If etcd refuses to create a watch, its answer does not contain our number of the watch. So the answer may
-        concern any unconfirmed watch.
+        If etcd refuses to create a watch, its answer does not contain the watch id that this client chose. So the
+        answer may concern any unconfirmed watch.
         """
         if watch:
             with self._lock:

@@ -82,7 +82,7 @@ class Name:
         return holder.claim.mode if holder else None
 
     def other_number(self, claim: Claim) -> int | None:
-        """Return the number of permits that the name has, if ``claim`` asks for another number."""
+        """Return the number of permits that the name has, if ``claim`` asks for a different number of permits."""
         if not claim.permits or not self.holders:
             return None
         permits = next(iter(self.holders.values())).claim.permits

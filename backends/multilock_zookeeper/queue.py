@@ -23,7 +23,7 @@ __all__ = [
     "relevant",
 ]
 
-LAST_NUMBER = 2**31 - 1  # a server whose counter has reached this number gives the same number to every later node
+LAST_NUMBER = 2**31 - 1  # a server whose counter has reached this sequence number gives it to every later node
 # A number of permits has at most seven digits. A node with more digits excludes every other claim, like a lock.
 _CONTENDER = re.compile(r"(?:!(p\d{1,7}))?(__lock__|__rlock__|-lock-|__WRIT__|__READ__)(\d{10}|-\d{9,10})$", re.ASCII)
 _LONGEST = 29  # characters that _CONTENDER matches at most; nothing before them needs to be searched
@@ -55,7 +55,7 @@ class Contender(NamedTuple):
 def contenders(children: Sequence[str]) -> list[Contender]:
     """Return the contenders of every style, ordered by their sequence numbers.
 
-    The numbers are compared as numbers. Their text would be in the wrong order once the server's counter is negative.
+    They are compared as numbers. As text, their order would be wrong once the server's counter is negative.
     """
     found = [(child, _parse(child)) for child in children]
     return sorted(
@@ -148,8 +148,8 @@ def refusal(
 def refusal_of_permits(claim: Claim, ahead: Sequence[Contender]) -> BackendRejected | None:
     """Return an error if the claim and the first permit ahead asked for different numbers of permits.
 
-    The first permit in the queue defines the number. A later permit that asked for a different number of permits
-    deletes its node soon.
+    The first permit in the queue defines the number of permits. A later permit that asked for a different number of
+    permits deletes its node soon.
     """
     first = next((one.permits for one in ahead if one.permits), claim.permits)
     return other_number(claim, first, "zookeeper") if claim.permits not in (0, first) else None

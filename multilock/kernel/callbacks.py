@@ -60,7 +60,7 @@ def runs(kind: Callable[[Any], bool], function: Any) -> bool:
 
 
 def check_callback(what: str, callback: object, *, asynchronous: bool) -> None:
-    """Raise TypeError if ``callback`` is not a function that this face can call, with ``what`` as its name."""
+    """Raise TypeError if ``callback`` is not a function that this face can call. ``what`` names it in the message."""
     if callback is None:
         return
     if not callable(callback):

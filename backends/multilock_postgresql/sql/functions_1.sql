@@ -131,7 +131,7 @@ END $$;
 -- Take the name, or take and keep a place in the queue. The first call, a heartbeat and a repeated request are one rule.
 -- token is set if the claim holds the name. Otherwise left_ms is the time until the holder's lease ends, and rank counts
 -- the waiters before this one (-1 if it does not wait). left_ms is -2 if the claim was cancelled before, and -3 if
--- claims with another number of permits, which is rank, hold the name.
+-- the name is held with a different number of permits, which rank then is.
 CREATE OR REPLACE FUNCTION @S@.acquire_1(
   p_key text, p_id text, p_who text, p_mode text, p_ttl bigint, p_wait bigint, p_barge boolean, p_listens boolean,
   p_echo text, p_within integer, OUT token bigint, OUT left_ms bigint, OUT rank integer) LANGUAGE plpgsql

@@ -176,7 +176,7 @@ class Rounds:
             return
         now = self.now()
         at = int(now * 1e6)
-        proposal = max(system.wall(), evidence.newest_stamp + 1)  # one number for all servers: their stamps must agree
+        proposal = max(system.wall(), evidence.newest_stamp + 1)  # one stamp for all servers: their votes must agree
         made: dict[tuple[bytes, bool], tuple[bytes, Callable[[], bytes]]] = {}
         for which, mode in modes.items():
             node, lane = self.servers.nodes[which], fan.lanes[which]
@@ -320,7 +320,7 @@ class Rounds:
         return BUSY if evidence.answers(now) + pending >= self.need else SHORT
 
     def raise_stamps(self, evidence: Evidence, fan: Fan, joins: Joins) -> None:
-        """Ask the servers that vote for the claim to raise their stamps to one number. The caller holds its lock."""
+        """Ask the servers that vote for the claim to raise their stamps to one value. The caller holds its lock."""
         votes = [i for i, view in enumerate(evidence.views) if view.state is VOTES and not view.pending]
         self.ask(evidence, fan, dict.fromkeys(votes, RAISE), joins)
 
@@ -593,7 +593,7 @@ class Rounds:
             for node in self.servers.nodes:
                 node.listener.unwatch(claim.id)  # before the release, which must not be reported as a loss
         with evidence.lock:
-            evidence.proposal = max(system.wall(), evidence.newest_stamp + 1)  # one number for all servers
+            evidence.proposal = max(system.wall(), evidence.newest_stamp + 1)  # one stamp for all servers
             if not evidence.leaving:
                 evidence.leaving = True
                 evidence.rests_until = None if rest is None else now + rest

@@ -125,7 +125,7 @@ class Evidence:
     due = 0.0  #: when the clerk next acts for the claim, in seconds; 0 if never
     patience = 0.0  #: the last wait for a majority, in seconds; each wait is longer than the one before
     born = 0.0  #: when this record was made, in seconds
-    age = 0  #: the age of the call at that time, in µs
+    age = 0  #: the age of the acquire() call when this record was made, in µs
     round_at = 0.0  #: when the newest round of requests began, in seconds
     fan: object = None  #: the `Fan` of the last attempt, which has one connection to each server
     granted: Granted | None = None  #: the newest grant that the kernel received

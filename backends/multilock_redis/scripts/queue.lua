@@ -117,7 +117,7 @@ local function fits(mode, text)
   return mode == shared_as(text) and (not permits or redis.call('ZCARD', KEYS[5]) < permits)
 end
 
--- The number of permits in the lock, if this mode asks for another number.
+-- The number of permits that the lock has, if this mode asks for a different number of permits.
 local function other_number(mode, text)
   local shared = shared_as(text)
   return shared and shared ~= mode and string.match(shared .. mode, '^p(%d+)p')

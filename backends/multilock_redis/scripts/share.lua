@@ -3,7 +3,7 @@
 -- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be notified), mode: `r`,
 -- or `p<n>` for one of n permits, echo (empty: a push is only a hint).
 -- Returns {1, token, generation}: held for ttl from now. {pttl, rank} and {-2, -1}: as acquire. {-3, n}: the name has n
--- permits at present, and this claim asked for another number; nothing of this id is left.
+-- permits at present, but this claim asked for a different number of permits; nothing of this id is left.
 -- Invariant: as acquire. Each reply has its own token, so a lost reply costs nothing but a number.
 
 local owner, ttl, wait, mode = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]

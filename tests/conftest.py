@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -39,10 +40,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Deal the modules to the workers in equal shares of tests, and let each worker begin with its slow modules.
+    """Deal the modules to the workers in equal shares of tests, and run the slow modules of one share after another.
 
     With ``--dist worksteal`` each worker begins with one share, and steals from the end of another when it is done. So
-    a module's own fixtures start once, and no worker is left with a slow test when all others have finished.
+    a module's own fixtures start once. The modules of a folder are neighbours, so that the servers of the folder start
+    once in each worker. Slow modules keep a core busy, and other tests wait most of the time: the slow ones of each
+    worker begin when those of the worker before have ended. All end long before the other tests do, so no worker is
+    left with a slow test when the others have finished.
     """
     modules: dict[Path, list[pytest.Item]] = {}
     slow: set[Path] = set()
@@ -53,12 +57,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow"):
             slow.add(item.path)
     order = {path: place for place, path in enumerate(modules)}
-    shares: list[list[Path]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))]
+    folders = {path.parent: place for path, place in reversed(order.items())}
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    shares: list[list[Path]] = [[] for _ in range(workers)]
     for path in sorted(modules, key=lambda path: (path not in slow, -len(modules[path]))):
         min(shares, key=lambda share: sum(len(modules[path]) for path in share)).append(path)
-    for share in shares:
-        share.sort(key=lambda path: (path not in slow, order[path]))
+    for number, share in enumerate(shares):
+        share.sort(key=lambda path: (folders[path.parent], order[path]))
+        others = [path for path in share if path not in slow]
+        before, count = 0, sum(len(modules[path]) for path in others) * number // (workers + 1)
+        while count > 0:
+            count -= len(modules[others[before]])
+            before += 1
+        share[:] = [*others[:before], *(path for path in share if path in slow), *others[before:]]
     items[:] = [item for share in shares for path in share for item in modules[path]]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests from the garbage collector, which would stop all threads while it visits them."""
+    gc.freeze()
 
 
 class _Told(pytest.LogCaptureFixture):  # type: ignore[misc]

@@ -9,7 +9,8 @@ import pytest
 
 from multilock import BackendRejected
 from multilock.model import Busy, Claim, Granted
-from tests.backends.memory.rules import WITHIN, Asker, Clock, Rules
+from tests.backends.memory.askers import WITHIN, Asker, Clock
+from tests.backends.memory.rules import Rules
 
 __all__ = ["SharedRules"]
 

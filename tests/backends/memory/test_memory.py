@@ -12,7 +12,7 @@ import pytest
 import multilock_memory
 from multilock import LossReason
 from multilock.model import Granted
-from tests.backends.memory.rules import WITHIN, Asker, Clock
+from tests.backends.memory.askers import WITHIN, Asker, Clock
 from tests.backends.memory.shared_rules import SharedRules
 
 _stores = itertools.count()

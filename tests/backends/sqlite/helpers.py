@@ -22,8 +22,8 @@ from multilock.testing import hear, say
 from multilock_sqlite import host
 from multilock_sqlite.exclusion import Exclusion
 from multilock_sqlite.transport import Connection, Database, transaction
-from tests.backends.memory import rules
-from tests.backends.memory.rules import Asker
+from tests.backends.memory import askers
+from tests.backends.memory.askers import Asker
 
 SYS_EXIT = 60 if os.uname().machine == "x86_64" else 93  # number of the system call that ends one thread
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
@@ -441,7 +441,7 @@ def live_until(url: str, statement: int, told: int) -> None:
         prepare(self, connection)
 
     Database._prepare = counted  # type: ignore[method-assign]
-    rules._numbers = itertools.count(time.time_ns())  # so that its ids differ from the parent's
+    askers._numbers = itertools.count(time.time_ns())  # so that its ids differ from the parent's
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     claim, waiting = asker.claim("n"), asker.claim("n", fair=True)
     granted = asker.hold(claim)

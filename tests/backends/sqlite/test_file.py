@@ -23,7 +23,7 @@ from multilock.testing import Helper
 from multilock_sqlite import exclusion, host, layout
 from multilock_sqlite.diagnosis import weaknesses
 from multilock_sqlite.transport import Connection, _live
-from tests.backends.memory.rules import Asker, Clock
+from tests.backends.memory.askers import Asker, Clock
 from tests.backends.sqlite.test_processes import HELPERS, apart
 
 

@@ -23,7 +23,7 @@ from multilock.testing import Helper
 from multilock.testing.conformance.base import eventually
 from multilock.timing import liveness
 from multilock_sqlite.notices import ROOM, STILLBORN, Mailbox
-from tests.backends.memory.rules import WITHIN, Asker
+from tests.backends.memory.askers import WITHIN, Asker
 from tests.backends.sqlite.helpers import NOBODY
 from tests.backends.sqlite.test_processes import apart
 

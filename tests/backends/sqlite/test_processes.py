@@ -20,7 +20,7 @@ from multilock_sqlite.exclusion import Closed, Exclusion
 from multilock_sqlite.host import Process
 from multilock_sqlite.transport import CONNECTIONS, _log, transaction
 from tests.backends.in_order import ORDERS, together, writes_and_reads_are_in_order
-from tests.backends.memory.rules import Asker
+from tests.backends.memory.askers import Asker
 from tests.backends.sqlite.helpers import descriptors_of
 
 HELPERS = "tests.backends.sqlite.helpers"

@@ -19,7 +19,7 @@ from multilock.testing import Helper
 from multilock.timing import heartbeat
 from multilock_sqlite.host import Process
 from multilock_sqlite.recipe import Recipe
-from tests.backends.memory.rules import WITHIN, Asker, Clock
+from tests.backends.memory.askers import WITHIN, Asker, Clock
 from tests.backends.memory.shared_rules import SharedRules
 
 

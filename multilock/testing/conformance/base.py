@@ -14,6 +14,7 @@ from multilock.kernel.holding import Holding
 from multilock.lease import AnyLease
 from multilock.testing.conformance.faces import FACES, Face
 from multilock.testing.conformance.places import Place
+from multilock.testing.conformance_processes import NAME
 
 __all__ = [
     "NAME",
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-NAME = "orders/42"
 SOON = 5.0  # seconds to wait at most for an effect that should be immediate, even on a busy machine
 
 

@@ -3,30 +3,23 @@ share."""
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import itertools
-import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-import multilock
-from multilock import BackendUnavailable, Client, LeaseState, LossReason, NotHeld, now
-from multilock.testing.conformance.base import NAME, SOON, Conformance, Pulse, eventually, inner
-from multilock.testing.conformance.faces import FACES, Face, background
+from multilock import Client, LossReason, now
+from multilock.testing.conformance.base import NAME, SOON, Conformance, Pulse, eventually
+from multilock.testing.conformance.faces import FACES, Face
 from multilock.testing.conformance.places import Place
 from multilock.testing.conformance.rest import GRAIN
-from multilock.testing.process import Helper, hear, say
+from multilock.testing.process import Helper
 
 __all__ = ["ProcessConformance"]
 
-HERE = "multilock.testing.conformance.process"
+PROCESSES = "multilock.testing.conformance_processes"
 START = 20.0  # seconds that a process may take to start, even on a busy machine
 
 
@@ -45,7 +38,8 @@ class ProcessConformance(Conformance):
 
         def start(function: str, *arguments: object) -> Helper:
             helper = Helper(
-                f"{HERE}:perform", place.registered_in or HERE, function, place.clean_url, place.prefix, *arguments
+                f"{PROCESSES}:perform",
+                *(place.registered_in or PROCESSES, function, place.clean_url, place.prefix, *arguments),
             )
             helpers.append(helper)
             return helper
@@ -110,7 +104,7 @@ class ProcessConformance(Conformance):
         if not client.capabilities.hold_at_least:
             pytest.skip("declared: the client would have to live for it")
         holder = helper("rest" if end == "killed" else "hold_resting_and_exit", place.quick_ttl, place.rest)
-        until = float(holder.wait_for("rests", START)[1])
+        until = float(holder.wait_for("rests", START)[1]) - GRAIN
         if end == "killed":
             holder.kill()
         assert client.lock(NAME).try_acquire() is None or now() >= until
@@ -179,169 +173,3 @@ class ProcessConformance(Conformance):
         assert len(beliefs) >= 3
         overlaps = [(first, second) for first, second in itertools.pairwise(beliefs) if second[0] < first[1]]
         assert overlaps == []
-
-
-# The functions that the helper processes run
-
-
-def perform(module: str, function: str, *arguments: str) -> None:
-    """Call one of the functions below, after importing ``module``, which registers the backend."""
-    importlib.import_module(module)
-    globals()[function](*arguments)
-
-
-def _client(url: str, prefix: str, ttl: str) -> Client:
-    return multilock.connect(url, prefix=prefix, ttl=float(ttl))
-
-
-def hold(url: str, prefix: str, ttl: str) -> None:
-    """Hold the lock until the test says otherwise."""
-    lease = _client(url, prefix, ttl).lock(NAME, on_lost=lambda loss: say("lost", loss.reason.value)).acquire()
-    say("held", lease.token)
-    while (line := hear()) is not None:
-        if line == "report":
-            say("report", lease.is_held())
-        elif line == "release":
-            say("released", lease.release())
-
-
-def hold_and_exit(url: str, prefix: str, ttl: str) -> None:
-    """Exit while the lock is held."""
-    lease = _client(url, prefix, ttl).lock(NAME, on_lost=lambda loss: say("lost")).acquire()
-    say("held", lease.token)
-
-
-def rest(url: str, prefix: str, ttl: str, seconds: str) -> None:
-    """Release a lock that then rests, and wait."""
-    lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
-    lease.release()
-    say("rests", inner(lease).granted_at + float(seconds) - GRAIN)
-    hear()
-
-
-def hold_resting_and_exit(url: str, prefix: str, ttl: str, seconds: str) -> None:
-    """Exit while a lock with hold_at_least is held."""
-    lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
-    say("rests", inner(lease).granted_at + float(seconds) - GRAIN)
-
-
-def exit_with_a_waiter(url: str, prefix: str, ttl: str) -> None:
-    """Exit while a thread waits for the lock."""
-    client = _client(url, prefix, ttl)
-    client.lock("another").acquire()
-    threading.Thread(target=client.lock(NAME).acquire, daemon=True).start()
-    eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
-    say("waiting")
-
-
-def exit_with_waiters_of_its_own(url: str, prefix: str, ttl: str) -> None:
-    """Exit while the lock is held and threads of this process wait for it."""
-    clients = [_client(url, prefix, ttl) for _ in range(2)]
-    clients[0].lock(NAME).acquire()
-    for client in clients:
-        threading.Thread(target=client.lock(NAME).acquire, daemon=True).start()
-    eventually(lambda: (info := clients[0].inspect(NAME)) and info.waiting in (None, 2))
-    time.sleep(0.3)  # time to join, for backends that do not count waiters
-    say("waiting")
-
-
-def fork(url: str, prefix: str, ttl: str) -> None:
-    """Fork while the lock is held, and report what the child sees."""
-    client = _client(url, prefix, ttl)
-    losses: list[Any] = []
-    lease = client.lock(NAME, on_lost=losses.append).acquire()
-    say("held", lease.token)
-    child = os.fork()
-    if child == 0:
-        say("child", *_what_a_child_sees(client, lease, losses))
-        os._exit(0)
-    os.waitpid(child, 0)
-    lease.renew()
-    say("parent", lease.is_held())
-    hear()
-
-
-def _what_a_child_sees(client: Client, lease: Any, losses: list[Any]) -> Iterator[str]:
-    yield "released" if lease.state is LeaseState.RELEASED and not lease.is_held() else "held"
-    try:
-        lease.check()
-    except NotHeld:
-        yield "NotHeld"
-    yield str(lease.release())
-    try:
-        client.current_lease()
-    except NotHeld:
-        yield "NotHeld"
-    yield "refused" if client.lock(NAME).try_acquire() is None else "taken"
-    with client.lock("another").acquire(timeout=SOON):
-        yield "free"
-    yield "callback" if losses else "no-callback"
-
-
-CLEAN_UP = 0.5  # seconds that a leader's work needs for its clean-up
-
-
-def serve(url: str, prefix: str, ttl: str) -> None:
-    """Work while this node leads, until SIGTERM."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-
-    def work(leadership: multilock.Leadership) -> None:
-        say("begins", now())
-        while leadership.is_held():
-            time.sleep(0.01)
-        time.sleep(CLEAN_UP)
-        say("ends", now())
-
-    with _client(url, prefix, ttl) as client, client.election(NAME, on_elected=work):
-        say("ready")
-        threading.Event().wait()
-
-
-def serve_async(url: str, prefix: str, ttl: str) -> None:
-    """Do the same as `serve`, under asyncio."""
-
-    async def work(leadership: multilock.AsyncLeadership) -> None:
-        say("begins", now())
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            await asyncio.sleep(CLEAN_UP)
-            say("ends", now())
-
-    async def main() -> None:
-        end = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
-        client = multilock.connect_async(url, prefix=prefix, ttl=float(ttl))
-        async with client, client.election(NAME, on_elected=work):
-            say("ready")
-            await end.wait()
-
-    asyncio.run(main())
-
-
-def believe(url: str, prefix: str, ttl: str) -> None:
-    """Acquire and release again and again. At the end, report each interval in which this process believed to hold."""
-    client = _client(url, prefix, ttl)
-    say("ready")
-    end = background(hear)
-    beliefs = []
-    while not end.done():
-        try:
-            lease = client.lock(NAME).try_acquire(timeout=0.5)
-        except BackendUnavailable:
-            continue  # a process that was frozen during a request: its session or its timeout has ended meanwhile
-        if lease is None:
-            continue
-        begun = now()
-        last = begun
-        while lease.is_held() and now() < begun + float(ttl) / 2:
-            last = now() if lease.is_held() else last
-            time.sleep(0.002)
-        if lease.is_held():
-            last = now()
-        lease.release()
-        beliefs.append((begun, last))
-    for begun, last in beliefs:
-        say("belief", begun, last)
-    say("ended")
-    sys.stdout.flush()

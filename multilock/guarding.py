@@ -33,6 +33,12 @@ LIMIT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
 STILL_OPEN = "SELECT 1 WHERE pg_current_xact_id_if_assigned() IS NOT NULL"
 # Several transactions of one holder may be open at once, so a token that is already there is locked FOR SHARE.
 SAME = "SELECT 1 FROM multilock_fence WHERE name = %s AND token = %s FOR SHARE"
+# FOR SHARE leaves no newer version of the row behind. So a lease that raises the token in such a transaction may wait
+# for the last write of an older lease, and still read what was there before it.
+MAY_BE_STALE = (
+    "SELECT 1 FROM multilock_fence WHERE name = %s AND token < %s "
+    "AND current_setting('transaction_isolation') <> 'read committed'"
+)
 RAISE = (
     "INSERT INTO multilock_fence (name, token) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET token = excluded.token "
     "WHERE multilock_fence.token <= excluded.token RETURNING token"
@@ -84,10 +90,12 @@ def guard(
     * ``guard(connection, lease)`` is for a lease of any backend, and a database with the table ``multilock_fence``:
       PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and older ones
       are refused. It does not keep others from acquiring the lock meanwhile. So read what the writes depend on after
-      it, and call it in each transaction that reads or writes such data.
+      it, and call it in each transaction that reads or writes such data. On PostgreSQL the first transaction of a lease
+      must be READ COMMITTED. Later ones may have any isolation level.
 
     ``idle_limit`` is as for `Lease.guard`. Raises LockLost if the lease is over, or if a newer one has written:
-    then roll back. Raises ConfigurationError if no transaction is open, or if the connection is of another kind.
+    then roll back. Raises ConfigurationError if no transaction is open, if the connection is of another kind, or if the
+    first transaction of a lease has another isolation level.
     Raises CapabilityMissing if the lease has no token that grows, as with readers and permits.
     """
     session = _session(connection)
@@ -207,7 +215,15 @@ def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) ->
                 f"the table multilock_fence has names of at most {NAME_MAX} characters: shorten it"
             )
         row = (part.name, token)
-        if not ((session.dialect == "postgresql" and session.ask(SAME, row)) or session.ask(RAISE, row)):
+        if session.dialect == "postgresql":
+            if session.ask(SAME, row):
+                continue
+            if session.ask(MAY_BE_STALE, row):
+                raise ConfigurationError(
+                    f"the first guard of a lease of {part.name!r} needs READ COMMITTED, because this transaction may "
+                    "not see the last write of the lease before: guard in such a transaction first, and commit it"
+                )
+        if not session.ask(RAISE, row):
             raise LockLost(f"a newer lease of {part.name!r} has written: roll this transaction back", name=part.name)
     _keep_open(session, idle_limit)
 

@@ -100,11 +100,11 @@ def _about_disk(told: ServerState) -> Iterator[Finding]:
             "a power failure may destroy the tables of locks",
             "set full_page_writes = on",
         )
-    if told.synchronous_commit == "off":
+    if told.synchronous_commit in ("off", "local"):
         yield Finding(
             "postgresql-asynchronous-commit",
             "info",
-            "synchronous_commit is off for this role: multilock sets it to on for each grant",
+            f"synchronous_commit is {told.synchronous_commit} for this role: multilock sets it to on for each grant",
             "no action is needed",
         )
 

@@ -41,6 +41,10 @@ NO_PUSH = (
     "a pooler between this client and the server drops notifications: give listen=host:port, the server's own address. "
     "Until then waiters ask by timer"
 )
+ELSEWHERE = (
+    "notifications do not arrive at the address in listen=: give the host:port of the server that the URL leads to, "
+    "with the same database. Until then waiters ask by timer"
+)
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class Listener:
         notices: Notices,
     ) -> None:
         """``direct`` is the address that reaches the server without a pooler, if the user gave one."""
+        self._direct = direct
         self._endpoint = direct or endpoint
         self._transactions = transactions
         self._keys = keys
@@ -128,13 +133,13 @@ class Listener:
         wire = self._endpoint.connect(within, self._now)
         try:
             wire.script(f'LISTEN "{self._channel}"; LISTEN {CHANGES}'.encode(), deadline - self._now())
-            if wire.pooled and not self._comes_back(wire, deadline):
+            if (wire.pooled or self._direct) and not self._comes_back(wire, deadline):
                 # The session goes on listening for whichever client the pooler gives it to next. The newest session is
                 # used first, so this request most likely reaches it.
                 with suppress(MultilockError):
                     wire.script(f'UNLISTEN "{self._channel}"; UNLISTEN {CHANGES}'.encode(), deadline - self._now())
                 wire.close()
-                self._notices.pushes(self._connection, NO_PUSH, refused=True)
+                self._notices.pushes(self._connection, ELSEWHERE if self._direct else NO_PUSH, refused=True)
                 return None
             number = int(self._notices.client, 16)
             signed = number - (1 << 64) if number >> 63 else number

@@ -41,6 +41,9 @@ SILENT = {
 }
 # With these errors nothing was executed either, and repeating the request does not help.
 REFUSED = {
+    "22023": "the name of the lock is too long for a notification: shorten it",
+    "22P05": "the name, the prefix or identity= has a character that the encoding of its database lacks",
+    "54000": "the name of the lock is too long for an index: shorten it",
     "0A000": "it does not support what multilock needs: PostgreSQL 14 or newer",
     "28000": "check username= and the server's pg_hba.conf",
     "28P01": "check username= and password=",

@@ -21,7 +21,7 @@ BEGIN
     RAISE EXCEPTION 'this server, or this session, is read-only' USING ERRCODE = '25006';
   END IF;
   PERFORM set_config('lock_timeout', p_within::text, true);
-  IF current_setting('synchronous_commit') = 'off' THEN  -- a grant must outlive a crash of the server
+  IF current_setting('synchronous_commit') IN ('off', 'local') THEN  -- a grant must outlive a crash and a failover
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
 END $$;
@@ -102,7 +102,6 @@ BEGIN
     CONTINUE WHEN NOT FOUND;  -- it left
     ends := least(w.until, clock_timestamp() + interval '6 s');
     covered := w.echo IS NULL OR coalesce(ends <= p_sure, false);  -- without an echo the push is only a hint
-    flush := flush OR NOT covered;
     IF w.mode = 'x' THEN
       SELECT a.boot INTO boot_ FROM @S@.alive a;
       IF NOT FOUND THEN
@@ -120,6 +119,8 @@ BEGIN
       have := '#' || w.mode;
       given := given + 1;
     END IF;
+    -- A token beyond the clock, which was stepped back, must be on the disk. After a crash it would be given twice.
+    flush := flush OR NOT covered OR t > @S@.us_1();
     PERFORM pg_notify('multilock_' || left(w.id, 16), concat_ws(' ', w.id, w.echo, CASE WHEN w.echo IS NOT NULL THEN t END));
     IF have = 'x' THEN
       heir := w.id;

@@ -61,7 +61,7 @@ def codes(**state: object) -> list[tuple[str, str]]:
         ({"name": "CockroachDB CCL v24.1"}, "not-postgresql", "warning"),
         ({"fsync": "off"}, "fsync-off", "error"),
         ({"full_page_writes": "off"}, "full-page-writes-off", "warning"),
-        ({"synchronous_commit": "off"}, "asynchronous-commit", "info"),
+        ({"synchronous_commit": "local"}, "asynchronous-commit", "info"),
         ({"standbys": "one"}, "synchronous", "info"),
         ({"replicas": 2, "asynchronous": 2}, "async-replicas", "warning"),
         ({"replicas": 2, "sees_all": "f"}, "replicas", "info"),

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -24,6 +25,10 @@ from tests.backends.postgresql.conftest import Ask, Database, Queued
 def own() -> Iterator[Database]:
     with Database() as server:
         yield server
+
+
+def by_hand(server: Database) -> Queued:
+    return Queued(multilock.registry.open_backend("postgresql", server.url, {"ttl": 20.0}))
 
 
 def as_role(server: Database, role: str, *settings: str) -> str:
@@ -119,6 +124,19 @@ def test_a_wrong_database_is_refused(server: Database, ask: Ask) -> None:
         ask(server.url.replace("/postgres", "/nowhere")).opened.ping(WITHIN)
 
 
+def test_a_text_that_the_database_cannot_hold_is_refused_at_once(server: Database, ask: Ask) -> None:
+    one = ask()
+    long = "".join(chr(0x4E00 + 7 * number) for number in range(1000))  # does not become short if it is compressed
+    with pytest.raises(BackendRejected, match="too long for an index: shorten it"):
+        one.attempt(one.mutex(name=long))
+    server.sql("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    latin = ask(server.url.replace("/postgres", "/latin"))
+    claim = latin.mutex()
+    with pytest.raises(BackendRejected, match="encoding of its database lacks"):
+        latin.attempt(claim._replace(owner=f"{claim.id}@lock:host:1:\u65e5\u672c:1"))
+    latin.take(latin.mutex(name=long[:200]))
+
+
 def test_connections_that_the_server_ended_at_rest_cost_no_request(one: Queued, server: Database) -> None:
     claim = one.take(one.mutex())
     ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'multilock'"
@@ -130,9 +148,10 @@ def test_connections_that_the_server_ended_at_rest_cost_no_request(one: Queued, 
 
 def test_a_grant_without_its_synchronous_standby_is_unknown(own: Database) -> None:
     with psycopg.connect(own.url, autocommit=True) as operator:
-        client = Queued(multilock.registry.open_backend("postgresql", own.url, {"ttl": 20.0}))
+        client = by_hand(own)
         client.release(client.take(client.mutex()))
         operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        operator.execute("ALTER SYSTEM SET synchronous_commit = 'local'")  # a grant waits all the same
         operator.execute("SELECT pg_reload_conf()")
         told: list[BackendUnavailable] = []
 
@@ -168,6 +187,21 @@ def test_a_forked_child_leaves_its_parents_connections_alone(one: Queued, server
     assert one.opened.renew(held[1].group, [held], WITHIN)[0] is not None
     server.sql("DELETE FROM multilock.locks")
     assert one.ear.wait(lambda: one.ear.losses != [])
+
+
+def test_a_token_beyond_the_clock_is_not_given_twice_after_a_crash() -> None:
+    with Database(wal_writer_delay="10s") as server, closing(by_hand(server)) as one, closing(by_hand(server)) as two:
+        held = one.take(one.mutex())
+        server.sql("UPDATE multilock.locks SET token = token + 3600000000::bigint")  # as if the clock was stepped back
+        waiter = two.wait(two.mutex())
+        one.release(held)
+        assert two.ear.wait(lambda: waiter.id in two.ear.pushed, SOON)
+        server.kill()
+        server.start()
+        server.sql("UPDATE multilock.locks SET until = clock_timestamp(), sure = NULL")
+        last = one.mutex()
+        eventually(lambda: one.holds(last), SOON)
+        assert one.token(last) > (two.ear.pushed[waiter.id].token or 0)
 
 
 def test_a_crash_of_the_server_keeps_grants_and_the_order_of_tokens(own: Database) -> None:

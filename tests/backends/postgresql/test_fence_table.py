@@ -59,6 +59,12 @@ def begin(server: Database, request: pytest.FixtureRequest) -> Iterator[Callable
 Begin = Callable[[], psycopg.Connection[Any]]
 
 
+def guard_first(server: Database, lease: Lease) -> None:
+    """Guard in READ COMMITTED, as the first transaction of a lease must."""
+    with psycopg.connect(server.url) as connection:
+        multilock.guard(connection, lease)
+
+
 def test_a_newer_lease_waits_for_the_write_of_an_older_one(begin: Begin, server: Database, holders: Holders) -> None:
     old, new = begin(), begin()
     multilock.guard(old, holders.older)
@@ -70,21 +76,46 @@ def test_a_newer_lease_waits_for_the_write_of_an_older_one(begin: Begin, server:
         with contextlib.suppress(errors.SerializationFailure):
             guarded.result(SOON)
     new.rollback()
+    guard_first(server, holders.newer)
     multilock.guard(new, holders.newer)
-    new.commit()
+
+
+def test_no_lease_reads_from_before_the_last_write_of_an_older_one(
+    begin: Begin, server: Database, holders: Holders
+) -> None:
+    server.sql("DROP TABLE IF EXISTS data")
+    server.sql("CREATE TABLE data AS SELECT 0 AS value")
+    guard_first(server, holders.older)
+    old, new = begin(), begin()
+    if new.isolation_level != IsolationLevel.READ_COMMITTED:
+        new.execute("SELECT 1")
+        with pytest.raises(ConfigurationError, match="READ COMMITTED"):
+            multilock.guard(new, holders.newer)
+        new.rollback()
+        guard_first(server, holders.older)
+        guard_first(server, holders.newer)
+        return
+    multilock.guard(old, holders.older)
+    old.execute("UPDATE data SET value = 1")
+    with ThreadPoolExecutor(1) as thread:
+        guarded: Future[None] = thread.submit(multilock.guard, new, holders.newer)
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        eventually(lambda: server.sql(waiting) == [(1,)], SOON)
+        old.commit()
+        guarded.result(SOON)
+    assert new.execute("SELECT value FROM data").fetchone() == (1,)
 
 
 @pytest.mark.parametrize("looked_before", [True, False])
 def test_an_older_lease_is_refused_after_a_newer_one_has_written(
-    begin: Begin, holders: Holders, looked_before: bool
+    begin: Begin, server: Database, holders: Holders, looked_before: bool
 ) -> None:
-    old, new = begin(), begin()
+    old = begin()
     multilock.guard(old, holders.older)
     old.commit()
     if looked_before:
         old.execute("SELECT * FROM multilock_fence")
-    multilock.guard(new, holders.newer)
-    new.commit()
+    guard_first(server, holders.newer)
     with pytest.raises((LockLost, errors.SerializationFailure)):
         multilock.guard(old, holders.older)
     old.rollback()

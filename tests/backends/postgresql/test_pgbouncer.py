@@ -108,6 +108,19 @@ def test_an_own_address_for_listening_brings_the_pushes_back(
     assert far.ear.wait(lambda: far.ear.losses != [], LONG)
 
 
+def test_an_address_for_listening_that_leads_elsewhere_is_reported(
+    bouncer: PgBouncer, ask: Ask, one: Queued, server: Database
+) -> None:
+    server.sql("CREATE DATABASE session")  # the bouncer's database of this name is another one
+    far = ask(bouncer.session_url, listen=server.endpoint)
+    held = one.take(one.mutex())
+    waiter = far.wait(far.mutex())
+    [trouble] = far.ear.down.values()
+    assert "do not arrive at the address in listen=" in trouble
+    assert one.release(held)
+    assert far.holds(waiter, join=True)
+
+
 def test_nobody_gets_a_name_that_is_guarded_through_the_pooler(
     shared: Queued, one: Queued, bouncer: PgBouncer, server: Database
 ) -> None:

@@ -27,17 +27,17 @@ __all__ = ["guard", "guard_lease", "guard_lease_async"]
 LOST = "ML001"  # the SQLSTATE of a guard whose lease is over
 NO_LOCK = 0  # a token that no lock has
 NAME_MAX = 255  # characters that a name in the table may have
-LIMIT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
+LIMIT = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', %s, true)"
 # The guard locks a row, so its transaction has an id. Once it has ended, the next transaction has no id yet, and this
 # statement returns no row.
-STILL_OPEN = "SELECT 1 WHERE pg_current_xact_id_if_assigned() IS NOT NULL"
+STILL_OPEN = "SELECT 1 WHERE pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
 # Several transactions of one holder may be open at once, so a token that is already there is locked FOR SHARE.
 SAME = "SELECT 1 FROM multilock_fence WHERE name = %s AND token = %s FOR SHARE"
 # FOR SHARE leaves no newer version of the row behind. So a lease that raises the token in such a transaction may wait
 # for the last write of an older lease, and still read what was there before it.
 MAY_BE_STALE = (
     "SELECT 1 FROM multilock_fence WHERE name = %s AND token < %s "
-    "AND current_setting('transaction_isolation') <> 'read committed'"
+    "AND pg_catalog.current_setting('transaction_isolation') <> 'read committed'"
 )
 RAISE = (
     "INSERT INTO multilock_fence (name, token) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET token = excluded.token "

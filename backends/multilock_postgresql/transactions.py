@@ -36,29 +36,31 @@ class StepQueries:
         )
         self.follow = self._sql(
             "INSERT INTO {0}.locks AS l (key, token, followed) "
-            "SELECT k, {0}.us_1(), clock_timestamp() + $2::bigint * interval '1 ms' FROM unnest($1::text[]) AS k "
+            "SELECT k, {0}.us_1(), pg_catalog.clock_timestamp() + $2::bigint * interval '1 ms' "
+            "FROM unnest($1::text[]) AS k "
             "ON CONFLICT (key) DO UPDATE SET followed = excluded.followed "
-            "RETURNING l.key, l.id, extract(epoch FROM l.until - clock_timestamp())"
+            "RETURNING l.key, l.id, extract(epoch FROM l.until - pg_catalog.clock_timestamp())"
         )
         self.holder = self._sql(
-            "SELECT l.key, l.id, extract(epoch FROM l.until - clock_timestamp()) FROM {}.locks l "
+            "SELECT l.key, l.id, extract(epoch FROM l.until - pg_catalog.clock_timestamp()) FROM {}.locks l "
             "WHERE l.key = ANY ($1::text[])"
         )
-        live = "FROM {0}.holders h WHERE h.key = l.key AND h.until > clock_timestamp()"
-        held = "l.id IS NOT NULL AND (l.until > clock_timestamp() OR h.id IS NOT NULL)"
+        live = "FROM {0}.holders h WHERE h.key = l.key AND h.until > pg_catalog.clock_timestamp()"
+        held = "l.id IS NOT NULL AND (l.until > pg_catalog.clock_timestamp() OR h.id IS NOT NULL)"
         self.inspect = self._sql(
-            "SELECT l.id, l.who, l.token, extract(epoch FROM l.until - clock_timestamp()), "
-            "h.id, h.who, h.token, extract(epoch FROM h.until - clock_timestamp()), w.n, c.n FROM {0}.locks l "
+            "SELECT l.id, l.who, l.token, extract(epoch FROM l.until - pg_catalog.clock_timestamp()), "
+            "h.id, h.who, h.token, extract(epoch FROM h.until - pg_catalog.clock_timestamp()), w.n, c.n "
+            "FROM {0}.locks l "
             "CROSS JOIN LATERAL (SELECT count(*) AS n FROM {0}.queue q "
-            "WHERE q.key = l.key AND q.until > clock_timestamp()) w "
+            "WHERE q.key = l.key AND q.until > pg_catalog.clock_timestamp()) w "
             f"CROSS JOIN LATERAL (SELECT count(*) AS n {live}) c "
             f"LEFT JOIN LATERAL (SELECT * {live} ORDER BY h.token LIMIT 100) h ON l.until IS NULL "
             f"WHERE l.key = $1 AND {held}"
         )
         self.inspect_all = self._sql(
-            "SELECT l.key, l.id, l.who, l.token, extract(epoch FROM l.until - clock_timestamp()), "
-            "h.id, h.who, h.token, extract(epoch FROM h.until - clock_timestamp()), "
-            "(SELECT count(*) FROM {0}.queue q WHERE q.key = l.key AND q.until > clock_timestamp()), "
+            "SELECT l.key, l.id, l.who, l.token, extract(epoch FROM l.until - pg_catalog.clock_timestamp()), "
+            "h.id, h.who, h.token, extract(epoch FROM h.until - pg_catalog.clock_timestamp()), "
+            "(SELECT count(*) FROM {0}.queue q WHERE q.key = l.key AND q.until > pg_catalog.clock_timestamp()), "
             f"(SELECT count(*) {live}) FROM {{0}}.locks l "
             f"LEFT JOIN LATERAL (SELECT * {live} ORDER BY h.token LIMIT 1) h ON l.until IS NULL "
             f"WHERE l.key >= $1 AND ($2::text IS NULL OR l.key < $2) AND {held} ORDER BY l.key LIMIT $3::integer"

@@ -1,7 +1,8 @@
--- The steps of the lock. Each is one function, one message, one commit. @S@ stands for the schema.
+-- The steps of the lock. Each is one function, one message, one commit. @S@ stands for the schema. The path of each is
+-- pg_catalog, because a role may have functions of its own there before, for example another clock_timestamp().
 -- Return the microseconds of the server's clock. No step uses now(): that is the start of the transaction.
 CREATE OR REPLACE FUNCTION @S@.us_1() RETURNS bigint LANGUAGE sql VOLATILE AS
-$$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
+$$ SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint $$;
 
 -- Wake the client of this claim, so that it looks again.
 CREATE OR REPLACE FUNCTION @S@.wake_1(p_id text) RETURNS void LANGUAGE plpgsql AS $$
@@ -136,7 +137,7 @@ END $$;
 CREATE OR REPLACE FUNCTION @S@.acquire_1(
   p_key text, p_id text, p_who text, p_mode text, p_ttl bigint, p_wait bigint, p_barge boolean, p_listens boolean,
   p_echo text, p_within integer, OUT token bigint, OUT left_ms bigint, OUT rank integer) LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   r @S@.locks%ROWTYPE;
   now timestamptz := clock_timestamp();
@@ -325,7 +326,7 @@ END $$;
 -- Release the name, or leave the queue. p_unsure is true if a request of this id had no reply: then the cancel is final.
 -- Returns true if the claim held the name until now.
 CREATE OR REPLACE FUNCTION @S@.release_1(p_key text, p_id text, p_unsure boolean, p_within integer)
-RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   r @S@.locks%ROWTYPE;
   ends timestamptz;
@@ -381,7 +382,7 @@ END $$;
 
 -- Release, but keep the name taken for p_ms from now, by an id that no client can renew.
 CREATE OR REPLACE FUNCTION @S@.rest_1(p_key text, p_id text, p_unsure boolean, p_ms bigint, p_within integer)
-RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   until_ timestamptz;
   id_ text;
@@ -413,7 +414,7 @@ END $$;
 
 -- Take the name from all holders, also a name that rests. Returns the ids whose time was not over.
 CREATE OR REPLACE FUNCTION @S@.force_1(p_key text, p_within integer) RETURNS text[] LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   r @S@.locks%ROWTYPE;
   ended text[] := '{}';
@@ -445,7 +446,7 @@ END $$;
 -- Extend leases. Returns the ids that no longer hold their names. An id that another transaction keeps from being
 -- extended is returned with a '?' before it: one locked row must not cost the client its other leases.
 CREATE OR REPLACE FUNCTION @S@.renew_1(p_keys text[], p_ids text[], p_ttls bigint[], p_within integer)
-RETURNS text[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   n integer := cardinality(p_ids);
   lost text[];
@@ -476,7 +477,7 @@ END $$;
 
 -- Delete the rows of names that nobody holds, waits for or follows, once a minute for all clients together. meta.floor
 -- keeps their greatest token.
-CREATE OR REPLACE FUNCTION @S@.sweep_1(p_age interval DEFAULT '60 s') RETURNS integer LANGUAGE plpgsql SET jit = off AS $$
+CREATE OR REPLACE FUNCTION @S@.sweep_1(p_age interval DEFAULT '60 s') RETURNS integer LANGUAGE plpgsql SET search_path = pg_catalog SET jit = off AS $$
 DECLARE
   n integer;
   top bigint;

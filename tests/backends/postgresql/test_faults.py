@@ -17,7 +17,7 @@ import multilock
 from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Granted
 from multilock.testing.conformance.base import SOON, eventually
-from tests.backends.kit import WITHIN
+from tests.backends.kit import NAME, WITHIN
 from tests.backends.postgresql.conftest import Ask, Database, Queued
 
 
@@ -92,6 +92,22 @@ def test_another_isolation_level_of_the_role_changes_nothing(server: Database, a
     assert client.release(claim)
     assert other.ear.wait(lambda: waiter.id in other.ear.pushed)
     assert [finding.code for finding in client.opened.diagnose(WITHIN)].count("postgresql-isolation") == 1
+
+
+def test_a_clock_of_the_roles_own_ends_no_lease(one: Queued, server: Database, ask: Ask) -> None:
+    server.sql("CREATE SCHEMA own_clock")
+    body = "RETURNS timestamptz LANGUAGE sql AS 'SELECT timestamptz ''2000-01-01'''"
+    server.sql(f"CREATE FUNCTION own_clock.clock_timestamp() {body}")
+    one.opened.inspect(NAME, WITHIN)  # makes the tables
+    far = ask(as_role(server, "travels", "search_path = own_clock, pg_catalog"))
+    server.sql("GRANT USAGE ON SCHEMA multilock, own_clock TO travels")
+    server.sql("GRANT ALL ON ALL TABLES IN SCHEMA multilock TO travels")
+    held = far.take(far.mutex())
+    assert not one.holds(one.mutex())
+    assert far.opened.inspect(held.name, WITHIN) is not None
+    assert far.release(held)
+    held = one.take(one.mutex())
+    assert not far.holds(far.mutex())
 
 
 def test_a_read_only_server_is_refused_by_name(server: Database, ask: Ask) -> None:

@@ -216,8 +216,8 @@ class Store:
             del self.queue[each.id]
             ends, row = min(each.until, now + 6 * SECOND), self.locks[key]
             covered = each.echo is None or (sure is not None and ends <= sure)
-            flush = flush or not covered
             token = max(row.token + 1, now)
+            flush = flush or not covered or token > now
             if each.mode == "x":
                 self.boot = self.boot or str(now)
                 least = min(sure or now + 15 * SECOND, now + 15 * SECOND) if covered else now + 15 * SECOND

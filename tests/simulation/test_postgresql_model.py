@@ -1,13 +1,14 @@
 """The model of PostgreSQL and our functions give the same replies, rows and notifications, and flush alike.
 
-Both get the same random calls of all steps at the same time. The functions call ``clock_timestamp()`` without its
-schema, so a function with that name in an earlier schema of the search path gives them the time of the test.
+Both get the same random calls of all steps at the same time. In the SQL of the steps a function of the test replaces
+``clock_timestamp()``.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import psycopg
@@ -50,6 +51,11 @@ TABLES = " UNION ALL ".join(
 Words = Sequence[bytes | None]
 
 
+def with_held_clock(sql: str) -> str:
+    """Return this SQL with the time, and the random word, that the test gives."""
+    return re.sub(r"(?:pg_catalog\.)?\b(clock_timestamp|gen_random_uuid)\(\)", r"held.\1()", sql)
+
+
 class Real:
     """A server: one connection for the steps, one that locks a row, and one for each client that listens."""
 
@@ -57,7 +63,7 @@ class Real:
         self._steps, self._locker, *self._listeners = self.connections = [
             psycopg.connect(url, autocommit=True) for _ in range(2 + len(CLIENTS))
         ]
-        self._ask(self._steps, b"SET search_path = held, pg_catalog; SET lock_timeout = 3")
+        self._ask(self._steps, b"SET lock_timeout = 3")
         self._ask(self._steps, b"TRUNCATE multilock.locks, multilock.holders, multilock.queue, multilock.gone, "
                                b"multilock.alive RESTART IDENTITY")  # fmt: skip
         self._ask(self._steps, b"UPDATE multilock.meta SET floor = 0, swept = to_timestamp(1700000000)")
@@ -76,7 +82,7 @@ class Real:
         """Return the rows of a step, and whether its commit waits for the disk."""
         self._ask(self._steps, b"BEGIN; SELECT set_config('held.micros', '%d', false)" % micros)
         try:
-            rows = self._ask(self._steps, sql, words)
+            rows = self._ask(self._steps, with_held_clock(sql.decode()).encode(), words)
         except Refused:
             self._ask(self._steps, b"ROLLBACK")
             raise
@@ -183,8 +189,9 @@ def compare(real: Real, model: Store, micros: int, sql: bytes, words: Words, whe
 def server() -> Iterator[PostgresqlServer]:
     with PostgresqlServer(autovacuum="off") as server:
         with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.pgconn.exec_(sql_of("multilock").encode())
             connection.execute(PREPARE)
+            connection.execute(f"SET held.micros = {START}")
+            connection.pgconn.exec_(with_held_clock(sql_of("multilock")).encode())
         yield server
 
 

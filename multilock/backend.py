@@ -338,8 +338,8 @@ class FindsTheDead(Protocol):
     """Optional method of a `Backend` that frees the names of a process as soon as that process has ended."""
 
     def works_in_children(self) -> None:
-        """Free the names of this process only when their ttl ends, from now on, and not when the process ends. Called
-        if other processes work under its leases, because they may outlive it for a moment."""
+        """From now on free the names of this process only when their ttl ends, not when the process ends. Called if
+        other processes work under its leases, because they may outlive it for a moment."""
 
 
 def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:

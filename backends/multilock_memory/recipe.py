@@ -204,8 +204,8 @@ class Store:
         return True
 
     def cancel(self, claim_id: str, now: float) -> None:
-        """Refuse this id from now on. A call with it may still run in a thread that was paused, and must not take the
-        name."""
+        """Refuse this id from now on. A call with this id may still run in a thread that was paused, and must not take
+        the name."""
         for old in [old for old, until in self._cancelled.items() if until <= now]:
             del self._cancelled[old]
         self._cancelled[claim_id] = now + LATE_REQUEST

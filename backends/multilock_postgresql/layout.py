@@ -46,8 +46,8 @@ def create(wire: PgWire, schema: str, within: float) -> None:
     Raises BackendRejected if this role may not.
     """
     # All is one message, which a server executes even if its client gives up. Otherwise a slow server would never have
-    # the tables: each client would give up before its commit. The clients make them one after the other. At the same
-    # time, most would fail with a duplicate key of the catalogue.
+    # the tables: each client would give up before its commit. The clients make them one after the other. If they did so
+    # at the same time, most would fail with a duplicate key of the catalogue.
     missing = f"""to_regprocedure('"{schema}".guard_1(text, bigint)') IS NULL"""
     make = f"""DO $multilock$ BEGIN
   PERFORM set_config('client_min_messages', 'warning', true);

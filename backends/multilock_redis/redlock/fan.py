@@ -89,7 +89,7 @@ class Link:
         return None
 
     def wants(self, more: int) -> None:
-        """Count callers that wait for a connection: so many more than before."""
+        """Count ``more`` callers that wait for a connection, or fewer if it is negative."""
         with self.changed:
             self.wanted += more
 

@@ -29,7 +29,7 @@ ASK_EVERY = 0.005  # seconds between two checks whether a lease is still held
 NOTE_EVERY = 0.02  # seconds between two lines about a lease that is still held
 STALLED = 0.025
 END_WITHIN = 1.0
-LOCKED = 1 << 40  # the offset of a byte, far behind the end of the file, that is locked while the process lives
+LOCKED = 1 << 40  # offset of the byte that is locked while the process lives, far behind the end of the file
 
 
 _recorders: dict[tuple[int, str], Recorder] = {}

@@ -251,7 +251,7 @@ def _costs(report: Report) -> Rows:
 
 
 def _pairs(old: Rows, new: Rows) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield the rows that both have."""
+    """Yield the rows that both reports have."""
     for where in (each for each in old if each in new):
         yield where, old[where], new[where]
 

@@ -99,7 +99,7 @@ mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
 
 # Two cores run about 250 cycles a minute, and after that measure for a quarter of an hour.
-compare: $(VENV)/.dev servers ## six backends: CYCLES of each fault (controls: 30), or as many as begin in MINUTES; kept in OUT
+compare: $(VENV)/.dev servers ## seven backends: CYCLES of each fault (controls: 30), or as many as begin in MINUTES; kept in OUT
 	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m tests.compare.all --cycles $(CYCLES) --control-cycles 30 --minutes $(MINUTES) --out $(OUT) $(RESUME)
 
 interrupts: $(VENV)/.dev servers ## a comparison is interrupted a hundred times, and must leave nothing behind

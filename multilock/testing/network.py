@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from multilock.testing.proxy import LOCAL, PORTS, Direction, Fault, FaultProxy, Traffic
 
@@ -30,22 +30,28 @@ def why_no_network(url: str) -> str:
 class Network:
     """All hosts of ``url``, each behind a `FaultProxy`. Its own ``url`` leads through them. A fault applies to all.
 
-    A server with TLS needs a certificate that covers 127.0.0.1.
+    So is the address in the option ``listen`` of PostgreSQL. A server with TLS needs a certificate that covers
+    127.0.0.1.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         login, at, hosts = parts.netloc.rpartition("@")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        where = [*hosts.split(","), *([options["listen"]] if "listen" in options else [])]
         self.proxies: list[FaultProxy] = []
         try:
-            for host in hosts.split(","):
+            for host in where:
                 name, port = _host(host, PORTS.get(parts.scheme))
                 self.proxies.append(FaultProxy(name, port))
         except BaseException:
             self.close()
             raise
-        through = ",".join(f"{proxy.host}:{proxy.port}" for proxy in self.proxies)
-        self.url = urlunsplit(parts._replace(netloc=f"{login}{at}{through}"))
+        through = [f"{proxy.host}:{proxy.port}" for proxy in self.proxies]
+        if "listen" in options:
+            options["listen"] = through.pop()
+            parts = parts._replace(query=urlencode(options))
+        self.url = urlunsplit(parts._replace(netloc=f"{login}{at}{','.join(through)}"))
 
     def black_hole(self, direction: Direction = "both") -> None:
         """Let nothing pass in this direction. `heal` delivers what was held back."""

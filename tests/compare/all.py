@@ -1,4 +1,4 @@
-"""``make compare``: run ``multilock compare`` over all six backends, on servers of its own. Its arguments are passed
+"""``make compare``: run ``multilock compare`` over all seven backends, on servers of its own. Its arguments are passed
 on.
 
 It gets the process ids of the servers, so that it can stop them too.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from multilock.cli import main
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer
+from tests.servers_postgresql import PostgresqlServer
 from tests.servers_zookeeper import ZooKeeperServer
 
 __all__ = ["compare_all"]
@@ -23,7 +25,8 @@ __all__ = ["compare_all"]
 
 def compare_all(words: list[str]) -> int:
     with ExitStack() as stack:
-        kinds = (RedisServer, EtcdServer, ConsulServer, ZooKeeperServer)
+        postgresql = partial(PostgresqlServer, max_connections="500")  # so that as many cycles can run at once
+        kinds = (RedisServer, EtcdServer, ConsulServer, ZooKeeperServer, postgresql)
         servers = [stack.enter_context(kind()) for kind in kinds]
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         urls = ["memory://", f"sqlite://{folder}/locks.db", *(server.url for server in servers)]

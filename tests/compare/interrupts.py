@@ -1,10 +1,10 @@
 """``make interrupts``: interrupt a comparison at random moments, many times. Nothing may be left behind.
 
-Each time ``multilock compare`` runs on a Redis, an etcd, a Consul, a ZooKeeper and a file of SQLite. SIGINT or SIGTERM
-ends it, sent once or twice. Then it must have ended in time. No process of it may be left, no key, session, lease or
-node, no socket that listens, and no temporary file. Its report, judged again, must have the same verdicts. SIGKILL is
-among the signals too: then the processes that hold locks die with it, and their locks end with their ttl. The rules
-hold for the controls too, whose keys and nodes multilock does not list.
+Each time ``multilock compare`` runs on a Redis, an etcd, a Consul, a ZooKeeper, a PostgreSQL and a file of SQLite.
+SIGINT or SIGTERM ends it, sent once or twice. Then it must have ended in time. No process of it may be left, no key,
+session, lease, node or advisory lock, no socket that listens, and no temporary file. Its report, judged again, must
+have the same verdicts. SIGKILL is among the signals too: then the processes that hold locks die with it, and their
+locks end with their ttl. The rules hold for the controls too, whose keys and nodes multilock does not list.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psycopg
 import redis
 from kazoo.client import KazooClient
 
@@ -31,6 +32,7 @@ from multilock.testing import compare
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer, etcdctl
+from tests.servers_postgresql import PostgresqlServer
 from tests.servers_zookeeper import ZooKeeperServer
 
 TTL = 2.0
@@ -44,7 +46,8 @@ def main(times: int, within: float, seed: int) -> int:
     with ExitStack() as stack:
         etcd, consul = stack.enter_context(EtcdServer()), stack.enter_context(ConsulServer())
         zookeeper = stack.enter_context(ZooKeeperServer(java=["-Dznode.container.checkIntervalMs=1000"]))
-        urls = [stack.enter_context(RedisServer()).url, etcd.url, consul.url, zookeeper.url]
+        postgresql = stack.enter_context(PostgresqlServer(max_connections="300"))
+        urls = [stack.enter_context(RedisServer()).url, etcd.url, consul.url, zookeeper.url, postgresql.url]
         for number in range(times):
             with tempfile.TemporaryDirectory() as folder:
                 after = dice.uniform(0.0, within)
@@ -129,7 +132,7 @@ def held_at(url: str) -> Iterator[str]:
             with contextlib.suppress(multilock.BackendUnavailable):
                 left = [info.name for info in client.inspect_all("compare-")]
             time.sleep(0.05)
-    look = {"redis": keys_at, "zookeeper": nodes_at}.get(url.partition(":")[0])
+    look = {"redis": keys_at, "zookeeper": nodes_at, "postgresql": rows_at}.get(url.partition(":")[0])
     while look is not None and (left := look(url)) and now() < until:
         time.sleep(0.1)
     if left:
@@ -140,6 +143,14 @@ def keys_at(url: str) -> list[str]:
     """Return the keys that are left, except those that only remember the last token of a name."""
     with redis.Redis.from_url(url) as operator:
         return sorted(key.decode() for key in operator.scan_iter("*compare-*") if not key.startswith(b"{"))
+
+
+def rows_at(url: str) -> list[str]:
+    """Return the advisory locks and waiters that are left."""
+    with psycopg.connect(url) as operator:
+        waiters = operator.execute("SELECT key FROM multilock.queue WHERE until > clock_timestamp()").fetchall()
+        locks = operator.execute("SELECT * FROM pg_locks WHERE locktype = 'advisory'").fetchall()
+    return [*map(str, waiters), *map(str, locks)]
 
 
 def nodes_at(url: str) -> list[str]:

@@ -14,9 +14,12 @@ from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
 from multilock.testing import compare
 from multilock.testing.compare import controls
+from multilock.testing.compare.columns import columns_for
 from multilock.testing.compare.contestants import Adapter
+from multilock.testing.compare.runner import _limit
 from multilock.testing.conformance.base import eventually
 from tests.servers import RedisServer
+from tests.servers_postgresql import PgBouncer, PostgresqlServer
 from tests.servers_zookeeper import ZooKeeperServer
 
 pytestmark = pytest.mark.timeout(120)
@@ -25,6 +28,12 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresqlServer]:
+    with PostgresqlServer(max_connections="50") as server:
         yield server
 
 
@@ -95,3 +104,38 @@ def test_a_redis_control_has_our_login_database_and_prefix(server: RedisServer, 
         for each in (one, another):  # an operator released it by force: this ends its timer
             with suppress(redis.RedisError):
                 each.release()  # type: ignore[union-attr]
+
+
+def test_beside_postgresql_two_controls_cover_its_faults_and_its_connections_last(postgresql: PostgresqlServer) -> None:
+    ours, advisory, flag = columns_for([postgresql.url], (), 20.0)
+    assert ours.facts["versions"]["server"].startswith("postgresql 1")
+    assert (advisory.name, sorted(advisory.must_fail)) == ("advisory", ["half-open", "reset", "taken"])
+    assert (flag.name, sorted(flag.must_fail)) == ("postgresql-flag", ["partition", "pause", "taken"])
+    assert _limit(None, [ours, advisory]).most in (2, 3, 4)  # of 50 connections, a few are in use
+
+
+def test_nothing_tells_the_holder_of_an_advisory_lock_that_it_is_lost(postgresql: PostgresqlServer) -> None:
+    adapter = f"multilock.testing.compare.controls:Advisory={postgresql.url}"
+    options = compare.Options(adapters=[adapter], scenarios=["reset", "taken"], cycles=1, ttl=1.0, controls=False)
+    found = compare.run([], options)
+    assert [cell["verdict"] for cell in found.data["cells"]] == ["broken", "broken"], found.data["cells"]
+    assert [column["leftovers"] for column in found.data["columns"]] == [[]]
+
+
+def test_behind_a_pooler_an_advisory_lock_admits_two_and_outlives_both(postgresql: PostgresqlServer) -> None:
+    name, prefix = "compare-1-2-3", "?prefix=some/"
+    direct = controls.Advisory.open(postgresql.url + prefix, 1.0)
+    with PgBouncer(postgresql, size=1) as pooler:
+        for _ in range(2):
+            place = controls.Advisory.open(pooler.url + prefix, 1.0)
+            holding: Any = place.lock(name).acquire(10.0)
+            assert holding.believes()
+            place.close()
+            holding._connection.close()
+        assert direct.lock(name).acquire(0.2) is None
+        assert not controls.Advisory.take(postgresql.url, name)  # its name has another prefix
+        assert controls.Advisory.sweep(pooler.url + prefix, "compare-1-2-") == []
+        again = direct.lock(name).acquire(10.0)
+        assert again is not None
+        assert again.release()
+    direct.close()

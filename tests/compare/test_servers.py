@@ -21,7 +21,7 @@ from multilock.testing import Helper, compare, hear, say
 from multilock.testing.compare.columns import Column
 from multilock.testing.compare.contestants import ASYNCIO, BLOCKING, close_kazoo
 from multilock.testing.compare.cycle import Plan, _Scene
-from multilock.testing.compare.keeper import states
+from multilock.testing.compare.keeper import family, states
 from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import ServerFault, ServerProcess, each_of, given
 from tests.compare.test_many_at_once import mate_that_said
@@ -38,10 +38,16 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that the test can stop."""
-    with subprocess.Popen(["sleep", "600"]) as process:
+    """Start a process with a child, as PostgreSQL has, that the test can stop."""
+    with subprocess.Popen(["sh", "-c", "sleep 600 & echo; wait"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        both = family(process.pid)
+        assert len(both) == 2
         yield process
-        process.kill()
+        for pid in both:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def keepers() -> list[int]:
@@ -61,21 +67,29 @@ def stop_and(pid: int, within: float, act: Callable[[], object]) -> None:
 
 
 def stands_still(pid: int) -> bool:
-    return set(states(pid)) <= set("tT")
+    return all_states(pid) <= set("tT")
+
+
+def runs(pid: int) -> bool:
+    return not all_states(pid) & set("tT")
+
+
+def all_states(pid: int) -> set[str]:
+    return set("".join(map(states, family(pid))))
 
 
 def eventually_runs(pid: int) -> bool:
     until = now() + 20
-    while stands_still(pid) and now() < until:
+    while not runs(pid) and now() < until:
         time.sleep(0.01)
-    return not stands_still(pid)
+    return runs(pid)
 
 
-def test_a_process_is_stopped_and_resumed(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_is_stopped_with_its_children_and_resumed(sleeper: subprocess.Popen[bytes]) -> None:
     server = ServerProcess(pid=sleeper.pid)
     with server.stopped(60.0):
         assert stands_still(sleeper.pid)
-    assert not stands_still(sleeper.pid)
+    assert runs(sleeper.pid)
 
 
 def test_a_process_with_thousands_of_open_files_can_stop_the_server_too(sleeper: subprocess.Popen[bytes]) -> None:
@@ -86,13 +100,13 @@ def test_a_process_with_thousands_of_open_files_can_stop_the_server_too(sleeper:
 def test_a_stopped_server_is_resumed_after_an_error(sleeper: subprocess.Popen[bytes]) -> None:
     with pytest.raises(KeyboardInterrupt), ServerProcess(pid=sleeper.pid).stopped(60.0):
         raise KeyboardInterrupt
-    assert not stands_still(sleeper.pid)
+    assert runs(sleeper.pid)
 
 
 def test_a_stopped_server_is_resumed_although_its_keeper_process_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
     with pytest.raises(ServerFault, match="keeper was killed"):
         stop_and(sleeper.pid, 60.0, lambda: os.kill(keepers()[0], signal.SIGKILL))
-    assert not stands_still(sleeper.pid)
+    assert runs(sleeper.pid)
 
 
 def test_a_process_that_hangs_does_not_keep_the_server_stopped(sleeper: subprocess.Popen[bytes]) -> None:
@@ -145,7 +159,7 @@ def test_a_stopped_server_grants_the_lock_only_after_the_first_holder_noticed(
     )
     cell = found.cells["redis", "server-stop"]
     assert (cell["violations"], cell["broken"], cell["no_fault"]) == ([], 0, 0), cell
-    assert not stands_still(server.pid)
+    assert runs(server.pid)
     assert found.data["columns"][0]["server"] == f"process {server.pid}"
     assert compare.verify(tmp_path) == []
 
@@ -215,8 +229,8 @@ def test_the_container_engine_kills_and_restarts_a_container(
     monkeypatch.setenv("PATH", str(tmp_path))
     server = given([], ["redis=box"])["redis"]
     with server.stopped(60.0):
-        assert stands_still(sleeper.pid)
-    assert not stands_still(sleeper.pid)
+        assert set(states(sleeper.pid)) <= set("tT")
+    assert runs(sleeper.pid)
     with server.killed(60.0):
         assert sleeper.wait(20) == -signal.SIGKILL
         assert not again.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -46,6 +47,13 @@ def test_the_url_leads_through_a_proxy_for_each_host_and_keeps_the_rest(network:
     one, other = network.proxies
     assert network.url == f"etcd://user:hush@{one.host}:{one.port},{other.host}:{other.port}?ttl=5"
     assert "hush" not in repr(network)
+
+
+def test_the_address_for_notifications_leads_through_a_proxy_too() -> None:
+    with contextlib.closing(Network("postgresql://pooler:1/shop?listen=server&schema=x")) as network:
+        one, other = network.proxies
+        address = f"{other.host}%3A{other.port}"
+        assert network.url == f"postgresql://{one.host}:{one.port}/shop?listen={address}&schema=x"
 
 
 def test_one_reply_is_lost_whichever_host_the_request_goes_to(

@@ -23,7 +23,7 @@ from multilock.config import resolve
 from multilock.registry import OURS
 from multilock.testing.compare.contestants import ASYNCIO, BLOCKING, load
 from multilock.testing.compare.controls import CONTROLS
-from multilock.testing.compare.scenarios import SCENARIOS, Need, Scenario
+from multilock.testing.compare.scenarios import PROOF, SCENARIOS, Need, Scenario
 from multilock.testing.compare.servers import Given, ServerProcess
 from multilock.testing.network import has_network, why_no_network
 from multilock.urls import redact
@@ -31,11 +31,12 @@ from multilock.urls import redact
 __all__ = ["Column", "columns_for"]
 
 CONTROLS_MODULE = "multilock.testing.compare.controls"
-LIBRARIES = {"naive": "redis", "redis-py": "redis", "kazoo": "kazoo"}
+LIBRARIES = {"naive": "redis", "redis-py": "redis", "kazoo": "kazoo", "advisory": "psycopg_pool"}
 PROBE_WITHIN = 10.0
 ALIVE_WITHIN = 5.0
 LOOK_AROUND = 5.0  # seconds within which a released lock must be gone from the server
 LOOK_EVERY = 0.1
+CONNECTIONS = 10  # of PostgreSQL for each cycle: three clients with three each, and the operator's
 BOUND_MAX = 300.0  # seconds; the greatest `bound`, because each cycle may wait for that long
 
 
@@ -48,6 +49,7 @@ class Column:
     adapters: list[str]
     ttl: float  #: seconds, as granted
     bound: float = 0.0  #: seconds until another can have the lock of a holder that vanished
+    at_once: int | None = None  #: the cycles for which the server has connections, or None if it has no such limit
     must_fail: frozenset[str] = frozenset()  #: the scenarios in which a control must fail
     control: bool = False
     gone: str = ""  #: the reason why the contestant does not take part (any longer)
@@ -204,7 +206,7 @@ def _controls(ours: Column, scheme: str, columns: list[Column]) -> list[Column]:
     for name, adapter in CONTROLS.get(scheme, {}).items():
         if importlib.util.find_spec(LIBRARIES[name]) is not None:
             found.append(_control(ours, name, adapter.__name__, [*columns, *found]))
-    if not any(column.must_fail for column in found):
+    if not any(PROOF in column.must_fail for column in found):
         found.append(_control(ours, f"{scheme}-flag", "Flag", [*columns, *found]))
     return found
 
@@ -236,6 +238,7 @@ def _probe(column: Column) -> None:
             client.ping()
             findings = client.diagnose()
             versions = _versions_of(client, PROBE_WITHIN)
+            column.at_once = _at_once(client, PROBE_WITHIN)
         with multilock.connect(column.url, ttl=column.ttl, outage_timeout=PROBE_WITHIN) as client:
             with client.lock("compare-probe").acquire(PROBE_WITHIN) as lease:
                 column.ttl = lease.ttl
@@ -253,6 +256,19 @@ def _probe(column: Column) -> None:
         raise
     except MultilockError as error:
         column.gone = f"{type(error).__name__}: {error}"
+
+
+FREE = b"""SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+ - sum(numbackends)::int FROM pg_stat_database"""
+
+
+def _at_once(client: multilock.Client, within: float) -> int | None:
+    """Return how many cycles may run at once without taking the last connections of the server."""
+    backend: Any = client._kernel.backend
+    if not backend.scheme.startswith("postgres"):
+        return None
+    [[free]], _ = backend._transactions.run(FREE, [], within, limited=False)
+    return max(1, int(free) // CONNECTIONS)
 
 
 # ---- the versions of servers and client libraries, for information only
@@ -300,6 +316,9 @@ def _told(backend: Backend, within: float) -> list[str]:
             return [f"etcd {each.version}" for each in said if not isinstance(each, Exception)]
         case "consul" | "consuls":
             return [f"consul {its._agents.api(within).agent.self()['Config']['Version']}"]
+        case "postgresql" | "postgres":
+            [[said]], _ = its._transactions.run(b"SHOW server_version", [], within, limited=False)
+            return [f"postgresql {said.decode().split()[0]}"]
         case "zookeeper" | "zk":
             [number] = re.findall(r"version: ([\d.]+)", its._transport.command(b"srvr", within))
             return [f"zookeeper {number}"]

@@ -1,7 +1,7 @@
 """Locks that are known to be weak. If they show no failure, the comparison has proved nothing, and its report says so.
 
-`Naive`, `Flag` and `Kazoo` declare the scenarios in which they must fail. `RedisPy` is no such control but is shown for
-comparison: it renews nothing, and asks the server at each check.
+`Naive`, `Flag`, `Kazoo` and `Advisory` declare the scenarios in which they must fail. `RedisPy` is no such control but
+is shown for comparison: it renews nothing, and asks the server at each check.
 
 They use the server with the login, the TLS settings and the prefix of the URL, as our locks do, since a user may have
 no other permissions.
@@ -9,6 +9,7 @@ no other permissions.
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from multilock.config import open_configured, resolve
 from multilock.options import LOGIN
 from multilock.testing.compare.contestants import AdapterClient, AdapterHolding, AdapterLock, Blocking, close_kazoo
 
-__all__ = ["CONTROLS", "Flag", "Kazoo", "Naive", "RedisPy"]
+__all__ = ["CONTROLS", "Advisory", "Flag", "Kazoo", "Naive", "RedisPy"]
 
 WEAK = frozenset({"pause", "partition", "taken", "session"})
 SOCKET_TIMEOUT = 1.0
@@ -314,12 +315,105 @@ class _KazooHolding:
         return self._lock.release()
 
 
-CONTROLS: dict[str, dict[str, type[Naive | RedisPy | Kazoo]]] = {
+class Advisory:
+    """PostgreSQL's ``pg_advisory_lock``. Its connection is taken from psycopg's pool, and returned after the unlock.
+
+    It follows the documentation: the pool checks each connection that it hands out, autocommit leaves no transaction
+    open, ``SET LOCAL`` leaves no setting behind, and no statement is prepared, because there may be a pooler.
+    """
+
+    control = frozenset({"reset", "half-open", "taken"})
+
+    @staticmethod
+    def open(url: str, ttl: float) -> AdapterClient:
+        """Return a client."""
+        return _AdvisoryPlace(url, ttl)
+
+    @staticmethod
+    def bound(url: str, ttl: float) -> float:
+        """Return seconds within which the server has noticed that a process has ended. The lock itself has no end."""
+        return ttl
+
+    @staticmethod
+    def take(url: str, name: str) -> bool:
+        """End the session that has the lock. An operator has no other way."""
+        with _postgresql(url) as connection:
+            return bool(_end_holders(connection, _advisory_key(url, name)))
+
+    @staticmethod
+    def sweep(url: str, begin: str) -> list[str]:
+        """End all sessions that have such locks. They belong to a pooler, because ours have ended."""
+        key = {**_advisory_key(url, begin), "name": None}
+        until = multilock.now() + START_WITHIN
+        with _postgresql(url) as connection:
+            while (left := _end_holders(connection, key)) and multilock.now() < until:
+                threading.Event().wait(0.05)
+        return left
+
+
+class _AdvisoryPlace:
+    def __init__(self, url: str, ttl: float) -> None:
+        from psycopg_pool import ConnectionPool
+
+        self._url, self._ttl = url, ttl
+        self._pool = ConnectionPool(
+            _conninfo(url), kwargs={"autocommit": True, "prepare_threshold": None}, min_size=1, max_size=8,
+            check=ConnectionPool.check_connection, open=True,
+        )  # fmt: skip
+
+    def lock(self, name: str) -> AdapterLock:
+        return _AdvisoryLock(self._pool, _advisory_key(self._url, name), self._ttl)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _AdvisoryLock:
+    def __init__(self, pool: Any, key: dict[str, str | None], ttl: float) -> None:
+        self._pool, self._key, self._ttl = pool, key, ttl
+
+    def acquire(self, timeout: float) -> AdapterHolding | None:
+        import psycopg
+
+        until = multilock.now() + timeout
+        while (left := until - multilock.now()) > 0:
+            with suppress(psycopg.OperationalError):  # the time is over, or the connection is lost
+                connection = self._pool.getconn(left)
+                try:
+                    with connection.transaction():
+                        connection.execute(f"SET LOCAL lock_timeout = {int(left * 1000) + 1}")
+                        connection.execute(f"SELECT pg_advisory_lock({ADVISORY})", self._key)
+                except BaseException:
+                    self._pool.putconn(connection)
+                    raise
+                return _AdvisoryHolding(self._pool, connection, self._key, self._ttl)
+        return None
+
+
+class _AdvisoryHolding:
+    token: int | None = None
+
+    def __init__(self, pool: Any, connection: Any, key: dict[str, str | None], ttl: float) -> None:
+        self._pool, self._connection, self._key, self.ttl = pool, connection, key, ttl
+
+    def believes(self) -> bool:
+        return not self._connection.closed
+
+    def release(self) -> object:
+        try:
+            return self._connection.execute(f"SELECT pg_advisory_unlock({ADVISORY})", self._key).fetchone()[0]
+        finally:
+            self._pool.putconn(self._connection)
+
+
+CONTROLS: dict[str, dict[str, type[Naive | RedisPy | Kazoo | Advisory]]] = {
     "redis": {"naive": Naive, "redis-py": RedisPy},
     "zookeeper": {"kazoo": Kazoo},
     "zk": {"kazoo": Kazoo},
+    "postgresql": {"advisory": Advisory},
+    "postgres": {"advisory": Advisory},
 }
-"""By scheme of a URL: the controls that run beside ours. `Flag` is used if there is no other."""
+"""By scheme of a URL: the controls that run beside ours. `Flag` is used if none of them must fail in a pause."""
 
 
 def _prefix(url: str) -> str:
@@ -374,6 +468,49 @@ def _kazoo(url: str, ttl: float) -> Iterator[Any]:
     finally:
         client.stop()
         client.close()
+
+
+ADVISORY = "hashtext(%(begin)s), hashtext(%(name)s)"  # the two numbers of the lock
+
+
+def _advisory_key(url: str, name: str) -> dict[str, str | None]:
+    """Return the texts whose hashes are the key of a lock: all names of one contestant begin with the first text."""
+    begin = "".join(re.findall("[^-]*-", name)[:3])
+    return {"begin": _prefix(url) + begin, "name": _prefix(url) + name}
+
+
+def _conninfo(url: str) -> str:
+    from psycopg.conninfo import make_conninfo
+
+    endpoint = _ours(url)._endpoint
+    hosts, ports = zip(*endpoint._hosts, strict=True)
+    within = {"connect_timeout": int(START_WITHIN)}
+    return make_conninfo("", host=",".join(hosts), port=",".join(ports), **within, **endpoint._settings)
+
+
+@contextmanager
+def _postgresql(url: str) -> Iterator[Any]:
+    import psycopg
+
+    with psycopg.connect(_conninfo(url), autocommit=True, prepare_threshold=None) as connection:
+        yield connection
+
+
+def _end_holders(connection: Any, key: dict[str, str | None]) -> list[str]:
+    """End each session that has this lock, or all locks that begin so if ``name`` is None. Returns their numbers.
+
+    If a pooler gave the session of the lock to this connection, it unlocks instead.
+    """
+    rows = connection.execute(
+        """SELECT objid, CASE pid WHEN pg_backend_pid() THEN pg_advisory_unlock(classid::int, objid::int)
+             ELSE pg_terminate_backend(pid) END
+           FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+             AND classid = hashtext(%(begin)s)::oid
+             AND (%(name)s::text IS NULL OR objid = hashtext(%(name)s)::oid)""",
+        key,
+    ).fetchall()
+    return sorted(f"advisory lock {number}" for number, _ in rows)
 
 
 def _make_container(client: Any, path: str) -> None:

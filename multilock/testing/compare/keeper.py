@@ -5,7 +5,7 @@ died) or for ``within`` seconds. Then it ends the fault and prints ``up``, or wh
 standard library. It is started before the fault and ignores Ctrl-C, so a stopped server always has a process that
 continues it. ORDER is JSON::
 
-    {"within": SECONDS, "pid": PID}                              SIGSTOP, then SIGCONT
+    {"within": SECONDS, "pid": PID}                              SIGSTOP, then SIGCONT, and for all its child processes
     {"within": SECONDS, "down": [COMMAND], "up": [COMMAND]}      each a list of words
 """
 
@@ -22,9 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main", "states"]
+__all__ = ["family", "main", "states"]
 
-STOPS_WITHIN = 5.0  # seconds until all threads of the server must be stopped
+STOPS_WITHIN = 5.0  # seconds until all threads of the server and of its children must be stopped
 COMMAND_WITHIN = 60.0
 
 
@@ -37,24 +37,44 @@ def states(pid: int) -> str:
     return found
 
 
-def _down(order: dict[str, Any]) -> None:
+def family(pid: int) -> list[int]:
+    """Return a process and, on Linux, all its descendants. PostgreSQL has a child process for each connection."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found
+
+
+def _down(order: dict[str, Any], stopped: list[int]) -> None:
     if "pid" not in order:
         _command(order["down"])
         return
-    os.kill(order["pid"], signal.SIGSTOP)
+    os.kill(order["pid"], 0)
     until = time.monotonic() + STOPS_WITHIN
-    while set(states(order["pid"])) - set("tTZX"):
-        if time.monotonic() > until:
-            raise OSError("the process is not stopped by SIGSTOP")
-        time.sleep(0.001)
+    while new := [each for each in family(order["pid"]) if each not in stopped]:  # a stopped one starts no others
+        stopped += new
+        _signal(new, signal.SIGSTOP)
+        while any(set(states(each)) - set("tTZX") for each in new):
+            if time.monotonic() > until:
+                raise OSError("the process is not stopped by SIGSTOP")
+            time.sleep(0.001)
 
 
-def _up(order: dict[str, Any]) -> None:
+def _up(order: dict[str, Any], stopped: list[int]) -> None:
     if "pid" not in order:
         _command(order["up"])
         return
-    with contextlib.suppress(ProcessLookupError):  # the server was killed meanwhile
-        os.kill(order["pid"], signal.SIGCONT)
+    _signal(stopped, signal.SIGCONT)
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(pid, number)
 
 
 def _command(words: list[str]) -> None:
@@ -73,9 +93,10 @@ def main(order: dict[str, Any]) -> None:
     # Even if the terminal is closed or the operator ends everything, the server is resumed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
+    stopped: list[int] = []
     try:
         try:
-            _down(order)
+            _down(order, stopped)
             _say("down")
         except (OSError, subprocess.TimeoutExpired) as error:
             _say(f"failed: {error}")
@@ -84,7 +105,7 @@ def main(order: dict[str, Any]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         try:
-            _up(order)
+            _up(order, stopped)
             _say("up")
         except (OSError, subprocess.TimeoutExpired) as error:
             _say(f"failed: {error}")

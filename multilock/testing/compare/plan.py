@@ -22,7 +22,7 @@ from multilock.testing.compare.cycle import Cell, Plan
 from multilock.testing.compare.history import HISTORY, Event, read_cycles
 from multilock.testing.compare.loads import LOADS, Load, rows_of
 from multilock.testing.compare.report import pieces_of, read_report
-from multilock.testing.compare.scenarios import SCENARIOS, Scenario
+from multilock.testing.compare.scenarios import PROOF, SCENARIOS, Scenario
 from multilock.testing.compare.servers import ServerProcess
 from multilock.testing.compare.verdicts import CycleVerdict, judge_cycle
 
@@ -30,7 +30,6 @@ __all__ = ["Before", "Options", "Planned", "Plans", "done_before"]
 
 SHARE = 10  # how many cycles share one stop of their server
 LONG = 5  # ttls; cycles with at least this bound begin first
-PROOF = "pause"  # every control that must fail in some scenario also fails in this one
 AGAIN = 2  # further cycles of a cell if none could be decided
 # Contenders, processes, and seconds for which each contender holds the lock.
 SIZES = [

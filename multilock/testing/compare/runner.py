@@ -91,7 +91,7 @@ def run(
         columns = columns_for(urls, options.adapters, options.ttl, controls=options.controls, servers=servers)
         file = stack.enter_context(open_history(options.out, resume=options.resume))
         ledger = stack.enter_context(_ledger())
-        limit = _limit(options.at_once)
+        limit = _limit(options.at_once, columns)
         plans = Plans(columns, options, seed, ledger, limit.most)
         plans.go_on(before)
         runner = _Runner(plans, limit, _Results(file, before), progress, options.within)
@@ -112,11 +112,12 @@ def _conclude(runner: _Runner, columns: list[Column], options: Options, seed: in
     return report
 
 
-def _limit(at_once: int | None) -> Limit:
-    if at_once:
-        return Limit(at_once, at_once)
+def _limit(at_once: int | None, columns: list[Column]) -> Limit:
     cores = os.cpu_count() or 1
-    return Limit(AT_ONCE * cores, min(MOST_AT_ONCE * cores, max(MOST_OF_ALL, AT_ONCE * cores)))
+    least = at_once or AT_ONCE * cores
+    most = at_once or min(MOST_AT_ONCE * cores, max(MOST_OF_ALL, AT_ONCE * cores))
+    most = min([most, *(column.at_once for column in columns if column.at_once)])
+    return Limit(min(least, most), most)
 
 
 @contextlib.contextmanager

@@ -18,12 +18,12 @@ from multilock.testing.compare.pool import Mate
 from multilock.testing.compare.servers import ServerProcess
 from multilock.testing.network import Network
 
-__all__ = ["SCENARIOS", "Need", "Scenario", "Scene", "tells_in_time"]
+__all__ = ["PROOF", "SCENARIOS", "Need", "Scenario", "Scene", "tells_in_time"]
 
 Need = Literal["processes", "network", "operator", "loop", "session", "server", "restart"]
 When = Literal["acquire", "hold", "release"]
 
-
+PROOF = "pause"  # beside each backend runs a control that must fail in this scenario
 FIRST_REPLY = 0.7  # share of cycles in which the first reply is held back
 STOPPED = 1.5  # ttls for which a stopped server is left stopped
 BACK_WITHIN = 60.0  # seconds until a restarted server must answer

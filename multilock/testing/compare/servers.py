@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import multilock
 from multilock import ConfigurationError, MultilockError, now
-from multilock.testing.compare.keeper import COMMAND_WITHIN, states
+from multilock.testing.compare.keeper import COMMAND_WITHIN, family, states
 from multilock.testing.compare.pool import TICK, RunEnded
 
 __all__ = ["WHEN", "Given", "ServerFault", "ServerProcess", "Together", "answers", "each_of", "given"]
@@ -43,8 +43,8 @@ class ServerFault(Exception):
 class ServerProcess:
     """A server, and the faults that it can have.
 
-    A process is stopped and continued, but never killed, since we could not start it again. A container can also be
-    killed and restarted.
+    A process is stopped and continued, on Linux together with its child processes. It is never killed, since we could
+    not start it again. A container can also be killed and restarted.
     """
 
     pid: int = 0
@@ -85,9 +85,9 @@ class ServerProcess:
                     raise ServerFault(f"the {self} is not stopped")
                 yield
         finally:
-            if self.pid:  # needed if the keeper itself was killed
+            for pid in family(self.pid) if self.pid else ():  # needed if the keeper itself was killed
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGCONT)
+                    os.kill(pid, signal.SIGCONT)
 
     @contextlib.contextmanager
     def killed(self, within: float) -> Iterator[None]:

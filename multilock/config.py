@@ -99,10 +99,10 @@ def resolve(
     requires: Iterable[str] = (),
     options: Mapping[str, object] | None = None,
 ) -> Settings:
-    """Return the settings that ``connect(url, profile=…, config=…, client=…, requires=…, **options)`` stands for.
+    """Return the settings that ``connect(url, profile=…, config=…, client=…, requires=…, **options)`` would use.
 
-    Raises ConfigurationError (a ValueError), which says where the mistake is and how to mend it. Raises TypeError if an
-    argument has the wrong Python type.
+    Raises ConfigurationError (a ValueError), whose message names the place of the mistake and how to fix it. Raises
+    TypeError if an argument has the wrong Python type.
     """
     given = _given({"profile": profile, "config": config, "client": client, **(options or {})})
     wanted = _capabilities(requires)

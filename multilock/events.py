@@ -27,8 +27,8 @@ __all__ = [
 
 
 class InContext:
-    """A value that remembers a context. It is no field of the value, since a context can be neither copied deeply nor
-    pickled."""
+    """A value that remembers a context. The context is not a field of the value, because a context can be neither
+    deep-copied nor pickled."""
 
     __slots__ = ("_context",)
 

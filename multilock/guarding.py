@@ -1,7 +1,8 @@
 """A write and its lease in one commit: a row stays locked until the end of the user's own transaction.
 
-There are two such rows. A backend that keeps its locks in PostgreSQL has one for each (`multilock.backend.Guards`).
-For any other backend it is a row of the table ``multilock_fence`` in the user's database, with the greatest token.
+The row depends on the backend. If the locks are in PostgreSQL, it is the backend's own row of the lock
+(`multilock.backend.Guards`). Otherwise it is a row of the table ``multilock_fence`` in the user's database, with the
+greatest token seen.
 
 This module sends statements over connections of psycopg, psycopg2, SQLAlchemy, Django and sqlite3. It imports none of
 these modules.

@@ -136,8 +136,9 @@ class EtcdRecipe:
         return self._look(waiter, waiter.revision, deadline)
 
     def _look(self, waiter: Waiter, revision: int, deadline: float) -> Granted | Busy | None:
-        """Step 2: read which keys are ahead of our key, unless those that it watches are all still there. Returns None
-        if our key no longer exists at its revision.
+        """Step 2: if all watched keys still exist, keep waiting. Otherwise read which keys are ahead of our key.
+
+        Returns None if our key no longer exists at its revision.
 
         If our key is missing although the watch had already admitted the claim, that grant is no longer valid, so the
         id is given up.
@@ -195,7 +196,8 @@ class EtcdRecipe:
     def _attempted(self, waiter: Waiter, answer: Granted | Busy | None, deadline: float) -> None:
         if waiter.cancelled:
             self._watcher.stop(waiter.claim.id)
-            # The release revoked the separate lease that existed then. One made since then must be revoked here.
+            # The release revoked the separate lease that existed then. A lease that was created after that release must
+            # be revoked here.
             self._end_own_session(waiter, self._now() + REVOKE_WITHIN)
         elif isinstance(answer, Granted):
             self._watcher.stop(waiter.claim.id)

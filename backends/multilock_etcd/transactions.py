@@ -86,7 +86,8 @@ class Position:
         found = [answer.response_range for answer in answers]
         others, like = found[: len(ranges.others)], found[len(ranges.others) :]
         self._ranges, self.revision, self.at = ranges, revision, at
-        # Keys ahead that exclude the claim, and those that share the name with it, up to a limit; newest first.
+        # Keys ahead of the claim, newest first, as far as the reply shows them. `others` exclude the claim. `like` can
+        # hold the name together with it, as long as fewer than `room` of them are ahead.
         self.others: dict[bytes, int] = {row.key: row.create_revision for each in others for row in each.kvs}
         self.like: dict[bytes, int] = {row.key: row.create_revision for each in like for row in each.kvs}
         self._beside: int = sum(each.count for each in like) if ranges.beside else 0

@@ -1,4 +1,4 @@
-"""Notify the clients of a store: wake-ups, losses, changes of names that they follow.
+"""Notify the clients of a store: wake waiters, report lost locks, and report each new holder of a followed name.
 
 Notices are put into an outbox while the store's mutex is held, and delivered after it is released, because the kernel
 may hold its own locks while it calls the store.

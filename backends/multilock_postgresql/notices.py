@@ -87,7 +87,7 @@ class Listener:
         self._connection = f"listening connection to {self._endpoint.name}"
 
     def listen(self, within: float) -> None:
-        """Begin to listen, unless this client does. Without a reply, raises BackendUnavailable (nothing was
+        """Begin to listen, if this client is not listening yet. Without a reply, raises BackendUnavailable (nothing was
         executed)."""
         deadline = self._now() + within
         with system.Taking(self._starting, within, lambda: self._silence("listening takes too long to begin")):

@@ -142,8 +142,8 @@ class Topology:
     def redirected(self, by: Address, to: Redirected) -> Address:
         """Return the node to which a redirection leads.
 
-        If the slot was moved for good, the table is changed at once, so that all later requests go to the new node. One
-        of these asks for the new table.
+        If the slot was moved for good, the table is changed at once, so that all later requests go to the new node. The
+        table is also requested again at its next use.
         """
         address = Address(to.host or by.host, to.port)
         if not to.once:

@@ -68,8 +68,9 @@ class Open(OpenWires["Wire"]):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Server -> when the last request was sent that had no reply in time. A firewall that has forgotten one
-        #: connection usually has forgotten all that are as old, so no connection is used that was idle since then.
+        #: Server -> when the last request was sent that had no reply in time. If a firewall has dropped one connection,
+        #: it has probably dropped every connection that was idle for as long. So connections that have been idle since
+        #: that request are not used again.
         self.silent: dict[str, float] = {}
 
 

@@ -10,8 +10,8 @@ __all__ = ["Watched"]
 class Watched:
     """Claims, each with its name, and with the owner that is in the name's key as long as this claim holds the name.
 
-    Several claims may share a name. Each push is about a name, so a look-up by name costs only as much as that name has
-    claims.
+    Several claims may share a name. A notification from the server contains a name. The claims are therefore indexed by
+    name, and handling a notification reads only the claims of that name.
     """
 
     def __init__(self) -> None:

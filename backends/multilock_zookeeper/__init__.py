@@ -231,8 +231,8 @@ def _tls(given: Mapping[str, str], options: Mapping[str, object]) -> Mapping[str
 
 
 def _handed_over(client: Any) -> Ensemble:
-    """Return the ensemble of a client that was handed over. A forked child makes a client of its own with the same
-    settings."""
+    """Return the ensemble of a kazoo client that was passed as ``client=``. A forked child makes a client of its own
+    with the same settings."""
     if not all(hasattr(client, name) for name in ("add_listener", "start_async", "client_state", "chroot")):
         raise ConfigurationError(f"client= takes a kazoo.client.KazooClient, not {type(client).__name__}")
     return Ensemble(

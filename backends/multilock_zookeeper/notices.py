@@ -5,10 +5,10 @@ A node is watched by a watch on its children. Since the node has no children, th
 and not when a renewal writes to it. A waiter for one of many nodes watches the children of their parent. Watches fire
 once, and end with the connection. After a reconnect every node is read, and watched, again.
 
-kazoo calls this module on its connection thread, which must not send. (Watches of a client that was handed over are
-called on kazoo's callback thread.) So two threads of this module send the requests, and start when they are first
-needed. One of these threads sets watches. The other reports losses, which must not wait until the first has set its
-watches.
+kazoo calls this module on its connection thread, which must not send. (If the program passed its own kazoo client as
+``client=``, kazoo calls the watches on its callback thread.) So two threads of this module send the requests, and start
+when they are first needed. One of these threads sets watches. The other reports losses, which must not wait until the
+first has set its watches.
 """
 
 from __future__ import annotations

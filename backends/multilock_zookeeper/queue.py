@@ -148,8 +148,8 @@ def refusal(
 def refusal_of_permits(claim: Claim, ahead: Sequence[Contender]) -> BackendRejected | None:
     """Return an error if the claim and the first permit ahead asked for different numbers of permits.
 
-    The first permit in the queue defines the number of permits. A later permit that asked for a different number of
-    permits deletes its node soon.
+    The first permit in the queue defines the number of permits. A later claim with a different number is refused and
+    deletes its own node, so its number is ignored here.
     """
     first = next((one.permits for one in ahead if one.permits), claim.permits)
     return other_number(claim, first, "zookeeper") if claim.permits not in (0, first) else None

@@ -283,7 +283,7 @@ class Recipe:
         self._waiters.given_back(claim, waiter)
         return deleted
 
-    # ---- the grant for a node, and the end of a node that is not renewed
+    # ---- the grant of a claim, and the deletion of a `renew=False` claim's node at the end of its ttl
 
     def _granted(self, claim: Claim, waiter: ZkWaiter, session: Session) -> Granted:
         if not claim.renew:

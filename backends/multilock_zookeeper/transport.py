@@ -162,7 +162,8 @@ class Ensemble:
 
     @property
     def acl(self) -> Sequence[Any]:
-        """With a password, only its owner may write our nodes. Everybody may read them, since waiters have to."""
+        """The access list of our nodes. If the client logs in, only clients with that login may write the nodes.
+        Everybody may read them, because waiters must."""
         acl: Sequence[Any] = CREATOR_ALL_ACL + READ_ACL_UNSAFE if self.auth else OPEN_ACL_UNSAFE
         return acl
 
@@ -227,7 +228,7 @@ class Transport:
                 raise BackendUnavailable(f"{self.name}: the session ended before it was ready", unknown=False)
             granted = min(granted, self._granted)  # there may have been another handshake meanwhile
             # The program's own kazoo client sends a request at least every third of the timeout. So its last request
-            # was sent at most that long before it was handed over.
+            # was sent at most that long before the program passed the client as ``client=``.
             touched_at = self._touched_at - (granted / 3 if self._adopted else 0.0)
             session = Session(number, granted, touched_at)
             # Before any grant: if the timeout is cut at this moment, the kernel must already know the session.
@@ -287,7 +288,7 @@ class Transport:
         """Return whether kazoo's connection thread runs, so that it need not be started.
 
         The thread ends at a failed authentication. kazoo's state does not show this end: it is CLOSED before the thread
-        has begun, too. If a client was handed over, only its owner starts it again.
+        has begun, too. A client that was passed as ``client=`` is started again only by the program.
         """
         if self._handler:
             return self._handler.loop is not None and self._handler.loop.is_alive()
@@ -326,7 +327,7 @@ class Transport:
         return self._id is not None and not self._up.is_set() and self._now() - since > ttl
 
     def _heard(self, state: str) -> None:
-        """Follow a change of state. kazoo's connection thread calls this."""
+        """Handle a change of the connection's state. kazoo's connection thread calls this."""
         session = self._session
         self._adopted = False
         if state == KazooState.CONNECTED:
@@ -375,10 +376,10 @@ class Transport:
             self._listener.ended(session)
 
     def _ask_timeout(self, deadline: float) -> float:
-        """Return the session timeout that this server grants to our session, for a kazoo client that was connected
-        before it was handed over.
+        """Return the session timeout that the server grants.
 
-        The timeout is that of a second session, which is closed at once.
+        A kazoo client that was already connected when the program passed it as ``client=`` does not show its timeout.
+        So open a second session with the same request, and close it at once.
         """
         within = deadline - self._now()
         if within <= 0:
@@ -586,7 +587,7 @@ class Transport:
         return self._client
 
     def close(self) -> None:
-        """Close the session, without waiting for a silent server. A client that was handed over stays open."""
+        """Close the session, without waiting for a silent server. A client passed as ``client=`` stays open."""
         with self._starting:
             if self._closed:
                 return

@@ -112,7 +112,7 @@ class _Buffered(_Greeted):
 
 
 def remember_greetings(handler: Any) -> None:
-    """Make a client that was handed over remember greetings, from its next connection on."""
+    """Make the program's own kazoo client record the server's handshake reply, from its next connection on."""
     if not isinstance(handler.create_connection, _Dial):  # another client of this process may have done this already
         handler.create_connection = _Dial(handler.create_connection)
 

@@ -123,7 +123,7 @@ class Channels:
         return None
 
     def end(self) -> None:
-        """Open no more channels."""
+        """Stop opening channels."""
         self.offered = False
 
     def close(self) -> None:

@@ -60,7 +60,9 @@ def _connect(arguments: argparse.Namespace, ttl: float | None = None) -> multilo
 
 def _connect_shared(arguments: argparse.Namespace) -> multilock.Client:
     if resolve(arguments.url, profile=arguments.profile, config=arguments.config).scheme == "memory":
-        raise ConfigurationError("memory:// is one process's own: choose a backend that several processes can reach")
+        raise ConfigurationError(
+            "memory:// works only inside one process: choose a backend that several processes can reach"
+        )
     return _connect(arguments, arguments.ttl)
 
 

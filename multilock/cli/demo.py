@@ -44,7 +44,7 @@ def demo(url: str | None, profile: str | None, config: str | None, count: int) -
             place = resolve(url)
         if place.scheme == "memory":
             raise ConfigurationError(
-                "memory:// is one process's own: choose a backend that several processes can reach"
+                "memory:// works only inside one process: choose a backend that several processes can reach"
             )
         client = stack.enter_context(multilock.connect(url, profile=profile, config=config, ttl=TTL))
         try:

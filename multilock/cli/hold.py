@@ -178,4 +178,4 @@ def _end(child: Child, loss: Loss[Any], what: str, signals: Signals) -> None:
     if not child.kill(loss.valid_until - share, loss.valid_until - share / 2, signals.pause, forbidden):
         say(f"{what} still runs, without the lock: end it by hand")
         child.leave_terminal()
-        leave(LOST)  # our parent must learn of the loss now
+        leave(LOST)  # report the loss to our parent process now

@@ -195,7 +195,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             term: Term[T] = handing.lease._term
             if not term.over():
                 if not term.announced:
-                    term.start_elected()  # the callbacks come in pairs
+                    term.start_elected()  # on_lost will be called, and it needs an on_elected before it
                 term.abdicate(INTERRUPTED)
 
     def _take_office(self, term: Term[T]) -> None:

@@ -331,7 +331,7 @@ class Kernel:
 
     def _watchdog_died(self, error: BaseException) -> None:
         self.died = True
-        self.ticker = None  # the losses below need a new ticking thread; the client stays unhealthy
+        self.ticker = None  # so that reporting the losses can start a new ticking thread; `died` keeps us unhealthy
         try:
             self.monitor.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {type(error).__name__}")
         finally:

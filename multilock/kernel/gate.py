@@ -37,8 +37,8 @@ class Line:
         self.silent_since = self.silence = None
 
     def not_asked(self, why: BackendUnavailable) -> None:
-        """Record that the backend answers, but not about this name, since no request was sent. That is no outage. But
-        a waiter whose time ends now must not report that the name is taken."""
+        """Record that the backend answers, but not about this name, because no request was sent. That is not an
+        outage. But a waiter whose time ends now must not report that the name is taken."""
         self.silent_since, self.silence = None, why
 
     def heard_since(self, started: float) -> bool:

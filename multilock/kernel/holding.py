@@ -77,7 +77,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self.stage = NEW
         self.loss: Loss[Any] | None = None
         self.count = 1  # acquires without their release; more than 1 only for a reentrant lock
-        self._open = 0  # bodies of `with` under this lease that have not ended, and leases of several locks
+        self._open = 0  # open bodies of `with` under this lease, plus leases of several locks of which it is a part
         self._guests = 0  # open bodies without an acquire of their own, when the last acquire was counted
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
@@ -298,7 +298,9 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         own. That matters for a lost lease, and for a set of which one lock was released, or is being released, by hand.
         """
         with self._kernel.lock:
-            pass  # A body that ends at this moment counts this one too, or has begun a release that check() sees.
+            # Wait until no other body is just ending. Such a body either sees that this body is open and keeps the
+            # lease, or has begun a release, which check() then sees.
+            pass
         try:
             self.check()
         except MultilockError:
@@ -495,7 +497,7 @@ class Holding(AnyHeld):
         return self.stage == HELD and now < self.lost_at
 
     def _alive(self) -> bool:
-        if this_process[0] != OURS:  # `notice_fork`, without a call
+        if this_process[0] != OURS:  # the check of `notice_fork`, inlined because this runs at each is_held()
             notice_fork()
         if self.stage == HELD:
             if self._kernel.now() < self.lost_at:

@@ -134,9 +134,10 @@ class Entered(Generic[L]):
         caller asks for an entry again.
 
         The result is the entry of this frame's ``with`` statement, if there is one. Otherwise the lock was entered by
-        an exit stack or by hand, and the choice is a guess. The newest entry of this thread or task comes first. Then
-        follow entries whose end affects no other holder: entries with a lost lease, whose loss is then raised, or with
-        a released lease. A held lease of another thread or task is chosen only if there is no second lease.
+        an exit stack or by hand, and the choice is a guess. The newest entry of this thread or task comes first. If
+        there is none, an entry whose lease is over is chosen: a lost lease first, whose loss is then raised, then a
+        released one. A lease that another thread or task still holds is chosen only if all open entries have that
+        lease.
         """
         entries = [entry for entry in self._entries[::-1] if entry.is_open()]
 

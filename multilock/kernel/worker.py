@@ -38,8 +38,8 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
 
     If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. So ``run``
     must check its own closed flag. With ``once`` it does not begin again. ``or_here`` is for a short job whose caller
-    waits for it. Such a job runs in the calling thread if no thread could start it later, because the interpreter is
-    exiting or there is no ticking thread.
+    waits for it. If the system refuses a thread, and nothing will try again later (the interpreter is exiting, or there
+    is no ticking thread), such a job runs in the calling thread.
 
     Never raises because a thread was refused. After an interrupt, which the caller gets, ``run`` begins all the same.
     """

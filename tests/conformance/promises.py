@@ -416,7 +416,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "A released permit, or that of a dead holder, goes to the next waiter and affects no other": (
             "SemaphoreConformance.test_a_released_permit_goes_to_a_waiter",
-            "SemaphoreConformance.test_the_permit_of_a_silent_client_becomes_free_at_its_own_end",
+            "SemaphoreConformance.test_a_silent_clients_permit_expires_while_another_permit_is_kept",
             "SemaphoreConformance.test_inspect_shows_how_many_permits_are_taken",
         ),
         "The number is checked before any I/O, and another one is refused at once": (

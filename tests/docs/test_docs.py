@@ -45,7 +45,7 @@ NO_RUN = {
     "docs/writing-a-backend.md": "the block installs the reader's copy; tests/examples installs the example itself",
 }
 
-# Addresses on the reader's machine that blocks name, and their replacements here.
+# Server addresses in the code blocks of the pages, each with the fixture that replaces it in these tests.
 SERVERS = {
     "redis_url": re.compile(r"redis://(localhost|127\.0\.0\.1)(:6379)?(/0)?"),
     "postgresql_url": re.compile(r"postgresql://app@localhost/app"),

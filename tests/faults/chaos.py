@@ -784,8 +784,10 @@ class Chaos:
         yield from (f"process {helper.pid}:\n{helper.errors}" for helper in self.helpers.values())
 
     def stood_still(self, since: float) -> float:
-        """Return the seconds since then in which nobody could get a lock although nothing had a fault. Other kinds
-        override this."""
+        """Return for how many seconds after ``since`` nobody could get a lock although there was no fault.
+
+        Other kinds of chaos override this.
+        """
         return 0.0
 
     def standstills(self) -> Iterator[Fault]:

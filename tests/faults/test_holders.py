@@ -43,7 +43,7 @@ def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: 
         go_on.set()
 
 
-def test_code_that_blocks_the_interpreter_costs_the_lease_and_is_notified_afterwards(connect: Connect) -> None:
+def test_a_blocked_interpreter_loses_the_lease_and_reports_it_afterwards(connect: Connect) -> None:
     """C code that never releases the interpreter's lock: no other thread runs, and is_held() is False right after
     it."""
     losses: Recorder[Loss] = Recorder()

@@ -17,7 +17,10 @@ ALL = "100000"  # more seeds than there is time for
 
 
 def try_all(word: str, options: list[str]) -> int:
-    """Print for each defect whose name contains ``word`` what the command ``seeds`` says of it, and how soon."""
+    """For each defect whose name contains ``word``, run the command ``seeds`` on a tree with that defect.
+
+    Print the first line of its output, or MISSED, and the seconds that it took.
+    """
     for mutant in read_all():
         if word in mutant.name:
             with tempfile.TemporaryDirectory(prefix="simulation-defect-") as folder:

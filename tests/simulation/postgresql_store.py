@@ -534,7 +534,10 @@ def _texts(values: Iterable[str]) -> list[Row]:
 
 
 def _value(kind: str, word: bytes | None) -> Any:
-    """Return an argument: a text, an integer, a boolean, or an array of the first two."""
+    """Parse an argument that a client sent as text.
+
+    ``kind`` is b (boolean), i (integer), I (integer array), T (text array), or another letter for text.
+    """
     if word is None:
         return None
     if kind in "TI":

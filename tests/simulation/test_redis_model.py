@@ -44,7 +44,7 @@ class Real:
         self._buffer = b""
 
     def ask(self, *words: Word) -> bytes:
-        """Send a command, if there is one. Return the bytes that have come until then."""
+        """Send a command, if there is one, and a PING. Return the bytes that arrive before the reply to the PING."""
         if words[:1] == ("SUBSCRIBE",):
             self._pong = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
         self._sock.sendall(packed(words) + pack("PING"))

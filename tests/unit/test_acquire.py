@@ -506,7 +506,9 @@ def test_a_request_that_was_certainly_not_executed_is_not_undone(
     assert backend.called("release") == []
 
 
-def test_an_uncertain_claim_stays_uncertain(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+def test_a_claim_stays_unsure_after_a_later_attempt_that_was_not_sent(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
     backend.script("attempt", silence(), silence(unknown=False), lambda backend, call: call.execute())
     lease = client.lock("n").acquire()
     lease.release()

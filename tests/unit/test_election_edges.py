@@ -602,7 +602,7 @@ def test_the_end_of_a_waiting_run_ends_no_body_of_a_campaign(client: Client, ser
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_a_body_that_begins_as_the_work_of_run_ends_keeps_the_lease(
+def test_a_with_body_entered_while_run_ends_its_work_keeps_the_lease(
     client: Client, server: Scripted, step: int
 ) -> None:
     election = client.election("n", grace=60)

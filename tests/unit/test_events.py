@@ -147,7 +147,7 @@ def test_the_first_silence_of_a_wait_is_logged_once(
     assert len([record for record in caplog.records if "does not answer" in record.getMessage()]) == 1
 
 
-def test_a_busy_program_starts_no_thread_for_each_of_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_events_share_a_callback_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
     spawn = Threads.spawn
 
@@ -163,7 +163,7 @@ def test_a_busy_program_starts_no_thread_for_each_of_its_events(monkeypatch: pyt
             with client.lock("n"):
                 pass
             eventually(lambda: len(heard) == 2 * count)  # noqa: B023
-    # Usually one. An event that comes before the thread has reported that it is idle starts another.
+    # Usually one thread is started. An event that arrives before that thread has reported itself idle starts another.
     assert started.count("multilock-callback") < len(heard) / 2
 
 

@@ -486,7 +486,7 @@ def test_an_interrupt_while_a_fence_is_set_leaves_no_timer_after_its_release(at:
     assert killer.set_to == NEVER
 
 
-def test_the_first_of_thousands_of_deadlines_counts_after_renewals_and_releases() -> None:
+def test_the_timer_is_always_set_to_the_earliest_fenced_deadline() -> None:
     fence = Fence(killer := Recorded())
     random = Random(1)
     until: dict[str, float] = {}

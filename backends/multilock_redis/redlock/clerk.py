@@ -178,7 +178,11 @@ class Clerk:
         self._finish(fan)
 
     def _sleep(self, fan: Fan, wakes: bool) -> float:
-        """Return for how many seconds the thread may sleep. With ``wakes``, a reply to the clerk's own fan wakes it."""
+        """Return for how many seconds the thread may sleep.
+
+        ``wakes``: whether a reply on the clerk's own connections wakes the thread. If not, the thread sleeps for at
+        most `LATE` seconds.
+        """
         now = self._now()
         with self._lock:
             when = self._due[0][0] if self._due else now + ASLEEP

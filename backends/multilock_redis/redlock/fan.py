@@ -73,8 +73,8 @@ class Link:
     def take(self, *, again: bool = False) -> Wire | None:
         """Return a spare connection. If there is none, return None and have another thread make one.
 
-        No connection is begun for a moment after the server was down. Use ``again`` if the caller has asked before:
-        then no more connections are made than callers wait for.
+        After a failure, no connection is begun until a pause is over. ``again``: the caller has asked before. Then at
+        most as many connections are made at the same time as callers are waiting for one.
         """
         with suppress(IndexError):
             while (wire := self._spares.popleft()).stale():  # the server has closed the connection, as in a restart

@@ -324,9 +324,10 @@ class _Page:
     # ---- order
 
     def tokens(self) -> Iterator[tuple[str, int, int, tuple[int, int], str, str]]:
-        """Yield the tokens of each contestant: how many, regressions, accepted and refused fenced writes, two strips.
+        """Yield for each contestant: its name, the number of its tokens, the number of tokens that did not grow, the
+        numbers of accepted and refused fenced writes, and two strips.
 
-        One strip shows tokens that grew, the other one the rest.
+        The first strip shows the tokens that grew, the second one the rest.
         """
         for who in self.looks:
             if points := self.evidence.tokens.get(who):

@@ -56,7 +56,7 @@ class Options:
     control_cycles: int | None = None  #: cycles of each scenario and control, or None for as many as the others have
     ttl: float = 2.0  #: seconds
     seed: int | None = None  #: the seed of the order and of random choices, or None for a random seed
-    #: Seconds within which cycles begin. Each scenario and contestant has at least one, however long it takes.
+    #: Seconds after which no cycle begins, except the first cycle of each scenario and contestant.
     within: float | None = None
     controls: bool = True  #: whether controls run too
     #: Whether controls also run in scenarios in which they may hold, and contention runs with all its sizes.

@@ -258,10 +258,10 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The time from the end of A's hold until B believed. It is negative if both believed at once, for that long.
+    """The time from the end of A's hold until B believed that it held the lock.
 
-    ``of`` says what ended: A's ``belief`` (its last yes) or its ``lease`` (as its client counted), or both, by its
-    ``release`` or a ``kill``.
+    It is negative if both believed this at the same time, for that long. ``of`` names what ended A's hold: ``belief``
+    (its last is_held()), ``lease`` (the end that its client computed), or ``release`` or ``kill``, which end both.
     """
 
     seconds: float

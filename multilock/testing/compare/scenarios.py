@@ -80,7 +80,7 @@ class Scene(Protocol):
         """Let A call acquire()."""
 
     def acquire_b(self) -> None:
-        """Let B call acquire(), unless it did."""
+        """Let B call acquire(), if B has not called it yet."""
 
     def take(self) -> bool:
         """Take the lock away, as an operator would. Returns whether somebody had it."""

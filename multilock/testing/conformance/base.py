@@ -80,7 +80,7 @@ def believed_until(lease: Lease) -> float:
 
 
 def inner(lease: AnyLease) -> Holding:
-    """Return the lease of either face as the kernel's object, which shows more than the public members."""
+    """Cast a blocking or asyncio lease to the kernel's class, so that tests can read its private members."""
     return cast("Holding", lease)
 
 

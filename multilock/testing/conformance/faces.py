@@ -119,13 +119,13 @@ class AsyncioFace:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(within)
 
     def call(self, call: Callable[[], Any]) -> Any:
-        """Return the result of ``call()``, awaited if needed, in the task that stands for this thread."""
+        """Return the result of ``call()``, awaited if needed, in the task that runs the calls of this test thread."""
         if threading.current_thread() is self._thread:
             return self.wrap(call())
         return self.wrap(self.task().do(call))
 
     def task(self) -> _Task:
-        """Return the task that stands for this thread."""
+        """Return the task that runs the calls of this test thread on the loop."""
         try:
             task: _Task = self._tasks.task
         except AttributeError:

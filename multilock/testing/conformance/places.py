@@ -27,7 +27,7 @@ Call = Literal["attempt", "renew", "release"]
 
 T = TypeVar("T")
 LATE_WITHIN = 30.0  # seconds for which a request that is held back waits for its release
-DELIVERED_WITHIN = 5.0  # seconds that the delivery of a released request may take; its client may be gone
+DELIVERED_WITHIN = 5.0  # seconds after which a released request is dropped, as when its client is gone
 
 
 class Mishap(Protocol):

@@ -420,10 +420,9 @@ class SemaphoreConformance(Conformance):
         client.locked(NAME, permits=2)(face.function(body, blocks=True))()
         assert seen == [True, False]
 
-    def test_the_permit_of_a_silent_client_becomes_free_at_its_own_end(
+    def test_a_silent_clients_permit_expires_while_another_permit_is_kept(
         self, client: Client, other: Client, place: Place, make: Callable[..., Client]
     ) -> None:
-        """Its neighbour's permit continues."""
         dead = client.semaphore(NAME, 2, ttl=place.steady_ttl).acquire()
         kept = other.semaphore(NAME, 2, ttl=place.steady_ttl).acquire()
         with place.silence():

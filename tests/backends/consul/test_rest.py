@@ -88,9 +88,11 @@ def test_a_move_to_the_resting_session_is_done_once_even_if_its_reply_is_lost(
     assert ids(server) == {granted.key, rest["Session"]}, "what is superfluous is ended"
 
 
-def test_a_late_move_lets_the_name_rest_until_the_time_first_requested(
+def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
+    """The request that moves the key to the session of the rest is executed after it was given up, and is then sent
+    again."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)

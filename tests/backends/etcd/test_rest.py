@@ -131,9 +131,11 @@ def test_a_move_to_the_resting_session_is_done_once_even_if_its_reply_is_lost(
     assert len(leases(server)) == 2, "what is superfluous is revoked"
 
 
-def test_a_late_move_lets_the_name_rest_until_the_time_first_requested(
+def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The request that moves the key to the lease of the rest is executed after it was given up, and is then sent again
+    with a longer time."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)

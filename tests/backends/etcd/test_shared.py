@@ -100,10 +100,10 @@ def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
 
 
 @joining
-def test_a_waiter_that_is_refused_for_its_number_refuses_no_other_waiter(
+def test_a_claim_refused_for_its_permit_count_leaves_no_key_in_the_queue(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
-    """Even a claim that dies at once leaves nothing in the queue, because it never enters the queue."""
+    """Not even if the client fails before it could delete the key: the key is never put."""
     held = us.permit(3)
     us.take(held)
 

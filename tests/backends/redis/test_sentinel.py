@@ -175,8 +175,9 @@ def test_a_client_learns_of_a_failover_although_its_sentinel_is_isolated(connect
         assert on(former, "b") is None
 
 
-def test_one_host_name_for_all_sentinels_leads_to_no_former_primary(guarded: Guarded, connect: Connect) -> None:
-    """The name leads to another Sentinel each time, at last to an isolated one that reports another primary."""
+def test_a_stale_sentinel_behind_a_shared_host_name_is_not_believed(guarded: Guarded, connect: Connect) -> None:
+    """The host name leads to a different Sentinel at each connection, and then to an isolated one that reports another
+    primary."""
     guarded.failover()
     with RedisServer() as former, SentinelServer(list) as stale, ExitStack() as stack:
         with stale.client() as guard:

@@ -246,7 +246,7 @@ def test_a_renewal_restores_the_token_on_a_restarted_server(contend: Contend, se
     assert info.token == held[1].token
 
 
-def test_after_a_cold_start_no_claim_is_granted_and_each_learns_why(contend: Contend) -> None:
+def test_after_a_cold_start_every_request_fails_and_names_the_restart(contend: Contend) -> None:
     us = contend(guard=10**6)
     with pytest.raises(BackendUnavailable, match="3 of 3 servers have restarted"):
         us.attempt(us.claim())

@@ -92,18 +92,20 @@ class Waiters:
                     self._queued.setdefault(waiter.claim.name, {})[waiter.claim.id] = waiter
 
     def behind(self, claim: Claim) -> dict[bytes, int]:
-        """Return a key of this client for which the claim has to wait, and its create_revision. Returns nothing if this
-        client has few waiters.
+        """Return a key of this client for which the claim has to wait, and its create_revision. Returns nothing unless
+        more than `NEAR` claims of this client wait.
 
-        The key is so far back in the queue that about `NEAR` keys are left when it is gone.
+        When that key is gone, at most `NEAR` keys should be left. Some joins have no reply yet, so their keys are in
+        the queue too. That is why the key is only half as far from the end.
         """
         if claim.name not in self._queued:
             return {}
         with self.lock:
-            queued = self._queued.get(claim.name, {}).values()
-            for waiter in islice(reversed(queued), transactions.NEAR, None):
-                if waiter.revision and waiter.claim.id != claim.id:
-                    return {waiter.own: waiter.revision}
+            queued = self._queued.get(claim.name, {})
+            if len(queued) > transactions.NEAR:
+                for waiter in islice(reversed(queued.values()), transactions.NEAR // 2, None):
+                    if waiter.revision and waiter.claim.id != claim.id:
+                        return {waiter.own: waiter.revision}
         return {}
 
     def will_rest(self, claim: Claim, lease: Hashable) -> None:

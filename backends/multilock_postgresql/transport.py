@@ -330,6 +330,7 @@ class PgEndpoint:
         #: role's default is another level.
         self.begins_with_level = False
         self._dialling = Dialling[PgWire]("multilock-postgresql-connect", DIALLING_AT_ONCE)
+        self._connect_start = pq.PGconn.connect_start  # a simulation has its own
 
     def __repr__(self) -> str:
         return f"<PgEndpoint {self.name}>"
@@ -402,7 +403,7 @@ class PgEndpoint:
         self, conninfo: bytes, where: str, until: float, login_until: float, now: Callable[[], float]
     ) -> PgWire:
         try:
-            connection = pq.PGconn.connect_start(conninfo)
+            connection = self._connect_start(conninfo)
             try:
                 _finish_login(connection, where, until, login_until, now)
                 wire = PgWire(connection, self, where, now)

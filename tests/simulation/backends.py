@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import re
+import socket
 import sys
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import multilock_memory
+import multilock_postgresql
 import multilock_redis
 import multilock_sqlite
 from multilock import log_thread
@@ -18,11 +21,13 @@ from multilock.config import settings_for
 from multilock.kernel import process as of_process
 from multilock.kernel import runtime, worker
 from multilock.kernel.inside import inside
+from multilock_postgresql import transport
 from multilock_redis.keys import Keyspace
 from multilock_redis.redlock import RedlockBackend
 from multilock_redis.transport import Endpoint
 from tests.simulation.network import Connection
 from tests.simulation.plan import ProcessPlan
+from tests.simulation.postgresql_server import Libpq, PostgresqlServer
 from tests.simulation.scheduler import Over, Process, simulation
 from tests.simulation.threads import InOrder
 
@@ -44,6 +49,11 @@ def open_backend(world: World, process: Process, plan: ProcessPlan) -> tuple[Any
         return multilock_memory.open_backend("memory://simulation", {"prefix": PREFIX}), settings
     if kind == "sqlite":
         return multilock_sqlite.open_backend(f"sqlite:///{world.folder}/locks", {"prefix": PREFIX}), settings
+    server = world.servers[0]
+    if isinstance(server, PostgresqlServer):
+        backend: Any = multilock_postgresql.open_backend("postgresql://simulation", {"prefix": PREFIX, "ttl": plan.ttl})
+        backend._endpoint._connect_start = lambda conninfo: Libpq(world.network, server)
+        return backend, settings
     endpoints = [
         Endpoint(f"redis://{server.name}", Connection, {"network": world.network, "server": server})
         for server in world.servers
@@ -113,6 +123,8 @@ log_thread.QueuedLogger._say = _say  # type: ignore[method-assign]
 vars(log_thread)["defer"] = lambda call: None
 vars(log_thread)["flush"] = lambda seconds: True
 vars(runtime)["KillingTimer"] = Killer
+vars(transport)["os"] = SimpleNamespace(dup=lambda sock: sock)
+vars(transport)["socket"] = SimpleNamespace(**{**vars(socket), "socket": lambda fileno: fileno})
 for _name, _module in sorted(sys.modules.items()):
     if _name.startswith("multilock"):
         vars(_module)["set"] = InOrder

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.plan import Fault, Operation
+from tests.simulation.postgresql_server import PostgresqlServer
 from tests.simulation.scheduler import Process
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def forget(world: World, fault: Fault, process: Process) -> None:
 
 @fault
 def flush_scripts(world: World, fault: Fault, process: Process) -> None:
-    world.server(fault).scripts.clear()
+    world.server(fault).lose_scripts()
 
 
 @fault
@@ -171,8 +172,17 @@ def evict(world: World, fault: Fault, process: Process) -> None:
     """Delete the key of a lock on one server."""
     name = "ab"[fault.choice % 2]
     if len(world.servers) == 1:
-        world.oracles.excuse(name)
-        world.server(fault).store.delete(world.key(name))
+        # With its row, PostgreSQL also forgets the last token of the name.
+        world.oracles.excuse(None if world.plan.backend == "postgresql" else name)
+        world.server(fault).delete(world.key(name))
+
+
+@fault
+def lock_row(world: World, fault: Fault, process: Process) -> None:
+    """Let another transaction lock a row of PostgreSQL."""
+    server = world.server(fault)
+    if isinstance(server, PostgresqlServer):
+        server.lock_row(world.key("ab"[fault.choice % 2]), fault.choice // 2, fault.seconds)
 
 
 @fault

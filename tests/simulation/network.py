@@ -9,31 +9,94 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tests.simulation.plan import Weather
 from tests.simulation.scheduler import TIMEOUT, Process, Simulation, simulation
 from tests.simulation.threads import File, Waiter, waiter
 
-__all__ = ["Connection", "Network", "Server", "Socket"]
+if TYPE_CHECKING:
+    from tests.simulation.postgresql_server import PostgresqlServer
+    from tests.simulation.redis_server import RedisServer
+
+__all__ = ["AnyServer", "Connection", "Network", "Server", "Socket"]
 
 HOST_IS_MISSED = 40.0  # seconds until a server notices that a client's host died
 LONGEST_STALL = 30.0  # seconds
 
 
-class Server(Protocol):
-    """The interface of a simulated server, as the network uses it."""
+AnyServer: TypeAlias = "PostgresqlServer | RedisServer"
 
-    name: str
 
-    def accept(self, sock: Socket) -> object | None:
-        """Return the server's end of a new connection, or None if the server is down."""
+class Server:
+    """The common part of the simulated servers.
+
+    A subclass executes requests (``accept``, ``closed``, ``_received``, ``_ended``), and lets faults happen
+    (``delete``, ``lose_scripts``). The oracles ask it for the ``holder`` that has a name alone, whether the name
+    ``is_free``, for all ``claims`` that hold or wait, and for the ``waiters`` that are alive and listen. ``pushed``
+    reads bytes for a client.
+    """
+
+    def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
+        """``clock`` returns the microseconds of the wall clock."""
+        self.name = name
+        self.sim: Any = sim
+        self.random = random.Random(f"server {name} {seed}")
+        self.step = 0.0  # seconds by which the server's clock was stepped
+        self.up, self.paused = True, False
+        self.run, self.started = 0, -math.inf
+        self.lost = -math.inf  # when it last lost commits that it had reported
+        #: Called before each step that may give a name away: see `World._step`.
+        self.on_step: Callable[[str, str, str], Callable[[], None]] = lambda *what: lambda: None
+        self.on_expiry: Callable[[str], None] = lambda key: None
+        self._clock = clock
+        self._late: list[tuple[Any, bytes]] = []  # data that arrived while the server was stopped
+
+    def micros(self) -> int:
+        """Return the server's time in microseconds."""
+        return self._clock() + int(self.step * 1e6)
 
     def received(self, end: Any, data: bytes) -> None:
-        """Take bytes from the client."""
+        """Take bytes from a client, whose connection has the server's end ``end``."""
+        if self.up and end.run == self.run:
+            if self.paused:
+                self._late.append((end, data))
+            else:
+                self._received(end, data)
 
-    def closed(self, end: Any) -> None:
-        """Notice that the client has closed the connection."""
+    def _received(self, end: Any, data: bytes) -> None:
+        raise NotImplementedError
+
+    # Faults
+
+    def stop(self) -> None:
+        """Stop the server's process. Requests that arrive are executed when it continues."""
+        self.paused = True
+
+    def go_on(self) -> None:
+        """Let a stopped server continue."""
+        self.paused = False
+        late, self._late = self._late, []
+        for end, data in late:
+            self.received(end, data)
+
+    def end(self, *, forgets: bool) -> None:
+        """End the server. ``forgets``: it loses its data."""
+        self.up, self.paused = False, False
+        self.run += 1
+        self._late = []
+        for link in self._ended(forgets=forgets):
+            link.reset()
+
+    def _ended(self, *, forgets: bool) -> list[Any]:
+        """Forget the connections, and return the links of them."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start an ended server again."""
+        if not self.up:
+            self.up = True
+            self.started = self.sim.time
 
 
 class Network:
@@ -44,7 +107,7 @@ class Network:
         self.random = random.Random(f"network {seed}")
         self.weather = weather
         self.sockets: dict[Socket, None] = {}
-        self._parted: dict[tuple[Process, Server], float] = {}  # the end of the partition or stall
+        self._parted: dict[tuple[Process, AnyServer], float] = {}  # the end of the partition or stall
         self.on_sent: Callable[[Socket, bytes], None] = lambda sock, data: None
         self.on_arrived: Callable[[Socket, bytes], None] = lambda sock, data: None
 
@@ -53,7 +116,7 @@ class Network:
         for sock in self.of(process):
             sock.dies(host_too)
 
-    def part(self, process: Process, server: Server, seconds: float) -> None:
+    def part(self, process: Process, server: AnyServer, seconds: float) -> None:
         """Delay all packets between the two until the partition ends."""
         self._parted[process, server] = self.sim.time + seconds
 
@@ -62,7 +125,7 @@ class Network:
         self._parted.clear()
         self.weather = Weather(base=self.weather.base)
 
-    def delay(self, process: Process, server: Server, *, may_stall: bool = True) -> float:
+    def delay(self, process: Process, server: AnyServer, *, may_stall: bool = True) -> float:
         """Return the delay of the next packet."""
         chance, weather = self.random, self.weather
         delay = weather.base * (0.5 + chance.expovariate(1.0))
@@ -78,7 +141,7 @@ class Network:
         """Return whether the next packet breaks its connection."""
         return bool(self.weather.p_cut) and self.random.random() < self.weather.p_cut
 
-    def of(self, process: Process, server: Server | None = None) -> list[Socket]:
+    def of(self, process: Process, server: AnyServer | None = None) -> list[Socket]:
         """Return the open connections of a process."""
         return [each for each in self.sockets if each.process is process and server in (None, each.server)]
 
@@ -86,7 +149,7 @@ class Network:
 class Socket(File):
     """The client's end of a connection, with the methods of a socket that the library calls."""
 
-    def __init__(self, network: Network, server: Server) -> None:
+    def __init__(self, network: Network, server: AnyServer) -> None:
         super().__init__()
         self.network = network
         self.server = server
@@ -260,7 +323,7 @@ class Connection:
 
     _sock: Socket
 
-    def __init__(self, network: Network, server: Server, socket_timeout: float, **ignored: object) -> None:
+    def __init__(self, network: Network, server: AnyServer, socket_timeout: float, **ignored: object) -> None:
         self._network, self._server, self._within = network, server, socket_timeout
 
     def connect(self) -> None:

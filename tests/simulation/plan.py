@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "ProcessPlan", "Weather", "make_plan"]
 
-BACKENDS = ("redis", "redlock", "sqlite", "memory")
+BACKENDS = ("redis", "redlock", "postgresql", "sqlite", "memory")
 FACES = ("blocking", "asyncio")
 MOST_OPERATIONS = 40  # the number of operations of one worker
 
@@ -103,7 +103,7 @@ class Plan:
     @property
     def servers(self) -> int:
         """The number of simulated servers."""
-        return {"redis": 1, "redlock": 3}.get(self.backend, 0)
+        return {"redis": 1, "redlock": 3, "postgresql": 1}.get(self.backend, 0)
 
     def size(self) -> tuple[int, int]:
         """Return the numbers of operations and of faults."""
@@ -130,19 +130,20 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
     "quiet": ([], []),
     "cuts": (["cut", "cut_all"], ["cut", "cut_all"]),
     "network": (["part", "part", "cut", "cut_all", "part_all"], ["part", "cut", "lose_reply", "late_request"]),
-    "slow": (["part", "cut"], ["part", "part", "pause", "late_request"]),
+    "slow": (["part", "cut", "lock_row"], ["part", "part", "pause", "late_request", "lock_row"]),
     "process": (["pause", "pause", "kill", "close"], ["pause", "pause", "pause", "kill", "newcomer"]),
     "server": (["stop_server", "restart", "flush_scripts", "cut_all"], ["stop_server", "restart"]),
     "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
     "force": (["force"], ["force", "force", "part"]),
     "all": (
         ["part", "cut", "cut_all", "pause", "pause", "kill", "close", "stop_server", "restart", "flush_scripts"],
-        ["part", "pause", "lose_reply", "late_request", "newcomer", "cut"],
+        ["part", "pause", "lose_reply", "late_request", "newcomer", "cut", "lock_row"],
     ),
 }
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
 #: Backends without a network have these faults only. All clients of a memory are one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
+ONLY = {"lock_row": "postgresql"}  # the backend that has a fault alone
 #: Event -> about how many of them a run has. ``long``: a grant to a worker that holds it for half a ttl or more.
 #: ``handed``: a server has given the name to a waiter, which does not know it yet.
 EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300}
@@ -239,7 +240,10 @@ def _operations(
 
 def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
     local = LOCAL.get(plan.backend)
-    anytime, reactive = ([kind for kind in kinds if not local or kind in local] for kinds in PROFILES[plan.profile])
+    anytime, reactive = (
+        [kind for kind in kinds if ONLY.get(kind, plan.backend) == plan.backend and (not local or kind in local)]
+        for kinds in PROFILES[plan.profile]
+    )
     faults = []
     if anytime:
         for _ in range(chance.choice([1, 3, 8])):

@@ -19,6 +19,7 @@ __all__ = ["LOCK_WAIT", "STEPS", "Holder", "Name", "Refused", "Row", "Store", "W
 Row = tuple[bytes | None, ...]
 
 MS, SECOND, MINUTE = 1000, 1_000_000, 60_000_000
+LATEST_WRITE = 600_000  # after three times wal_writer_delay each commit is on the disk
 LOCK_WAIT = "55P03"
 STEPS = StepQueries("multilock")
 
@@ -89,6 +90,7 @@ class Store:
         self.flushes = True  # whether the commit of the last step waited for the disk
         self.notices: dict[tuple[str, str], None] = {}  # channel and payload of what the last step has sent
         self._tickets = 0
+        self._unwritten: tuple[int, dict[str, Any]] = 0, {}  # the tables before the first commit that may be lost
         self._calls: dict[bytes, tuple[Callable[..., list[Row]], str]] = {
             STEPS.attempt: (self._attempt, "ttttiibbti"),
             STEPS.release: (lambda *given: [(_bool(self._release(*given)),)], "ttbi"),
@@ -119,9 +121,17 @@ class Store:
     def restore(self, saved: dict[str, Any]) -> None:
         vars(self).update(saved)
 
-    def crash(self) -> None:
-        """Empty the tables that no crash keeps."""
+    def crash(self, *, loses: bool = False) -> bool:
+        """Empty the tables that no crash keeps. ``loses``: the last commits that did not wait for the disk are lost.
+
+        Returns whether there were any.
+        """
         self.queue, self.boot = {}, None
+        since, saved = self._unwritten
+        if loses and saved and self._clock() < since + LATEST_WRITE:
+            self.restore(saved)
+            return True
+        return False
 
     Result = TypeVar("Result")
 
@@ -129,11 +139,18 @@ class Store:
         self.now, self.flushes, self.notices = self._clock(), True, {}
         before = self.saved()
         try:
-            return call()
+            result = call()
         except Refused:
             self.restore(before)
             self.notices = {}
             raise
+        if any(before[name] != getattr(self, name) for name in LOGGED):
+            since, saved = self._unwritten
+            if self.flushes:
+                self._unwritten = 0, {}
+            elif not saved or self.now > since + LATEST_WRITE // 2:
+                self._unwritten = self.now, {name: before[name] for name in LOGGED}
+        return result
 
     # Rows
 

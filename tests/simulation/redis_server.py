@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from lupa.lua51 import LuaRuntime
 
+from multilock_redis import transactions
+from tests.simulation.network import Server
 from tests.simulation.redis_store import Refused, Reply, Sorted, Status, Store
 from tests.simulation.scheduler import Simulation
 
 __all__ = ["Client", "RedisServer"]
 
+ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
+FULL = 5  # keys of a script that may give a name away
 INVALIDATED = "__redis__:invalidate"
 CONNECTION = {"client", "subscribe", "ping"}  # commands that concern the connection
 
@@ -81,24 +84,14 @@ class Client:
         self.caches_next = False
 
 
-class RedisServer:
-    """One server. ``clock`` returns the microseconds of its wall clock. Without ``sim`` no key ends by itself."""
+class RedisServer(Server):
+    """One server. Without ``sim`` no key ends by itself."""
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
-        self.name = name
-        self.sim = sim
-        self.random = random.Random(f"server {name} {seed}")
-        self.step = 0.0  # seconds by which the server's clock has been stepped
-        self.up, self.paused = True, False
-        self.run, self.started = 0, -math.inf
-        #: Called before each script. The function that it returns is called after the script.
-        self.on_script: Callable[[str, list[str], list[str]], Callable[[], None]] = lambda *what: lambda: None
-        self.on_expiry: Callable[[str], None] = lambda key: None
-        self._clock = clock
+        super().__init__(name, sim, clock, seed)
         self._frozen: int | None = None  # the time of the script that runs
         self._by: Client | None = None  # the client whose command runs
         self._numbers = 0
-        self._late: list[tuple[Client, bytes]] = []  # data that arrived while the server was stopped
         self._pushes: list[tuple[Client, bytes]] = []
         here = weakref.proxy(self)  # Lua's references and Python's would be a cycle, which neither collects
         self._redis = _commands(lambda *words: here._from_lua(*words))
@@ -120,8 +113,8 @@ class RedisServer:
         self._looks: dict[str, int] = {}  # for which end of a key a look is planned
 
     def micros(self) -> int:
-        """Return the server's time in microseconds. It does not advance during a script."""
-        return self._clock() + int(self.step * 1e6) if self._frozen is None else self._frozen
+        """Return the time, which does not advance during a script."""
+        return super().micros() if self._frozen is None else self._frozen
 
     # Commands
 
@@ -198,13 +191,20 @@ class RedisServer:
         if script is None:
             raise Refused("NOSCRIPT No matching script. Please use EVAL.")
         keys, arguments = list(words[: int(count)]), list(words[int(count) :])
-        executed = self.on_script(sha, keys, arguments)
+        executed = self._before(sha, keys, arguments)
         self._frozen = self.micros()
         try:
             return self._of_lua(_run(script, _table(keys), _table(arguments), self._redis))
         finally:
             executed()
             self._frozen = None
+
+    def _before(self, sha: str, keys: list[str], arguments: list[str]) -> Callable[[], None]:
+        if len(keys) < FULL:
+            return lambda: None
+        kind = "force" if sha == transactions.FORCE._sha else "ask" if sha in ASKS else "leave"
+        barges = (sha, arguments[3:4]) == (transactions.ACQUIRE._sha, ["1"])
+        return self.on_step(keys[0], _claim(arguments[0] if arguments else ""), "barge" if barges else kind)
 
     def _from_lua(self, *words: str) -> Any:
         try:
@@ -276,9 +276,24 @@ class RedisServer:
         if run == self.run and self.up and not self.paused:
             self.store.look(key)
 
-    def waiters(self, queue: str, live: str, me: str) -> list[str]:
-        """Return the owners in a queue that are alive and listen, in order. ``me`` sends the present request."""
-        places, lives = self.store.values.get(queue), self.store.values.get(live)
+    # For the oracles
+
+    def holder(self, key: str) -> str | None:
+        owner = self.store.values.get(key)
+        return _claim(owner) if isinstance(owner, str) and not owner.startswith("#") else None
+
+    def is_free(self, key: str) -> bool:
+        return self.store.look(key) is None
+
+    def claims(self) -> Iterator[tuple[str, str]]:
+        for key in list(self.store.values):
+            value = None if key.endswith("}:token") or "}:gone:" in key else self.store.look(key)
+            for text in [value] if isinstance(value, str) else list(value or ()):
+                if "#" not in (claim := _claim(text)):
+                    yield key, claim
+
+    def waiters(self, key: str, me: str) -> list[str]:
+        places, lives = (self.store.values.get(f"{{{key}}}:{part}") for part in ("queue", "live"))
         if not isinstance(places, Sorted) or not isinstance(lives, dict):
             return []
         found = []
@@ -286,9 +301,13 @@ class RedisServer:
             _, deadline, *_ = str(lives.get(owner, "x:0")).split(":")
             alive = int(deadline.removesuffix("q")) > self.micros() // 1000
             quiet = deadline.endswith("q")
-            if owner == me or (alive and (quiet or self._listeners(f"multilock:wake:{owner.partition('.')[0]}"))):
-                found.append(owner)
+            if _claim(owner) == me or (alive and (quiet or self._listeners(f"multilock:wake:{owner.split('.')[0]}"))):
+                found.append(_claim(owner))
         return found
+
+    def pushed(self, data: bytes) -> str | None:
+        is_push = b"multilock:wake" in data and b"message" in data
+        return data.rsplit(b"\r\n", 2)[1].decode("latin-1") if is_push else None
 
     def _listeners(self, channel: str) -> list[Client]:
         return [each for each in self.clients.values() if channel in each.channels]
@@ -296,7 +315,6 @@ class RedisServer:
     # Connections
 
     def accept(self, link: Link) -> Client | None:
-        """Return the server's end of a new connection, or None if the server is down."""
         if not self.up:
             return None
         self._numbers += 1
@@ -304,17 +322,11 @@ class RedisServer:
         return client
 
     def closed(self, client: Client) -> None:
-        """Forget a connection that the client has closed."""
         if client.run == self.run:
             self.clients.pop(client.number, None)
 
-    def received(self, client: Client, data: bytes) -> None:
+    def _received(self, client: Client, data: bytes) -> None:
         """Execute the commands that have arrived, and send the replies."""
-        if not self.up or client.run != self.run:
-            return
-        if self.paused:
-            self._late.append((client, data))
-            return
         client.received += data.decode("latin-1")
         while (words := self._next(client)) is not None:
             reply = self.execute(client, words)
@@ -345,34 +357,26 @@ class RedisServer:
 
     # Faults
 
-    def stop(self) -> None:
-        """Stop the server's process. Requests that arrive are executed when it continues."""
-        self.paused = True
-
-    def go_on(self) -> None:
-        """Let a stopped server continue."""
-        self.paused = False
-        late, self._late = self._late, []
-        for client, data in late:
-            self.received(client, data)
-
-    def end(self, *, forgets: bool) -> None:
-        """End the server. ``forgets``: it loses its keys."""
-        self.up, self.paused = False, False
-        self.run += 1
-        self._late = []
-        clients = list(self.clients.values())
+    def _ended(self, *, forgets: bool) -> list[Link]:
+        links = [client.link for client in self.clients.values()]
         self._begin(forgets=forgets)
-        for client in clients:
-            client.link.reset()
+        return links
+
+    def lose_scripts(self) -> None:
+        self.scripts.clear()
+
+    def delete(self, key: str) -> None:
+        self.store.delete(key)
 
     def start(self) -> None:
-        """Start an ended server again."""
-        if not self.up and self.sim is not None:
-            self.up = True
-            self.started = self.sim.time
-            for key, end in list(self.store.ends.items()):
-                self._plan_end(key, end)
+        super().start()
+        for key, end in list(self.store.ends.items()):
+            self._plan_end(key, end)
+
+
+def _claim(owner: str) -> str:
+    """Return the claim id in the text of an owner."""
+    return owner.partition("@")[0]
 
 
 def encoded(reply: Reply | Refused) -> bytes:

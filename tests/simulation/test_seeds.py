@@ -28,7 +28,7 @@ UNDONE = {
     ),
 }
 # About a minute of one processor in all. `make simulation` runs others.
-SEEDS = {"redis": 12, "redlock": 3, "sqlite": 8, "memory": 16}
+SEEDS = {"redis": 12, "redlock": 3, "postgresql": 6, "sqlite": 8, "memory": 16}
 FAILED, PASSED = 1, 0
 
 pytestmark = pytest.mark.slow
@@ -79,6 +79,7 @@ def test_each_plan_that_failed_once_names_its_mend() -> None:
     [
         ("1", "redis", "asyncio"),
         ("4", "redlock", "blocking"),
+        ("5", "postgresql", "asyncio"),
         ("23", "sqlite", "blocking"),
         ("24", "memory", "asyncio"),
     ],

@@ -336,6 +336,12 @@ class Poll:
     def poll(self, milliseconds: float | None = None) -> list[int]:
         if isinstance(self._what, int):
             return self._wait_for_real(self._what)
+        if not self._events & select.POLLOUT and not self._what.is_readable() and milliseconds != 0:
+            bell = Event()
+            self._what.watchers.append(bell.set)
+            bell.wait(None if milliseconds is None else milliseconds / 1000)
+            if bell.set in self._what.watchers:  # a file that was closed has none
+                self._what.watchers.remove(bell.set)
         return [1] if self._events & select.POLLOUT or self._what.is_readable() else []
 
     def _wait_for_real(self, descriptor: int) -> list[int]:

@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any
 
 import multilock
-from multilock_redis import transactions
 from tests.simulation import backends, faults
 from tests.simulation.loop import Loop
-from tests.simulation.network import Network, Socket
+from tests.simulation.network import AnyServer, Network, Socket
 from tests.simulation.oracles import Held, Oracles
 from tests.simulation.plan import Fault, Operation, Plan, ProcessPlan
+from tests.simulation.postgresql_server import PostgresqlServer
 from tests.simulation.redis_server import RedisServer
 from tests.simulation.scheduler import START, Process, Simulation
 from tests.simulation.threads import EPOCH
@@ -33,8 +33,6 @@ __all__ = ["Run", "World", "run"]
 
 LOOK_EVERY = 0.25  # seconds between two calls of `Oracle.passing`
 CLOSES_WITHIN = 40.0  # seconds
-ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
-FULL = 5  # keys of a script that may give a name away
 LATE = 35.0  # seconds after which no request can still be under way
 FORGOTTEN = 70.0  # seconds after which the ttls of all remaining keys are over
 
@@ -98,38 +96,43 @@ class World:
         for fault in plan.faults:
             self._after.setdefault((fault.after, fault.nth), []).append(fault)
 
-    def _server(self, number: int) -> RedisServer:
-        sim, name = self.sim, f"redis{number}"
-        server = RedisServer(name, sim, lambda: int((EPOCH + sim.time) * 1e6), self.plan.seed)
+    def _server(self, number: int) -> AnyServer:
+        sim, seed = self.sim, self.plan.seed
+        kind, name = (
+            (PostgresqlServer, "postgresql") if self.plan.backend == "postgresql" else (RedisServer, f"redis{number}")
+        )
+        server: AnyServer = kind(name, sim, lambda: int((EPOCH + sim.time) * 1e6), seed)
         if self.plan.servers > 1:
             server.step = server.random.uniform(-0.01, 0.01)
-        server.on_script = partial(self._script, server)
+        server.on_step = partial(self._step, server)
         server.on_expiry = self._expired
         return server
 
     # Reports from the servers and the network
 
-    def _script(self, server: RedisServer, sha: str, keys: list[str], arguments: list[str]) -> Callable[[], None]:
-        if sha == transactions.FORCE._sha:
-            for server in self.servers:
-                held = server.store.values.get(keys[0])
-                if isinstance(held, str):
-                    self.oracles.forced.setdefault(held.partition("@")[0], self.sim.time)
-            self.oracles.excuse(keys[0].removeprefix(backends.PREFIX))
-        if len(self.servers) > 1 or len(keys) < FULL:
+    def _step(self, server: AnyServer, key: str, sender: str, kind: str) -> Callable[[], None]:
+        """Note a step that may give a name away. The function that is returned is called after it.
+
+        ``kind``: The sender asks for the name, asks without regard to the queue (barge), leaves, or is an operator
+        (force).
+        """
+        if kind == "force":
+            for each in self.servers:
+                if held := each.holder(key):
+                    self.oracles.forced.setdefault(held, self.sim.time)
+            self.oracles.excuse(key.removeprefix(backends.PREFIX))
+        if len(self.servers) > 1:
             return lambda: None
-        before = server.store.values.get(keys[0])
-        sender = arguments[0] if arguments else ""
-        waiting = server.waiters(keys[1], keys[2], sender)
-        if sha not in ASKS and sender in waiting:
-            waiting.remove(sender)  # it leaves
+        before, waiting = server.holder(key), server.waiters(key, sender)
+        if kind not in ("ask", "barge") and sender in waiting:
+            waiting.remove(sender)
 
         def executed() -> None:
-            owner = server.store.values.get(keys[0])
-            if isinstance(owner, str) and owner != before and not owner.startswith("#"):
+            owner = server.holder(key)
+            if owner and owner != before:
                 own = owner == sender
-                if not own or (sha, arguments[3]) != (transactions.ACQUIRE._sha, "1"):
-                    self.oracles.tell("given", keys[0], owner, waiting, own)
+                if not own or kind != "barge":
+                    self.oracles.tell("given", key, owner, waiting, own)
                 for each in self.clients.values():
                     if not own and owner.startswith(each.kernel.client):
                         self.event("handed", each.process)
@@ -141,8 +144,7 @@ class World:
             self.event("expired", self._process(self._events["expired"]))
 
     def _arrived(self, sock: Socket, data: bytes) -> None:
-        if b"multilock:wake" in data and b"message" in data:
-            claim = data.rsplit(b"\r\n", 2)[1].decode("latin-1")  # a push that grants has further words
+        if claim := sock.server.pushed(data):  # a push that grants has further words
             if claim in self.oracles.forced:
                 self.oracles.told.setdefault(claim, self.sim.time)
             self.event("pushed", sock.process)
@@ -162,7 +164,7 @@ class World:
     def _process(self, number: int) -> Process:
         return self.sim.processes[number % len(self.sim.processes)]
 
-    def server(self, fault: Fault) -> RedisServer:
+    def server(self, fault: Fault) -> AnyServer:
         """Return the server that a fault has chosen."""
         return self.servers[fault.choice % len(self.servers)]
 
@@ -177,23 +179,14 @@ class World:
         """
         if len(self.servers) != 1 or not self.servers[0].up or self.servers[0].paused:
             return False
-        owner = self.servers[0].store.look(self.key(name))
-        if not isinstance(owner, str) or self.plan.profile != "cuts":
-            return owner is None
-        claim = owner.partition("@")[0]
-        return any(claim in each.kernel.monitor.waiting for each in self.clients.values())
+        [server], key = self.servers, self.key(name)
+        if server.is_free(key) or self.plan.profile != "cuts":
+            return server.is_free(key)
+        return any(server.holder(key) in each.kernel.monitor.waiting for each in self.clients.values())
 
     def claims_at(self, number: int) -> Iterator[tuple[str, str]]:
         """Yield each claim that holds or waits at a server, after its key."""
-        server = self.servers[number]
-        for key in list(server.store.values) if server.up else ():
-            value = None if key.endswith("}:token") or "}:gone:" in key else server.store.look(key)
-            if value is None:
-                continue
-            for text in [value] if isinstance(value, str) else list(value):
-                claim = text.partition("@")[0]
-                if "#" not in claim:
-                    yield key, claim
+        return self.servers[number].claims() if self.servers[number].up else iter(())
 
     # Processes
 

@@ -7,7 +7,7 @@ under ``<prefix><name>/`` holds the lock. That revision is the fencing token.
 1. Put our key. 2. If no key of the name was created before it, we hold the lock. 3. Otherwise watch the key created
 just before ours. 4. When that key is deleted, go to 2. A release deletes our key.
 
-A waiter far behind does not read the queue again either, unless a key is gone that it watches. To return a few of the
+A waiter far behind does not read the queue again either, unless a watched key is gone. To return a few of the
 newest keys, etcd reads every key of the name. So the requests of such a waiter compare its own key and the watched one.
 
 A waiter near the front does not repeat step 2. Steps 1 and 2 have read which keys are ahead, and one watch of the whole
@@ -27,7 +27,8 @@ Compared with those recipes, this one adds:
   is absent. So a join that a paused server executes after its cancel changes nothing.
 * A grant is valid for the lease's ttl, counted from when the last acknowledged keep-alive was sent. A put extends
   nothing.
-* The key of a name that rests is put on a separate lease. It stays first in the queue until that lease has ended.
+* If hold_at_least keeps a name taken after the release, the name rests: its key is moved to a separate lease. The key
+  stays first in the queue until that lease has ended.
 """
 
 from __future__ import annotations

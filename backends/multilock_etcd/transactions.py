@@ -47,6 +47,8 @@ NEAR = 32
 WATCHED = 16  # keys that a waiting permit watches one by one; more are watched as one range
 
 Part = dict[str, Any]
+"""One comparison or one operation of a transaction, as the fields of its message."""
+
 Key = tuple[bytes, int | None, Hashable]
 """A key, with the create_revision and the lease that it should have."""
 
@@ -55,7 +57,7 @@ R = TypeVar("R")
 
 
 class Looked(NamedTuple):
-    """The result of reading the first ``many`` of some keys: the keys that are ``gone``, at this ``revision``."""
+    """The result of reading the first ``many`` of some keys: the keys that were ``gone`` at ``revision``."""
 
     many: int
     gone: set[bytes]
@@ -187,7 +189,8 @@ class EtcdTransactions:
         return self._transport.call(calls.TXN, request, deadline - self._now())[0]
 
     def put(self, claim: Claim, lease: int, join: bool, behind: Mapping[bytes, int], deadline: float) -> Joined:
-        """Put the claim's key on this lease, at the end of the queue or, without ``join``, only if no key excludes it.
+        """Put the claim's key on this lease: with ``join`` at the end of the queue, otherwise only if no key excludes
+        the claim.
 
         The caller may know keys for which a claim that joins has to wait, and pass them as ``behind``. The server then
         only compares that they exist, and reads no key ahead.
@@ -298,22 +301,22 @@ def present_revision(transport: EtcdTransport, within: float) -> int:
 
 
 def absent(key: bytes) -> Part:
-    """Compare that this key does not exist."""
+    """Require that this key does not exist."""
     return {"target": wire.CREATE, "key": key}
 
 
 def nobody(there: Range) -> Part:
-    """Compare that no key is in this range."""
+    """Require that no key is in this range."""
     return {**absent(there[0]), "range_end": there[1]}
 
 
 def created(key: bytes, at: int) -> Part:
-    """Compare that this key exists and was created at this revision."""
+    """Require that this key exists and was created at this revision."""
     return {"target": wire.CREATE, "key": key, "create_revision": at}
 
 
 def modified(key: bytes, at: int | None) -> Part:
-    """Compare that this key was last written at this revision."""
+    """Require that this key was last written at this revision."""
     return {"target": wire.MODIFY, "key": key, "mod_revision": at}
 
 

@@ -1,4 +1,8 @@
-"""The state of each claim of this client: its lease, its key, and whether it was cancelled."""
+"""The state of each claim of this client: its lease, its key, and whether it was cancelled.
+
+A lease here is a lease of etcd: the server deletes the claim's key when the lease ends. A claim rests if hold_at_least
+keeps its name taken after the release.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ class Waiters:
     def cancel(self, claim: Claim, unsure: bool) -> Waiter:
         """Mark the claim as cancelled. The caller holds ``lock``.
 
-        An attempt that runs in another thread sends nothing more. With ``unsure``, attempts that begin later send
+        An attempt that runs in another thread sends no further request. With ``unsure``, attempts that begin later send
         nothing either.
         """
         waiter = self._waiters.get(claim.id) or self._new(claim)
@@ -92,8 +96,8 @@ class Waiters:
                     self._queued.setdefault(waiter.claim.name, {})[waiter.claim.id] = waiter
 
     def behind(self, claim: Claim) -> dict[bytes, int]:
-        """Return a key of this client for which the claim has to wait, and its create_revision. Returns nothing unless
-        more than `NEAR` claims of this client wait.
+        """Return a key of this client for which the claim has to wait, and its create_revision. Returns an empty
+        mapping unless more than `NEAR` claims of this client wait.
 
         When that key is gone, at most `NEAR` keys should be left. Some joins have no reply yet, so their keys are in
         the queue too. That is why the key is only half as far from the end.

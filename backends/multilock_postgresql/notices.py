@@ -2,12 +2,13 @@
 
 A client has one connection that listens, and a thread that reads it. Both begin with the first waiter, or with the
 first lock that is held for a quarter of a second. The notification of a hand-over is a grant (`Recipe.pushed`). Every
-other notification is a hint: the thread then asks the server which claims have lost their names.
+other notification is a hint: the thread then asks the server which claims have lost their names. A followed name is a
+name whose changes of holder this client reports.
 
-The connection also holds an advisory lock, shared, with the client's number. The server passes over a waiter whose
-client does not hold it: that process has ended. Behind a pooler that changes servers between transactions, no
-notification arrives, and the advisory lock would outlive the client. So the connection first tests whether a
-notification comes back.
+The connection also holds an advisory lock, shared, with the client's number. If a client does not hold that lock, its
+process has ended, so the server passes over its waiters. Behind a pooler that changes server processes between
+transactions, no notification arrives, and the advisory lock would outlive the client. So the connection first tests
+whether a notification comes back.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from multilock_postgresql.wire import Row, array, seconds, text
 __all__ = ["Listener"]
 
 CHANGES = "multilock_changes"  # the channel of followed names
-TEND_EVERY = 2.0  # seconds between two checks; two find a dead connection, before a waiter's place is lost
+# Seconds between two checks. A connection without any reply from one check to the next is dead. This is found before
+# the server gives up the place of a waiter.
+TEND_EVERY = 2.0
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent server may delay the wake-ups
 TEST_WITHIN = 1.0  # seconds that a notification through a pooler may take
@@ -241,8 +244,10 @@ class Listener:
     # ---- losses
 
     def _look_again(self, claim_ids: Iterable[str] = ()) -> None:
-        """Ask which of these claims lost their names, and of those that an earlier request failed for. The thread runs
-        this."""
+        """Ask which of these claims have lost their names, and ask again for the claims of a request that failed.
+
+        The thread runs this.
+        """
         self._doubted.update(claim_ids)
         try:
             self._look(list(self._doubted), LOOK_WITHIN)
@@ -292,7 +297,10 @@ class Listener:
         self._followed = followed
 
     def _tend_followed(self) -> None:
-        """Follow the names again in time. No lease that ends is pushed, so look at those that should have ended."""
+        """Renew the subscription to the followed names in time, and query the names whose lease should have ended.
+
+        The server does not notify clients when a lease ends by its ttl.
+        """
         now = self._now()
         if now >= self._follow_at and self._followed:
             with suppress(MultilockError):

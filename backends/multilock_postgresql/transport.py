@@ -3,6 +3,8 @@ here.
 
 Requests go through libpq, as psycopg's ``pq`` module offers it, and not through psycopg's cursors. With libpq a request
 has a time limit, an event loop can send it without a thread, and a pair of acquire and release takes less time.
+
+A wire is one connection. It is at rest while it is idle: alive, without an open transaction or a missing reply.
 """
 
 from __future__ import annotations
@@ -235,8 +237,8 @@ class PgWire:
     def ping(self) -> None:
         """Send a request whose reply `receive` reads. Notifications may have arrived before it.
 
-        It is neither prepared nor sent in a pipeline. libpq shows no notification that comes after a result that nobody
-        has taken, and a pipeline has several results for one request.
+        It is neither prepared nor sent in a pipeline. libpq shows no notification that comes after an unread result,
+        and a pipeline has several results for one request.
         """
         try:
             self._begin_request()
@@ -307,8 +309,8 @@ class PgWire:
 
 
 def _into(warnings: list[str]) -> Callable[[pq.abc.PGresult], None]:
-    """Return a handler that records warnings. It refers to no connection, because a cycle would keep a dropped one
-    open."""
+    """Return a handler that records warnings. It does not refer to the connection, because a reference cycle would keep
+    a dropped connection open."""
 
     def note(result: pq.abc.PGresult) -> None:
         if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
@@ -464,7 +466,7 @@ class ConnectionPool:
         for _ in range(most):
             self._permits.put(None)
         self._closed = system.Event()
-        self._tended = False  # whether a thread looks for connections at rest
+        self._tended = False  # whether a thread closes connections that were idle for too long
 
     def call(self, sql: bytes, arguments: Sequence[bytes | None], within: float, *, limited: bool = True) -> Answer:
         """Send one request; return its rows, and when it was sent.
@@ -478,7 +480,7 @@ class ConnectionPool:
         return self.use(ask, within)
 
     def use(self, ask: Callable[[PgWire, float], Answer], within: float) -> Answer:
-        """Return ``ask(wire, left)`` of an idle or a new connection, and of the seconds that are left."""
+        """Take an idle or a new connection, and return ``ask(wire, left)``. ``left`` is the rest of ``within``."""
         deadline = self.now() + within
         permit: list[None] = []
         wire: PgWire | None = None
@@ -527,7 +529,10 @@ class ConnectionPool:
             start_worker(self._tend, "multilock-postgresql-idle")
 
     def _tend(self) -> None:
-        """Close connections at rest, until there is none. There may be no further request that could do it."""
+        """Close connections that were idle for `AT_REST` seconds, until no idle connection is left.
+
+        A thread does this, because there may be no further request that could do it.
+        """
         while self._idle and not self._closed.wait(TEND_EVERY):
             self._trim(self.now() - AT_REST)
         self._tended = False

@@ -147,7 +147,7 @@ class Recipe:
                     break
                 found.append(id_)
         finally:
-            rows.close()  # as in `_waits_behind`
+            rows.close()  # an unfinished query would keep reading an old state of the file
         return found
 
     def _room(self, sql: Connection, key: str, mode: str, now: float) -> float:
@@ -266,7 +266,7 @@ class Recipe:
         try:
             return next((Stand(*row) for row in self._living(rows)), None)
         finally:
-            rows.close()  # as in `_waits_behind`
+            rows.close()  # an unfinished query would keep reading an old state of the file
 
     def _living(self, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
         """Yield the rows of living processes, without their three columns of the process. Each process is checked

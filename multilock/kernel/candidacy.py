@@ -1,6 +1,7 @@
 """`Candidacy`: campaign, lead, step down, campaign again and stop, the same for both faces.
 
-An election is a contest for the lock of its name, and a leadership is a lease. `multilock.kernel.term` has one
+An election is a contest for the lock of its name, and a leadership is a lease. A node is one candidate: this process or
+another one. A term is one leadership of this node. `multilock.kernel.term` has one
 leadership with its callbacks and its orderly end. This file has what comes before and after a leadership. The
 coroutines await only the kernel's acquire and release, and conditions.
 """
@@ -190,7 +191,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         )
 
     def _interrupted(self, handing: Handing[Any]) -> None:
-        """Resign a leadership whose caller was interrupted before the caller had it."""
+        """Resign a leadership if its caller was interrupted before the leadership was returned."""
         if handing.lease is not None:
             term: Term[T] = handing.lease._term
             if not term.over():
@@ -231,7 +232,8 @@ class Candidacy(OfThisProcess, Generic[T]):
     async def _stand(self, work: Callable[[T], Any] | None, stop: Stop, handing: Handing[Any]) -> Any:
         """Campaign, lead and campaign again, until ``stop`` is called or ``work`` ends by itself.
 
-        ``handing`` has the leadership of this candidacy. `_term` may belong to a campaign() that runs at the same time.
+        ``handing`` has the leadership of this candidacy. `_term` cannot be used for that, because it may belong to a
+        campaign() that runs at the same time.
 
         Returns the result of ``work``, or None after ``stop`` and after the client was closed.
         """

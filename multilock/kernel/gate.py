@@ -1,7 +1,7 @@
 """The local gate: of all waiters of one client for one name, only the first sends requests.
 
 Waiters with ``fair=True``, readers and permits join the server's own queue, and ``timeout=0`` asks the server at once.
-None of these uses the gate.
+None of these uses the gate. A line is the queue of waiters for one name. A bell wakes one waiter.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Gate:
         self._lock = system.RLock()
 
     def enter(self, name: str, bell: Bell) -> Line:
-        """Join the queue for ``name``. The waiter of the first of ``line.bells`` may send requests. When it leaves, the
-        next bell rings."""
+        """Join the queue for ``name``. The waiter whose bell is the first in ``line.bells`` may send requests. When
+        that waiter leaves, the next bell rings."""
         with self._lock:
             line = self._lines.get(name)
             if line is None:

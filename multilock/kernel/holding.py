@@ -3,6 +3,10 @@
 `Holding` is the lease of one lock. `multilock.many` has the lease of several locks. Each part of that is a `Holding`.
 `AnyHeld` is the base of both.
 
+A body is the block of a ``with`` statement. A work lasts from an acquire to its release. A proof is a reply or a
+notification of the backend from which the validity of a lease counts. A name rests while hold_at_least keeps it taken
+after the release.
+
 Only the named transitions in this file assign the state (see docs/decisions/0015-the-house.md):
 
     NEW ── adopt ──▶ HELD ── begin_release ──▶ RELEASING ── end_release ──▶ RELEASED
@@ -49,7 +53,7 @@ class EndOfBody:
     """
 
     counted = False  # the body no longer counts as open
-    done = False  # the end has released the acquire of the body, or there is none
+    done = False  # the end has released the acquire of the body, or the body has no acquire of its own
 
 
 class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
@@ -125,8 +129,9 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _undo_acquire(self, end: EndOfBody | None, worked: bool) -> bool:
         """Undo one acquire without a request. Returns whether the lease must be released to undo it.
 
-        ``end`` is that of its body, if it has one. Without work under the lease, hold_at_least is void. The caller
-        holds the kernel's lock until it has begun the release. Otherwise another ``with`` body could begin in between.
+        ``end`` is the end of the body that the acquire began, or None. ``worked`` is False if no work was done under
+        the lease: hold_at_least is void then. The caller holds the kernel's lock until it has begun the release.
+        Otherwise another ``with`` body could begin in between.
         """
         if (end is not None and not self._body_ends(end)) or self._one_acquire_less(end):
             return False
@@ -294,8 +299,9 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _check_at_entry(self, end: EndOfBody) -> None:
         """At the beginning of ``with``, which counts as open already: if the lease is over, raise LockLost or NotHeld.
 
-        The body then ends here, which ``end`` notes. It ends a work under the lease only if it has an acquire of its
-        own. That matters for a lost lease, and for a set of which one lock was released, or is being released, by hand.
+        The body then ends here, and ``end`` records that. A work under the lease ends with it only if the body has an
+        acquire of its own. That matters for a lost lease, and for a set of which one lock was released, or is being
+        released, by hand.
         """
         with self._kernel.lock:
             # Wait until no other body is just ending. Such a body either sees that this body is open and keeps the
@@ -311,7 +317,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _lift_fence(self) -> None:
         """End the hard fence of this lease. A second call changes nothing.
 
-        A lease of several locks has none: the fence of each part ends with the last work under that part.
+        A lease of several locks has no fence of its own: the fence of each part ends with the last work under that
+        part.
         """
 
     def _let_go(self) -> None:

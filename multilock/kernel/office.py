@@ -1,4 +1,8 @@
-"""`Office`: the state that all terms of one election share. `Condition`: how coroutines wait for its changes."""
+"""`Office`: the state that all terms of one election share. `Condition`: how coroutines wait for its changes.
+
+A term is one leadership. A part is user code that must end before the leadership is released. A mark records that a
+thread or task runs inside a part. A bell wakes one waiting coroutine.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +49,10 @@ def mark(part: Part) -> None:
 
 
 def unmark(part: Part) -> None:
-    """End the newest `mark` of this part. In another thread or task, as when a loop was closed, this has no effect. The
-    old mark stays until the next one, and does not count once the part that it names has ended.
+    """Remove the newest mark of this part from this thread or task.
+
+    Does nothing in another thread or task than that of the `mark`, as when a loop was closed. That mark stays until the
+    next `mark` there, and does not count once its part has ended.
     """
     marked = list(_INSIDE.get()[::-1])
     with contextlib.suppress(ValueError):
@@ -55,12 +61,13 @@ def unmark(part: Part) -> None:
 
 
 def marks() -> tuple[Part, ...]:
-    """Return the marks of this thread or task, for `set_marks`."""
+    """Return the parts inside which this thread or task runs now. `set_marks` restores them if a body does not
+    begin."""
     return _INSIDE.get()
 
 
 def set_marks(parts: tuple[Part, ...]) -> None:
-    """Set the marks back to those of `marks`, because a body has not begun."""
+    """Restore the parts that `marks` returned, because a body has not begun."""
     _INSIDE.set(parts)
 
 

@@ -1,7 +1,7 @@
 """The leases of each thread or task (`Scope`), and those of each ``with`` statement (`Entered`).
 
-A scope finds the innermost lease of a thread or task, and the lease that a reentrant lock may acquire once more.
-Entries make sure that each ``with lock`` ends the lease that it began.
+A want has the settings of one lock object. A scope finds the innermost lease of a thread or task, and the lease that a
+reentrant lock may acquire once more. Entries make sure that each ``with lock`` ends the lease that it began.
 """
 
 from __future__ import annotations

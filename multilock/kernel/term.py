@@ -5,6 +5,9 @@ A term goes through these steps. Each change is a method of `Term`:
     elected → ``elected_begins`` → (``work_begins`` → work) → ``renounce`` or ``was_lost`` → ``lost_begins`` →
     ``part_ended`` of all → released
 
+The parts of a term are its work and its two callbacks. The grace is the time after a resignation for which the lease
+is kept at most while a part still runs.
+
 ``on_elected`` and ``on_lost`` come in pairs. Each begins once, and ``on_lost`` never before ``on_elected``. The lease
 is renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over. Then it is released. See
 docs/decisions/0011-orderly-end.md.
@@ -188,9 +191,9 @@ class Term(Generic[T]):
             mark(self.work)
 
     def no_body(self, before: tuple[Part, ...] | None) -> None:
-        """Record that a body has not begun.
+        """Record that a body could not begin.
 
-        ``before``: The marks of this thread or task before it tried, if it has come so far.
+        ``before`` is the result of `marks` from before the attempt. It is None if an interrupt came before that call.
         """
         self.body_ends()
         if before is not None:
@@ -359,7 +362,7 @@ class Term(Generic[T]):
             kernel.timers.at(self.end_at, self._grace_over)
 
     def _grace_over(self) -> None:
-        if self.leadership.stage == LOST:  # no grace then: the part that ends last reports the end
+        if self.leadership.stage == LOST:  # a lost lease has no grace: the part that ends last reports the end
             return
         self._tell_outlasted()
         self.office.kernel.releases.later(self.leadership)

@@ -1,6 +1,7 @@
 """The clerk: the background thread of a client. It reads late replies, acts for waiting claims, and repeats releases.
 
-The clerk never blocks on a server. It sends over separate connections, which other threads make.
+A late reply is a reply that was still missing when its thread returned the fan (one connection to each server) to the
+pool. The clerk never blocks on a server. It sends over a fan of its own, whose connections other threads make.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Clerk:
         self._numbers = count()
         self._due: list[tuple[float, int, Evidence | int]] = []  # act for a claim, or repeat releases at a server
         self._minded: set[Fan] = set()
-        self._told = system.Event()  # set after the last words
+        self._told = system.Event()  # set after the unconfirmed releases were sent once more
         self._unconfirmed = [Unconfirmed() for _ in pool.links]
         self._bell: system.PipeBell | None = None
         self._fan: Fan | None = None
@@ -252,7 +253,10 @@ class Clerk:
             bell.close()
 
     def close(self) -> None:
-        """End the thread. Wait a moment until it has sent the unconfirmed releases, because it needs connections."""
+        """End the thread. Wait a moment until it has sent the unconfirmed releases.
+
+        It may need new connections for these, and the caller closes the connections of the client next.
+        """
         with self._lock:
             self._closed = True
             if self._bell is not None:

@@ -1,8 +1,9 @@
 """A fan: one connection to each server and one selector, so that one thread asks all servers at once.
 
-Each connection of a fan is called a lane. The thread never waits for one particular server, and needs no other threads.
-When the outcome is decided, some replies may still be missing. The next user of the fan reads these late replies first,
-because the replies on one connection arrive in the order of their requests.
+Each connection of a fan is called a lane. A link is one server, with its spare connections. All fans of a client share
+the links. An `Owed` is a reply that is still missing. The thread that uses a fan never waits for one particular server,
+and needs no other threads. When the outcome is decided, some replies may still be missing. The next user of the fan
+reads these late replies first, because the replies on one connection arrive in the order of their requests.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Link:
         return None
 
     def wants(self, more: int) -> None:
-        """Count ``more`` callers that wait for a connection, or fewer if it is negative."""
+        """Add ``more``, which may be negative, to the number of callers that wait for a connection."""
         with self.changed:
             self.wanted += more
 
@@ -180,8 +181,8 @@ class Lane:
         return False
 
     def _interrupted(self) -> None:
-        """End the connection after an interrupt. A next request could get the reply to an earlier one: a vote for
-        another claim."""
+        """End the connection after an interrupt. Otherwise the next request could get the reply to an earlier one, such
+        as a vote for another claim."""
         self.end(BackendUnavailable(f"{self.link.endpoint.name}: a request was interrupted", unknown=True), defer=True)
 
     def read(self) -> None:
@@ -250,7 +251,7 @@ class Lane:
     def end(self, why: Exception, *, late: bool = False, defer: bool = False) -> None:
         """Close the connection. Each missing reply is replaced by the error ``why``.
 
-        `Fan.settle` handles these errors. With ``defer`` the caller leaves that to a later call.
+        `Fan.settle` handles these errors. It is called here, or with ``defer`` by the next use of the fan.
         """
         wire, self.wire = self.wire, None
         owed, self.owed = self.owed, deque()
@@ -377,7 +378,7 @@ class Fan:
         self._selector.close()
 
     def finish(self, until: float) -> None:
-        """Read the replies that are still missing, until that time at the latest, and close."""
+        """Read the replies that are still missing, and close. Stop reading at the time ``until``."""
         now = self.lanes[0].link.now
         while self.owes() and (left := until - now()) > 0:
             self.look(left)

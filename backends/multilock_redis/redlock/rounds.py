@@ -1,7 +1,9 @@
 """Acquire and release: a claim asks all servers at once until a majority votes for it with one stamp.
 
-`votes` decides what the statements of the servers mean. The thread that asks sends the requests over its fan (one
-connection to each server). The clerk, which is the background thread, reads the late replies and acts for waiters.
+A stamp is the number that a vote contains. The stamp on which a majority agrees is the fencing token. A claim gives way
+if it asks a server to let an earlier waiter have the vote. `votes` decides what the replies of the servers mean. The
+thread that asks sends the requests over its fan (one connection to each server). The clerk, which is the background
+thread, reads the late replies and acts for waiters.
 """
 
 from __future__ import annotations
@@ -472,9 +474,9 @@ class Rounds:
                 self._later(evidence, now)
 
     def _to_top_up(self, evidence: Evidence) -> dict[int, bytes]:
-        """Return the servers that do not vote for the holder. It requests spare votes from them.
+        """Return the servers that do not vote for the holder, so that the holder can request spare votes from them.
 
-        Their replies do not extend the lease.
+        These votes do not extend the lease.
         """
         return {i: TOP_UP for i, view in enumerate(evidence.views) if not view.pending and view.state in (OUT, WAITS)}
 
@@ -491,7 +493,7 @@ class Rounds:
                 self.evaluate(evidence)
 
     def hinted(self, which: int, claim_id: str) -> None:
-        """Have the claim ask again, because a server sent it a hint."""
+        """Have the claim ask again, because a server sent it a hint: a notification that is not a grant."""
         if evidence := self.claims.get(claim_id):
             with evidence.lock:
                 if evidence.leaving:

@@ -1,4 +1,7 @@
-"""The common part of all suites: fixtures, and helpers with which a test waits."""
+"""The common part of all suites: fixtures, and helpers with which a test waits.
+
+A face is the blocking or the asyncio API. A place is one backend with its server, new for each test.
+"""
 
 from __future__ import annotations
 

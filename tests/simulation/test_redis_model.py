@@ -43,11 +43,14 @@ class Real:
         self._pong = b"+PONG\r\n"
         self._buffer = b""
 
-    def ask(self, *words: Word) -> bytes:
-        """Send a command, if there is one, and a PING. Return the bytes that arrive before the reply to the PING."""
+    def send(self, *words: Word) -> None:
+        """Send a command, if there is one, and a PING."""
         if words[:1] == ("SUBSCRIBE",):
             self._pong = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
         self._sock.sendall(packed(words) + pack("PING"))
+
+    def read(self) -> bytes:
+        """Return the bytes that arrive before the reply to the PING."""
         while not self._buffer.endswith(self._pong):
             self._buffer += self._sock.recv(65536)
         said, self._buffer = self._buffer.removesuffix(self._pong), b""
@@ -73,15 +76,24 @@ class Simulated:
     def reset(self) -> None:
         """Do nothing."""
 
-    def ask(self, *words: Word) -> bytes:
+    def send(self, *words: Word) -> None:
         if words:
             self._model.received(self._end, packed(words))
+
+    def read(self) -> bytes:
         said, self._said = self._said, b""
         return said
 
 
 class Connection(Protocol):
-    def ask(self, *words: Word) -> bytes: ...
+    def send(self, *words: Word) -> None: ...
+
+    def read(self) -> bytes: ...
+
+
+def ask(connection: Connection, *words: Word) -> bytes:
+    connection.send(*words)
+    return connection.read()
 
 
 class Side:
@@ -90,13 +102,15 @@ class Side:
     def __init__(self, subscribed: Sequence[Connection], commands: Sequence[Connection]) -> None:
         self.subscribed, self.commands = subscribed, commands
         for client, listener, tracking in zip(CLIENTS, subscribed, commands, strict=True):
-            number = int(listener.ask("CLIENT", "ID").strip(b":\r\n"))
-            listener.ask("SUBSCRIBE", INVALIDATED)
-            listener.ask("SUBSCRIBE", f"multilock:wake:{client}")
-            tracking.ask("CLIENT", "TRACKING", "ON", "REDIRECT", number, "OPTIN", "NOLOOP")
+            number = int(ask(listener, "CLIENT", "ID").strip(b":\r\n"))
+            ask(listener, "SUBSCRIBE", INVALIDATED)
+            ask(listener, "SUBSCRIBE", f"multilock:wake:{client}")
+            ask(tracking, "CLIENT", "TRACKING", "ON", "REDIRECT", number, "OPTIN", "NOLOOP")
 
     def pushes(self) -> list[bytes]:
-        return [listener.ask() for listener in self.subscribed]
+        for listener in self.subscribed:
+            listener.send()
+        return [listener.read() for listener in self.subscribed]
 
 
 def keys_of(name: str, claim: str = "") -> list[Word]:
@@ -162,7 +176,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClockedRedis]:
     with ClockedRedis(compiled(folder), folder / "clock", "--enable-debug-command", "yes") as server:
         server.hold(1_700_000_000_000_000)
         connection = Real(server.port)
-        assert connection.ask("DEBUG", "SET-ACTIVE-EXPIRE", 0) == b"+OK\r\n"
+        assert ask(connection, "DEBUG", "SET-ACTIVE-EXPIRE", 0) == b"+OK\r\n"
         connection.close()
         yield server
 
@@ -177,7 +191,7 @@ def test_the_model_replies_and_pushes_as_redis_does(server: ClockedRedis) -> Non
         micros = 1_700_000_000_000_000
         server.hold(micros)
         connection = Real(server.port)
-        connection.ask("FLUSHALL")
+        ask(connection, "FLUSHALL")
         connection.close()
         model = Model("model", None, lambda: micros, seed)  # noqa: B023
         connections = [Real(server.port) for _ in range(6)]
@@ -186,15 +200,15 @@ def test_the_model_replies_and_pushes_as_redis_does(server: ClockedRedis) -> Non
         for script in scripts:
             text = script.load.split(b"\r\n", 6)[6].removesuffix(b"\r\n")
             for side in (real, simulated):
-                side.commands[0].ask("SCRIPT", "LOAD", text)
+                ask(side.commands[0], "SCRIPT", "LOAD", text)
         owners = [f"{client}.{chance.randbytes(16).hex()}@lock:host:1:me:2" for client in CLIENTS for _ in range(3)]
         for number in range(CALLS):
             micros += chance.choice([0, 17, 1000, 45_000, 310_000, 1_100_000, 3_100_000, -1_500_000])
             server.hold(micros)
             words, at = some_call(chance, owners, micros), chance.randrange(3)
-            expected = without_text(real.commands[at].ask(*words))
+            expected = without_text(ask(real.commands[at], *words))
             where = f"seed {seed}, call {number} of client {at}: {words}"
-            assert without_text(simulated.commands[at].ask(*words)) == expected, where
+            assert without_text(ask(simulated.commands[at], *words)) == expected, where
             assert simulated.pushes() == real.pushes(), where
         for connection in connections:
             connection.close()

@@ -51,7 +51,7 @@ def _behind(part: str, found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """Yield the cells of one part, each with how good ours is, as a share of the other."""
     for title, rows in found.get("uncontended", {}).items():
         yield from _worse(f"{part}: acquire + release, {title}, µs", rows, "median")
-    for title, rows in found["hand-over"].items() if part == "handover" else ():
+    for title, rows in found["hand-over"].items() if part in ("handover", "postgresql") else ():
         yield from _worse(f"{part}: hand-over, {title}, µs", rows, "median")
     if "crowd" in found:
         yield from _worse(f"{part}: 20 contenders, hand-overs/s", found["crowd"], "hand-overs/s", more_is_better=True)
@@ -152,6 +152,15 @@ def _session(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _postgresql(found: Mapping[str, Any]) -> list[str]:
+    return [
+        *(_timed(f"acquire + release, {title}", samples) for title, samples in found["uncontended"].items()),
+        *(_timed(f"hand-over to another process, {way}", samples) for way, samples in found["hand-over"].items()),
+        *(_crowd(found["crowd"]) if "crowd" in found else []),
+        *(_kept_by_both(found["held locks"]) if "held locks" in found else []),
+    ]
+
+
 def _shared(found: Mapping[str, Any]) -> list[str]:
     readers, permits = found["readers"], found["permits"]
     kinds = list(next(iter(readers.values())))
@@ -188,6 +197,7 @@ PARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "etcd": _session,
     "consul": _session,
     "zookeeper": _session,
+    "postgresql": _postgresql,
     "shared": _shared,
     "failover": _failover,
 }
@@ -218,6 +228,11 @@ def _crowd(found: Mapping[str, Any]) -> list[str]:
     titles = ["hand-overs/s", "median", "p99", "requests of one lock"]
     rows = ([name, *(one[title] for title in titles)] for name, one in found.items())
     return [_table(["20 contenders in 4 processes", *titles], rows)]
+
+
+def _kept_by_both(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    rows = ([locks, *(f"{share:.1%}" for share in shares.values())] for locks, shares in found.items())
+    return [_table(["held locks, ttl 30 s", *next(iter(found.values()))], rows)]
 
 
 def _kept(found: tuple[str, dict[str, Any]]) -> list[object]:

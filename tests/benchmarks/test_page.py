@@ -50,6 +50,8 @@ def test_writing_one_part_of_the_page_keeps_the_others(tmp_path: Path) -> None:
         "old consul",
         "text zookeeper",
         "old zookeeper",
+        "text postgresql",
+        "old postgresql",
         "text shared",
         "old shared",
         "text failover",

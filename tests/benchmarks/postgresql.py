@@ -1,0 +1,373 @@
+"""Benchmarks of PostgreSQL, run by ``python -m tests.benchmarks.postgresql``: our lock, advisory locks, the locks of
+other libraries, and the plain writes below them.
+
+Other libraries are imported where they are used, so that the processes of a crowd start quickly.
+
+``python -m tests.benchmarks.postgresql HOW URL`` is the waiter of `_hand_over`, and with SECONDS it is one process of
+`tests.benchmarks.crowd`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+import multilock
+from multilock import now
+from multilock_postgresql.endpoints import endpoint_of_url
+from multilock_postgresql.transport import PgWire
+from tests.benchmarks import sessions
+from tests.benchmarks.crowd import ASYNCIO, OURS, SECONDS, crowds, ours
+from tests.benchmarks.measure import interleave, pin, sample
+from tests.benchmarks.report import publish, with_ratios
+from tests.benchmarks.sessions import TTL, WITHIN
+from tests.servers_postgresql import PostgresqlServer
+
+RAW = "raw: two durable updates of one row"
+RAW_ASYNCIO = "raw: asyncpg, the same two functions"
+RAW_NOTIFY = "raw: NOTIFY and one request"
+ADVISORY, DLOCK, GRELMICRO = "pg_advisory_lock, psycopg", "sqlalchemy-dlock", "grelmicro, asyncio"
+SYNCED: dict[str, dict[str, str]] = {"fsync on": {"fsync": "on"}, "fsync off": {}}
+NAME = "bench"
+KEY = 4711
+HELD = (1, 1000, 10_000)
+HANDED = 100  # hand-overs of each contender
+QUEUED = 0.03  # seconds after which a waiter is certainly queued
+THREADS = 5  # the same as in tests.benchmarks.crowd
+
+Take = Callable[[], AbstractContextManager[object]]
+Cycle = Callable[[], object]
+
+
+def _wire(url: str) -> PgWire:
+    """Return a connection of our own driver."""
+    return endpoint_of_url(url, "postgresql", {}).connect(WITHIN, now)
+
+
+# ---- contenders
+
+
+def _raw(url: str) -> Cycle:
+    """The lower limit: our driver, with two prepared updates of one row."""
+    wire = _wire(url)
+    wire.script(b"CREATE TABLE raw (id int PRIMARY KEY, n int); INSERT INTO raw VALUES (1, 0)", WITHIN)
+    update = b"UPDATE raw SET n = n + $1 WHERE id = 1"
+
+    def cycle() -> None:
+        wire.call(update, [b"1"], WITHIN)
+        wire.call(update, [b"-1"], WITHIN)
+
+    return cycle
+
+
+def _raw_asyncio(url: str, loop: asyncio.AbstractEventLoop) -> Cycle:
+    import asyncpg  # type: ignore[import-untyped, unused-ignore]
+
+    connection = loop.run_until_complete(asyncpg.connect(url))
+    acquire = "SELECT * FROM multilock.acquire_1($1, $2, '@raw', 'x', 30000, 0, true, false, NULL, 4000)"
+    release = "SELECT multilock.release_1($1, $2, false, 4000)"
+
+    async def take(claim_id: str) -> None:
+        assert (await connection.fetchrow(acquire, "raw", claim_id))[0]
+
+    async def give_back(claim_id: str) -> None:
+        assert await connection.fetchval(release, "raw", claim_id)
+
+    def cycle() -> None:
+        claim_id = os.urandom(24).hex()
+        loop.run_until_complete(take(claim_id))
+        loop.run_until_complete(give_back(claim_id))
+
+    return cycle
+
+
+def _ours(url: str) -> Take:
+    return multilock.connect(url, ttl=TTL).lock(NAME).acquire
+
+
+def _advisory(url: str) -> Take:
+    """A session's advisory lock, on one connection."""
+    connection = psycopg.connect(url, autocommit=True)
+
+    @contextmanager
+    def take() -> Iterator[None]:
+        connection.execute("SELECT pg_advisory_lock(%s)", [KEY])
+        yield
+        connection.execute("SELECT pg_advisory_unlock(%s)", [KEY])
+
+    return take
+
+
+def _dlock(url: str) -> Take:
+    import sqlalchemy
+    from sqlalchemy_dlock.factory import create_sadlock  # type: ignore[import-not-found, unused-ignore]
+
+    engine = sqlalchemy.create_engine(url.replace("://", "+psycopg://"), isolation_level="AUTOCOMMIT")
+    connection = engine.connect()
+    return lambda: create_sadlock(connection, KEY)
+
+
+@asynccontextmanager
+async def _locks_of_grelmicro(url: str) -> AsyncIterator[Callable[[], Any]]:
+    """Yield a function that returns a lock."""
+    from grelmicro.sync import Lock  # type: ignore[import-not-found, unused-ignore]
+    from grelmicro.sync.postgres import PostgresSyncBackend  # type: ignore[import-not-found, unused-ignore]
+
+    async with PostgresSyncBackend(url) as backend:
+        yield lambda: Lock(NAME, backend=backend, lease_duration=TTL)
+
+
+def _grelmicro(url: str, loop: asyncio.AbstractEventLoop, stack: ExitStack) -> Cycle:
+    locks = _locks_of_grelmicro(url)
+    lock_of = loop.run_until_complete(locks.__aenter__())
+    stack.callback(lambda: loop.run_until_complete(locks.__aexit__(None, None, None)))
+
+    async def cycle() -> None:
+        async with lock_of():
+            pass
+
+    return lambda: loop.run_until_complete(cycle())
+
+
+TAKES: dict[str, Callable[[str], Take]] = {OURS: _ours, ADVISORY: _advisory, DLOCK: _dlock}
+
+
+def _cycle(take: Take) -> None:
+    with take():
+        pass
+
+
+def _uncontended() -> dict[str, Any]:
+    return {f"{title}, client and server on two cores": _uncontended_with(**more) for title, more in SYNCED.items()}
+
+
+def _uncontended_with(**settings: str) -> dict[str, Any]:
+    with PostgresqlServer(**settings) as server, ExitStack() as stack:
+        pin(server.pid, apart=True)
+        loop = asyncio.new_event_loop()
+        stack.callback(loop.close)
+        faces = {name: face.cycle for name, face in sessions.faces(server.url, stack).items()}
+        for cycle in faces.values():
+            cycle()  # makes the tables
+        cycles: dict[str, Cycle] = {
+            RAW: _raw(server.url),
+            RAW_ASYNCIO: _raw_asyncio(server.url, loop),
+            **faces,
+            **{name: partial(_cycle, TAKES[name](server.url)) for name in (ADVISORY, DLOCK)},
+            GRELMICRO: _grelmicro(server.url, loop, stack),
+        }
+        samples = interleave(cycles, rounds=10, per_round=25)
+    return with_ratios(samples, (RAW, RAW_ASYNCIO, GRELMICRO))
+
+
+# ---- a hand-over
+
+
+def _hand_over() -> dict[str, Any]:
+    """Return the time from a release in this process until a waiter in another one holds the lock."""
+    with PostgresqlServer(fsync="on") as server:
+        times = {name: _handed_over(name, take(server.url), server.url) for name, take in TAKES.items()}
+        times[RAW_NOTIFY] = _notified(server.url)
+    return {"fsync on": with_ratios({name: sample(took) for name, took in times.items()}, (RAW_NOTIFY,))}
+
+
+def _handed_over(how: str, take: Take, url: str) -> list[float]:
+    took = []
+    with _waiter(how, url) as wait:
+        for _ in range(HANDED):
+            with take():
+                wait("acquire", answers=False)
+                time.sleep(QUEUED)
+                released = now()
+            took.append(wait("") - released)
+            wait("release")
+    return took
+
+
+def _notified(url: str) -> list[float]:
+    wire, took = _wire(url), []
+    with _waiter(RAW_NOTIFY, url) as wait:
+        for _ in range(HANDED):
+            wait("listen", answers=False)
+            time.sleep(QUEUED)
+            sent = now()
+            wire.call(b"SELECT pg_notify('raw', $1)", [b"x"], WITHIN)
+            took.append(wait("") - sent)
+    wire.close()
+    return took
+
+
+@contextmanager
+def _waiter(how: str, url: str) -> Iterator[Callable[..., float]]:
+    """Start the other process. Yields a function that sends it a word, and returns its answer, which is a time."""
+    command = [sys.executable, "-m", "tests.benchmarks.postgresql", how, url]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def ask(word: str, *, answers: bool = True) -> float:
+            if word:
+                print(word, file=stdin, flush=True)
+            return float(stdout.readline()) if answers else 0.0
+
+        ask("")
+        try:
+            yield ask
+        finally:
+            stdin.close()
+
+
+def _wait(how: str, url: str) -> None:
+    """Be the waiter: obey the words on stdin, and answer each with the time."""
+    if how == RAW_NOTIFY:
+        wire = _wire(url)
+        wire.script(b"LISTEN raw", WITHIN)
+    else:
+        take = TAKES[how](url)
+    held: list[AbstractContextManager[object]] = []
+    print(now(), flush=True)
+    for line in sys.stdin:
+        if line == "listen\n":
+            while not wire.receive(WITHIN):
+                pass
+        elif line == "acquire\n":
+            held.append(take())
+            held[0].__enter__()
+        else:
+            held.pop().__exit__(None, None, None)
+        print(now(), flush=True)
+
+
+# ---- a crowd
+
+
+def _crowd() -> dict[str, Any]:
+    commands = {how: ours(how) for how in (OURS, ASYNCIO)} | {how: _member(how) for how in (ADVISORY, GRELMICRO)}
+    with PostgresqlServer(fsync="on") as server:
+        asyncio.run(_make_table_of_grelmicro(server.url))  # its processes fail if they make it at the same time
+        return crowds(lambda: nullcontext(server), commands, _counter)
+
+
+def _member(how: str) -> Callable[[PostgresqlServer], list[str]]:
+    return lambda server: [sys.executable, "-m", "tests.benchmarks.postgresql", how, server.url, str(SECONDS)]
+
+
+async def _make_table_of_grelmicro(url: str) -> None:
+    async with _locks_of_grelmicro(url):
+        pass
+
+
+def _counter(server: PostgresqlServer) -> sessions.Count:
+    def count() -> Mapping[str, float]:
+        with psycopg.connect(server.url, autocommit=True) as operator:
+            [transactions] = operator.execute("SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database")
+        return {"transactions": float(transactions[0])}
+
+    return count
+
+
+def _contend(how: str, url: str, seconds: float) -> None:
+    turns: list[tuple[float, float, float]] = []
+    if how == GRELMICRO:
+        asyncio.run(_tasks(url, seconds, turns))
+    else:
+        takes = [TAKES[how](url) for _ in range(THREADS)]
+        until = _go() + seconds
+        threads = [threading.Thread(target=_take_turns, args=(take, until, turns)) for take in takes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print(json.dumps(turns), flush=True)
+
+
+def _take_turns(take: Take, until: float, turns: list[tuple[float, float, float]]) -> None:
+    while (asked := now()) < until:
+        with take():
+            got = now()
+        turns.append((got, got, asked))
+
+
+async def _tasks(url: str, seconds: float, turns: list[tuple[float, float, float]]) -> None:
+    async with _locks_of_grelmicro(url) as lock_of:
+        until = _go() + seconds
+
+        async def work() -> None:
+            while (asked := now()) < until:
+                async with lock_of():
+                    got = now()
+                turns.append((got, got, asked))
+
+        await asyncio.gather(*(work() for _ in range(THREADS)))
+
+
+def _go() -> float:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    return now()
+
+
+# ---- locks that are held
+
+
+def _held() -> dict[str, dict[str, float]]:
+    """Return how much of one core the client and the server need to keep so many locks, for two renewals."""
+    found = {}
+    for locks in HELD:
+        with PostgresqlServer() as server, multilock.connect(server.url, ttl=TTL) as client:
+            leases = [client.lock(f"held-{number}").acquire() for number in range(locks)]
+            time.sleep(sessions.ARMED + TTL / 3)
+            before, used = _processor_time(server), time.process_time()
+            time.sleep(2 * TTL / 3)
+            used, theirs = time.process_time() - used, _processor_time(server) - before
+            assert all(lease.is_held() for lease in leases)
+        shares = {"client, of one core": used, "server, of one core": theirs}
+        found[f"{locks:,}"] = {side: round(spent / (2 * TTL / 3), 4) for side, spent in shares.items()}
+    return found
+
+
+def _processor_time(server: PostgresqlServer) -> float:
+    """Return the seconds that all processes of the server have used, including those that have ended."""
+    ticks = 0
+    for pid in (server.pid, *server._children()):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11 : 15 if pid == server.pid else 13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _versions() -> dict[str, str]:
+    libraries = ("psycopg", "asyncpg", "sqlalchemy-dlock", "grelmicro")
+    with PostgresqlServer() as server, psycopg.connect(server.url) as operator:
+        [[told]] = operator.execute("SHOW server_version")
+    return {**{name: version(name) for name in libraries}, "PostgreSQL": told.split()[0]}
+
+
+BENCHMARKS: Mapping[str, Callable[[], object]] = {
+    "uncontended": _uncontended,
+    "hand-over": _hand_over,
+    "crowd": _crowd,
+    "held locks": _held,
+}
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        _contend(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    elif len(sys.argv) == 3:
+        _wait(sys.argv[1], sys.argv[2])
+    else:
+        publish("postgresql", _versions, BENCHMARKS)

@@ -71,6 +71,7 @@ _OPTIONS = (
 _NOT_SENT = (
     "failed to connect to all addresses",
     "dns resolution failed",
+    "errors resolving",
     "name resolution",
     "not supported for learner",
 )

@@ -441,7 +441,8 @@ def _finish_login(
 
 
 def _not_connected(told: str, where: str) -> MultilockError:
-    why = f"{where} cannot be reached: {' '.join(told.split())}"
+    said = " ".join(told.split()).partition(" Is the server running")[0]  # our own advice follows
+    why = f"{where} cannot be reached: {said}"
     if "session is read-only" in told or "server is in hot standby" in told:
         return BackendUnavailable(f"{why} ({IS_REPLICA})", unknown=False, backend="postgresql")
     if refused_login(told):

@@ -48,7 +48,7 @@ REFUSED = {
     "28000": "check username= and the server's pg_hba.conf",
     "28P01": "check username= and password=",
     "3D000": "check the name of the database in the URL",
-    "42501": "grant this role the rights that multilock's page on PostgreSQL lists",
+    "42501": "grant this role the rights that `multilock doctor --sql` prints at its end",
     "53100": "its disk is full",
 }
 # libpq reports a refused login as text only. These are the texts of a server that speaks English.

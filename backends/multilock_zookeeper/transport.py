@@ -266,7 +266,9 @@ class Transport:
             raise BackendRejected(f"{self.name}: TLS failed ({error}); see ca=, cert= and key=") from error
         if self._client.client_state == KeeperState.AUTH_FAILED:
             raise BackendRejected(f"{self.name}: authentication failed; see username= and password=")
-        raise BackendUnavailable(f"{self.name}: no connection ({error or 'no answer'})", unknown=False) from error
+        raise BackendUnavailable(
+            f"{self.name} cannot be reached: {error or 'no answer, or its host has no address'}", unknown=False
+        ) from error
 
     def _start(self) -> None:
         client = self._client

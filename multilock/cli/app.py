@@ -159,7 +159,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.format_usage()}multilock: {message}\n")
+        self.exit(USAGE, f"{self.format_usage()}multilock: {message} (see {self.prog} --help)\n")
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
@@ -168,7 +168,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         top.print_help()
         raise SystemExit(USAGE)
     if words[0] not in WITH_CMD:
-        return top.parse_args(words)
+        arguments, unknown = top.parse_known_args(words)
+        if unknown:
+            commands.get(words[0], top).error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments
     # Everything after -- belongs to CMD, including further dashes.
     end = words.index("--") if "--" in words else len(words)
     parser = commands[words[0]]
@@ -177,8 +180,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         remedy = "" if "--" in words else ": write CMD after --"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{remedy}")
     arguments.command += words[end + 1 :]
+    if arguments.name is None:
+        parser.error(f"NAME is missing, the name of the lock: {parser.prog} nightly-report -- make-the-report")
     if not arguments.command:
-        parser.error("CMD is missing: write it after --")
+        parser.error(f"CMD is missing: write it after --, such as {parser.prog} {arguments.name} -- make-the-report")
     return arguments
 
 
@@ -202,8 +207,8 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     run = command("run", _run, "NAME -- CMD...", "run CMD while holding the lock NAME; end CMD if the lock is lost",
                   f"{EXITS}; 75 NAME not obtained.")  # fmt: skip
     _add_command(run)
-    run.add_argument("--timeout", metavar="S", type=float, help="seconds to wait; 0 tries once (default: no limit)")
-    run.add_argument("--hold-at-least", metavar="S", type=float, default=0.0,
+    run.add_argument("--timeout", metavar="S", type=_seconds, help="seconds to wait; 0 tries once (default: no limit)")
+    run.add_argument("--hold-at-least", metavar="S", type=_seconds, default=0.0,
                      help="keep NAME taken for S seconds, even if CMD is shorter")  # fmt: skip
     run.add_argument("--shared", action="store_true", help="hold NAME as a reader, together with other readers")
     run.add_argument("--permits", metavar="N", type=int, help="hold NAME as one of at most N holders")
@@ -217,13 +222,15 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     _add_command(elect)
     elect.add_argument("--identity", metavar="ID", help="the name of this node (default: host and pid)")
     elect.add_argument(
-        "--grace", metavar="S", type=float, help="seconds for CMD to end after SIGTERM (default: the ttl)"
+        "--grace", metavar="S", type=_seconds, help="seconds for CMD to end after SIGTERM (default: the ttl)"
     )
     for holding in (run, elect):
         holding.add_argument(
-            "--ttl", metavar="S", type=float, help="seconds the lock outlives a dead holder (default: 30)"
+            "--ttl", metavar="S", type=_seconds, help="seconds the lock outlives a dead holder (default: 30)"
         )
-        holding.add_argument("--max-hold", metavar="S", type=float, help="end CMD after S seconds, as if NAME was lost")
+        holding.add_argument(
+            "--max-hold", metavar="S", type=_seconds, help="end CMD after S seconds, as if NAME was lost"
+        )
         holding.add_argument(
             "--hard-fence", action="store_true", help="Linux: kill CMD in time even if this is stopped"
         )
@@ -262,7 +269,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
         "--control-cycles", metavar="N", type=int, help="cycles for each control (default: as --cycles)"
     )
     compare.add_argument("--minutes", metavar="M", type=float, help="start no further cycle after M minutes")
-    compare.add_argument("--ttl", metavar="S", type=float, default=2.0, help="ttl of the locks in seconds (default: 2)")
+    compare.add_argument(
+        "--ttl", metavar="S", type=_seconds, default=2.0, help="ttl of the locks in seconds (default: 2)"
+    )
     compare.add_argument("--seed", metavar="N", type=int, help="repeat the order and random choices of an earlier run")
     compare.add_argument("--adapter", metavar="M:N=URL", dest="adapters", action="append", default=[],
                          help="also test your own lock: package.module:Name=URL (repeatable)")  # fmt: skip
@@ -284,16 +293,23 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
         parser.add_argument("--url", metavar="URL", help=f"such as redis://host:6379 (default: {where})")
         parser.add_argument("--config", metavar="FILE", help="configuration file, instead of multilock.toml")
         parser.add_argument("--profile", metavar="NAME", help="profile in that file")
-    return top, {"run": run, "elect": elect}
+    return top, commands.choices
 
 
 def _add_command(parser: _Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the lock's name")
-    # The usage line shows the arguments.
+    # The usage line shows the arguments. Both may be missing here, because our own error has an example.
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the lock's name")
     parser.add_argument("command", metavar="CMD", nargs="*", help=argparse.SUPPRESS)
 
 
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: write 30 or 0.5") from None
+
+
 def _nodes(text: str) -> int:
-    if not 2 <= (number := int(text)) <= 20:
-        raise argparse.ArgumentTypeError(f"{number} is not 2 to 20")
-    return number
+    if text not in map(str, range(2, 21)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 2 to 20")
+    return int(text)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import secrets
 import shutil
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from multilock import (
 from multilock.backend import Guards
 from multilock.cli.exits import UNREACHABLE
 from multilock.config import resolve
+from multilock.kernel.messages import ADVICE
 from multilock.registry import OURS, schemes
 from multilock.urls import redact
 
@@ -85,7 +85,8 @@ def _examine(report: _Report, url: str | None, profile: str | None, config: str 
             report.findings = client.diagnose()
         except (BackendUnavailable, BackendRejected) as error:
             code = "unreachable" if isinstance(error, BackendUnavailable) else "rejected"
-            report.findings = [Finding(code, "error", str(error), "check the address, the server and the credentials")]
+            wrong, remedy = str(error).replace(ADVICE, ""), "check the address, the server and the credentials"
+            report.findings = [Finding(code, "error", wrong, remedy)]
             return UNREACHABLE
         return _try_a_lock(report, client)
 
@@ -133,7 +134,7 @@ def _print(report: _Report) -> None:
         _print_wrapped(report.url)
     for finding in report.findings:
         _print_wrapped(f"{finding.level}: {finding.message}")
-        _print_wrapped(finding.remedy, "  ")
+        _print_wrapped(finding.remedy, "  remedy: ", "    ")
     if report.capabilities is not None:
         if not report.findings:
             print("found nothing that weakens the lock")
@@ -144,8 +145,8 @@ def _print(report: _Report) -> None:
 
 
 def _capabilities(capabilities: Capabilities) -> dict[str, str]:
-    """Return the capabilities as text, without the bounds that the backend does not have."""
-    return {name: _shown(value) for name, value in dataclasses.asdict(capabilities).items() if value is not None}
+    """Return the capabilities as text, without bounds and reasons that the backend does not have."""
+    return {name: _shown(value) for name, value in dataclasses.asdict(capabilities).items() if value not in (None, "")}
 
 
 def _print_columns(rows: Mapping[str, str]) -> None:
@@ -155,9 +156,13 @@ def _print_columns(rows: Mapping[str, str]) -> None:
 
 
 def _print_wrapped(text: str, first: str = "", rest: str = "  ") -> None:
-    """Wrap at the width of a terminal. Output for a program stays on one line."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-    print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
+    """Wrap at the width of the terminal, or at 80 columns without one. Programs read ``--json``."""
+    width = shutil.get_terminal_size().columns
+    print(
+        textwrap.fill(
+            text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+        )
+    )
 
 
 def _shown(value: object) -> str:

@@ -16,6 +16,7 @@ from multilock.kernel.face import NOT_SENT, NotAsked
 from multilock.kernel.gate import SHORT, Line
 from multilock.kernel.holding import Holding
 from multilock.kernel.inside import check_outside
+from multilock.kernel.messages import advised
 from multilock.kernel.monitor import UngrantedClaim
 from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted
@@ -335,7 +336,7 @@ class _Contender:
                 "waiting for the lock %r: %s does not answer (%s)",
                 self.want.name,
                 self.kernel.scheme,
-                silence,
+                advised(str(silence)),
                 extra={"lock_name": self.want.name},
             )
         if self.kernel.now() >= line.patience_ends(self.started, self.want.outage_timeout):

@@ -32,7 +32,7 @@ from multilock.kernel.exit import ends_with_the_interpreter
 from multilock.kernel.gate import Gate
 from multilock.kernel.hard_fence import Fence
 from multilock.kernel.holding import HELD, RELEASING, AnyHeld, Holding
-from multilock.kernel.messages import Messages
+from multilock.kernel.messages import Messages, advised
 from multilock.kernel.monitor import Monitor
 from multilock.kernel.observing import Followers
 from multilock.kernel.pushes import Pushes
@@ -402,12 +402,14 @@ class Kernel:
     # Names that messages show
 
     def name_error(self, error: MultilockError, name: str | None) -> None:
-        """Add the lock's name and the client's scheme to an error before the user gets it.
+        """Add the lock's name, the client's scheme and advice to an error before the user gets it.
 
         A backend of several servers does not know the scheme under which it was opened.
         """
         error.name = error.name or name
         error.backend = self.scheme
+        if isinstance(error, BackendUnavailable):
+            error.args = (advised(str(error)),)
         if error.__cause__ is not None:
             error.__cause__ = behind(error.__cause__)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,15 @@ if TYPE_CHECKING:
     from multilock.kernel.holding import Holding
     from multilock.kernel.lock_options import Want
 
-__all__ = ["Messages"]
+__all__ = ["ADVICE", "Messages", "advised"]
+
+REFUSED = os.strerror(errno.ECONNREFUSED)  # every client library repeats the words of the operating system
+ADVICE = ": is the server running, and are its host and port right? (`multilock doctor` checks them)"
+
+
+def advised(told: str) -> str:
+    """Return the message about a silent backend. If its servers refuse connections, it says what to check."""
+    return f"{told.rstrip('.')}{ADVICE}" if REFUSED in told and ADVICE not in told else told
 
 
 class Messages:

@@ -89,6 +89,20 @@ def test_a_server_that_is_down_gets_no_further_request_to_identify_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["redis://{}", "redlock://{},{},{}", "consul://{}", "etcd://{}", "zk://{}", "postgres://{}"]
+)
+def test_an_error_about_a_server_that_is_down_says_what_to_check(url: str) -> None:
+    places = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    with multilock.connect(url.format(*places), ttl=10, request_timeout=2) as client:
+        for ask in (lambda: client.lock("a").acquire(timeout=0), client.ping):
+            with pytest.raises(BackendUnavailable, match="cannot be reached: ") as caught:
+                ask()
+            assert [told.strip(".") for told in str(caught.value).split(": is the server running, ")][1:] == [
+                "and are its host and port right? (`multilock doctor` checks them)"
+            ]
+
+
+@pytest.mark.parametrize(
     ("said", "who"),
     [
         (b"\x15\x03\x03\x00\x02\x02\x46", "what listens there speaks TLS"),

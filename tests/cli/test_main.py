@@ -51,6 +51,22 @@ def test_a_missing_library_is_reported_in_one_line_with_the_pip_command(sqlite_u
     assert ended.stderr == "multilock: this command needs rich to show its results: pip install 'multilock[cli]'\n"
 
 
+def test_a_usage_error_says_what_is_missing_or_wrong(run_each: RunEach) -> None:
+    errors = {
+        "run": "NAME is missing, the name of the lock: multilock run nightly-report -- make-the-report",
+        "elect -- true": "NAME is missing, the name of the lock: multilock elect nightly-report -- make-the-report",
+        "run n": "CMD is missing: write it after --, such as multilock run n -- make-the-report",
+        "run n --ttl soon -- true": "argument --ttl: 'soon' is no number of seconds: write 30 or 0.5",
+        "status --wach": "unrecognized arguments: --wach",
+        "demo --nodes x": "argument --nodes: 'x' is not a number from 2 to 20",
+    }
+    for ended, (line, says) in zip(run_each(*map(str.split, errors)), errors.items(), strict=True):
+        command = line.split()[0]
+        assert ended.returncode == 64
+        assert ended.stderr.splitlines()[1] == f"multilock: {says} (see multilock {command} --help)"
+        assert ended.stderr.startswith(f"usage: multilock {command} ")
+
+
 @pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["demo"], ["status"]])
 def test_a_command_that_only_shows_something_works_without_rich(command: list[str], sqlite_url: str) -> None:
     ended = _without("rich", *command, "--url", sqlite_url)

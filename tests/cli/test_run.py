@@ -125,7 +125,9 @@ def test_a_command_with_options_but_without_two_dashes_is_a_usage_error(
 ) -> None:
     ended = run(command, "job", "--url", sqlite_url, "sh", "-c", "true")
     assert ended.returncode == 64
-    assert ended.stderr.endswith("multilock: unrecognized arguments: -c true: write CMD after --\n")
+    assert ended.stderr.endswith(
+        f"multilock: unrecognized arguments: -c true: write CMD after -- (see multilock {command} --help)\n"
+    )
 
 
 # ---- a lock that is held already
@@ -198,10 +200,12 @@ def test_a_silent_backend_is_reported_at_once_and_waited_for(start: Start) -> No
     assert "Traceback" not in process.stderr.read()
 
 
-def test_one_try_at_a_silent_backend_returns_69_at_once(run: Run) -> None:
-    ended = run("run", "job", "--url", f"redis://u:hunter2@127.0.0.1:{free_port()}", "--timeout", "0", "--", "true")
+@pytest.mark.parametrize("url", ["redis://u:hunter2@127.0.0.1:{}", "zk://127.0.0.1:{}?request_timeout=1"])
+def test_one_try_at_a_silent_backend_returns_69_and_one_line(run: Run, url: str) -> None:
+    ended = run("run", "job", "--url", url.format(free_port()), "--timeout", "0", "--", "true")
     assert ended.returncode == 69
     assert "hunter2" not in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_a_wrong_password_returns_69_at_once_and_is_not_shown(run: Run) -> None:

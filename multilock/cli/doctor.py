@@ -6,6 +6,7 @@ import dataclasses
 import json
 import secrets
 import shutil
+import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -156,13 +157,12 @@ def _print_columns(rows: Mapping[str, str]) -> None:
 
 
 def _print_wrapped(text: str, first: str = "", rest: str = "  ") -> None:
-    """Wrap at the width of the terminal, or at 80 columns without one. Programs read ``--json``."""
-    width = shutil.get_terminal_size().columns
-    print(
-        textwrap.fill(
-            text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
-        )
+    """Wrap at the width of the terminal. Without one, wrap at 80 columns, but break no long word such as a URL."""
+    width, whole = shutil.get_terminal_size().columns, not sys.stdout.isatty()
+    lines = textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=not whole
     )
+    print("\n".join(lines))
 
 
 def _shown(value: object) -> str:

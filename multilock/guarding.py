@@ -34,11 +34,28 @@ LIMIT = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', %s,
 STILL_OPEN = "SELECT 1 WHERE pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
 # Several transactions of one holder may be open at once, so a token that is already there is locked FOR SHARE.
 SAME = "SELECT 1 FROM multilock_fence WHERE name = %s AND token = %s FOR SHARE"
-# FOR SHARE leaves no newer version of the row behind. So a lease that raises the token in such a transaction may wait
-# for the last write of an older lease, and still read what was there before it.
-MAY_BE_STALE = (
+# In REPEATABLE READ and SERIALIZABLE, a transaction sees nothing that was committed after its first statement. As FOR
+# SHARE changes no row, a newer lease may wait for the last write of an older one and still not see it. So these
+# transactions ask two questions. Is there a smaller token?
+OLDER = (
     "SELECT 1 FROM multilock_fence WHERE name = %s AND token < %s "
     "AND pg_catalog.current_setting('transaction_isolation') <> 'read committed'"
+)
+# And has nobody the row locked, and was each transaction that had it locked certainly over before our first statement?
+# xmax is the last of them, or the number of a list of several. PostgreSQL does not say which of the two, so a number
+# that may be a list counts as both. A savepoint has a number of its own, so only the oldest open transaction counts.
+SEEN = """SELECT 1 FROM multilock_fence AS fence
+WHERE name = %s AND token < %s AND NOT EXISTS (
+  SELECT FROM (SELECT fence.xmax AS locker UNION ALL
+    SELECT listed.xid FROM pg_catalog.pg_get_multixact_members((
+      SELECT fence.xmax FROM pg_catalog.pg_database AS ours WHERE ours.datname = pg_catalog.current_database()
+      AND pg_catalog.mxid_age(fence.xmax) BETWEEN 1 AND pg_catalog.mxid_age(ours.datminmxid))) AS listed) AS lockers,
+    pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()) AS oldest
+  WHERE pg_catalog.age(locker) <= pg_catalog.age(oldest::xid))
+FOR UPDATE OF fence SKIP LOCKED"""
+AGAIN = (
+    "DO $$ BEGIN RAISE EXCEPTION 'could not serialize access: an older lease has written since this transaction began' "
+    "USING ERRCODE = '40001'; END $$"
 )
 RAISE = (
     "INSERT INTO multilock_fence (name, token) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET token = excluded.token "
@@ -91,12 +108,12 @@ def guard(
     * ``guard(connection, lease)`` is for a lease of any backend, and a database with the table ``multilock_fence``:
       PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and older ones
       are refused. It does not keep others from acquiring the lock meanwhile. So read what the writes depend on after
-      it, and call it in each transaction that reads or writes such data. On PostgreSQL the first transaction of a lease
-      must be READ COMMITTED. Later ones may have any isolation level.
+      it, and call it in each transaction that reads or writes such data. In REPEATABLE READ and SERIALIZABLE call it
+      first. If an older lease has written meanwhile, the server reports a serialization failure: roll back, begin
+      again.
 
     ``idle_limit`` is as for `Lease.guard`. Raises LockLost if the lease is over, or if a newer one has written:
-    then roll back. Raises ConfigurationError if no transaction is open, if the connection is of another kind, or if the
-    first transaction of a lease has another isolation level.
+    then roll back. Raises ConfigurationError if no transaction is open, or if the connection is of another kind.
     Raises CapabilityMissing if the lease has no token that grows, as with readers and permits.
     """
     session = _session(connection)
@@ -216,16 +233,13 @@ def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) ->
                 f"the table multilock_fence has names of at most {NAME_MAX} characters: shorten it"
             )
         row = (part.name, token)
-        if session.dialect == "postgresql":
-            if session.ask(SAME, row):
-                continue
-            if session.ask(MAY_BE_STALE, row):
-                raise ConfigurationError(
-                    f"the first guard of a lease of {part.name!r} needs READ COMMITTED, because this transaction may "
-                    "not see the last write of the lease before: guard in such a transaction first, and commit it"
-                )
+        if session.dialect == "postgresql" and session.ask(SAME, row):
+            continue
+        unseen = session.dialect == "postgresql" and session.ask(OLDER, row) and not session.ask(SEEN, row)
         if not session.ask(RAISE, row):
             raise LockLost(f"a newer lease of {part.name!r} has written: roll this transaction back", name=part.name)
+        if unseen:
+            session.ask(AGAIN, ())
     _keep_open(session, idle_limit)
 
 

@@ -59,12 +59,6 @@ def begin(server: Database, request: pytest.FixtureRequest) -> Iterator[Callable
 Begin = Callable[[], psycopg.Connection[Any]]
 
 
-def guard_first(server: Database, lease: Lease) -> None:
-    """Guard in READ COMMITTED, as the first transaction of a lease must."""
-    with psycopg.connect(server.url) as connection:
-        multilock.guard(connection, lease)
-
-
 def test_a_newer_lease_waits_for_the_write_of_an_older_one(begin: Begin, server: Database, holders: Holders) -> None:
     old, new = begin(), begin()
     multilock.guard(old, holders.older)
@@ -76,46 +70,57 @@ def test_a_newer_lease_waits_for_the_write_of_an_older_one(begin: Begin, server:
         with contextlib.suppress(errors.SerializationFailure):
             guarded.result(SOON)
     new.rollback()
-    guard_first(server, holders.newer)
     multilock.guard(new, holders.newer)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("sharers", [1, 2, "savepoint"])
 def test_no_lease_reads_from_before_the_last_write_of_an_older_one(
-    begin: Begin, server: Database, holders: Holders
+    begin: Begin, server: Database, holders: Holders, waits: bool, sharers: object
 ) -> None:
     server.sql("DROP TABLE IF EXISTS data")
     server.sql("CREATE TABLE data AS SELECT 0 AS value")
-    guard_first(server, holders.older)
-    old, new = begin(), begin()
-    if new.isolation_level != IsolationLevel.READ_COMMITTED:
-        new.execute("SELECT 1")
-        with pytest.raises(ConfigurationError, match="READ COMMITTED"):
-            multilock.guard(new, holders.newer)
-        new.rollback()
-        guard_first(server, holders.older)
-        guard_first(server, holders.newer)
-        return
+    with begin() as first:
+        multilock.guard(first, holders.older)
+    old, new, beside = begin(), begin(), begin()
+    old.execute("SELECT txid_current()")
+    new.execute("SELECT 1")
+    if sharers == "savepoint":
+        old.execute("SAVEPOINT here")
     multilock.guard(old, holders.older)
+    if sharers == 2:
+        multilock.guard(beside, holders.older)
+        beside.commit()
     old.execute("UPDATE data SET value = 1")
+    if not waits:
+        old.commit()
     with ThreadPoolExecutor(1) as thread:
         guarded: Future[None] = thread.submit(multilock.guard, new, holders.newer)
-        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        eventually(lambda: server.sql(waiting) == [(1,)], SOON)
-        old.commit()
-        guarded.result(SOON)
+        if waits:
+            waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            eventually(lambda: server.sql(waiting) == [(1,)], SOON)
+            old.commit()
+        if new.isolation_level == IsolationLevel.READ_COMMITTED:
+            guarded.result(SOON)
+        else:
+            with pytest.raises(errors.SerializationFailure):
+                guarded.result(SOON)
+            new.rollback()
+            multilock.guard(new, holders.newer)
     assert new.execute("SELECT value FROM data").fetchone() == (1,)
 
 
 @pytest.mark.parametrize("looked_before", [True, False])
 def test_an_older_lease_is_refused_after_a_newer_one_has_written(
-    begin: Begin, server: Database, holders: Holders, looked_before: bool
+    begin: Begin, holders: Holders, looked_before: bool
 ) -> None:
-    old = begin()
+    old, new = begin(), begin()
     multilock.guard(old, holders.older)
     old.commit()
     if looked_before:
         old.execute("SELECT * FROM multilock_fence")
-    guard_first(server, holders.newer)
+    multilock.guard(new, holders.newer)
+    new.commit()
     with pytest.raises((LockLost, errors.SerializationFailure)):
         multilock.guard(old, holders.older)
     old.rollback()

@@ -137,13 +137,15 @@ class Dialling(Generic[Wire]):
                 permits.put(permit.pop())
 
         def run() -> None:
+            keep_for = 0.0
             try:
                 login.result.put(dial())
+                keep_for = KEPT
             except BaseException as error:
                 login.result.put(error)
             finally:
                 give_back()
-            login.keep()
+            login.keep(keep_for)
 
         worker = None
         try:
@@ -189,10 +191,10 @@ class _Login(Generic[Wire]):
         self.late = system.Event()  # set if its request did not wait for the result
         self.settled = system.Event()  # set if the result was taken, or is not wanted
 
-    def keep(self) -> None:
-        """Keep a late connection until a request takes it, for a few seconds. The thread calls this at its end."""
+    def keep(self, seconds: float) -> None:
+        """Keep a late result until a request takes it, for at most so many seconds. The thread ends with this."""
         if self.late.is_set():
-            self.settled.wait(KEPT)
+            self.settled.wait(seconds)
             self.discard()
 
     def discard(self) -> None:

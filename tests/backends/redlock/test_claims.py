@@ -502,11 +502,14 @@ def test_a_token_never_falls_back_after_another_holder(contend: Contend) -> None
     former.give_back(held)
     us.ear.hears("wake", waits.id, within=WITHIN)
     us.backend.force_release("a", WITHIN)
-    theirs, granted = them.take()
+    until = now() + 4 * WITHIN
+    while not isinstance(granted := them.attempt(theirs := them.claim()), Granted):
+        them.give_back(theirs)  # on a busy machine, a round may be too late
+        assert now() < until
     them.settle(theirs)
     them.give_back(theirs)
-    ours = us.attempt(waits, join=True)
-    assert isinstance(ours, Granted)
+    while not isinstance(ours := us.attempt(waits, join=True), Granted):
+        assert now() < until
     assert (ours.token or 0) > (granted.token or 0)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import pytest
+
+from multilock import BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, LossReason
 from multilock.model import owner_text
 from multilock.testing.conformance.spi import Ear
 from multilock_etcd import open_backend
+from multilock_etcd.transport import EtcdTransport, Method
 
-__all__ = ["WITHIN", "Ours"]
+__all__ = ["WITHIN", "Mishap", "Ours"]
 
 WITHIN = 5.0
 TTL = 60.0  # seconds: so long that no lease expires during a test
@@ -69,3 +74,30 @@ class Ours:
 
     def hears_of_the_loss_of(self, claim: Claim) -> None:
         assert self.ear.wait(lambda: (claim.id, LossReason.TAKEN) in self.ear.losses, WITHIN)
+
+
+class Mishap:
+    """Let the next request of one kind fail: either its reply is lost, or it is sent only when the test asks for it."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, method: Method, mark: bytes = b"", *, executed: bool = True
+    ) -> None:
+        self._really = EtcdTransport.call
+        self._wanted = method, mark
+        self._executed = executed
+        self.kept: list[tuple[EtcdTransport, Any]] = []
+        monkeypatch.setattr(EtcdTransport, "call", lambda *args: self._call(*args))
+
+    def _call(self, transport: EtcdTransport, method: Method, request: Any, within: float) -> Any:
+        wanted, mark = self._wanted
+        if method is wanted and not self.kept and mark in request.SerializeToString():
+            self.kept.append((transport, request))
+            if self._executed:
+                self._really(transport, method, request, within)
+            raise BackendUnavailable("the test lost it", unknown=True)
+        return self._really(transport, method, request, within)
+
+    def send(self) -> Any:
+        """Send the delayed request, so that the server executes it."""
+        [(transport, request)] = self.kept
+        return self._really(transport, self._wanted[0], request, WITHIN)[0]

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from multilock import BackendUnavailable
 from multilock.backend import Claim
 from multilock_etcd.notices import EtcdWatcher
 from multilock_etcd.transactions import EtcdTransactions
-from tests.backends.etcd.kit import WITHIN, Ours
+from multilock_etcd.transport import calls
+from tests.backends.etcd.kit import WITHIN, Mishap, Ours
 
 KINDS = pytest.mark.parametrize("kind", [Ours.claim, Ours.reader, Ours.writer, lambda ours: ours.permit(2)])
 
@@ -179,3 +181,52 @@ def test_a_claim_that_has_left_keeps_no_place_for_later_claims(
     for claim in [us.wait(us.claim()) for _ in range(3)]:
         us.release(claim)
     assert us.backend._recipe._waiters._queued == {}
+
+
+@pytest.mark.parametrize("executed", [True, False])
+@pytest.mark.parametrize("asks_again", [True, False])
+def test_a_comparison_without_a_reply_is_repeated_or_cancelled(
+    us: Ours,
+    them: Ours,
+    near: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    reads: list[str],
+    executed: bool,
+    asks_again: bool,
+) -> None:
+    """Of a join, and of a later attempt. A request that the server executes after the cancel puts no key."""
+    near(0)
+    holding, behind, claim = them.claim(), us.claim(), us.claim()
+    them.take(holding)
+    us.wait(behind)
+    if asks_again:
+        us.wait(claim)
+    reads.clear()
+    with monkeypatch.context() as patched:
+        late = Mishap(patched, calls.TXN, claim.id.encode(), executed=executed)
+        with pytest.raises(BackendUnavailable):
+            us.attempt(claim, join=True)
+    assert reads == []
+    us.wait(claim)
+    them.release(holding)
+    us.release(behind)
+    us.take(claim, join=True)
+    assert us.release(claim, unsure=True)
+    if not executed and not asks_again:
+        assert not late.send().succeeded
+    them.take(them.claim())
+
+
+def test_a_join_behind_another_claim_that_is_executed_after_its_cancel_leaves_nothing(
+    us: Ours, them: Ours, near: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near(0)
+    holding, claim = them.claim(), us.claim()
+    them.take(holding)
+    us.wait(us.claim())
+    with monkeypatch.context() as patched:
+        late = Mishap(patched, calls.TXN, claim.id.encode(), executed=False)
+        with pytest.raises(BackendUnavailable):
+            us.attempt(claim, join=True)
+    assert not us.release(claim, unsure=True)
+    assert not late.send().succeeded

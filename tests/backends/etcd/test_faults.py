@@ -34,6 +34,7 @@ from multilock_etcd import open_backend
 from multilock_etcd.sessions import EtcdSession, EtcdSessions
 from multilock_etcd.transport import EtcdTransport, calls
 from tests.backends.etcd.conftest import Connect
+from tests.backends.etcd.kit import Mishap
 from tests.servers_etcd import EtcdServer, etcdctl
 
 
@@ -111,27 +112,6 @@ def test_a_renewal_whose_reply_is_lost_costs_nothing(server: EtcdServer, proxy: 
     assert lease.state is LeaseState.HELD
 
 
-class Unsent:
-    """A transport that delays the next transaction about ``name``, so that it gets no reply."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        self._really = EtcdTransport.call
-        self._name = f"/{name}/".encode()
-        self.kept: list[tuple[EtcdTransport, Any]] = []
-        monkeypatch.setattr(EtcdTransport, "call", lambda *args: self._call(*args))
-
-    def _call(self, transport: EtcdTransport, method: Any, request: Any, within: float) -> Any:
-        if method is calls.TXN and not self.kept and self._name in request.SerializeToString():
-            self.kept.append((transport, request))
-            raise BackendUnavailable("the test swallowed the request", unknown=True)
-        return self._really(transport, method, request, within)
-
-    def send(self) -> Any:
-        """Send the delayed request, so that the server executes it."""
-        [(transport, request)] = self.kept
-        return self._really(transport, calls.TXN, request, 5.0)[0]
-
-
 @pytest.mark.parametrize("join", [True, False])
 def test_a_request_executed_after_its_cancel_acquires_nothing(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch, join: bool
@@ -139,7 +119,7 @@ def test_a_request_executed_after_its_cancel_acquires_nothing(
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)
-    unsent = Unsent(monkeypatch, "job")
+    unsent = Mishap(monkeypatch, calls.TXN, b"/job/", executed=False)
     claim = ear.claim("job")
     with pytest.raises(BackendUnavailable):
         backend.attempt(claim, join, 2.0)
@@ -155,7 +135,7 @@ def test_without_a_tombstone_the_late_request_would_hold_the_lock(
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)
-    unsent = Unsent(monkeypatch, "job")
+    unsent = Mishap(monkeypatch, calls.TXN, b"/job/", executed=False)
     claim = ear.claim("job")
     with pytest.raises(BackendUnavailable):
         backend.attempt(claim, True, 2.0)
@@ -169,7 +149,7 @@ def test_a_later_renewal_deletes_old_tombstones(server: EtcdServer, monkeypatch:
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)
-    unsent = Unsent(monkeypatch, "job")
+    unsent = Mishap(monkeypatch, calls.TXN, b"/job/", executed=False)
     claim = ear.claim("job")
     with pytest.raises(BackendUnavailable):
         backend.attempt(claim, True, 2.0)

@@ -20,8 +20,8 @@ from multilock_etcd.queue import Queue
 from multilock_etcd.transactions import EtcdTransactions
 from multilock_etcd.transport import EtcdTransport, Method, calls
 from tests.backends.etcd.conftest import Connect
-from tests.backends.etcd.kit import WITHIN, Ours
-from tests.backends.etcd.test_faults import Unsent, keys, sent
+from tests.backends.etcd.kit import WITHIN, Mishap, Ours
+from tests.backends.etcd.test_faults import keys, sent
 from tests.servers_etcd import EtcdCluster, EtcdServer, etcdctl
 
 START = 60.0  # seconds for processes to start on an overloaded machine
@@ -333,7 +333,7 @@ def test_a_late_join_with_a_cancelled_id_leaves_no_key(
 ) -> None:
     holding, waiting = us.claim(), them.claim()
     us.take(holding)
-    unsent = Unsent(monkeypatch, "job")
+    unsent = Mishap(monkeypatch, calls.TXN, b"/job/", executed=False)
     with pytest.raises(BackendUnavailable):
         them.attempt(waiting, join=True)
     listening(them, them.wait(waiting))

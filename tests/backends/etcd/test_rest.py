@@ -20,10 +20,10 @@ from multilock.testing.conformance.spi import Ear
 from multilock_etcd import EtcdBackend, open_backend
 from multilock_etcd.transport import EtcdTransport, Method, calls
 from tests.backends.etcd.conftest import Connect
+from tests.backends.etcd.kit import WITHIN, Mishap
 from tests.backends.etcd.test_faults import keys, leases
 from tests.servers_etcd import EtcdServer, etcdctl
 
-WITHIN = 5.0
 LONG = 60.0  # seconds that a rest lasts, if no test waits for its end
 SHORT = 2.0  # seconds: the shortest lease that the server grants
 MOVE = b"resting_until"
@@ -57,33 +57,6 @@ def held(backend: EtcdBackend, ear: Ear, **options: Any) -> tuple[Claim, Granted
     granted = backend.attempt(claim, False, WITHIN)
     assert isinstance(granted, Granted)
     return claim, granted
-
-
-class Mishap:
-    """Let the next request of one kind fail: either its reply is lost, or it is sent only when the test asks for it."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, method: Method, mark: bytes = b"", *, executed: bool = True
-    ) -> None:
-        self._really = EtcdTransport.call
-        self._wanted = method, mark
-        self._executed = executed
-        self.kept: list[tuple[EtcdTransport, Any]] = []
-        monkeypatch.setattr(EtcdTransport, "call", lambda *args: self._call(*args))
-
-    def _call(self, transport: EtcdTransport, method: Method, request: Any, within: float) -> Any:
-        wanted, mark = self._wanted
-        if method is wanted and not self.kept and mark in request.SerializeToString():
-            self.kept.append((transport, request))
-            if self._executed:
-                self._really(transport, method, request, within)
-            raise BackendUnavailable("the test lost it", unknown=True)
-        return self._really(transport, method, request, within)
-
-    def send(self) -> Any:
-        """Send the delayed request, so that the server executes it."""
-        [(transport, request)] = self.kept
-        return self._really(transport, self._wanted[0], request, WITHIN)[0]
 
 
 def lease_of_key(server: EtcdServer) -> int:

@@ -14,9 +14,8 @@ from multilock.backend import Busy, Claim
 from multilock.testing.conformance.base import eventually
 from multilock_etcd.transactions import NEAR, WATCHED, EtcdTransactions
 from multilock_etcd.transport import EtcdTransport, Method, calls
-from tests.backends.etcd.kit import WITHIN, Ours
+from tests.backends.etcd.kit import WITHIN, Mishap, Ours
 from tests.backends.etcd.test_faults import keys
-from tests.backends.etcd.test_rest import Mishap
 from tests.servers_etcd import EtcdServer, etcdctl
 
 Make = Callable[[Ours], Claim]

@@ -233,9 +233,11 @@ def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) ->
                 f"the table multilock_fence has names of at most {NAME_MAX} characters: shorten it"
             )
         row = (part.name, token)
-        if session.dialect == "postgresql" and session.ask(SAME, row):
-            continue
-        unseen = session.dialect == "postgresql" and session.ask(OLDER, row) and not session.ask(SEEN, row)
+        unseen = False
+        if session.dialect == "postgresql":
+            if session.ask(SAME, row):
+                continue
+            unseen = session.ask(OLDER, row) and not session.ask(SEEN, row)
         if not session.ask(RAISE, row):
             raise LockLost(f"a newer lease of {part.name!r} has written: roll this transaction back", name=part.name)
         if unseen:

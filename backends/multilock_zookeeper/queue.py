@@ -55,7 +55,7 @@ class Contender(NamedTuple):
 def contenders(children: Sequence[str]) -> list[Contender]:
     """Return the contenders of every style, ordered by their sequence numbers.
 
-    They are compared as numbers. As text, their order would be wrong once the server's counter is negative.
+    The numbers are compared, not their text, whose order would be wrong once the server's counter is negative.
     """
     found = [(child, _parse(child)) for child in children]
     return sorted(
@@ -68,9 +68,9 @@ def contenders(children: Sequence[str]) -> list[Contender]:
 def relevant(style: str, claim: Claim, own: str, children: Sequence[str]) -> Sequence[str]:
     """Leave out most of the children that do not matter to the claim, whose node is ``own``.
 
-    Only plain nodes of ``style`` are left out: locks, readers and writers with an ordinary sequence number. The ones
-    behind ``own`` do not matter. Of the ones ahead that exclude the claim, only the last matters. To make a `Contender`
-    of each of a thousand siblings would take longer than the request.
+    Only plain nodes of ``style`` are left out: locks, readers and writers with an ordinary sequence number. Nodes
+    behind ``own`` do not matter. If several ahead exclude the claim, only the last of them matters. To make a
+    `Contender` of each of a thousand siblings would take longer than the request.
     """
     mine = own[-_DIGITS:]
     reader, plain = _PLAIN[style]

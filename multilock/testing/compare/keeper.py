@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["family", "main", "states"]
+__all__ = ["family", "main", "parent_of", "states"]
 
 STOPS_WITHIN = 5.0  # seconds until all threads of the server and of its children must be stopped
 COMMAND_WITHIN = 60.0
@@ -37,12 +37,17 @@ def states(pid: int) -> str:
     return found
 
 
+def parent_of(pid: int) -> int:
+    """Return the id of a process's parent. Raises OSError if the process has ended, or if this is not Linux."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def family(pid: int) -> list[int]:
     """Return a process and, on Linux, all its descendants. PostgreSQL has a child process for each connection."""
     parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for each in [int(path.name) for path in Path("/proc").glob("[0-9]*")]:
         with contextlib.suppress(OSError):  # it has ended
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents[each] = parent_of(each)
     found = [pid]
     for each in found:
         found += [child for child, parent in parents.items() if parent == each]

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import multilock
 from multilock import ConfigurationError, MultilockError, now
-from multilock.testing.compare.keeper import COMMAND_WITHIN, family, states
+from multilock.testing.compare.keeper import COMMAND_WITHIN, family, parent_of, states
 from multilock.testing.compare.pool import TICK, RunEnded
 
 __all__ = ["WHEN", "Given", "ServerFault", "ServerProcess", "Together", "answers", "each_of", "given"]
@@ -212,7 +212,7 @@ def _ancestors() -> set[int]:
     while pid not in found:
         found.add(pid)
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = parent_of(pid)
         except OSError:
             pid = os.getppid() if pid == os.getpid() else 1
     return found

@@ -5,6 +5,7 @@ The counts belong to a hash of the product and of the simulation. When that chan
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import itertools
 import json
@@ -22,7 +23,7 @@ from typing import Any
 from tests.simulation.plan import BACKENDS, FACES, make_plan
 from tests.simulation.threads import install
 
-__all__ = ["code_hash", "search", "table"]
+__all__ = ["code_hash", "search", "table", "without_words"]
 
 KINDS = [(backend, face) for backend in BACKENDS for face in FACES]
 ROOT = Path(__file__).parents[2]
@@ -30,14 +31,26 @@ COUNTS = Path(__file__).with_name("seeds.json")
 
 
 def code_hash() -> str:
-    """Return a hash of the product and the simulation."""
+    """Return a hash of the product and the simulation. Comments and docstrings do not change it."""
     found = hashlib.sha256()
     for folder in ("multilock", "backends", "tests/simulation"):
         for path in sorted((ROOT / folder).rglob("*")):
             parts = path.relative_to(ROOT).parts
             if path.suffix in (".py", ".lua") and "testing" not in parts and not path.name.startswith("test_"):
-                found.update("/".join(parts).encode() + path.read_bytes())
+                found.update(f"{parts} {without_words(path.suffix, path.read_text())}".encode())
     return found.hexdigest()[:16]
+
+
+def without_words(suffix: str, text: str) -> str:
+    """Return the syntax tree of Python code without docstrings, or the lines of Lua code that are not comments."""
+    if suffix == ".lua":
+        return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef() if ast.get_docstring(node):
+                del node.body[0]
+    return ast.dump(tree)
 
 
 def search(seconds: float) -> int:
@@ -78,10 +91,10 @@ def count_seeds(counts: dict[str, Any], lines: Iterable[str]) -> int:
 def read_counts() -> dict[str, Any]:
     """Return the counts so far. Those of other code are the earlier ones."""
     counts: dict[str, Any] = json.loads(COUNTS.read_text())
-    if counts["hash"] != code_hash():
+    if counts["hash"] != (present := code_hash()):
         for which, profiles in counts["now"].items():
             counts["earlier"][which] = dict(Counter(counts["earlier"].get(which, {})) + Counter(profiles))
-        counts["hash"], counts["now"] = code_hash(), {}
+        counts["hash"], counts["now"] = present, {}
     return counts
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.mutants.__main__ import Edit, copy_tree, read_all
 from tests.simulation.plan import BACKENDS, FACES, Plan, make_plan
-from tests.simulation.search import COUNTS, read_counts
+from tests.simulation.search import COUNTS, read_counts, without_words
 
 ROOT = Path(__file__).parents[2]
 REGRESSIONS = Path(__file__).parent / "regressions"
@@ -123,3 +123,22 @@ def test_a_plan_written_to_a_file_can_be_read_back() -> None:
 def test_the_counted_seeds_can_be_read() -> None:
     assert COUNTS.exists()
     assert read_counts()["next"] > 0
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "other_words", "other_code"),
+    [
+        (
+            ".py",
+            'def f():\n    """A."""\n    return 1  # one\n',
+            "def f():\n    return 1\n",
+            "def f():\n    return 2\n",
+        ),
+        (".lua", "-- a\nreturn 1\n", "  -- b\nreturn 1\n", "-- a\nreturn 2\n"),
+    ],
+)
+def test_only_other_code_resets_the_count_of_this_code(
+    suffix: str, text: str, other_words: str, other_code: str
+) -> None:
+    assert without_words(suffix, text) == without_words(suffix, other_words)
+    assert without_words(suffix, text) != without_words(suffix, other_code)

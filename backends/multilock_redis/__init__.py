@@ -1,13 +1,13 @@
 """Locks on Redis or Valkey: on one primary (``redis://``, ``rediss://`` with TLS, ``unix://``), on the primary that
-Sentinels name (``redis+sentinel://``), on a cluster (``redis+cluster://``), or on several primaries (``redlock://``). A
-client object can be given instead of the address.
+Sentinels name (``redis+sentinel://``), on a cluster (``redis+cluster://``), or on several primaries (``redlock://``).
+The program can give its own client object of redis-py instead of the address.
 
 `recipe` is the algorithm, ``scripts/`` has its steps, `transactions` runs them, and `keys` names the keys. `transport`
 carries the requests, `wire` defines their format, `notices` receives what the server pushes, and `channel` is a
 connection for an event loop. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this
-server. `node` joins all of that for one primary. `endpoints` reads its address from the URL, and `sentinel` asks
-Sentinels for it. `cluster` has one node for each primary of a cluster, and `topology` finds the right one in the table
-of `slots`. `redlock` uses several independent primaries.
+server. `node` joins these parts for one primary. `endpoints` reads the primary's address from the URL, and `sentinel`
+asks Sentinels for it. `cluster` has one node for each primary of a cluster, and `topology` finds the node of a name in
+the table of `slots`. `redlock` uses several independent primaries.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | Clus
     * ``redlock://h1,h2,h3`` or ``redlocks://…`` (see `open_redlock`).
 
     The options ``username``, ``password`` and ``db`` override the URL. ``ca``, ``cert`` and ``key`` are files for TLS.
-    ``replicas`` is the number of replicas that must have acknowledged a grant, and with ``replicas_on_renew`` a renewal
-    as well. With Sentinels there are also ``sentinel_username`` and ``sentinel_password``.
+    ``replicas`` is the number of replicas that must acknowledge a grant before it counts. With ``replicas_on_renew``
+    they must acknowledge each renewal as well. ``sentinel_username`` and ``sentinel_password`` are the login at the
+    Sentinels.
 
     Another option is ``client``: a ``redis.Redis``, for a cluster a ``redis.RedisCluster``, with Sentinels the result
     of ``redis.sentinel.Sentinel(…).master_for(…)``. This backend opens its own connections with the client's settings,
@@ -99,8 +100,8 @@ def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
         ttl_min=0.1,
         ttl_max=365 * 86400.0,
         ttl_step=0.001,
-        # The holder's ttl must end, or the place of a waiter that died together with the holder. Then the next
-        # heartbeat comes, with jitter.
+        # The dead holder's ttl must end first, and so must the place in the queue of a waiter that died together with
+        # it. The next waiter notices that with its next heartbeat, which comes up to 10 % late.
         takeover_bound=max(ttl, liveness(ttl)) + (1 + JITTER) * heartbeat(ttl),
         hold_at_least=True,
         read_write=True,

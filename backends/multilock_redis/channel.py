@@ -27,7 +27,8 @@ class Channel:
         self.close = wire.close
 
     def attempt(self, claim: Claim, join: bool) -> bool:
-        # A free lock needs no subscription. But the scripts count a waiter without a subscription as dead, and skip it.
+        # A free lock needs no subscription. But the scripts skip a waiter without a subscription, as if it were dead.
+        # So the claim joins the queue only with a subscription.
         ready = self._listener.listening
 
         def understand(answer: Any) -> Granted | Busy | None:

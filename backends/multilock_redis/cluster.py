@@ -1,10 +1,10 @@
 """A Redis Cluster: each lock is on the primary of its slot, where all keys of its name are.
 
-A `Node` serves each primary, as it serves the only primary without a cluster. This module asks the right node, and
-follows redirections. A node replies that another node now serves the slot (``MOVED``), or serves this one request
-(``ASK``). In both cases the request was not executed, so it is sent to the other node. While a slot is being moved its
-locks can be renewed. If a request needs a key that is not at the node, the node replies ``TRYAGAIN``. That counts as no
-reply, until the move is over.
+A `Node` stands for each primary, as for the only primary of ``redis://``. This module sends each request to the right
+node, and follows redirections. A node replies that another node now serves the slot (``MOVED``), or serves this one
+request (``ASK``). In both cases the request was not executed, so it is sent to the other node. While a slot is being
+moved, its locks can still be renewed. If a request needs several keys and only some of them are at the node, the node
+replies ``TRYAGAIN``, which counts as no reply.
 
 A script hands a lock over to a waiter that is subscribed at the node that runs the script. So a client subscribes at
 each node where it waits, and only then joins a queue there. If the slot moves to another node, a waiter's place in the
@@ -37,7 +37,7 @@ __all__ = ["ClusterBackend"]
 T = TypeVar("T")
 HOPS = 5  # redirections of one request; with more of them, the nodes contradict each other
 ASKING = pack("ASKING")  # announces that the next request may be for a slot that is moving to this node
-LOOK_WITHIN = 1.0  # seconds; see `multilock_redis.notices`
+LOOK_WITHIN = 1.0  # seconds for which a silent node may delay the wake-ups from another node
 
 
 class ClusterBackend:
@@ -71,7 +71,8 @@ class ClusterBackend:
         for endpoint in inherited:
             endpoint.forget()
         self._now = notices.now
-        # Nodes that did not answer a renewal, each with a lock. The locks are taken as in `Listener`.
+        # Nodes that did not answer a renewal. Each has a mutex for the one thread that may wait for it (see
+        # `_renew_at`).
         self._hanging: dict[Address, system.Lock] = {}
         self._wanted: set[str] = set()  # ids of all claims that are watched; used without a lock
         self._topology = Topology(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)
@@ -119,7 +120,7 @@ class ClusterBackend:
                 address, once = topology.redirected(address, told), told.once
             except BackendUnavailable as silence:
                 topology.doubt(address)
-                # A node that serves only one redirected request does not own the slot.
+                # A node that was asked because of an ASK does not own the slot.
                 elsewhere = None if silence.unknown or once else self._taken_over(name, address, deadline)
                 if elsewhere is None:
                     raise
@@ -148,7 +149,7 @@ class ClusterBackend:
         """Renew all leases of one node in one round trip.
 
         A lease whose slot has moved is renewed at its new node, and from then on together with that node's leases. The
-        node of this group is asked first, so that silence of other nodes does not end its leases.
+        node that ``group`` names is asked first, so that silence of other nodes does not end its leases.
         """
         topology, deadline = self._topology, self._now() + within
         answers: list[Granted | BackendUnavailable | None] = [None] * len(held)
@@ -286,7 +287,7 @@ class ClusterBackend:
     # ---- all names, all nodes
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        """Ask one primary after the other. A name whose slot is moved during that may be missed."""
+        """Ask one primary after the other. A name whose slot is moved meanwhile may be missed."""
         self._topology.forget()  # a node that is not known yet may have names
         seen: set[str] = set()
         for _, node in list(self._topology.primaries(within)):
@@ -317,7 +318,7 @@ class ClusterBackend:
 
 
 class _Importing(Node):
-    """A node, for requests that another node has redirected to it once. Each request is preceded by ``ASKING``.
+    """A node to which another node has redirected one request with ``ASK``. ``ASKING`` precedes each request.
 
     It uses the connections and the notices of the node itself.
     """

@@ -39,7 +39,7 @@ def diagnose(
 ) -> list[Finding]:
     """Read the server's settings in one round trip, and check them.
 
-    ``replicas`` is how many replicas must acknowledge a grant. Raises what a request raises.
+    ``replicas`` is how many replicas must acknowledge a grant. Raises the same errors as a request.
     """
     requests = [pack("INFO"), *(pack("CONFIG", "GET", setting) for setting in SETTINGS)]
     (info, _), *settings = connections.exchange(requests, within)

@@ -39,14 +39,14 @@ class Inspection:
     ) -> Iterator[LockInfo]:
         """Yield the held names. ``elsewhere`` is called with a name that another node of a cluster serves now."""
         seen: set[str] = set()  # SCAN may return a key twice
-        # A name made only of dots is escaped in another way than the beginning of a longer name.
+        # The names "." and ".." are escaped, but a longer name that begins with dots is not.
         pattern = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)) + "*"
         connections = self._transactions.connections
         cursor = b"0"
         while True:
             scan = pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED_AT_ONCE, "TYPE", "string")
             (cursor, found), _ = connections.call(scan, within)
-            # With an empty prefix the pattern matches our other keys as well.
+            # With an empty prefix the pattern also matches our keys of queues and tokens, which begin with a brace.
             listed = dict.fromkeys(self._keys.name(key) for key in found if not key.startswith(b"{"))
             names = [name for name in listed if name is not None and name.startswith(prefix) and name not in seen]
             seen.update(names)

@@ -1,4 +1,9 @@
-"""The keys of a name, encoded for the network."""
+"""The keys of a name, encoded for the network.
+
+``lock`` contains the owner, and ``token`` the last fencing token. ``queue`` has the waiters in order, and ``live`` the
+deadline of each waiter's place. ``holders`` has the owners of a shared lock. A tombstone, ``gone:<id>``, shows that a
+claim was cancelled, so that the server refuses requests of it that arrive late.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ __all__ = ["Keys", "Keyspace", "holders_of", "token_of"]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one name, encoded for the network."""
+    """The keys of one name."""
 
     common: bytes  # encoded: lock, queue, live, token, holders
     gone: bytes  # prefix of the keys of tombstones
@@ -71,5 +76,5 @@ def token_of(lock: bytes) -> bytes:
 
 
 def holders_of(lock: bytes) -> bytes:
-    """Return the key of the set of holders, while this lock is shared."""
+    """Return the key of the set that has the holders while this lock is shared."""
     return b"{%b}:holders" % lock

@@ -30,7 +30,7 @@ class Node:
         notices: Notices,
         replicas: Replicas | None = None,
     ) -> None:
-        """Make the parts. No request is sent. A forked child makes its own parts. ``replicas``: see `Recipe`."""
+        """Make the parts. No request is sent. A forked child makes its own parts."""
         endpoint.forget()
         self._now = notices.now
         self._endpoint = endpoint
@@ -43,8 +43,8 @@ class Node:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self.listener.listening:
-            # A free lock needs no subscription. But the scripts count a waiter without a subscription as dead, and skip
-            # it.
+            # A free lock needs no subscription. But the scripts skip a waiter without a subscription, as if it were
+            # dead. So the claim joins the queue only with a subscription.
             deadline = self._now() + within
             answer = self.recipe.attempt(claim, False, within)
             if isinstance(answer, Granted):

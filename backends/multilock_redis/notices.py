@@ -1,16 +1,18 @@
-"""Receive what the server pushes: wake-ups for waiters, and changes of keys that are held or followed.
+"""Receive what the server pushes: wake-ups for waiters, and changes of the keys of names that this client holds or
+observes ("follows").
 
-There are two separate connections. One is subscribed, and a thread reads it. On the other one, the server tracks the
-keys read after a ``CLIENT CACHING YES`` (``CLIENT TRACKING … REDIRECT … OPTIN``). When such a key changes, the server
-reports it on the first connection, once per read. Renewals use the second connection as well, because changes that this
-connection makes are not pushed (``NOLOOP``). They read the renewed keys again, so that these stay tracked. (Without
-``OPTIN`` a 7.0 server tracks all keys of a script at each read in it: renewing 500 locks took 98 ms instead of 1.1.)
+This takes two connections. One is the *subscribed connection*, which a thread reads. On the other, the *tracked
+connection*, the server tracks each key that is read after a ``CLIENT CACHING YES`` (``CLIENT TRACKING … REDIRECT …
+OPTIN``). When such a key changes, the server reports it on the subscribed connection, once per read. Renewals use the
+tracked connection as well, because the server does not report changes that this connection makes (``NOLOOP``). A
+renewal reads the renewed keys again, so that they stay tracked. (Without ``OPTIN`` a 7.0 server tracks all keys of a
+script at each read in it: renewing 500 locks took 98 ms instead of 1.1.)
 
 Both connections are opened when they are first needed. A program that takes only free locks, and holds them briefly,
-opens neither. A push is lost when a connection breaks. So every key is read once after each reconnect. Until then
-waiters find a free name by their heartbeats, and holders find a loss by their renewals. The push of a handover
-contains the time at which the waiter's request was sent, and is a proof for as long as that time allows
-(`Recipe.pushed`). Every other push is a hint.
+opens neither. Pushes are lost while a connection is broken. So every key is read once after each reconnect. Until then
+waiters find a free name by their heartbeats, and holders find a loss by their renewals. The push of a handover is
+itself the grant, because it contains the time at which the waiter's request was sent (`Recipe.pushed`). Every other
+push is a hint: it makes the waiter or the holder send a request.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ R = TypeVar("R")
 INVALIDATED = b"__redis__:invalidate"
 PING = pack("PING")
 CACHING = pack("CLIENT", "CACHING", "YES")  # the next command's keys are tracked
-READ_AT_ONCE = 500  # keys that are read at once
-TEND_EVERY = 2.0  # seconds between two checks; two find a dead connection, before a waiter's place is lost
+READ_AT_ONCE = 500  # keys in one read
+# seconds between two checks; the second check finds a dead connection, before a waiter's place is lost
+TEND_EVERY = 2.0
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent tracked connection may delay the wake-ups
-FIRST_AGAIN, LONGEST_AGAIN = 5.0, 300.0  # seconds until a refused subscription or tracking is tried again
+FIRST_AGAIN, LONGEST_AGAIN = 5.0, 300.0  # seconds; the pauses before a refused subscription or tracking is tried again
 UNTRACKED = "a deleted key is noticed at the next renewal only"
 REDIRECT_ENDED = "you want redirect to does not exist"
 
@@ -69,24 +72,25 @@ class Listener:
         self._notices = notices
         self._now = notices.now
         self._closed = system.Event()
-        self.listening = False  #: whether waiting may begin: wake-ups are pushed, or the server refuses to push them
-        self.refused: dict[str, str] = {}  #: "wake-ups" or "changes", if refused -> the consequence
-        # The time of the next try after a refusal, and the pause after it.
+        self.listening = False  #: whether claims may wait: the server pushes wake-ups, or has refused to push them
+        #: the refused kind of push, "wake-ups" or "changes" -> the consequence, for messages
+        self.refused: dict[str, str] = {}
+        # The time of the next try after a refusal, and the seconds from that try to the one after it.
         self._again_at, self._again_in = 0.0, FIRST_AGAIN
         self._subscription = f"subscription to {endpoint.name}"
         self._tracking = f"tracked connection to {endpoint.name}"
         self._starting = system.Lock()
         self._subscribed: Wire | None = None
-        self._subscriber = 0  # the connection's id at the server; 0 if it cannot receive changes
+        self._subscriber = 0  # the server's id of the subscribed connection; 0 if that cannot receive changes
         self._using_tracked = system.Lock()
         self._tracked: Wire | None = None
         self._redirect = 0  # the id of the subscriber that receives the tracked connection's changes
         self._watched = Watched()
         self._followed: dict[str, object] = {}  # name -> its owner at the last read
-        self._elsewhere: set[str] = set()  # watched or followed names that this node has reported to be at another node
-        #: Called in the thread with such names, and with all names after each broken connection. It has the names
-        #: watched that another node serves, and returns the other names. A name at another node is neither free nor
-        #: lost.
+        self._elsewhere: set[str] = set()  # watched or followed names to read again, since another node may serve them
+        #: The thread calls this with such names, and with all names after each broken connection. It hands the names
+        #: that another node serves now to the listener of that node, and returns the remaining names. A name at another
+        #: node is neither free nor lost.
         self.hand_on: Callable[[set[str]], set[str]] = _nowhere
 
     def listen(self, within: float) -> None:
@@ -100,7 +104,7 @@ class Listener:
                 self.listening = True
 
     def watch(self, held: Sequence[Held], within: float) -> None:
-        """Report each of these claims that does not hold its name, now or later."""
+        """Report the loss of each of these claims, whether it has happened already or happens later."""
         deadline = self._now() + within
         for claim, granted in held:
             self._watched.add(claim.id, claim.name, str(granted.key).encode())
@@ -128,8 +132,9 @@ class Listener:
         """Return ``use(exchange)``. ``exchange`` sends over the tracked connection, so that these names stay tracked.
 
         If that connection is in use or down, ``exchange`` sends over another connection. The server then pushes the
-        renewal itself as a change. The keys are then read, which tracks them again. (A context manager would keep the
-        lock of the connection after an interrupt, for as long as somebody keeps the exception.)
+        renewal itself as a change, and the thread reads the keys, which tracks them again. (This is not a context
+        manager, because that would keep the connection's mutex after an interrupt, for as long as somebody keeps the
+        exception.)
         """
         if self._tracked is None:
             return use(self._connections.exchange)
@@ -141,8 +146,8 @@ class Listener:
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
                 return use(self._connections.exchange)
-            # The keys of all claims of a name are read, because a change that one of these claims makes here is pushed
-            # to none of them.
+            # Each read is compared with all watched claims of the name, also with those that are not renewed now: a
+            # change that one of them makes on this connection is pushed to none of them.
             before = self._before({name for name in names if self._matters(name)})
             reads = self._reads(before, tracked=True)
 
@@ -177,8 +182,8 @@ class Listener:
         return watched, followed
 
     def take_over(self, watched: Moving, followed: dict[str, object], wanted: Container[str], within: float) -> None:
-        """Watch and follow what the `leave` of another node returned. ``wanted`` has the claims that were not released
-        meanwhile."""
+        """Watch the claims and follow the names that the `leave` of another node returned. ``wanted`` has the ids of
+        the claims that were not released meanwhile."""
         deadline = self._now() + within
         for each in watched:
             self._watched.add(*each)
@@ -201,14 +206,14 @@ class Listener:
 
     def _subscribe(self, within: float) -> Wire:
         wire = self._endpoint.connect(within, self._now)
-        # The subscription to wake-ups comes last: messages may come at any time after the reply to that subscription,
-        # but not before.
+        # The subscription to wake-ups comes last, because a wake-up may arrive at any time after the reply to it.
+        # Before that reply no message arrives, so the replies are not mixed with messages.
         channels = (INVALIDATED, f"multilock:wake:{self._notices.client}")
         requests = [pack("CLIENT", "ID"), *(pack("SUBSCRIBE", channel) for channel in channels)]
         answers = [answer for answer, _ in wire.exchange(requests, within, pushes=True)]
         client, changes, wakes = answers
         for answer in answers:
-            if isinstance(answer, BackendUnavailable):  # LOADING or BUSY, for example: that is not a refusal
+            if isinstance(answer, BackendUnavailable):  # for example LOADING or BUSY, which is not a refusal
                 raise answer
         self.refused = {}  # the server may now allow what it refused earlier
         if isinstance(wakes, Exception):
@@ -224,8 +229,8 @@ class Listener:
         return wire
 
     def _run(self, wire: Wire) -> None:
-        """Read until the connection breaks, then make a new connection, until the client is closed. The thread runs
-        this."""
+        """Read the subscribed connection, and make a new one whenever it breaks, until the client is closed. The thread
+        runs this."""
         self.listening = True  # set here too, because an interrupt may end listen() before it does so
         while True:
             again: Wire | None
@@ -244,13 +249,13 @@ class Listener:
             if again is wire:
                 continue
             wire = again
-            # All pushes in between are lost, so every name is read.
+            # All pushes since the connection broke are lost, so read every name.
             self._notices.wake(None)
             self._notices.changed(None)
             self._look_again(None)
         for connection in (self._subscription, self._tracking):
             self._notices.pushes(connection, None)  # the watch is no longer needed
-        # The tracked connection is closed here, because close() may find it in use, or not made yet. No tracked
+        # The thread closes the tracked connection, because close() may find it in use, or not made yet. No tracked
         # connection is made after this, and no interrupt arrives in this thread.
         with self._using_tracked:
             if self._tracked is not None:
@@ -286,8 +291,8 @@ class Listener:
             except MultilockError as error:
                 logger.debug("not subscribed again yet: %s", error)
                 self._notices.pushes(self._subscription, str(error), refused=isinstance(error, BackendRejected))
-            # Requests may still succeed over other connections. The scripts must not count our waiters as dead then.
-            # Besides, only this thread reads changes.
+            # Without a subscription the scripts must not count our waiters as dead, because their requests may still
+            # succeed over other connections. No change is pushed meanwhile either, so read all names.
             self._recipe.told = False
             self._look_again(None)
             failures += 1
@@ -300,10 +305,10 @@ class Listener:
         while not self._closed.is_set():
             changed: set[str] = set()
             message = wire.receive(max(0.0, tend_at - self._now()))
-            while message is not None:  # names whose changes arrived together are read together
+            while message is not None:  # collect the changes that arrived together, to read their names together
                 heard = True
                 changed |= self._understand(message)
-                # After a wake-up, the woken thread needs the interpreter.
+                # After a wake-up, read nothing more at once: the woken thread needs the interpreter.
                 message = wire.receive(0.0) if 0 < len(changed) < READ_AT_ONCE else None
             if changed := {name for name in changed if self._matters(name)}:
                 self._look_again(changed)
@@ -333,17 +338,17 @@ class Listener:
     def _understand(self, message: list[Any]) -> set[str]:
         """Notify the claim that this message concerns. Returns the names that may have changed."""
         match message:
-            case [b"message", _, bytes(payload)]:  # checked first, because a waiter depends on it
+            case [b"message", _, bytes(payload)]:  # checked first, because a waiter waits for it
                 claim_id, granted = self._recipe.pushed(payload)
                 if granted:
                     self._notices.granted(claim_id, granted)
                 else:
                     self._notices.wake(claim_id)
-                # Without reports of changes, force_release notifies the former holder in this way.
+                # If the server refuses to report changes, the wake-up of a holder is how force_release reports a loss.
                 if "changes" in self.refused:
                     name = self._watched.name(claim_id)
                     return {name} if name is not None else set()
-            case [b"message", channel, None] if channel == INVALIDATED:  # the whole database
+            case [b"message", channel, None] if channel == INVALIDATED:  # the whole database was flushed
                 return self._names()
             case [b"message", channel, [*keys]] if channel == INVALIDATED:
                 return {known for key in keys if (known := self._keys.name(key)) is not None}
@@ -352,7 +357,7 @@ class Listener:
     # ---- the tracked connection
 
     def _look_again(self, names: Iterable[str] | None) -> None:
-        """Read these names (None: all), and report a failure. The thread runs this."""
+        """Read these names, or all if None, and report a failure. Only the thread calls this."""
         if not (self.watches() or self._tracked):
             if "changes" not in self.refused:
                 self._notices.pushes(self._tracking, None)  # the watch is no longer needed
@@ -365,7 +370,8 @@ class Listener:
                 self._notices.pushes(self._tracking, str(error))
 
     def _look(self, names: Iterable[str] | None, within: float) -> None:
-        """Read who holds these names (None: all), and report changes. The server then tracks the names, if it can.
+        """Read the holders of these names, or of all if None, and report the changes. The server then tracks the names,
+        if it can.
 
         If the tracked connection is broken or silent, it is replaced at once, and every name is read.
         """
@@ -415,13 +421,13 @@ class Listener:
         return [(name, self._watched.of_name(name)) for name in dict.fromkeys(names)]
 
     def _reads(self, before: list[Before], *, tracked: bool) -> list[bytes]:
-        """Return requests for the owners of these names, and a write that changes nothing.
+        """Return requests for the owners of these names, followed by a write that changes nothing.
 
-        A replica refuses that write. The replies of a replica do not count, because it may lag behind or be empty.
-        Without a name the last request is a ping.
+        A replica refuses that write, and the replies of a replica do not count, because it may lag behind or be empty.
+        Without a name a ping replaces the write.
         """
         requests = []
-        # While a slot is moved, a node answers for one key of it at a time.
+        # While a slot is being moved, its node may refuse a request for several keys of the slot.
         at_once = 1 if self._keys.in_slots else READ_AT_ONCE
         for start in range(0, len(before), at_once):
             keys = [self._keys.lock(name) for name, _ in before[start : start + at_once]]

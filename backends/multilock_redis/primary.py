@@ -1,12 +1,14 @@
-"""Decide which primary a client follows, from what the Sentinels report. Pure: no request, no thread.
+"""Decide which primary a client follows, from the replies of the Sentinels. This module sends no request and starts no
+thread.
 
-A greater epoch counts at once: it is enough that one Sentinel knows of a failover. A lower epoch, or another primary
-with the same epoch, is doubtful. It may come from a Sentinel that was cut off, from Sentinels that were set up anew, or
-from Sentinels that an operator pointed to another primary. The client follows it only after a doubt. A doubt begins
-when no counted reply names the followed primary, or when a counted reply names another primary with the same epoch.
-Replies to later questions then decide: as many Sentinels as a failover needs must name the new primary, and all
-Sentinels must have replied. If a Sentinel does not reply, the client waits for `COUNTS_FOR`, because that Sentinel may
-have led a failover. The others learn of the failover within seconds.
+A reply contains an *epoch*, a number that each failover increases. A greater epoch counts at once: it is enough that
+one Sentinel knows of a failover. A reply with a lower epoch, or with another primary and the same epoch, is doubtful.
+It may come from a Sentinel that was cut off, from Sentinels that were set up anew, or from Sentinels that an operator
+pointed to another primary. The client follows such a reply only at the end of a *doubt*. A doubt begins when no counted
+reply names the followed primary, or when a counted reply names another primary with the same epoch. Replies to later
+questions then decide: as many Sentinels as a failover needs must name the new primary, and all Sentinels must have
+replied. If a Sentinel does not reply, the client waits for `COUNTS_FOR` seconds, because that Sentinel may have led a
+failover. The other Sentinels learn of a failover within seconds.
 
 A reply counts for `COUNTS_FOR` seconds, but only until its Sentinel reports something else or does not reply.
 tests/models/sentinel.cpp tries every order of events.
@@ -38,7 +40,7 @@ class Told(NamedTuple):
     others: tuple[Address, ...]  #: the other Sentinels that this Sentinel knows
     place: Address  #: the address at which the Sentinel was reached; one address may lead to several Sentinels
     asked_at: float
-    hidden: str = ""  #: the errors, if this Sentinel refuses questions about the Sentinels
+    hidden: str = ""  #: the errors, if this Sentinel does not reveal the other Sentinels or its own id
 
     @property
     def needed(self) -> int:
@@ -118,7 +120,7 @@ class Following:
         later = [each for each in self._answers if each.asked_at > self._doubted_at]
         all_of_them = max(self._sentinels, followed.number, *(each.number for each in self._answers))
         if len(later) < all_of_them and now - self._doubted_at < COUNTS_FOR:
-            return  # a Sentinel that has not replied may know more
+            return  # a Sentinel that has not replied may know of a failover
         best = max(each.epoch for each in self._answers)
         named: defaultdict[Address, list[Told]] = defaultdict(list)
         for each in later:

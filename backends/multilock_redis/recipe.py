@@ -1,16 +1,18 @@
 """The lock on one Redis primary: the calls of its scripts, and what their replies mean.
 
-A lock is a string key with an end (`SET key owner NX PX ttl`, the pattern that Redis documents), so plain clients and
-redis-py's Lock exclude us and we exclude them. The scripts add what that pattern lacks. Each grant has a fencing token.
-Waiters queue in order of arrival, and a release itself makes the next waiter the holder. A cancel is final.
+A lock is a string key with an expiry (`SET key owner NX PX ttl`, the pattern that Redis documents). So our locks, those
+of plain clients and those of redis-py's ``Lock`` exclude one another. The scripts add what that pattern lacks. Each
+grant has a fencing token. Waiters queue in order of arrival, and a release itself makes the next waiter the holder. A
+cancel is final.
 
 While readers or permits share a lock, the string is a marker, and the holders are in a sorted set, each with the end of
-its own lease. Each step is one script in ``scripts/``, atomic and safe to send again, with its invariant at its top.
-All races are dealt with in the scripts; this module has none.
+its own lease. Each step is one script in ``scripts/``. A script is atomic and safe to send again. The comment at its
+top states its invariant. All races are dealt with in the scripts; this module has none.
 
-A release makes the next waiter the holder and notifies it by one push, which is a grant. The waiter's newest executed
-request contained the time at which it was sent. The server admits no other claim until that time plus the liveness that
-the request asked for. So the grant is valid until then, whenever the waiter reads the push.
+A release makes the next waiter the holder and notifies it by one push, which is a grant. Each request of a waiter
+contains the time at which it was sent, and a *liveness*: the time for which the server keeps the waiter's place. So the
+grant is valid for one liveness, counted from the sending of the waiter's newest request that the server executed. Until
+then the server admits no other claim, however late the waiter reads the push.
 """
 
 from __future__ import annotations
@@ -40,10 +42,13 @@ from multilock_redis.wire import Redirected, bulks, pack, refused
 
 __all__ = ["RESTS", "Recipe", "Replicas"]
 
-TOMBSTONE = round(1000 * LATE_REQUEST)  # ms
+# ms for which the server remembers that a claim was cancelled, and refuses requests of the claim that arrive late
+TOMBSTONE = round(1000 * LATE_REQUEST)
 OTHER_NUMBER = -3  # first word of a reply of share.lua: the claim asked for a different number of permits
-RESTS = b"#multilock:rest:"  # prefix of the owner of a name that was released and rests; no claim's owner begins so
-AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}  # locks in one script, which then occupies the server for about 1 ms
+# prefix of the owner of a released name that stays taken for a while (a rest); no claim's owner has it
+RESTS = b"#multilock:rest:"
+# leases that one call of the script renews; the call then occupies the server for about 1 ms
+AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}
 _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 
 
@@ -51,15 +56,16 @@ _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 class Replicas:
     """The number of replicas that must acknowledge a grant or a renewal before it counts (``WAIT``).
 
-    With it, a failover loses a lock less often. But it is not a consensus: a failover may promote a replica that has
-    not acknowledged.
+    A failover then loses a lock less often. But this is no consensus: a failover may promote a replica that has not
+    acknowledged.
     """
 
     of_grants: int = 0
     of_renewals: int = 0
 
     def wait(self, wanted: int, within: float) -> bytes:
-        """Return the ``WAIT`` request. The last quarter of the time is left for the reply."""
+        """Return the ``WAIT`` request. It waits for at most three quarters of ``within``, so that time is left for its
+        reply."""
         return pack("WAIT", wanted, max(1, int(within * 750)))
 
     def too_few(self, wanted: int, reached: int) -> BackendUnavailable | None:
@@ -73,8 +79,8 @@ class Replicas:
 class Recipe:
     """The calls of the scripts for one server.
 
-    The ``to_…`` methods make the requests, and `attempted` reads the reply of an attempt. Neither sends the request,
-    because an event loop sends by itself (`multilock_redis.channel`).
+    The ``to_…`` methods make the requests, and `attempted` reads the reply of an attempt. None of these sends the
+    request, because an event loop sends requests itself (`multilock_redis.channel`).
     """
 
     def __init__(
@@ -84,7 +90,7 @@ class Recipe:
         self.replicas = replicas or Replicas()
         self._transactions = transactions
         self._group = group
-        self.told = True  #: whether our waiters are notified; if not, the scripts must not take them for dead
+        self.told = True  #: whether the server notifies our waiters; if not, the scripts must not count them as dead
 
     def over(self, transactions: Transactions) -> Recipe:
         """Return the same recipe for other connections to the same server."""
@@ -97,8 +103,8 @@ class Recipe:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take the name, or take and keep a place in the queue.
 
-        Claims that join are served in order of arrival, fair or not. An unfair exclusive claim that does not join takes
-        a free lock even if others wait.
+        Claims that join the queue are served in order of arrival, even if they are unfair. An unfair exclusive claim
+        that does not join takes a free lock even if others wait.
         """
         deadline = self._transactions.now() + within
         script = ACQUIRE if claim.mode == "x" else SHARE
@@ -108,8 +114,7 @@ class Recipe:
         return answer
 
     def attempt_all(self, claims: Sequence[Claim], within: float) -> list[Granted | Busy | Exception]:
-        """Take and keep the places of all these claims in one pipeline. Each request in it is the same as in
-        `attempt`."""
+        """Do what `attempt` does with ``join`` for each of these claims, in one pipeline."""
         deadline = self._transactions.now() + within
         scripts = [ACQUIRE if claim.mode == "x" else SHARE for claim in claims]
         requests = [self.to_attempt(claim, True) for claim in claims]
@@ -129,11 +134,11 @@ class Recipe:
         return results
 
     def _acknowledged(self, claim: Claim, script: Script, request: bytes, within: float) -> Granted | Busy:
-        """Return a grant only once enough replicas have it.
+        """Return the grant once enough replicas have acknowledged it. Otherwise raise.
 
-        WAIT covers the last write of its own connection, and all earlier writes of the server. So the request is sent
-        again, followed by WAIT. If anything fails here, the server still holds the name for us. So the outcome is
-        reported as unknown, and the kernel cancels the claim.
+        WAIT covers the last write of its own connection, and all earlier writes of the server. So this method sends the
+        attempt again, followed by WAIT on the same connection. If anything fails here, the server still holds the name
+        for us. So the outcome is reported as unknown, and the kernel cancels the claim.
         """
         exchange = self._transactions.connections.exchange
         wanted = self.replicas.of_grants
@@ -157,9 +162,9 @@ class Recipe:
         """Return the request of an attempt."""
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        # A push is a grant, except in two cases. With replicas=, no request has waited for the replicas at a handover,
-        # so the waiter must send one. And in a cluster all nodes forward a push, so it does not show which node's clock
-        # ends the handover.
+        # A push is a grant, except in two cases. With replicas=, a handover has not waited for the replicas, so the
+        # waiter must send a request that does. In a cluster every node forwards a push, so the waiter cannot tell which
+        # node's clock ends the handover.
         by_push = claim.renew and not self.replicas.of_grants and not self._keys.in_slots
         how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, by_push)
         if echo:
@@ -178,13 +183,14 @@ class Recipe:
         left, rank = answer
         if left == OTHER_NUMBER:
             raise other_number(claim, rank, "redis")
-        # If a key can end by itself, the next waiters should ask exactly at that time, one after the other: the server
-        # pushes such an end late, or never.
+        # The server reports an expired key late, or never. So if the holder's key can expire, the first three waiters
+        # ask again just after that time, 20 ms apart.
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None
         return Busy(heartbeat(ttl), expires_in)
 
     def pushed(self, payload: bytes) -> tuple[str, Granted | None]:
-        """Return the claim that a push concerns, and the grant in the push, or None if the push is only a hint.
+        """Return the id of the claim that a push concerns, and the grant in the push, or None if the push is only a
+        hint.
 
         A message that another program publishes on our channel counts as a hint at most.
         """
@@ -238,8 +244,8 @@ class Recipe:
         ]
 
     def _of_one_slot(self, error: Exception) -> BackendUnavailable:
-        """Return the error of one request of a renewal if it does not affect leases in other slots. Otherwise raise
-        it."""
+        """Return the error of one renewal request as the result for its leases, if it does not affect leases in other
+        slots. Otherwise raise it."""
         if self._keys.in_slots and isinstance(error, BackendUnavailable):
             return error
         if self._keys.in_slots and isinstance(error, BackendRejected):
@@ -290,21 +296,23 @@ class Recipe:
 
 @lru_cache(maxsize=256)
 def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool) -> tuple[bytes, bytes]:
-    """Return two encoded parts of an attempt: its last arguments, and the format of the echo that follows them.
+    """Return two encoded parts of an attempt: its last arguments, and the format of the echo that follows them. The
+    server returns the echo with the push that hands the name over.
 
     The arguments are the ttl, the liveness, and the mode in which the lock is shared. For an exclusive claim, the last
-    argument instead says whether a free lock may be taken past the queue. The echo contains the time of sending in µs.
+    argument instead says whether a free lock may be taken past the queue. The echo contains the time of sending in µs
+    and the liveness in ms.
 
-    If a push can only be a hint, the echo is empty and part of the arguments. That is so for a lock that is not
-    renewed, because only a reply grants the whole ttl. It is also so for a ttl below the liveness, because a confirmed
-    grant would then end earlier than the handover.
+    If a push can only be a hint, the echo is empty and one of the arguments. For a lock without renewals a push is a
+    hint because only a reply grants the whole ttl. For a ttl below the liveness it is a hint because a confirmed grant
+    would end earlier than the handover.
     """
     wait = round(liveness(ttl) * 1000) if join else 0
     last = b"%d" % (not join and not fair) if mode == "x" else mode.encode()
     how = bulks(b"%d" % round(ttl * 1000), b"%d" % (wait if told else -wait), last)
     if not (join and told and renew) or ttl < liveness(ttl):
         return how + bulks(b""), b""
-    # The number of digits is enough for 300 years of uptime.
+    # Sixteen digits of µs are enough for 300 years of uptime.
     return how, bulks(b"%016d/%d" % (0, liveness(ttl) * 1000)).replace(b"%016d" % 0, b"%016d")
 
 

@@ -36,7 +36,7 @@ ROLE = pack("ROLE")
 PING = pack("PING")
 MYID = pack("SENTINEL", "MYID")  # available since Redis 6.2
 LISTEN = pack("SUBSCRIBE", "+promoted-slave", "+switch-master")
-ASK_WITHIN = 1.0  # seconds that a Sentinel may take for a reply that no request waits for
+ASK_WITHIN = 1.0  # seconds for the reply of a Sentinel to a background thread
 TEND_EVERY = 2.0  # seconds between two questions to the subscribed Sentinel, and between two questions to all others
 
 # The errors of a Sentinel, and what to do about them. Its login is separate from the primary's.
@@ -96,8 +96,8 @@ class SentinelEndpoint(Endpoint):
         self._following = Following(len(self.sentinels))
         self._learnt: dict[Address, Sentinel] = {}
         self._closed = system.Event()
-        self._look = system.Event()  # set to ask all Sentinels at once, or to close
-        self._unwatched = [True]  # the thread that pops it starts the two threads below
+        self._look = system.Event()  # set when all Sentinels must be asked at once, or when the client is closed
+        self._unwatched = [True]  # the thread that pops it starts the threads of `_watch` and `_compare`
         self._listened_to: Wire | None = None
 
     @property
@@ -264,7 +264,7 @@ class SentinelEndpoint(Endpoint):
             role = wire.call(ROLE, max(deadline - now(), 0.001))[0]
             if role != b"master":
                 raise self._silence(f"the Sentinels name {told.primary}, which is still a replica")
-            with self._choosing:  # a thread that follows another primary after this ends this connection
+            with self._choosing:  # if another thread changes the primary after this check, it ends this connection
                 is_followed = self.told is not None and self.told.primary == told.primary
             if not is_followed:
                 raise self._silence("there was a failover meanwhile")

@@ -1,4 +1,5 @@
-"""The table of a cluster's slots, built from the replies of its nodes. Pure: no request, no clock."""
+"""The table of a cluster's slots, built from the replies of its nodes. This module sends no request and reads no
+clock."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class Topology:
         self._epoch = 0  # the epoch of the table
         self._doubted = False
         self._looked_at = 0.0  # when the table was last requested
-        self._looking = system.Lock()  # acquired in the same way as the locks of `Listener`
-        self._told: Address | None = None  # the new primary of a slot that was moved, which surely knows of the move
+        self._looking = system.Lock()  # held by the thread that requests the table
+        self._told: Address | None = None  # the new primary of a moved slot, which is asked first
         self._silent: set[Address] = set()
         self._nodes: dict[Address, Node] = {}
         self._served: set[Address] = set()  # the primaries of all tables so far; used without a lock
@@ -181,9 +181,9 @@ class Topology:
     def _look(self, deadline: float) -> None:
         """Ask one node after the other until one replies.
 
-        Each gets half of the time that is left. A node that was silent before gets an equal share instead, so that it
-        does not prevent the others from being asked. If a table is known, half of all the time is kept for the request
-        itself.
+        Each node may take half of the time that is left. A node that was silent before gets an equal share instead, so
+        that time is left to ask the others. If a table is known, half of all the time is kept for the request that
+        needs the table.
         """
         failures: list[MultilockError] = []
         if self._table is not None:
@@ -245,7 +245,7 @@ class Topology:
         """Return the nodes to ask for the table, the best first.
 
         The order starts with another node each time, because a node that was cut off replies with an old table. The
-        addresses of the URL come after all that were learnt: by now they may belong to another cluster.
+        addresses of the URL come after all addresses of the table: by now they may belong to another cluster.
         """
         learnt: list[Address] = []
         if self._table is not None:

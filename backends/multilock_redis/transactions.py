@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 QUEUE_KEPT = 60.0  # seconds that a queue exists after its last request: longer than one request keeps a place
-TOKEN_KEPT = 600.0  # seconds that the last token of a name is known after its last holder
+TOKEN_KEPT = 600.0  # seconds for which the server keeps the last token of a name after its last lease
 CLOCKS_WITHIN = 1.0  # seconds by which a client's clock may be off; a greater difference counts as this one
-_NUMBERS = {  # the first keys of every script
+_NUMBERS = {  # the constants at the beginning of every script
     "LIVENESS_MAX": LIVENESS_MAX,
     "QUEUE_KEPT": QUEUE_KEPT,
     "TOKEN_KEPT": TOKEN_KEPT,

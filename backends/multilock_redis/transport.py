@@ -2,8 +2,8 @@
 here.
 
 redis-py makes the connections: it handles addresses, TLS, credentials, and the settings of the program's own client.
-After that this module writes and reads on the socket itself. An acquire and a release each consist of one small request
-and one number as the reply. Reading these replies through redis-py would take a tenth of the time of the whole pair.
+After that this module writes and reads on the socket itself. Each acquire and each release is one small request, and
+its reply is one number. Reading these replies through redis-py would take a tenth of the time of the pair.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TEND_EVERY = 5.0  # seconds between two checks for idle connections that are old
 BATCH = 500  # requests of a pipeline that are written at once
 CHUNK = 65536  # bytes that are read at once
 
-CONNECTING_AT_ONCE = 32  # threads of one client; a DNS look-up may hang without a limit
+CONNECTING_AT_ONCE = 32  # threads of one client; limited, because a DNS look-up may hang forever
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 # Retries by redis-py would turn a lock that was won into a refusal. Replies are read as bytes.
@@ -127,7 +127,7 @@ class Wire:
     def call(self, request: bytes, within: float) -> Any:
         """Send one request and return its reply. Sets ``used`` to the time at which the request was sent.
 
-        Raises what `Backend` specifies, or `ScriptMissing`.
+        Raises the exceptions that `Backend` allows, or `ScriptMissing`.
         """
         sent = False
         try:
@@ -178,8 +178,8 @@ class Wire:
         return answer
 
     def put(self, request: bytes, patience: float) -> bool:
-        """Do what `begin` does. If the connection does not accept the whole request at once, wait up to ``patience``
-        seconds."""
+        """Send one request, as `begin` does. If the connection does not accept the whole request at once, wait up to
+        ``patience`` seconds."""
         until, rest = 0.0, memoryview(request)
         while True:
             try:
@@ -201,8 +201,9 @@ class Wire:
     def never_block(self, *, tls: bool = False) -> bool:
         """Make the connection non-blocking. After that only `begin`, `put` and `finish` may be used.
 
-        Returns False for a TLS connection, which may have to write in order to read. With ``tls`` it is made
-        non-blocking as well, and only a thread may use it. Raises BackendUnavailable if `drop` was called meanwhile.
+        Returns False for a TLS connection, which may have to write in order to read. With ``tls`` a TLS connection is
+        made non-blocking as well, but an event loop must not use it. Raises BackendUnavailable if `drop` was called
+        meanwhile.
         """
         if isinstance(self._sock, ssl.SSLSocket) and not tls:
             return False
@@ -249,7 +250,7 @@ class Wire:
         return answers
 
     def send(self, request: bytes, within: float) -> None:
-        """Send a request on a connection that reads messages whenever they come."""
+        """Send a request on a connection on which `receive` reads the replies."""
         try:
             self._limit(within)
             self._sock.sendall(request)
@@ -282,9 +283,9 @@ class Wire:
     def stale(self) -> bool:
         """Return whether no further request may be sent on this connection.
 
-        That is so if bytes arrived without a request: the server has closed the connection, or it has sent a reply
-        twice, which the next request would take for its own. It is also so if the server did not reply on another
-        connection since this one was last used.
+        One reason is that bytes arrived without a request. Then the server has closed the connection, or has sent a
+        reply twice, and the next request would get that reply. The other reason is that the server was silent on
+        another connection since this one was last used.
         """
         if self._at < len(self._buffer) or self.used < self._open.silent.get(self.where, 0.0):
             return True
@@ -401,8 +402,9 @@ class Endpoint:
         self._settings = settings
         self._open = Open()
         self._dialling = Dialling[Wire]("multilock-redis-connect", CONNECTING_AT_ONCE)
-        #: Returns whether another server has taken over. It is called after each connecting, and all connections are
-        #: ended after it begins to return True. So a connection that is being made meanwhile ends in either case.
+        #: Returns whether another server has taken over. It is called after each connection is made. Once it returns
+        #: True, all connections are ended. So a connection that is made at that moment ends too: by this call, or with
+        #: the others.
         self.is_left: Callable[[], bool] = _never
 
     def close(self) -> None:
@@ -417,7 +419,7 @@ class Endpoint:
     def forget(self) -> None:
         """Close the descriptors of the parent's connections in a forked child, which does not use them."""
         inherited, self._open = self._open, Open()
-        for wire in inherited:  # without a fork, the threads that close them still exist
+        for wire in inherited:  # without a fork, other threads may be closing some of them
             wire.drop()
         self._dialling.forget()
 
@@ -428,7 +430,7 @@ class Endpoint:
         """Return a new connection, logged in and on its database, within ``within`` seconds.
 
         A separate thread connects, because neither a DNS look-up nor a handshake of several round trips has a time
-        limit. If it connects too late, the next call returns the connection.
+        limit. If that thread connects too late, the next call returns the connection.
         """
         within = max(within, 0.001)  # the caller may have waited too long already
         outcome = self._dialling.outcome(lambda: self._dial(within, now), within, now)
@@ -439,7 +441,8 @@ class Endpoint:
         raise not_connected(outcome, self.name) from outcome
 
     def _dial(self, within: float, now: Callable[[], float]) -> Wire:
-        """Connect on a separate thread. Raises what a failed connection raises, or what `connect` must raise."""
+        """Connect; a separate thread runs this. Raises the exception of redis-py, or a `MultilockError` for the caller
+        of `connect`."""
         return self._open_wire(self._class, self._settings, self.name, within, now)
 
     def _open_wire(
@@ -500,9 +503,9 @@ def _hint(error: BaseException, where: str) -> str:
         return ""
     if NO_TLS in str(error):
         return f" (this server does not use TLS: write {other_schemes(where)} in the URL)"
-    # A Redis without TLS waits for the end of a line.
     if "alert" in str(error):  # sent by a server that does use TLS
         return WANTS_CERTIFICATE
+    # A Redis without TLS waits for the end of a line, and does not answer the handshake.
     silent = isinstance(error, (TimeoutError, theirs.TimeoutError))
     broken = isinstance(error.__context__, (ssl.SSLError, ConnectionResetError))
     return f" (does this server use TLS? If not, write {other_schemes(where)} in the URL)" if silent or broken else ""
@@ -520,8 +523,8 @@ def other_scheme(scheme: str) -> str:
 
 
 def other_schemes(where: str) -> str:
-    """Return the schemes with TLS for a URL without TLS, or those without TLS for a URL with TLS. If the name of the
-    server does not show the user's scheme, all that fit are returned."""
+    """Return the schemes with TLS for a URL without TLS, or those without TLS for a URL with TLS. If ``where`` does not
+    show which scheme the user wrote, return all that fit."""
     scheme = where.partition("://")[0]
     if "+" in scheme:
         return f"{other_scheme(scheme)}://"
@@ -534,15 +537,15 @@ def _never() -> bool:
 
 
 class Connections:
-    """The connections of one client to one server. The connection that was used last is taken first. Any thread may
-    call."""
+    """The connections of one client to one server. The connection that was used last is taken first. Any thread may use
+    this object."""
 
     def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
         self._endpoint = endpoint
         self._now = now
         self._idle: deque[Wire] = deque()  # used without a lock, since its methods are atomic
         self._closed = system.Event()
-        self._tended = False  # whether a thread closes idle connections; one does while there are many
+        self._tended = False  # whether a thread runs that closes idle connections, as it does while there are many
         self.tls: ssl.SSLContext | None = None  #: the TLS settings of the newest connection, or None without TLS
 
     def call(self, request: bytes, within: float) -> Answer:
@@ -621,8 +624,9 @@ class Connections:
         self._tended = False
 
     def _trim(self) -> None:
-        """Close connections that were not used for long, or that the server has closed; all of them once closed."""
-        with suppress(IndexError):  # another thread may have taken the last connection
+        """Close the idle connections that were not used for long, or that the server has closed. After `close`, close
+        all idle connections."""
+        with suppress(IndexError):  # another thread may just have taken the last connection
             for _ in range(len(self._idle)):
                 wire = self._idle.popleft()
                 old = len(self._idle) >= SPARE and wire.used < self._now() - SPARE_FOR

@@ -1,4 +1,5 @@
-"""The claims that are watched, by claim and by name. Several threads add, remove and look up at the same time."""
+"""The claims whose loss the listener must report, indexed by claim and by name. Several threads may use it at the same
+time."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _NOTHING_DONE = re.compile(
     r"redirect|Protocol error|AUTH|password|NOSCRIPT|compiling",
     re.IGNORECASE,
 )
-# The reply to a connection that has just been made, before any request.
+# The server sends this, before any request, on a new connection that exceeds its limit.
 _FULL = "max number of clients"
 _IN_NO_CLUSTER = "it is not a node of a cluster: give redis://host:port"
 _UNKNOWN = (
@@ -67,8 +67,9 @@ _UNKNOWN = (
 )
 # Before 7.0 a server wraps the error of a command in a script: "ERR Error running script (…): @user_script:3: -OOM …"
 _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
-# The errors of a script whose user lacks a right, up to 7.0 and later; they replace NOPERM. Such a script may have
-# written before it failed. These writes expire, and never take the lock.
+# If the user lacks a right for a command in a script, the error has one of these texts instead of NOPERM: the first up
+# to 7.0, the second later. Such a script may have written before it failed. These writes expire, and never take the
+# lock.
 _LACKING = ("The user executing the script can't", "ACL failure in script")
 
 
@@ -76,13 +77,14 @@ _SCHEME = re.compile(r"redis(?=s?(\+[a-z]+)?://)")
 
 
 def spelled(advice: str, where: str) -> str:
-    """Return ``advice``, which names ``redis://``. If the user's URL, with which ``where`` begins, is a ``valkey://``
-    URL, the advice names ``valkey://`` instead."""
+    """Return ``advice``, which names ``redis://``. If ``where`` begins with ``valkey``, as the user's URL does, the
+    advice names ``valkey://`` instead."""
     return _SCHEME.sub("valkey", advice) if where.startswith("valkey") else advice
 
 
 class Redirected(BackendRejected):
-    """Another node of the cluster serves the key: MOVED, or ASK, which is for this request only (``once``)."""
+    """Another node of the cluster serves the key. The reply is MOVED, or ASK if that is so for this one request only
+    (``once``)."""
 
     def __init__(self, message: str, told: str) -> None:
         """``told`` is the server's text, such as ``MOVED 3999 127.0.0.1:6381``."""
@@ -96,7 +98,8 @@ class Redirected(BackendRejected):
 
 
 class Unclear(BackendRejected):
-    """An ERR that no known server sends. It refuses a request that changes nothing; for others see `doubted`."""
+    """An ERR that no known server sends. For a request that changes nothing it counts as a refusal. For other requests
+    see `doubted`."""
 
 
 def doubted(error: Unclear) -> BackendUnavailable:
@@ -105,8 +108,8 @@ def doubted(error: Unclear) -> BackendUnavailable:
 
 
 def refused(error: BackendRejected) -> BackendUnavailable:
-    """Return the answer for leases whose renewal was refused while other leases were renewed. The refusal is its
-    cause."""
+    """Return the result for leases whose renewal was refused while other leases were renewed. ``error``, the refusal,
+    is its cause."""
     silence = BackendUnavailable(str(error), unknown=False, backend="redis")
     silence.__cause__ = error
     return silence
@@ -167,8 +170,8 @@ def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
 def refusal(text: str, where: str) -> Exception:
     """Return the exception for an error reply.
 
-    An error inside a script after its first write leaves the script half done. Only a bug in a script can cause that,
-    and such an error has none of the words in the tables above.
+    An error inside a script after its first write leaves the script half done. Only a bug in a script can cause that.
+    Such an error has none of the words in the tables above, so its outcome is reported as unknown.
     """
     word = text.partition(" ")[0]
     if _FULL in text:

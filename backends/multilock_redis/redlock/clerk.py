@@ -94,7 +94,8 @@ class Clerk:
         self._closed = False
         self._asleep_until = 0.0
         self._numbers = count()
-        self._due: list[tuple[float, int, Evidence | int]] = []  # act for a claim, or repeat releases at a server
+        # when to act for a claim, or to repeat releases at a server
+        self._due: list[tuple[float, int, Evidence | int]] = []
         self._minded: set[Fan] = set()
         self._told = system.Event()  # set after the unconfirmed releases were sent once more
         self._unconfirmed = [Unconfirmed() for _ in pool.links]
@@ -255,7 +256,7 @@ class Clerk:
     def close(self) -> None:
         """End the thread. Wait a moment until it has sent the unconfirmed releases.
 
-        It may need new connections for these, and the caller closes the connections of the client next.
+        The thread may need new connections for these, and the caller closes the connections of the client next.
         """
         with self._lock:
             self._closed = True

@@ -95,7 +95,8 @@ class Link:
             self.wanted += more
 
     def is_silent(self, why: Exception) -> None:
-        """Record that replies on a connection were too late. The server is down until a new connection succeeds."""
+        """Record that replies on a connection were too late. The server counts as down until a new connection
+        succeeds."""
         with self.changed:
             self.why = why
             self._pause = max(FIRST_PAUSE, self._pause)
@@ -292,7 +293,8 @@ class Fan:
         return bool(events)
 
     def settle(self) -> None:
-        """Handle the replies that are missing because their connection ended. The caller holds no lock of a claim."""
+        """Report an error for each reply that is missing because its connection ended. The caller must not hold the
+        lock of a claim."""
         unanswered, self.unanswered = self.unanswered, []
         for owed, why in unanswered:
             owed.handle(why)

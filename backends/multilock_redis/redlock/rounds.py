@@ -1,9 +1,9 @@
 """Acquire and release: a claim asks all servers at once until a majority votes for it with one stamp.
 
-A stamp is the number that a vote contains. The stamp on which a majority agrees is the fencing token. A claim gives way
-if it asks a server to let an earlier waiter have the vote. `votes` decides what the replies of the servers mean. The
-thread that asks sends the requests over its fan (one connection to each server). The clerk, which is the background
-thread, reads the late replies and acts for waiters.
+A stamp is the number that a vote contains. The stamp on which a majority agrees is the fencing token. A claim *gives
+way* when it asks a server to pass the vote on to an earlier waiter. `votes` decides what the replies of the servers
+mean. The thread that asks sends the requests over its fan (one connection to each server). The clerk, which is the
+background thread, reads the late replies and acts for waiters.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ GROUP = "redlock"  # all held leases are renewed together, by one request to eac
 ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of stand.lua
 LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for more votes before it gives way
 LEAST_GRACE = 0.003  # seconds at least to wait for the other replies, after a majority has replied
-TRIES = 10  # rounds of a single try while no claim is seen to have the name
+TRIES = 10  # rounds of an acquire that does not wait, as long as no claim is seen to have the name
 AT_ONCE = 0.01  # seconds until the kernel tries again with a new claim
 # Seconds after which the connection of a missing reply is ended. A round does not wait for so long. But a reply that is
-# late for its round still counts, and a new connection for each of them would keep a loaded machine busy.
+# late for its round still counts, and a new connection for each late reply would keep a loaded machine busy.
 LATEST = 1.0
 QUIET = 1000  # ms for which a single try keeps its place in the queue
 BETWEEN = 0.005  # seconds between two checks of replies that another thread reads
@@ -58,7 +58,7 @@ class RoundState(Enum):
     OPEN = "open"  #: the missing replies can still decide the round
     SPLIT = "split"  #: a majority votes for the claim, but with several stamps
     BUSY = "busy"  #: no majority is possible in this round
-    SHORT = "short"  #: too few servers reply, or count
+    SHORT = "short"  #: too few servers reply, or too few of them count (see `Guarded`)
 
 
 OPEN, SPLIT, BUSY, SHORT = RoundState
@@ -80,7 +80,7 @@ class Round:
     def said(self) -> Granted | RoundState | None:
         """Return the result of the round. Returns None while a missing reply can still decide it.
 
-        If a majority votes with several stamps, have them raised, once.
+        If a majority votes with several stamps, ask the servers once to raise them to one stamp.
         """
         rounds, evidence = self._rounds, self._evidence
         with evidence.lock:
@@ -129,7 +129,8 @@ class Rounds:
         self._scheme = scheme
         self.pool = Pool(self.servers.links, notices.now)
         self.clerk = Clerk(self, self.pool, notices.now)
-        self.rtt = 0.005  # a low estimate of the round trip, in seconds; long ones are usually due to this machine
+        # a low estimate of the round trip, in seconds; a long one is usually due to load on this machine
+        self.rtt = 0.005
         self.claims: dict[str, Evidence] = {}  #: by claim id
         self._lock = system.Lock()  # guards `_left`
         self._left: OrderedDict[str, float] = OrderedDict()  # cancelled claims, with the time of the cancel
@@ -152,7 +153,8 @@ class Rounds:
         return None if claim.id in self._left else evidence
 
     def _leave(self, claim: Claim, unsure: bool) -> Evidence:
-        """Note that the claim is given up, and return its record. With ``unsure`` an attempt may begin late.
+        """Note that the claim is given up, and return its record. With ``unsure`` an attempt of the claim may still
+        begin later.
 
         If the claim has no record here, assume that any server may keep something of it.
         """
@@ -442,7 +444,7 @@ class Rounds:
             self.clerk.soon(evidence, now + evidence.patience)
 
     def act(self, evidence: Evidence, fan: Fan) -> None:
-        """Do what is due for this claim. The clerk calls this."""
+        """Send the request that is due for this claim, or notify the kernel. The clerk calls this."""
         with evidence.lock:
             if evidence.asking or evidence.leaving:
                 return
@@ -538,8 +540,8 @@ class Rounds:
     def watch_at(self, which: int, claims: list[Evidence]) -> None:
         """Ask this server to report the loss of the claims that it does not watch yet, without waiting for the reply.
 
-        It did not watch them because it lacked them, or because the request failed. A failure is tried again after the
-        next renewal.
+        The server does not watch a claim if it did not vote for the claim, or if an earlier request failed. After a
+        failure this is tried again after the next renewal.
         """
         if missing := [each for each in claims if each.watched and not each.views[which].watched]:
 

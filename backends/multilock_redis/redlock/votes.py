@@ -1,4 +1,5 @@
-"""The record of one claim: the newest statement of each server about it, and what follows from them. No I/O, no clock.
+"""The record of one claim: the newest statement of each server about it, and the conclusions from these statements.
+This module does no I/O and reads no clock.
 
 A server states that it keeps the name for this claim (a vote), that another claim has the name, or that this claim lost
 it. Only the newest statement of each server counts, whether it is a yes or a no. Statements are ordered by the time at
@@ -31,7 +32,7 @@ At = tuple[int, int]
 
 LONG_AGO = -(10**18)
 LATE = round(1e6 * LATE_REQUEST)  # µs
-# µs after the ttl. By then a server has deleted everything of a claim that nobody renews.
+# µs. This long after the ttl of the last request of a claim, a server has deleted all its entries of the claim.
 ENDS_WITHIN = round(1e6 * LIVENESS_MAX)
 
 
@@ -78,8 +79,8 @@ class ServerView:
     until = 0  #: when the vote ends
     stamp = 0  #: stamp of the vote, or the newest stamp that a refusal reported
     pending = 0  #: number of requests under way that may take or keep the name
-    lane: object = None  #: the connection over which the last of them was sent
-    unsure = False  #: such a request had no reply, and the server may execute it at any time
+    lane: object = None  #: the connection over which the last of these requests was sent
+    unsure = False  #: a request that may take or keep the name had no reply, so the server may still execute it
     kept = False  #: the claim has held the name or waited at this server
     doubted = False  #: the server sent a hint while a request was under way
     hinted_at: At | None = None  #: order of the vote after which the server sent a hint
@@ -285,8 +286,8 @@ class Evidence:
     def spent(self) -> bool:
         """Return whether the kernel must end this claim and continue with a new one.
 
-        Only the end of the claim cancels a request without a reply. A minority that cannot give way would keep all
-        claims waiting.
+        A request without a reply can be cancelled only together with the whole claim. Until then the claim cannot give
+        way at that server, and if it has only a minority, all claims would wait.
         """
         return any(view.unsure and view.state in (VOTES, YIELDS) for view in self.views)
 
@@ -299,7 +300,8 @@ class Evidence:
         return sum([view.pending > 0 for view in self.views])
 
     def answers(self, now: int) -> int:
-        """Return how many servers have replied to their newest request, and count."""
+        """Return how many servers have replied to their newest request, without those that do not count (see
+        `Guarded`)."""
         return sum(
             not view.pending and view.silent is None and view.at != (0, 0) and now >= 1e6 * server.counts_from
             for view, server in zip(self.views, self._servers, strict=True)

@@ -1,9 +1,10 @@
 """Locks on PostgreSQL: ``postgresql://`` or ``postgres://``, or a connection of psycopg that is passed to `connect`.
 
-`recipe` is the algorithm, ``sql/`` has its steps and tables, `layout` makes them, `transactions` calls them, and `keys`
-names the keys. `transport` carries the requests, `wire` reads values and errors, `notices` receives what the server
-pushes, and `channel` is a connection for an event loop. `endpoints` reads the address. `inspection` is for operators,
-and `diagnosis` reports what weakens the lock on this server.
+`recipe` is the algorithm, and ``sql/`` has its tables and its steps, which are functions of the server. `layout` makes
+tables and functions, `transactions` calls the functions, and `keys` turns names into keys. `transport` carries the
+requests, `wire` reads values and errors, `notices` receives what the server pushes, and `channel` is a connection for
+an event loop. `endpoints` reads the address. `inspection` is for operators, and `diagnosis` reports what weakens the
+lock on this server.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ def open_backend(url: str, options: Mapping[str, object]) -> PostgresqlBackend:
     * ``ca``, ``cert`` and ``key`` are files for TLS. With ``ca`` the server's certificate must match its host.
     * ``schema`` holds the tables. The default is ``multilock``.
     * ``listen`` is the server's own ``host:port``, for notifications, if the URL leads to a pooler.
-    * ``connections`` is the greatest number of connections for requests, 8 by default. There are two more: one for
+    * ``connections`` is the greatest number of connections for requests, 8 by default. A client has two more: one for
       renewals, and one that listens.
     * ``client`` is a ``psycopg.Connection``. This backend opens its own connections with the settings of that
       connection, and never uses it.
 
-    Raises `ConfigurationError` if they do not fit together. No request is sent.
+    Raises `ConfigurationError` if the options do not fit together. No request is sent.
     """
     scheme = url.partition("://")[0]
     reject_unknown(options, OPTIONS, scheme)
@@ -111,8 +112,8 @@ class PostgresqlBackend:
             ttl_min=0.1,
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
-            # The holder's ttl must end, or the place of a waiter that died together with the holder. Then the next
-            # heartbeat comes, with jitter.
+            # The dead holder's ttl must end first, and so must the place in the queue of a waiter that died together
+            # with it. The next waiter notices that with its next heartbeat, which comes up to 10 % late.
             takeover_bound=max(ttl, liveness(ttl)) + (1 + JITTER) * heartbeat(ttl),
             hold_at_least=True,
             read_write=True,
@@ -136,7 +137,8 @@ class PostgresqlBackend:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self._listener.listening:
-            # A free lock needs no listener. But a waiter needs one: its hand-over is pushed.
+            # A free lock needs no listener. But a waiter needs one, because the server notifies it of a hand-over. So
+            # the claim joins the queue only with a listener.
             deadline = self._now() + within
             answer = self._recipe.attempt(claim, False, within)
             if isinstance(answer, Granted):

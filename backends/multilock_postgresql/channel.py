@@ -28,7 +28,8 @@ class Channel:
         now: Callable[[], float],
         request_timeout: float | None,
     ) -> None:
-        """``request_timeout`` is the user's option in seconds: the server gives up a request when the loop does."""
+        """``request_timeout`` is the user's option in seconds. It limits for how long the server waits for a locked
+        row."""
         wire.watched = True
         self._wire = wire
         self._recipe = recipe
@@ -43,7 +44,8 @@ class Channel:
         self.close = wire.close
 
     def attempt(self, claim: Claim, join: bool) -> bool:
-        # A free lock needs no listener. But a waiter needs one: its hand-over is pushed.
+        # A free lock needs no listener. But a waiter needs one, because the server notifies it of a hand-over. So the
+        # claim joins the queue only with a listener.
         ready = self._listener.listening
 
         def understand(rows: list[Row]) -> Granted | Busy | None:
@@ -78,7 +80,7 @@ class Channel:
         return self._wire.alive and not self._wire.stale() and self._now() < self._wire.used + AT_REST
 
     def look_in(self) -> float | None:
-        """Return when to call `idle`."""
+        """Return the seconds after which to call `idle`, or None while a request is under way."""
         return None if self._asking else max(0.0, self._wire.used + AT_REST - self._now())
 
     def _ask(

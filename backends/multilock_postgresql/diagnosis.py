@@ -12,7 +12,7 @@ from multilock_postgresql.wire import number, seconds, text
 __all__ = ["diagnose"]
 
 OLDEST = 140000
-CLOCK_WITHIN = 1.0  # seconds by which the clocks may differ, for the `since` that people read
+CLOCK_WITHIN = 1.0  # seconds by which the clocks may differ without a finding; the difference distorts only `since`
 OLD_SNAPSHOT = 600.0  # seconds; a transaction that is open for longer keeps the dead versions of all renewed rows
 NEARLY_ALL = 0.8  # a finding if more than this share of the server's connections is in use
 QUERY = b"""SELECT current_setting('server_version_num'), current_setting('fsync'), current_setting('full_page_writes'),
@@ -48,7 +48,7 @@ class ServerState(NamedTuple):
 
 
 def diagnose(transactions: Transactions, within: float) -> list[Finding]:
-    """Ask the server about its settings. Raises as any method does."""
+    """Return the findings about the server's settings. Raises the same errors as a request."""
     rows, sent_at = transactions.run(QUERY, [], within, limited=False)
     took = transactions.now() - sent_at
     row = rows[0]

@@ -21,10 +21,10 @@ TLS = {"ca": "sslrootcert", "cert": "sslcert", "key": "sslkey"}
 _OURS = {
     "client_encoding": "UTF8",
     "fallback_application_name": "multilock",
-    "target_session_attrs": "read-write",  # a read replica would answer from the past
+    "target_session_attrs": "read-write",  # a read replica may lag behind
 }
-# Settings of the connection in client= that are not copied: its addresses are read apart, and a pooler
-# refuses the last one.
+# Settings of the connection in client= that are not copied: the addresses are read separately, and a pooler refuses
+# "options".
 _NOT_TAKEN_OVER = {"host", "hostaddr", "port", "options"}
 
 

@@ -23,7 +23,7 @@ class LockKeys:
 
     def beginning(self, prefix: str) -> str:
         """Return the beginning of the keys of all names that begin with ``prefix``, and perhaps of others."""
-        # A name made only of dots is escaped in another way than the beginning of a longer name.
+        # The names "." and ".." are escaped, but a longer name that begins with dots is not.
         return self.prefix + ("" if prefix in (".", "..") else escape(prefix))
 
     def _key(self, name: str) -> bytes:

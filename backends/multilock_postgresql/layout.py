@@ -1,5 +1,5 @@
-"""The tables and functions of the lock, and how they are made: by the first request that misses them, or by an
-owner."""
+"""Make the tables and functions of the lock. The first request that misses them does so, or an owner of the
+database."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def grants_of(schema: str) -> str:
 def create(wire: PgWire, schema: str, within: float) -> None:
     """Make the tables and functions, unless another client has just made them.
 
-    Raises BackendRejected if this role may not.
+    Raises BackendRejected if this role may not make them.
     """
-    # All is one message, which a server executes even if its client gives up. Otherwise a slow server would never have
-    # the tables: each client would give up before its commit. The clients make them one after the other. If they did so
-    # at the same time, most would fail with a duplicate key of the catalogue.
+    # Everything is one message, which the server executes even if the client gives up. Otherwise each client of a slow
+    # server would give up before its commit, and the tables would never exist. An advisory lock admits one client at a
+    # time. Without it, most of several clients would fail with a duplicate key of the catalogue.
     missing = f"""to_regprocedure('"{schema}".guard_1(text, bigint)') IS NULL"""
     make = f"""DO $multilock$ BEGIN
   PERFORM set_config('client_min_messages', 'warning', true);

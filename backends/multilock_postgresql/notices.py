@@ -2,10 +2,10 @@
 
 A client has one connection that listens, and a thread that reads it. Both begin with the first waiter, or with the
 first lock that is held for a quarter of a second. The notification of a hand-over is a grant (`Recipe.pushed`). Every
-other notification is a hint: the thread then asks the server which claims have lost their names. A followed name is a
-name whose changes of holder this client reports.
+other notification is a hint: a waiter is woken, and for a holder the thread asks the server whether its claim has lost
+the name. A followed name is a name whose changes of holder this client reports.
 
-The connection also holds an advisory lock, shared, with the client's number. If a client does not hold that lock, its
+The connection also holds a shared advisory lock on the client's number. If a client does not hold that lock, its
 process has ended, so the server passes over its waiters. Behind a pooler that changes server processes between
 transactions, no notification arrives, and the advisory lock would outlive the client. So the connection first tests
 whether a notification comes back.
@@ -52,7 +52,7 @@ ELSEWHERE = (
 
 @dataclass(slots=True)
 class Followed:
-    """The holder of a followed name, as the last reply said."""
+    """The holder of a followed name, according to the last reply."""
 
     holder: bytes | None
     ends_at: float | None  #: by our clock; None if no end is known
@@ -80,13 +80,13 @@ class Listener:
         self._now = notices.now
         self._channel = f"multilock_{notices.client}"
         self._closed = system.Event()
-        self.listening = False  #: whether waiting may begin: hand-overs are pushed, or no push can arrive
+        self.listening = False  #: whether claims may wait: the server pushes hand-overs, or no push can arrive
         self._starting = system.Lock()
         self._wire: PgWire | None = None
         self._watched: dict[str, str] = {}  # claim id -> name; used without a lock, since its methods are atomic
         self._doubted: set[str] = set()  # ids of claims that may have lost their names; only the thread uses this
         self._followed: dict[str, Followed] = {}
-        self._follow_at = 0.0  # when the names must be followed again
+        self._follow_at = 0.0  # when the subscription to the followed names must be renewed
         self._connection = f"listening connection to {self._endpoint.name}"
 
     def listen(self, within: float) -> None:
@@ -100,7 +100,7 @@ class Listener:
                 self.listening = True
 
     def watch(self, held: Sequence[Held], within: float) -> None:
-        """Report each of these claims that does not hold its name, now or later."""
+        """Report the loss of each of these claims, whether it has happened already or happens later."""
         deadline = self._now() + within
         for claim, _ in held:
             self._watched[claim.id] = claim.name
@@ -137,8 +137,8 @@ class Listener:
         try:
             wire.script(f'LISTEN "{self._channel}"; LISTEN {CHANGES}'.encode(), deadline - self._now())
             if (wire.pooled or self._direct) and not self._comes_back(wire, deadline):
-                # The session goes on listening for whichever client the pooler gives it to next. The newest session is
-                # used first, so this request most likely reaches it.
+                # The server's session would continue to listen when the pooler gives it to another client. The pooler
+                # uses the newest session first, so this request most likely reaches that session.
                 with suppress(MultilockError):
                     wire.script(f'UNLISTEN "{self._channel}"; UNLISTEN {CHANGES}'.encode(), deadline - self._now())
                 wire.close()
@@ -164,7 +164,8 @@ class Listener:
         return wire.receive(min(TEST_WITHIN, deadline - self._now())) is not None
 
     def _run(self, wire: PgWire | None) -> None:
-        """Read until the connection breaks, then make a new one, until the client is closed. The thread runs this."""
+        """Read the connection, and make a new one whenever it breaks, until the client is closed. The thread runs
+        this."""
         self.listening = True  # set here too, because an interrupt may end listen() before it does so
         while not self._closed.is_set():
             if wire is None:
@@ -181,7 +182,7 @@ class Listener:
                 wire.close()
             self._recipe.told = False
             wire = self._subscribe_again()
-            if wire is not None:  # all notifications in between are lost
+            if wire is not None:  # all notifications since the connection broke are lost
                 self._notices.wake(None)
                 self._follow_at = 0.0
                 self._notices.changed(None)
@@ -244,14 +245,16 @@ class Listener:
     # ---- losses
 
     def _look_again(self, claim_ids: Iterable[str] = ()) -> None:
-        """Ask which of these claims have lost their names, and ask again for the claims of a request that failed.
+        """Ask the server which of these claims have lost their names, together with the claims of earlier requests that
+        failed.
 
         The thread runs this.
         """
         self._doubted.update(claim_ids)
         try:
             self._look(list(self._doubted), LOOK_WITHIN)
-        except MultilockError as error:  # asked again soon: the next renewal of a long lease is far away
+        # asked again within seconds, because the next renewal of a long lease is far away
+        except MultilockError as error:
             logger.debug("it is unknown for the moment which locks are held: %s", error)
         else:
             self._doubted.clear()

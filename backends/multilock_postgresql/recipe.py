@@ -1,15 +1,16 @@
 """The lock on PostgreSQL: the calls of its functions, and what their replies mean.
 
-A lock is a row with an end. Each step is one function in ``sql/``, one message and one commit, and safe to send again.
-Each grant has a fencing token. Waiters queue in order of arrival, and a release itself makes the next waiter the
+A lock is a row with an expiry time. Each step is one function in ``sql/``, one message and one commit, and safe to send
+again. Each grant has a fencing token. Waiters queue in order of arrival, and a release itself makes the next waiter the
 holder. A cancel is final. Readers and permits have rows of their own beside the row of the name.
 
-All races are dealt with in the functions: each takes the lock of the row of its name, and what it reads after that is
-true until it commits. This module has none.
+All races are dealt with in the functions: each first locks the row of the name, so what it reads after that stays true
+until it commits. This module has no races.
 
-A release makes the next waiter the holder, and notifies it by NOTIFY, which is a grant. The waiter's newest executed
-request contained the time at which it was sent. The server admits no other claim until that time plus the liveness
-that the request asked for. So the grant is valid until then, whenever the waiter reads the notification.
+A release makes the next waiter the holder, and notifies it by NOTIFY, which is a grant. Each request of a waiter
+contains the time at which it was sent, and a *liveness*: the time for which the server keeps the waiter's place. So the
+grant is valid for one liveness, counted from the sending of the waiter's newest request that the server executed. Until
+then the server admits no other claim, however late the waiter reads the notification.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ SWEEP_EVERY = 60.0  # seconds between two sweeps of one client
 class Recipe:
     """The calls of the functions for one server.
 
-    The ``to_…`` methods make the arguments, and `attempted` reads the reply of an attempt. Neither sends the request,
-    because an event loop sends by itself (`multilock_postgresql.channel`).
+    The ``to_…`` methods make the arguments, and `attempted` reads the reply of an attempt. None of these sends the
+    request, because an event loop sends requests itself (`multilock_postgresql.channel`).
     """
 
     def __init__(self, keys: LockKeys, transactions: Transactions, group: str) -> None:
@@ -44,7 +45,7 @@ class Recipe:
         self._transactions = transactions
         self._group = group
         self._now = transactions.now
-        self.told = False  #: whether our waiters are notified; if not, the server must not take them for dead
+        self.told = False  #: whether the server can notify our waiters; if not, it must not count them as dead
         self._swept = self._now()
 
     # ---- acquire
@@ -52,8 +53,8 @@ class Recipe:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take the name, or take and keep a place in the queue.
 
-        Claims that join are served in order of arrival, fair or not. An unfair exclusive claim that does not join takes
-        a free lock even if others wait.
+        Claims that join the queue are served in order of arrival, even if they are unfair. An unfair exclusive claim
+        that does not join takes a free lock even if others wait.
         """
         try:
             rows, sent_at = self._transactions.run(
@@ -98,13 +99,15 @@ class Recipe:
             raise other_number(claim, before, "postgresql")
         if left_ms == CANCELLED:
             return Busy(heartbeat(ttl), spent=True)
-        # The end of a lease is pushed by nobody. So the first waiters ask exactly then, one after the other. A lease
-        # that is over and not free is guarded by a transaction of its holder.
+        # The server notifies nobody when a lease expires. So the first three waiters ask again just after that time, 20
+        # ms apart. If the lease has expired but the name is not free, an open transaction of the holder guards the
+        # name, and nobody knows when that transaction ends.
         expires_in = left_ms / 1000 + 0.002 + 0.020 * before if left_ms > 0 and 0 <= before < 3 else None
         return Busy(heartbeat(ttl) if self.told else min(heartbeat(ttl), UNPUSHED_HEARTBEAT), expires_in)
 
     def pushed(self, payload: str) -> tuple[str, Granted | None]:
-        """Return the claim that a push concerns, and the grant in the push, or None if the push is only a hint.
+        """Return the id of the claim that a push concerns, and the grant in the push, or None if the push is only a
+        hint.
 
         A payload that another program sends on our channel counts as a hint at most, unless it forges a grant: then the
         kernel checks what it can.
@@ -124,7 +127,8 @@ class Recipe:
     # ---- renew
 
     def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
-        """Extend leases, a thousand in one request. If a request fails, only its leases get no reply."""
+        """Extend leases, a thousand in one request. Raises if the first request fails. If a later one fails, its error
+        is the result for its leases only."""
         deadline = self._now() + within
         renewed: list[Granted | BackendUnavailable | None] = []
         for start in range(0, len(held), AT_ONCE):
@@ -177,7 +181,8 @@ class Recipe:
     # ---- sweep
 
     def sweep(self, within: float) -> None:
-        """Delete rows of names that are free for long, once a minute. An error is left to the next sweep."""
+        """Once a minute, delete the rows of names that have been free for a while. After an error, the next sweep tries
+        again."""
         now = self._now()
         if now < self._swept + SWEEP_EVERY or within <= 0:
             return

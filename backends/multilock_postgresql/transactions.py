@@ -18,7 +18,8 @@ TRIES = 3  # tries of one request: the functions may be missing, and the isolati
 
 
 class StepQueries:
-    """The SQL of each step, for one schema. The last argument of a step is the time in ms that it may wait."""
+    """The SQL of each step, for one schema. The last argument of a step is the time in ms for which the server may wait
+    for a locked row."""
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
@@ -28,7 +29,7 @@ class StepQueries:
         self.renew = self._sql("SELECT unnest({}.renew_1($1, $2, $3, $4))")
         self.force = self._sql("SELECT unnest({}.force_1($1, $2))")
         self.sweep = self._sql("SELECT {}.sweep_1()")
-        self.guard = f'SELECT "{schema}".guard_1(%s, %s)'  # the only one that a user's own connection sends
+        self.guard = f'SELECT "{schema}".guard_1(%s, %s)'  # the only query that a user's own connection sends
         self.lost = self._sql(
             "SELECT a.id FROM unnest($1::text[], $2::text[]) AS a(key, id) "
             "WHERE NOT EXISTS (SELECT FROM {0}.locks l WHERE l.key = a.key AND l.id = a.id) "
@@ -74,7 +75,8 @@ class Transactions:
     """Calls of the steps over the connections to one server."""
 
     def __init__(self, connections: ConnectionPool, renewals: ConnectionPool, steps: StepQueries) -> None:
-        """``renewals`` is a connection for renewals alone: many requests that wait for a locked row do not delay it."""
+        """``renewals`` is a connection for renewals alone, so that requests that wait for locked rows do not delay
+        them."""
         self._connections = connections
         self._renewals = renewals
         self.steps = steps
@@ -108,7 +110,7 @@ class Transactions:
             except NotThere as error:
                 answer = error
                 self.create(deadline - self.now())
-            except NotReadCommitted as error:  # from now on each request begins with its level
+            except NotReadCommitted as error:  # from now on each request begins with its isolation level
                 answer = error
         told = f"{connections.endpoint.name}: {answer} (does another program change the functions of multilock there?)"
         raise BackendUnavailable(told, unknown=False, backend="postgresql") from answer

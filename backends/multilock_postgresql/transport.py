@@ -34,7 +34,8 @@ Answer = tuple[list[Row], float]
 """The rows of a reply, and when the request was sent."""
 
 DIALLING_AT_ONCE = 16  # threads of one client that connect; a DNS look-up may hang without a limit
-# Share of a request's time in which the server waits for a row; the rest is for its reply that it executed nothing.
+# Share of a request's time for which the server may wait for a locked row. The remaining time is for its reply that it
+# executed nothing.
 WAIT_SHARE = 0.8
 AT_REST = 60.0  # seconds after its last use for which an idle connection is kept
 TEND_EVERY = 10.0  # seconds between two checks for such connections
@@ -59,8 +60,8 @@ class PgWire:
         self._endpoint = endpoint
         self.where = where  #: the server, as messages call it
         self._now = now
-        # libpq closes its own descriptor as soon as it finds the connection broken. A loop must first stop watching
-        # the number, so it watches this one.
+        # libpq closes its own descriptor as soon as it finds the connection broken. An event loop must stop watching a
+        # descriptor before that is closed, so the loop watches this duplicate.
         self._sock = socket.socket(fileno=os.dup(connection.socket))
         self._poll = system.poll()
         self._poll.register(self._sock, system.POLLIN)
@@ -70,7 +71,7 @@ class PgWire:
         self._numbers = itertools.count()
         self._results: list[pq.abc.PGresult] = []
         self._warnings: list[str] = []  # warnings that came with the reply
-        self.pooled = False  #: whether another process than the one we logged in to executes the requests
+        self.pooled = False  #: whether a pooler lets other server processes execute the requests
         self.watched = False
         self.alive = True
         self.used = now()  # when the last request was sent, or the connection was made
@@ -85,7 +86,7 @@ class PgWire:
     def call(self, sql: bytes, arguments: Sequence[bytes | None], within: float) -> list[Row]:
         """Send one request and return the rows of its reply. Sets ``used`` to the time at which the request was sent.
 
-        Raises what `Backend` specifies, `NotThere` or `NotReadCommitted`.
+        Raises the exceptions that `Backend` allows, `NotThere` or `NotReadCommitted`.
         """
         until = self._now() + within
         sent = False
@@ -104,8 +105,8 @@ class PgWire:
     def begin(self, sql: bytes, arguments: Sequence[bytes | None]) -> bool:
         """Send one request without blocking; `finish` reads its reply.
 
-        Returns False if the request was not sent completely. The connection must be closed then: libpq keeps the rest,
-        and would send it later.
+        Returns False if the request was not sent completely. The connection must be closed then: libpq keeps the unsent
+        bytes, and would send them later.
         """
         try:
             if self.alive and not self.stale():
@@ -159,7 +160,7 @@ class PgWire:
         while self._pq.flush():
             poll.register(self._sock, system.POLLIN | system.POLLOUT)
             self._wait(poll, until)
-            self._pq.consume_input()  # a server that is writing reads again only after that
+            self._pq.consume_input()  # a server that waits to write its reply reads our request only after that
 
     def _await_reply(self, until: float) -> None:
         while not self._complete():
@@ -181,7 +182,7 @@ class PgWire:
                 if result.status != pq.ExecStatus.PIPELINE_SYNC:
                     continue
             elif self._pq.pipeline_status:
-                continue  # the end of one command of several
+                continue  # the end of one of several commands
             if self._pq.pipeline_status:
                 self._pq.exit_pipeline_mode()
             return True
@@ -263,7 +264,7 @@ class PgWire:
             raise self._broken(error, sent=True) from error
         return told
 
-    # ---- its end
+    # ---- the end of the connection
 
     def at_rest(self) -> bool:
         """Return whether the connection is usable, without an open transaction or a missing reply."""
@@ -280,7 +281,7 @@ class PgWire:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection. If a reply is missing, what was not sent yet is dropped."""
+        """Close the connection. If a reply is missing, drop the unsent bytes."""
         self.alive = False
         self._endpoint.wires.discard(self)
         with suppress(OSError):
@@ -345,19 +346,20 @@ class PgEndpoint:
     def forget(self) -> None:
         """Close the descriptors of the parent's connections in a forked child, which does not use them."""
         inherited, self.wires = self.wires, OpenWires[PgWire]()
-        for wire in inherited:  # without a fork there are none
+        for wire in inherited:  # without a fork, no connection was made yet
             wire.drop()
         self._dialling.forget()
 
     def close(self) -> None:
-        """Keep no connection that nobody uses. `connect` still works, to finish work that is under way."""
+        """Close the connections that were made too late, now and later. `connect` still works, to finish work that is
+        under way."""
         self._dialling.close()
 
     def connect(self, within: float, now: Callable[[], float]) -> PgWire:
         """Return a new connection, logged in, within ``within`` seconds. Nothing was executed if this raises.
 
-        A separate thread connects, because a DNS look-up has no time limit. If it connects too late, the next call
-        returns the connection.
+        A separate thread connects, because a DNS look-up has no time limit. If that thread connects too late, the next
+        call returns the connection.
         """
         within = max(within, 0.001)
         deadline = now() + within
@@ -371,10 +373,11 @@ class PgEndpoint:
         ) from outcome
 
     def _dial(self, deadline: float, now: Callable[[], float]) -> PgWire:
-        """Try each host in turn. A silent one leaves the others their share of the time.
+        """Try each host in turn. Each gets an equal share of the time, so that a silent host leaves time for the
+        others.
 
-        The last one may finish the login after the deadline, if it has accepted the connection. The server has then
-        begun a process for the login, and a busy server would only begin the next one as slowly.
+        The last host may finish the login after the deadline, if it has accepted the connection. The server has then
+        started a process for this login, and a busy server would start the next one just as slowly.
         """
         failures: list[MultilockError] = []
         login_until = max(deadline, now() + REQUEST_TIMEOUT_MAX)
@@ -386,7 +389,7 @@ class PgEndpoint:
             except MultilockError as error:
                 failures.append(error)
                 continue
-            if tried:  # this host is the primary now, so it is asked first
+            if tried:  # this host is the primary now, so it is tried first from now on
                 self._hosts = [(host, port), *(each for each in self._hosts if each != (host, port))]
             return wire
         silent = [error for error in failures if isinstance(error, BackendUnavailable)]
@@ -418,7 +421,7 @@ class PgEndpoint:
             raise _not_connected(str(error), where) from error
         self.wires.add(wire)
         [(pid,)] = wire.script(OWN_PID, max(0.001, login_until - now()))
-        # A pooler makes up the number that it gives at the login.
+        # A pooler invents the process id that it reports at the login.
         wire.pooled = int(pid or 0) != connection.backend_pid
         return wire
 
@@ -456,8 +459,8 @@ def patience(within: float) -> bytes:
 
 
 class ConnectionPool:
-    """At most ``most`` connections of one client. The most recently used connection is taken first. Any thread may
-    call."""
+    """At most ``most`` connections of one client. The most recently used connection is taken first. Any thread may use
+    this object."""
 
     def __init__(self, endpoint: PgEndpoint, now: Callable[[], float], most: int) -> None:
         self.endpoint = endpoint

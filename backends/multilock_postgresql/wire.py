@@ -70,11 +70,11 @@ class NotThere(Exception):
 
 class NotReadCommitted(Exception):
     """This role's transactions have another isolation level: nothing was executed. Send the request in a transaction
-    that begins with its level."""
+    that sets its own isolation level."""
 
 
 class LockWait(BackendUnavailable):
-    """The request waited for a locked row as long as it may: nothing was executed."""
+    """The request waited for a locked row until its limit: nothing was executed."""
 
 
 def failure(result: pq.abc.PGresult, where: str) -> Exception:
@@ -97,7 +97,7 @@ def failure(result: pq.abc.PGresult, where: str) -> Exception:
 
 
 def refused_login(told: str) -> bool:
-    """Return whether a failed connection shows a wrong login or certificate, which the next try would have too."""
+    """Return whether a failed connection shows a wrong login or certificate, so that another try would fail too."""
     return any(text in told for text in _REFUSED_LOGIN)
 
 

@@ -48,7 +48,7 @@ def _granted_at(lease: Lease) -> float:
 
 
 def hold(url: str, prefix: str, ttl: str) -> None:
-    """Hold the lock until the test says otherwise."""
+    """Hold the lock, and report its state or release it when the test asks."""
     lease = _client(url, prefix, ttl).lock(NAME, on_lost=lambda loss: say("lost", loss.reason.value)).acquire()
     say("held", lease.token)
     while (line := hear()) is not None:
@@ -65,7 +65,7 @@ def hold_and_exit(url: str, prefix: str, ttl: str) -> None:
 
 
 def rest(url: str, prefix: str, ttl: str, seconds: str) -> None:
-    """Release a lock that then rests, and wait."""
+    """Release a lock that has ``hold_at_least``, so that the name stays taken, and wait for the test."""
     lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
     lease.release()
     say("rests", _granted_at(lease) + float(seconds))
@@ -73,7 +73,7 @@ def rest(url: str, prefix: str, ttl: str, seconds: str) -> None:
 
 
 def hold_resting_and_exit(url: str, prefix: str, ttl: str, seconds: str) -> None:
-    """Exit while a lock with hold_at_least is held."""
+    """Exit while holding a lock that has ``hold_at_least``."""
     lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
     say("rests", _granted_at(lease) + float(seconds))
 
@@ -94,7 +94,7 @@ def exit_with_waiters_of_its_own(url: str, prefix: str, ttl: str) -> None:
     for client in clients:
         threading.Thread(target=client.lock(NAME).acquire, daemon=True).start()
     _wait_until(lambda: (info := clients[0].inspect(NAME)) and info.waiting in (None, 2))
-    time.sleep(0.3)  # time to join, for backends that do not count waiters
+    time.sleep(0.3)  # time in which the threads join the queue, for backends that do not count waiters
     say("waiting")
 
 
@@ -173,7 +173,8 @@ def serve_async(url: str, prefix: str, ttl: str) -> None:
 
 
 def believe(url: str, prefix: str, ttl: str) -> None:
-    """Acquire and release again and again. At the end, report each interval in which this process believed to hold."""
+    """Acquire and release again and again. At the end, report each interval in which this process believed that it held
+    the lock."""
     client = _client(url, prefix, ttl)
     say("ready")
     end = threading.Event()
@@ -188,7 +189,7 @@ def believe(url: str, prefix: str, ttl: str) -> None:
         try:
             lease = client.lock(NAME).try_acquire(timeout=0.5)
         except BackendUnavailable:
-            continue  # a process that was frozen during a request: its session or its timeout has ended meanwhile
+            continue  # the process was frozen during a request, and its session or the timeout ended
         if lease is None:
             continue
         begun = now()

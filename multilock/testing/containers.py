@@ -3,8 +3,9 @@
     with container("etcd") as server, multilock.connect(server.url) as client:
         ...
 
-Several ``redis`` containers make a ``redlock://``, with ``restart_guard=0`` because they have just been started.
-Sentinels and a Redis Cluster are in compose/cluster.yaml, since their servers must know each other.
+For ``redlock://``, start several ``redis`` containers and set ``restart_guard=0``: Redlock does not count a server that
+has just been started. Sentinels and a Redis Cluster are in compose/cluster.yaml, since their servers must know each
+other.
 
 In pytest the fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` give
 such servers. Each is started once in a run, when a test first uses it.
@@ -123,10 +124,10 @@ class ServerContainer:
 def container(kind: Kind) -> Iterator[ServerContainer]:
     """Yield a fresh server in a container, once it replies to requests of multilock.
 
-    It listens on a free port of 127.0.0.1, so the engine must be on this machine: that of ``DOCKER_HOST``, or of the
-    default socket. Nothing is downloaded: pull the image before. At the end, also after an error, the container and its
-    data are removed, and nothing else. If the process is killed, the container stays; its `LABEL` is the pid.
-    Raises ContainerError.
+    The server listens on a free port of 127.0.0.1, so the Docker engine must be on this machine. The engine is found
+    through ``DOCKER_HOST`` or the default socket. Nothing is downloaded: pull the image before. At the end, also after
+    an error, the container and its data are removed, and nothing else. If this process is killed, the container stays,
+    and its label `LABEL` holds the pid of this process. Raises ContainerError.
     """
     if kind not in SERVERS:
         raise ValueError(f"kind must be one of {', '.join(SERVERS)}, not {kind!r}")
@@ -140,7 +141,7 @@ def container(kind: Kind) -> Iterator[ServerContainer]:
 @contextlib.contextmanager
 def _engine() -> Iterator[Any]:
     try:
-        import docker  # imported late, so that the settings above can be read without it
+        import docker  # imported late, so that SERVERS can be read without it
     except ModuleNotFoundError as missing:
         if missing.name != "docker":
             raise

@@ -1,7 +1,7 @@
 """A clock that moves only when the test moves it, and threads that run only when the test runs them.
 
-It drives everything that takes a `multilock.kernel.runtime.Runtime`: the kernel, in multilock's own tests. The kernel
-is not a public interface, and a client of `connect` always uses the real clock::
+`HandRuntime` replaces the `multilock.kernel.runtime.Runtime` of the kernel, the code that all backends share. The
+kernel is not a public interface, and a client of `connect` always uses the real clock::
 
     from multilock.config import settings_for
     from multilock.kernel.acquire import acquire
@@ -43,14 +43,15 @@ REAL_LIMIT = 10.0  # real seconds for which a thread waits for the test to move 
 class HandRuntime:
     """A `multilock.kernel.runtime.Runtime` driven by the test. It behaves the same each time for the same ``seed``.
 
-    *Time* moves when the test calls `advance`, or waits in the thread that drives the clock: ``event.wait(5)`` moves it
-    until the event is set or five seconds have passed. Every step that becomes due meanwhile runs. A wait without a
-    limit for an event that nothing can set raises RuntimeError instead of hanging.
+    *Time* moves when the test calls `advance`, or when the thread that made this object waits: ``event.wait(5)`` moves
+    the clock until the event is set or five seconds have passed. A *ticker* stands for a thread that works in steps,
+    such as the watchdog. Every step that becomes due meanwhile runs. A wait without a timeout for an event that nothing
+    can set raises RuntimeError instead of hanging.
 
     *Threads*: ``spawn`` and workers run a job in the calling thread, at once. Inside a step of a ticker the job runs
     right after that step. `hold_jobs` delays the workers' jobs, as a slow server would. With ``threads=True`` spawned
-    jobs run in real threads. Their waits end when the clock is moved past them, and raise after ten real seconds
-    without a move.
+    jobs run in real threads. Their waits end when the clock has passed their timeout. After ten real seconds they raise
+    RuntimeError.
     """
 
     def __init__(self, *, start: float = 1000.0, seed: int = 0, threads: bool = False) -> None:
@@ -60,7 +61,7 @@ class HandRuntime:
         self._driver = threading.current_thread()
         self._tickers: list[_HandTicker] = []
         self._killers: list[_HandKiller] = []
-        # Both run after the present step: spawned threads first, since the jobs of workers may take time.
+        # Jobs that run after the present step: those of spawned threads first, since the jobs of workers may take time.
         self._spawned: deque[Callable[[], None]] = deque()
         self._deferred: deque[Callable[[], None]] = deque()
         self._held: deque[Callable[[], None]] | None = None
@@ -101,7 +102,8 @@ class HandRuntime:
         return HandWorkers(self)
 
     def killer(self) -> Killer:
-        """Return a killer that only records its time: see `kills_at`."""
+        """Return a substitute for the timer that kills the process (``hard_fence``). It only records its time: see
+        `kills_at`."""
         self._killers.append(killer := _HandKiller())
         return killer
 
@@ -115,7 +117,7 @@ class HandRuntime:
 
     @property
     def kills_at(self) -> float:
-        """When ``hard_fence`` will end the process, as planned now. ``math.inf`` means never."""
+        """The time at which ``hard_fence`` would kill the process, as planned now. ``math.inf`` means never."""
         return min((killer.when for killer in self._killers), default=math.inf)
 
     def advance(self, seconds: float) -> None:
@@ -129,7 +131,8 @@ class HandRuntime:
         self._move(when)
 
     def jump(self, seconds: float) -> None:
-        """Let ``seconds`` pass in which nothing of this process runs, as after SIGSTOP. `settle` runs what is late."""
+        """Let ``seconds`` pass in which nothing of this process runs, as after SIGSTOP. `settle` then runs the overdue
+        steps."""
         self._move(self._now + seconds)
 
     def settle(self) -> None:
@@ -177,7 +180,7 @@ class HandRuntime:
                 waiting.popleft()()
 
     def _run_soon(self, job: Callable[[], None], waiting: deque[Callable[[], None]]) -> None:
-        # Not inside a step: the step may hold a lock that the job needs.
+        # A job never runs inside a step, because the step may hold a lock that the job needs.
         if self._inside:
             waiting.append(job)
         else:
@@ -254,7 +257,7 @@ class _HandBell:
 
 
 class HandWorkers:
-    """Workers whose jobs run when they are submitted, or when the test releases them. After close() none runs."""
+    """Workers whose jobs run when they are submitted, or when the test releases them."""
 
     def __init__(self, runtime: HandRuntime) -> None:
         self._runtime = runtime
@@ -311,5 +314,5 @@ class _HandTicker:
             return
         finally:
             self.running = False
-        if self.due == -math.inf:  # the step did not close this ticker
+        if self.due == -math.inf:  # still so: the step did not close this ticker
             self.due = now if self._poked else max(at, now)

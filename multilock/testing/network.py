@@ -8,8 +8,8 @@ from multilock.testing.proxy import LOCAL, PORTS, Direction, Fault, FaultProxy, 
 
 __all__ = ["Network", "has_network", "why_no_network"]
 
-# Here the first server gives the client other addresses, so that it bypasses every proxy.
-TOLD = ("+sentinel", "+cluster")  # how such schemes end
+# Ends of schemes whose first server gives the client other addresses. The client then bypasses every proxy.
+TOLD = ("+sentinel", "+cluster")
 
 
 def has_network(url: str) -> bool:
@@ -28,10 +28,11 @@ def why_no_network(url: str) -> str:
 
 
 class Network:
-    """All hosts of ``url``, each behind a `FaultProxy`. Its own ``url`` leads through them. A fault applies to all.
+    """A `FaultProxy` in front of each host of ``url``. The attribute ``url`` leads through them. A fault applies to
+    all.
 
-    So is the address in the option ``listen`` of PostgreSQL. A server with TLS needs a certificate that covers
-    127.0.0.1.
+    The address in the option ``listen`` of PostgreSQL gets a proxy too. A server with TLS needs a certificate that
+    covers 127.0.0.1.
     """
 
     def __init__(self, url: str) -> None:
@@ -74,16 +75,17 @@ class Network:
             proxy.cut()
 
     def refuse(self) -> None:
-        """Refuse new connections until `heal`. The present ones stay."""
+        """Refuse new connections until `heal`. Existing connections stay open."""
         for proxy in self.proxies:
             proxy.refuse()
 
     def drop_reply_after(self, requests: int = 0, containing: bytes = b"") -> Fault:
         """Let ``requests`` requests pass. The next one is executed, but its reply is lost and its connection is cut.
 
-        Only requests that contain these bytes count. A request is what arrives in one piece. The clients of etcd and
-        ZooKeeper also send requests of their own, so use ``containing`` to choose the right one. It happens once, at
-        whichever host the request arrives. Call ``wait(seconds)`` of the returned fault to wait for it.
+        Only requests that contain the bytes ``containing`` count. The proxy takes each piece that arrives for one
+        request. The clients of etcd and ZooKeeper also send requests of their own, so use ``containing`` to choose the
+        right one. The fault happens once, at the host that receives the last counted request. Call ``wait(seconds)`` of
+        the returned fault to wait for it.
         """
         first, *others = self.proxies
         fault = first.drop_reply(containing, nth=requests + 1)

@@ -4,8 +4,8 @@
         assert lock.try_acquire(timeout=10)
     kill(worker)                         # the worker is dead when this returns
 
-The module records which process was frozen when, because a frozen process believes nothing during that time
-(`multilock.testing.beliefs`).
+The module records when each process was frozen. During that time the process cannot act on a lock, so it does not count
+as a holder (`multilock.testing.beliefs`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from multilock.kernel.runtime import now
 
 __all__ = ["Killed", "Paused", "Process", "end", "go_on", "kill", "pause", "resume_all", "spans", "stand_still"]
 
-TAKES_EFFECT_WITHIN = 5.0  # seconds that a signal may take to have its effect; on a busy machine it takes a while
+TAKES_EFFECT_WITHIN = 5.0  # seconds that a signal may take to have its effect on a busy machine
 LOOK_EVERY = 0.002
 
 
@@ -36,13 +36,14 @@ class Process(Protocol):
         """The process ID, or None if the process has not been started."""
 
 
-_since: dict[int, float] = {}  # by pid: the time since which a process is frozen
+_since: dict[int, float] = {}  # by pid: when the process was frozen
 _spans: list[tuple[int, float, float]] = []
 _lock = threading.Lock()
 
 
 def spans(pid: int) -> list[tuple[float, float]]:
-    """Return when this process was frozen, as (from, to) on the clock of `multilock.now()`. A ``to`` of inf is open."""
+    """Return when this process was frozen, as (from, to) on the clock of `multilock.now()`. A ``to`` of inf means that
+    the process never ran again."""
     with _lock:
         return [(start, until) for each, start, until in _spans if each == pid] + (
             [(_since[pid], math.inf)] if pid in _since else []
@@ -140,7 +141,7 @@ def resume_all() -> None:
 def end(pid: int) -> None:
     """Kill a process as `kill` does. The caller must know that its pid is not reused."""
     with contextlib.suppress(ProcessLookupError, TimeoutError):
-        stand_still(pid)  # records since when the process has done nothing
+        stand_still(pid)  # records the time from which the process did nothing
     with contextlib.suppress(ProcessLookupError):
         if os.getpgid(pid) == pid != os.getpgrp():
             os.killpg(pid, signal.SIGKILL)
@@ -168,7 +169,8 @@ def _pid(process: Process | int) -> int:
 
 
 def _ended(process: Any) -> bool:
-    """Return whether the parent of the process has noticed its end. Another process may have its pid then."""
+    """Return whether the object ``process`` knows that its process has ended. Another process may have this pid by
+    now."""
     if isinstance(process, int):
         return False
     if callable(poll := getattr(process, "poll", None)):
@@ -183,7 +185,7 @@ def _stands(pid: int) -> bool:
     if _is_dead(pid):
         raise ProcessLookupError(f"process {pid} has ended: it cannot be paused")
     tasks = Path(f"/proc/{pid}/task")  # it is not our child, so waitid() does not apply
-    if not tasks.exists():  # no /proc, but the signal takes effect before the process runs again
+    if not tasks.exists():  # without /proc: the signal takes effect before the process runs again
         return True
     return all(_state(task) in "TtZX" for task in tasks.iterdir())
 
@@ -195,7 +197,7 @@ def _is_dead(pid: int) -> bool:
         return True
     except PermissionError:
         return False
-    with contextlib.suppress(ChildProcessError):  # our child, not waited for: WNOWAIT leaves its exit code
+    with contextlib.suppress(ChildProcessError):  # not our child; WNOWAIT leaves a child its exit code
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return Path("/proc/self").exists() and _state(Path(f"/proc/{pid}")) in "ZX"
 

@@ -1,6 +1,6 @@
 """Helper processes: a process that holds a lock, which a test can freeze, resume and kill.
 
-The test names a function, which runs in its own process. The two exchange lines::
+The test names a function, which runs in its own process. The test and the function exchange lines::
 
     def holder(url: str) -> None:                     # in an importable module
         with multilock.connect(url).lock("n") as lease:
@@ -49,7 +49,7 @@ class Helper:
     """A Python process that calls ``function`` (``"package.module:function"``) with text arguments.
 
     It has the same import path as the test. The end of ``with`` kills it. On Linux it also dies with the process of the
-    test, if the main thread made it.
+    test, if the main thread of the test started it.
     """
 
     def __init__(self, function: str, *arguments: object, env: dict[str, str] | None = None) -> None:
@@ -97,7 +97,8 @@ class Helper:
         """Wait for the helper's next line that begins with ``word`` and return the words of that line. Other lines are
         ignored.
 
-        Raises AssertionError, with all its output, if it ends before, or after ``within`` seconds.
+        Raises AssertionError, with all output of the helper, if the helper ends first or ``within`` seconds have
+        passed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._find(word) is not None or self._ended == 2, within)
@@ -119,7 +120,7 @@ class Helper:
             stdin.write(" ".join(map(str, words)) + "\n")
             stdin.flush()
         except BrokenPipeError:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes close before its exit can be seen
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes close before its exit code is known
                 self._process.wait(END_WITHIN)
             raise self._gone() from None
 
@@ -212,8 +213,8 @@ class Helper:
 
 
 def run_helper(parent: str, function: str, *arguments: str) -> None:
-    """Call ``function`` in the helper process. The helper must not outlive the process ``parent``; 0 means no such
-    process."""
+    """Call ``function`` in the helper process. On Linux the helper is killed when the process ``parent`` dies; 0 means
+    that it is not."""
     if int(parent) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(parent):  # the parent died before prctl()

@@ -4,7 +4,8 @@
         lost = proxy.drop_reply(b"EVALSHA")
         ...
 
-It never breaks TCP's promises: bytes arrive in order, if late. If some bytes never arrive, none after them do.
+The proxy keeps TCP's promises: bytes may arrive late, but they arrive in order. If bytes are lost, all later bytes in
+the same direction of that connection are lost too.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from multilock.kernel.runtime import now
 __all__ = ["Connection", "Direction", "Fault", "FaultProxy", "Traffic", "Which"]
 
 Direction = Literal["up", "down", "both"]
-"""Which bytes: those to the server, those to the client, or both."""
+"""The bytes that a fault affects: those to the server (up), those to the client (down), or both."""
 
 Which = Literal["all", "present", "new"]
-"""Which connections: all, those that exist now, or future ones."""
+"""The connections that a fault affects: all, those that exist now, or future ones."""
 
 Side = Literal["server", "client"]
 Then = Literal["cut", "hold"]
@@ -62,17 +63,18 @@ LOCAL = ("memory", "sqlite", "unix")
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes that arrived at the proxy and that left it, since it was made. The difference was held back or lost."""
+    """The number of bytes that the proxy has received and sent since it was made. The difference was held back or
+    lost."""
 
     up_in: int = 0
-    up_pieces: int = 0  #: the number of pieces in which they arrived; what is sent at once is one piece
+    up_pieces: int = 0  #: the number of pieces in which they arrived: one call of recv() returns one piece
     up_out: int = 0
     down_in: int = 0
     down_out: int = 0
 
 
 class Fault:
-    """A fault of one request. It happens once."""
+    """A planned fault of one request, which is held back or loses its reply. It happens once."""
 
     def __init__(self, proxy: FaultProxy, kind: str, request: bytes, nth: int, then: str) -> None:
         if not isinstance(request, bytes):
@@ -94,7 +96,7 @@ class Fault:
         return self._happened.is_set()
 
     def wait(self, within: float) -> None:
-        """Wait until the request was held or its reply was dropped. Raises TimeoutError after ``within`` seconds."""
+        """Wait until the request is held or its reply is dropped. Raises TimeoutError after ``within`` seconds."""
         if not self._happened.wait(within):
             raise TimeoutError(f"no fault within {within:g} s: too few requests contained {self._request!r}")
 
@@ -123,7 +125,7 @@ class _Pipe:
         self.sink = sink
         self.held = held
         self.delay = delay
-        self.fault: Fault | None = None  # on the way up it holds the request, on the way down it drops the reply
+        self.fault: Fault | None = None  # a fault of this pipe: up it holds the request, down it drops the reply
         self.swallow = False  # drop everything that arrives
         self.ended = False  # the source sent its last byte
         self.done = False  # the end was passed on to the sink
@@ -137,7 +139,8 @@ class _Pipe:
         return self.due_at() <= at and bool(self._chunks)
 
     def due_at(self) -> float:
-        """Return when the next piece, or the end, must be passed on. inf means not before something changes."""
+        """Return when the next piece, or the end of the stream, is due at the sink. inf means that nothing is due
+        now."""
         if self.held or self.done or (self.fault is not None and self.fault.kind == "hold"):
             return math.inf
         if self._chunks:
@@ -166,7 +169,7 @@ class _Pipe:
                 return
 
     def end(self) -> None:
-        """Pass the end of the stream on, once everything before it has gone out."""
+        """Pass the end of the stream on to the sink, once all bytes before it have been sent."""
         if self.ended and not self.done and self.due_at() == 0.0:
             self.done = True
             with contextlib.suppress(OSError):
@@ -189,7 +192,7 @@ class Connection:
         self.down = _Pipe(server, client, proxy._new_down.held, proxy._new_down.delay, proxy._count_down_out)
 
     def cut(self) -> None:
-        """Reset both sides. All held back bytes are lost."""
+        """Reset the connections to the client and to the server. All bytes that were held back are lost."""
         self._proxy._do(self._cut)
 
     def black_hole(self, direction: Direction = "both") -> None:
@@ -198,12 +201,12 @@ class Connection:
         self._proxy._do(lambda: self._set(direction, held=True))
 
     def half_open(self, dead: Side = "server") -> None:
-        """Make one side vanish without notifying the other, whose bytes are then lost."""
+        """Make one side vanish without notifying the other. Everything that the other side still sends is lost."""
         _check("dead", dead, Side)
         self._proxy._do(lambda: self._half_open(dead))
 
     def heal(self) -> None:
-        """Deliver what was held back, and everything after it without delay."""
+        """Deliver everything that was held back. Later bytes pass without delay."""
         self._proxy._do(lambda: self._set("both", held=False, delay=0.0))
 
     def _pipes(self, direction: Direction = "both") -> list[_Pipe]:
@@ -270,10 +273,10 @@ class FaultProxy:
 
     @classmethod
     def before(cls, url: str, port: int | None = None) -> FaultProxy:
-        """Return a proxy in front of the server of ``url``. The proxy's own ``url`` leads through it.
+        """Return a proxy in front of the server of ``url``. Clients connect to the ``url`` of the proxy.
 
         ``port`` (default: the backend's default port) is used if the URL has none. Raises ValueError if the URL has
-        several hosts, or does not lead to a port.
+        several hosts, does not use TCP, or has no known port.
         """
         parts = urlsplit(url)
         if parts.scheme in LOCAL:
@@ -301,7 +304,7 @@ class FaultProxy:
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes and pieces that passed so far. They show whether a fault affected any bytes."""
+        """The bytes and pieces counted so far. A test can check with them that its fault affected any bytes."""
         return self._do(lambda: replace(self._traffic))
 
     def cut(self) -> None:
@@ -309,7 +312,7 @@ class FaultProxy:
         self._do(self._cut)
 
     def refuse(self) -> None:
-        """Refuse new connections. The present ones stay."""
+        """Refuse new connections. Existing connections stay open."""
         self._do(self._stop_listening)
 
     def accept(self) -> None:
@@ -317,14 +320,14 @@ class FaultProxy:
         self._do(self._start_listening)
 
     def black_hole(self, direction: Direction = "both", which: Which = "all") -> None:
-        """Let no byte pass in this direction, though connections are accepted. `heal` delivers the bytes."""
+        """Let no byte pass in this direction. New connections are still accepted. `heal` delivers the bytes."""
         _check("direction", direction, Direction)
         _check("which", which, Which)
         self._do(lambda: self._set(direction, which, held=True))
 
     def delay(self, seconds: float, direction: Direction = "both", which: Which = "all") -> None:
         """Deliver everything ``seconds`` later, in order."""
-        if not seconds >= 0:  # NaN is not
+        if not seconds >= 0:  # written so that NaN is refused too
             raise ValueError(f"the delay is {seconds}: give seconds, 0 for none")
         _check("direction", direction, Direction)
         _check("which", which, Which)
@@ -336,31 +339,32 @@ class FaultProxy:
         self._do(lambda: self._half_open(dead))
 
     def heal(self) -> None:
-        """End every black hole and delay, accept again, forget planned faults. Connections that were cut stay cut."""
+        """End every black hole and delay, accept connections again, and forget planned faults. Connections that were
+        cut stay cut."""
         self._do(self._heal)
 
     def drop_reply(self, request: bytes = b"", *, nth: int = 1, then: Then = "cut") -> Fault:
-        """Forward the ``nth`` further request that contains ``request``, and drop its reply.
+        """Forward the ``nth`` request from now on that contains ``request``, and drop its reply.
 
-        So the request is executed, but the client does not learn of it. Then the connection is cut, or with
-        ``then="hold"`` stays open and silent forever. A request is what arrives in one piece, and the client must wait
-        for each reply before its next request.
+        The server executes the request, but the client receives no reply. Then the connection is cut. With
+        ``then="hold"`` it stays open instead, and silent forever. The proxy takes each piece that arrives for one
+        request. So the client must wait for each reply before it sends its next request.
         """
         _check("then", then, Then)
         return self._plan("drop", request, nth, then)
 
     def share(self, fault: Fault) -> None:
-        """Count the requests of this proxy too for a fault of another one.
+        """Let ``fault``, which another proxy planned, also count the requests of this proxy.
 
-        The fault happens once, at the proxy where the last request to be counted arrives. This does not apply to
-        `hold_request`.
+        The fault happens once, at the proxy that receives the last request to be counted. A fault of `hold_request`
+        cannot be shared.
         """
         self._do(lambda: self._faults.append(fault))
 
     def hold_request(self, request: bytes = b"", *, nth: int = 1) -> Fault:
-        """Hold back the ``nth`` request that contains ``request``, and all later bytes of that connection.
+        """Hold back the ``nth`` request from now on that contains ``request``, and all later bytes of its client.
 
-        `Fault.release` forwards it. It is then executed even if its client has given up meanwhile.
+        `Fault.release` forwards the request. The server then executes it, even if the client has given up meanwhile.
         """
         return self._plan("hold", request, nth, "")
 
@@ -388,7 +392,7 @@ class FaultProxy:
         return fault
 
     def _do(self, job: Callable[[], T]) -> T:
-        """Run ``job`` on the serving thread, since only that thread uses the sockets, and wait for its result."""
+        """Run ``job`` on the serving thread and wait for its result. Only that thread uses the sockets."""
         if self._closed:
             raise RuntimeError("this proxy is closed: make a new one")
         answer: Future[T] = Future()
@@ -458,7 +462,7 @@ class FaultProxy:
             return
         try:
             server = socket.create_connection(self._target, CONNECT_WITHIN)
-        except OSError:  # the server is down; a reset of the client is the nearest thing to a refusal
+        except OSError:  # the server is down; the client is connected already, so it gets a reset
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             client.close()
             return
@@ -508,7 +512,7 @@ class FaultProxy:
 
     def _drop(self, connection: Connection, fault: Fault) -> None:
         connection.down.discard()
-        fault._happened.set()  # before the client can notice
+        fault._happened.set()  # set before the client can notice the fault
         if fault.then == "cut":
             connection._cut()
 

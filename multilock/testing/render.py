@@ -1,7 +1,7 @@
 """Self-contained pages: HTML and SVG from templates, with every value escaped.
 
 Names, messages and addresses come from servers, from other people's adapters and from files. They are shown as text,
-whatever they contain. A page loads nothing from a network and runs no script; its own policy forbids both.
+whatever they contain. A page loads nothing from a network and runs no script: its Content-Security-Policy forbids both.
 """
 
 from __future__ import annotations

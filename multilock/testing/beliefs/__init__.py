@@ -1,7 +1,7 @@
 """Record what processes believe about a lock, on one clock, and judge the records from outside.
 
 Each contender records its requests and their results with `note` (see `witness` for the lines). A `Record` of these
-lines answers the checks below, called oracles. If an oracle finds a violation, it is certain:
+lines has the checks below, called oracles. A violation that an oracle reports is certain:
 
 | | | |
 | --- | --- | --- |
@@ -12,8 +12,9 @@ lines answers the checks below, called oracles. If an oracle finds a violation, 
 | O5 | `Record.slow_takeovers` | a free name gets a holder within the bound |
 | O6 | `Record.miscounted_callbacks` | one callback for a loss, none after a release |
 
-For counting cases, `judge` also distinguishes *kept* from *undecided*. `Believers` does all of it for a test: it
-records what clients hold, in every process, and judges. Leftovers at the server (O7) are checked elsewhere.
+`judge` decides about one pair of holders. It also distinguishes *kept* from *undecided*, so that cases can be counted.
+`Believers` does all of it for a test: it records what clients hold, in every process, and judges the records. Leftovers
+at the server (O7) are checked elsewhere.
 """
 
 from multilock.testing.beliefs.believers import Believers, Verdict

@@ -57,10 +57,11 @@ class Verdict:
 
 
 class Believers:
-    """Records in the folder ``path``, one file for each process. Without ``path`` the folder is made here.
-
-    `close` then removes it. If an object is passed to another process (``multiprocessing``, pickle), both use the same
+    """Records in the folder ``path``, one file for each process, and their judge. Without ``path``, make a temporary
     folder.
+
+    `close` removes a temporary folder. If an object is passed to another process (``multiprocessing``, pickle), both
+    processes use the same folder.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -74,7 +75,8 @@ class Believers:
         return Believers, (self.path,)
 
     def watch(self, client: Client | AsyncClient) -> None:
-        """Record everything that this client holds from now on, also in a child that it forks. May be repeated."""
+        """Record everything that this client holds from now on, also in forked children of this process. May be
+        repeated."""
         events = client._kernel.events
         if not isinstance(events.tell, Overhears) or events.tell.recorder != self._recorder:
             client.events.subscribe(_ignore)  # the client emits events only if it has a subscriber
@@ -87,8 +89,8 @@ class Believers:
         broken = [*record.overlaps(), *record.token_regressions()]
         undecided, kept = list[str](), 0
         for one, other in _pairs(record):
-            # The belief of the second one is recorded before any code can act on it. So it does not matter when the
-            # second process was frozen.
+            # The second belief is recorded before any code can act on it. So it does not matter when the second process
+            # was frozen.
             frozen = self._frozen(one.pid, said[one.pid])
             told = judge(one, other, frozen=frozen, killed=self._dead.get(one.pid, math.inf))
             kept += told.outcome is Outcome.KEPT
@@ -111,7 +113,8 @@ class Believers:
         return recorder_of(self.path, self._look_for_the_dead if self._made_by == os.getpid() else None)
 
     def _recorder(self) -> Recorder | None:
-        """Return the recorder of this process, or None. A client may still send events when the test is over."""
+        """Return the recorder of this process, or None after `close`: a client may still emit events when the test is
+        over."""
         with contextlib.suppress(OSError):  # in a child that was forked late, the folder is gone already
             return None if self._closed else self._record()
         return None
@@ -128,13 +131,14 @@ class Believers:
         for file in _files(self.path):
             pid = int(file.name)
             for line in file.read_text().splitlines(keepends=True):
-                if line.endswith("\n"):  # an incomplete line is of a process that died while it wrote
+                if line.endswith("\n"):  # a process that died while it wrote left an incomplete line
                     record.feed(pid, line.rstrip("\n"))
                     said[pid] = max(said.get(pid, -math.inf), float(line.split(" ")[1]))
         return record, said
 
     def _frozen(self, pid: int, said: float) -> list[tuple[float, float]]:
-        """Return when the process was frozen, if it then either wrote a line or never ran again."""
+        """Return when the process was frozen. A span counts only if the process later wrote a line or never ran
+        again."""
         return [(start, until) for start, until in spans(pid) if until == math.inf or until < said]
 
 
@@ -147,7 +151,7 @@ def _ignore(event: object) -> None:
 
 
 def _pairs(record: Record) -> Iterator[tuple[Belief, Belief]]:
-    """Yield each belief with the next belief about the same name that excludes it."""
+    """Yield each belief with the next belief about the same name that cannot be true at the same time."""
     for _, beliefs in record.by_name():
         for number, one in enumerate(beliefs):
             other = next((other for other in beliefs[number + 1 :] if not one.fits(other)), None)

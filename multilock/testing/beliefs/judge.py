@@ -1,8 +1,8 @@
-"""Decide whether two holders of one name believed in it at the same time: yes, no, or *undecided*.
+"""Decide whether two holders believed at the same time that they held one name: yes, no, or *undecided*.
 
-`Record.overlaps` reports only what is certain. To count the cases without a violation, we must also count the cases
-that could not be seen: a process that does not run cannot report its beliefs. So the silence of a process never counts
-as disbelief.
+`Record.overlaps` reports only certain violations. A case without a violation is not yet a success: a process that does
+not run cannot report its beliefs. So the silence of a process never counts as the end of its belief, and such a case is
+undecided.
 
 Nothing here reads a clock.
 """
@@ -48,12 +48,12 @@ def judge(
 ) -> Apart:
     """Return whether ``one`` ended before ``other`` began.
 
-    ``frozen``: when a fault kept the process of ``one`` from running. The process did nothing then, so its belief
-    counts from the time at which it runs again. ``stalls``: when the process of ``other`` did not run. It may have
-    received the lock when a stall began, and could not record it then. ``killed``: when the process of ``one`` was
+    ``frozen``: when a fault kept the process of ``one`` from running. The process did nothing then, so its belief does
+    not count for that time if the record shows its end. ``stalls``: when the process of ``other`` did not run. It may
+    have received the lock when a stall began, and could not record it then. ``killed``: when the process of ``one`` was
     killed.
 
-    The belief ``one`` ends for certain when its process is killed, calls ``release()``, or gets a no from
+    The belief ``one`` ends for certain when its process is killed, calls ``release()``, or receives False from
     ``is_held()``. A belief that was never confirmed does not count.
     """
     if not (one.confirmed and other.confirmed):

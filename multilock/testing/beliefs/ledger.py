@@ -1,8 +1,8 @@
 """The resource that the locks protect: a counter for each name, guarded by fencing tokens.
 
-It runs in the test process, which is never frozen or killed. A read registers its token, and every older token is
-refused from then on. So an accepted read-modify-write has seen all earlier ones, and the counter loses nothing, if the
-tokens of the lock keep their order.
+This ledger runs in the test process, which is never frozen or killed. A read registers its token, and every older token
+is refused from then on. If the tokens of the lock keep their order, each accepted read-modify-write has seen all
+earlier ones, and the counter loses none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LedgerServer(socketserver.ThreadingUnixStreamServer):
         self.accepted = 0  #: how many writes were accepted
         self.refused = 0  #: how many reads and writes had a token older than an earlier one
         self.lost: list[str] = []
-        """Accepted writes that had not seen the write before: O2 is broken."""
+        """Accepted writes that had not seen the previous write. Each of them violates the oracle O2."""
         self._counters: dict[str, _Counter] = defaultdict(_Counter)
         self._lock = threading.Lock()
         threading.Thread(target=self.serve_forever, name="ledger", daemon=True).start()
@@ -78,7 +78,8 @@ class _Session(socketserver.StreamRequestHandler):
 
 
 class Account:
-    """A contender's connection to the ledger at ``path``. One thread at a time may use it."""
+    """The connection of a process under test, a *contender*, to the ledger at ``path``. One thread at a time may use
+    it."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)

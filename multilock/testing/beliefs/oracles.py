@@ -1,7 +1,7 @@
 """Judge a run from what its contenders recorded. Only what is certain is called a violation.
 
-Nothing here reads a clock or does I/O: lines in, violations out. It can judge again while lines still arrive. A
-violation that was found once remains one.
+Nothing here reads a clock or does I/O: lines in, violations out. A record can be judged again while lines still arrive.
+A violation stays one, whatever lines follow.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Record:
     def overlaps(self) -> Iterator[str]:
         """O1: of two holders of one name, the first stops believing before the second begins to believe.
 
-        Exceptions are readers, which hold it together, and as many holders as there are permits.
+        Exceptions: readers may hold a name together, and a semaphore may have as many holders as permits.
         """
         for name, beliefs in self.by_name():
             believed: list[tuple[float, Belief]] = []
@@ -191,9 +191,10 @@ class Record:
     def late_callbacks(self, slack: float = CALLBACK_SLACK, faults: Iterable[Fault] = ()) -> Iterator[str]:
         """O4: a callback starts at ``lost_at`` at the latest, and before a next holder that excludes the lost one.
 
-        Time in which its process did not run does not count, nor does time in which it had a fault that stopped it:
-        a process may be killed before it can note its own stall. Time in which the machine stopped another process
-        does not count either, because a callback needs several threads, and the pulse is only one.
+        Time in which the process of the callback did not run does not count. This includes its faults that stop a
+        process, since a process may be killed before it can note its own stall. Time in which the busy machine stopped
+        another process does not count either: a callback needs several threads, but stalls are noted by one thread
+        only.
         """
         self.judged_callbacks = 0
         self.excused.clear()
@@ -235,12 +236,13 @@ class Record:
                 yield f"O6 {belief.name}: lost, and no callback (process {belief.pid})"
 
     def slow_takeovers(self, faults: Iterable[Fault], bound: float, ttl: float, until: float) -> Iterator[str]:
-        """O5: a name without a holder gets one within the bound. Waiters for each name are needed until ``until``.
+        """O5: a name without a holder gets one within the bound. The run must keep a waiter for each name until
+        ``until``.
 
-        The time counts again from zero when a fault begins or ends. A server that is still down after the last fault
-        cannot grant a lock before it is back. Time in which the process of the next holder did not run does not count.
-        Time in which the machine stopped another process does not count either, since that process may have been first
-        in the queue. This does not apply to the process that held the name last.
+        The time counts again from zero when a fault begins or ends, because a server that was down cannot grant a lock
+        before it is back. Time in which the process of the next holder did not run does not count. Time in which the
+        busy machine stopped another process does not count either, since that process may have been first in the queue.
+        But stalls of the process that held the name last do count.
         """
         faults = list(faults)
         times = sorted(time for fault in faults for time in (fault.start, fault.end))
@@ -279,7 +281,7 @@ class Record:
 
 
 def _union(stalls: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the same time in parts that do not overlap."""
+    """Merge stalls that overlap, and return all in order of time."""
     parts: list[tuple[float, float]] = []
     for start, end in sorted(stalls):
         if parts and start <= parts[-1][1]:

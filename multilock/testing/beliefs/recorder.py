@@ -1,4 +1,4 @@
-"""Record in a file, in one process, what its clients hold: lines of `multilock.testing.beliefs.witness`.
+"""Record in a file what the clients of one process hold, in lines of `multilock.testing.beliefs.witness`.
 
 The thread that acquires or releases a lease also records the acquire or the release. In between, a thread checks each
 lease. This check must not change anything: calling ``is_held()`` on an ended lease would report its loss.
@@ -46,7 +46,7 @@ def recorder_of(folder: str, also: Callable[[], None] | None = None) -> Recorder
 
 
 class Recorder:
-    """The recorder of one process. ``also`` is called at each check, on the checking thread."""
+    """The recorder of one process. ``also`` is called at each check."""
 
     def __init__(self, folder: str, also: Callable[[], None] | None = None) -> None:
         self.pid = os.getpid()
@@ -66,7 +66,7 @@ class Recorder:
         self._thread.start()
 
     def acquired(self, lease: Holding) -> None:
-        """Record a grant. Called by the thread that acquired, before any other code has the lease."""
+        """Record a grant. Called by the thread that acquired the lease, before any other code has it."""
         claim, kernel = lease.claim, lease._kernel
         at, yes = now(), _believes(lease)
         place = f"{kernel.scheme}:{getattr(kernel.settings, 'prefix', '')}{claim.name}"
@@ -82,7 +82,7 @@ class Recorder:
         """Record a release. Called by the thread that released, with the time at which it called ``release()``."""
         with self._lock:
             self._active.pop(lease.claim.id, None)
-            if lease.claim.id in self._got:  # a check may have found the end before; this time is more exact
+            if lease.claim.id in self._got:  # a check may have found the end already, but this time is more exact
                 self._got.remove(lease.claim.id)
                 self._note("release", at, lease.claim.id)
                 self._note("released", now(), lease.claim.id, 1)

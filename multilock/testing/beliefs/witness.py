@@ -1,4 +1,5 @@
-"""The lines that a contender writes, and when. `Record.feed` reads them.
+"""The lines by which a process under test, a *contender*, records its requests and their results. `Record.feed` reads
+them.
 
 Each line is one write to stdout, so that a killed process has written all its records. Times are those of
 `multilock.now()`, a clock that all processes of a machine share::
@@ -39,7 +40,8 @@ def note(*words: object) -> None:
 
 
 def watch_pulse(every: float = PULSE) -> None:
-    """Start a thread that notes when this process did not run for 25 ms or more: frozen, or on a busy machine.
+    """Start a thread that notes when this process did not run for 25 ms or more, because it was frozen or the machine
+    busy.
 
     It checks once in ``every`` seconds.
     """

@@ -6,9 +6,11 @@
     report = compare.run(["redis://localhost:6379"], options)
     assert report.exit_code == 0, report.violations + report.void
 
-In each cycle three contenders compete, one fault happens, and the beliefs that they recorded are judged. Controls,
-which are known to be weak, run as well: if they do not fail, the report is void. Any lock library can take part through
-an `Adapter`. It needs Linux, or another system with SIGSTOP and one CLOCK_MONOTONIC for all processes.
+A *contestant* is a lock to be judged, a *scenario* is a fault, and a *cell* is one contestant in one scenario. A
+*cycle* is one trial of a cell. The contenders A, B and C compete for a name, the fault happens, and the beliefs that
+they recorded are judged. Contestants that are known to be weak are *controls*. If they do not fail, the report is
+*void*. Any lock library can take part through an `Adapter`. A comparison needs Linux, or another system with SIGSTOP
+and one CLOCK_MONOTONIC for all processes.
 """
 
 from multilock.testing.compare.contestants import Adapter, AdapterClient, AdapterHolding, AdapterLock

@@ -67,7 +67,8 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line (``kind`` line) or many dots (dots) as one ``path``, and single ``marks``. ``look`` is its colour."""
+    """The data of one colour in a chart. ``path`` is a line (``kind`` line) or many dots (dots), and ``marks`` are
+    single points. ``look`` is the number of the colour."""
 
     look: int
     path: str = ""
@@ -140,7 +141,8 @@ def _line(points: Iterable[Point], x: Scale, y: Scale) -> str:
 
 
 def ecdf(title: str, x_label: str, samples: Sequence[tuple[int, str, Sequence[float]]]) -> Plot:
-    """Return the chart of the share of cases up to each value. Each of ``samples`` is a look, a name and its values."""
+    """Return the chart of the share of cases up to each value. Each of ``samples`` has the number of a colour, a name
+    and values."""
     steps = _steps(max((max(values) for _, _, values in samples if values), default=1.0))
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     x, y = _linear(0, steps[-1], LEFT, right), _linear(0, 1, bottom, TOP)
@@ -245,7 +247,7 @@ def _merged(spans: Iterable[Point]) -> list[Point]:
 
 
 def percent(value: float) -> str:
-    """Return a position on a timeline as a percentage. A share outside 0 to 1 is moved to the end."""
+    """Return a position on a timeline as a percentage. A share below 0 or above 1 is moved to the nearer end."""
     return f"{min(1.0, max(0.0, value)) * 100:.3f}%"
 
 
@@ -259,8 +261,8 @@ TICKS = 12  # ticks of an axis at most
 class Bar:
     """A span of time. ``kind`` is belief-A, belief-B, belief-C, valid, fault, stall-A or stall-B.
 
-    Or it is doubt (it may have believed), overlap (both believed, and a promise was broken) or together (both believed,
-    but no promise was broken).
+    It may also be doubt (a contender may have believed), overlap (two contenders believed, and a promise was broken) or
+    together (two believed, but no promise was broken).
     """
 
     kind: str
@@ -372,7 +374,8 @@ class _Drawing:
         return min(known[-1], a.release) if a.over is None and a.release is not None else float(known[-1])
 
     def _overlaps(self) -> Iterator[Bar]:
-        """Return a bar for each time in which two believed at once; for A and B this is the gap."""
+        """Yield a bar for each time in which two contenders believed at once. For A and B it is the negative gap of the
+        cycle."""
         gap = self.cycle.gap
         kind = "overlap" if self.cycle.verdict.outcome == "broken" else "together"
         if gap is not None and gap.seconds < 0 and gap.of == "belief":

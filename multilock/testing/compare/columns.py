@@ -1,6 +1,6 @@
-"""The contestants: each URL and the controls beside it.
+"""The columns of the report: the contestants at each URL, and its controls.
 
-Each server is asked once before anything runs, and afterwards for leftovers.
+Each server is queried once before anything runs. After the run, this module looks for leftovers at each server.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ PROBE_WITHIN = 10.0
 ALIVE_WITHIN = 5.0
 LOOK_AROUND = 5.0  # seconds within which a released lock must be gone from the server
 LOOK_EVERY = 0.1
-CONNECTIONS = 10  # of PostgreSQL for each cycle: three clients with three each, and the operator's
+CONNECTIONS = 10  # to PostgreSQL for each cycle: three for each of three clients, and the operator's
 BOUND_MAX = 300.0  # seconds; the greatest `bound`, because each cycle may wait for that long
 
 
 @dataclass
 class Column:
-    """A contestant at a URL. ``adapters`` are those of its faces, which take turns."""
+    """A contestant at a URL. ``adapters`` has one adapter for each face of the contestant, and its cycles use them in
+    turn."""
 
     name: str
     url: str
     adapters: list[str]
     ttl: float  #: seconds, as granted
-    bound: float = 0.0  #: seconds until another can have the lock of a holder that vanished
+    bound: float = 0.0  #: seconds until another client can get the lock of a holder that vanished
     at_once: int | None = None  #: the cycles for which the server has connections, or None if it has no such limit
     must_fail: frozenset[str] = frozenset()  #: the scenarios in which a control must fail
     control: bool = False
     gone: str = ""  #: the reason why the contestant does not take part (any longer)
     facts: dict[str, Any] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
-    server: ServerProcess | None = None  #: None if the user did not name one
+    server: ServerProcess | None = None  #: the server that may be stopped, or None
 
     def faces(self, scenario: Scenario) -> list[str]:
         """Return the adapters that can go through this scenario. The scenario is not applicable if there are none."""
@@ -64,7 +65,7 @@ class Column:
     def _has(self, path: str) -> set[Need]:
         adapter = load(path)
         has: set[Need] = set()
-        if not self.url.startswith("memory:"):  # the pid, for a server that is one process
+        if not self.url.startswith("memory:"):  # several processes can share all others
             has.add("processes")
         if not why_no_network(self.url):
             has.add("network")
@@ -83,7 +84,7 @@ class Column:
         return has
 
     def check_alive(self) -> None:
-        """Set ``gone`` if the server does not answer, as far as we can ask it."""
+        """Set ``gone`` if the server does not answer. Without a backend of multilock for the URL this does nothing."""
         if _is_ours(self.url):
             try:
                 with multilock.connect(self.url, request_timeout=ALIVE_WITHIN) as client:
@@ -173,7 +174,7 @@ def _assign(servers: Given, columns: list[Column]) -> None:
 
 
 def _left_at(url: str, begin: str, within: float) -> list[str]:
-    """Return the names with this beginning that are still at the server after this time."""
+    """Return the names with this beginning that are still at the server after ``within`` seconds."""
     until = now() + within
     with multilock.connect(url) as client:
         while (left := sorted({info.name for info in client.inspect_all(begin)})) and now() < until:
@@ -187,7 +188,8 @@ def _is_ours(url: str) -> bool:
 
 
 def _scheme(url: str) -> str:
-    """Return the scheme of a URL of multilock, or an empty text for another URL, for which there is no control."""
+    """Return the scheme of a URL, or an empty text if multilock has no backend for it. Such a URL has no controls
+    either."""
     try:
         multilock.connect(url).close()  # making a client sends no request
         return resolve(url).scheme
@@ -291,7 +293,7 @@ def _library(scheme: str) -> dict[str, str]:
 
 
 def _server(backend: Backend, within: float) -> str:
-    """Return the versions of the servers of a URL. Empty if there is none, or if this user may not see it."""
+    """Return the versions of the servers of a URL. Returns an empty text if this user may not see them."""
     try:
         return ", ".join(dict.fromkeys(_told(backend, within)))
     except Exception:  # a backend of a third party, or a user without the permission: the version is only information

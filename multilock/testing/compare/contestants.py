@@ -1,4 +1,5 @@
-"""The adapters: anything that locks can be compared. Both faces of multilock are adapters like any other.
+"""The adapters, through which any lock can be compared. The blocking and the asyncio face of multilock are adapters
+like any other.
 
 An adapter has a name of the form ``package.module:Name``, and must be importable in a fresh process::
 
@@ -46,7 +47,7 @@ class AdapterHolding(Protocol):
     """A lock that was acquired.
 
     Optional members: ``on_lost(callback)``, which calls ``callback()`` once the holding is lost. ``ttl``, the granted
-    seconds. ``remaining()``, the seconds for which it stays valid without a further reply.
+    ttl in seconds. ``remaining()``, the seconds for which the holding stays valid without a further reply.
     """
 
     @property
@@ -57,14 +58,14 @@ class AdapterHolding(Protocol):
         """Return whether the lock is held: the check that a user of the lock would make before acting."""
 
     def release(self) -> object:
-        """Release the lock. False or an exception means that it was not ours any longer."""
+        """Release the lock. False or an exception means that the lock was lost before."""
 
 
 class AdapterLock(Protocol):
     """A lock with a name, made by a client."""
 
     def acquire(self, timeout: float) -> AdapterHolding | None:
-        """Wait for the lock for so many seconds. Returns None if somebody else still has it."""
+        """Wait for the lock for ``timeout`` seconds. Returns None if another holder still has it."""
 
 
 class AdapterClient(Protocol):
@@ -86,8 +87,8 @@ class Adapter(Protocol):
     """The function that opens a client.
 
     Optional members: ``loop``, True if its clients have ``on_loop``. ``control``, the scenarios in which it must fail,
-    or the report is void. ``bound(url, ttl)``, the seconds until another can have the lock of a holder that vanished.
-    ``take(url, name)``, by which an operator takes the lock away. It returns True if somebody had the lock.
+    or the report is void. ``bound(url, ttl)``, the seconds until another client can get the lock of a holder that
+    vanished. ``take(url, name)``, by which an operator takes the lock away. It returns True if the lock had a holder.
     ``has_sessions(url)``, True if its clients have ``end_session``. ``sweep(url, begin)``, which removes everything
     whose name begins with ``begin``, and returns the names that it could not remove.
     """
@@ -119,7 +120,7 @@ class _Ours:
 
     @staticmethod
     def bound(url: str, ttl: float) -> float:
-        """Return the seconds until another can have the lock of a holder that vanished."""
+        """Return the seconds until another client can get the lock of a holder that vanished."""
         with multilock.connect(url, ttl=ttl) as client:
             return client.capabilities.takeover_bound
 
@@ -276,7 +277,7 @@ TRIES = 8
 
 
 def _end_session(backend: Backend, session: Any) -> bool:
-    """End a session. ``session`` is the group of a grant. Returns False if it did not exist."""
+    """End a session. ``session`` is the `Granted.group` of a lock. Returns False if the session did not exist."""
     its: Any = backend
     match backend.scheme:
         case "consul" | "consuls":
@@ -298,7 +299,7 @@ def _end_session(backend: Backend, session: Any) -> bool:
 
 
 def close_kazoo(client: Any, tls: Any = None) -> bool:
-    """End the session of this KazooClient, which learns of it from the server.
+    """End the session of this KazooClient. The server notifies the client, this function does not.
 
     Another connection takes over the session and closes it. On a busy machine this client may take it back first. So
     this function asks for the session once more: if the server gives it another session, the first one has ended.
@@ -310,12 +311,13 @@ def close_kazoo(client: Any, tls: Any = None) -> bool:
     for tried in range(TRIES):
         number = _close(hosts, its, timeout, tls or {})
         if number is not None and number != its[0]:
-            return tried > 0  # at the first try this error means that the session had ended before
+            return tried > 0  # a new number at the first try means that the session had ended before
     return False
 
 
 def _close(hosts: str, its: tuple[int, bytes], timeout: float, tls: Any) -> int | None:
-    """Return the number of the session that was closed. It is a new session if ``its`` does not exist any longer."""
+    """Take over the session ``its``, close it, and return its number. If ``its`` no longer exists, the server opens a
+    new session, whose number is returned."""
     from kazoo.client import KazooClient
 
     other = KazooClient(hosts, client_id=its, timeout=timeout, **tls)

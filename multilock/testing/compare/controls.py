@@ -1,10 +1,10 @@
 """Locks that are known to be weak. If they show no failure, the comparison has proved nothing, and its report says so.
 
-`Naive`, `Flag`, `Kazoo` and `Advisory` declare the scenarios in which they must fail. `RedisPy` is no such control but
-is shown for comparison: it renews nothing, and asks the server at each check.
+`Naive`, `Flag`, `Kazoo` and `Advisory` declare the scenarios in which they must fail. `RedisPy` need not fail and is
+only shown for comparison: it renews nothing, and asks the server at each check.
 
-They use the server with the login, the TLS settings and the prefix of the URL, as our locks do, since a user may have
-no other permissions.
+The controls use the login, the TLS settings and the prefix of the URL, as our locks do, because a login may have no
+other permissions.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Naive:
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
-        """Delete all keys that begin like this."""
+        """Delete all keys whose names begin with ``begin``."""
         return _sweep(url, begin)
 
 
@@ -164,7 +164,7 @@ class _NaiveHolding:
 
 
 class RedisPy:
-    """``redis.lock.Lock``, checked with its ``owned()``. An error counts as a no."""
+    """``redis.lock.Lock``, checked with its ``owned()``. An error counts as False."""
 
     control: frozenset[str] = frozenset()
 
@@ -180,7 +180,7 @@ class RedisPy:
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
-        """Delete all keys that begin like this."""
+        """Delete all keys whose names begin with ``begin``."""
         return _sweep(url, begin)
 
 
@@ -235,7 +235,7 @@ class Kazoo:
 
     @staticmethod
     def bound(url: str, ttl: float) -> float:
-        """Return the seconds until another can have the lock of a holder that vanished."""
+        """Return the seconds until another client can get the lock of a holder that vanished."""
         return 2 * ttl + 5.0
 
     @staticmethod
@@ -316,10 +316,12 @@ class _KazooHolding:
 
 
 class Advisory:
-    """PostgreSQL's ``pg_advisory_lock``. Its connection is taken from psycopg's pool, and returned after the unlock.
+    """PostgreSQL's ``pg_advisory_lock``. Each lock takes a connection from psycopg's pool, and returns it after the
+    unlock.
 
-    It follows the documentation: the pool checks each connection that it hands out, autocommit leaves no transaction
-    open, ``SET LOCAL`` leaves no setting behind, and no statement is prepared, because there may be a pooler.
+    It follows psycopg's documentation: the pool checks each connection that it hands out, autocommit leaves no
+    transaction open, and ``SET LOCAL`` leaves no setting behind. It prepares no statement, because a pooler may be in
+    between.
     """
 
     control = frozenset({"reset", "half-open", "taken"})
@@ -331,7 +333,8 @@ class Advisory:
 
     @staticmethod
     def bound(url: str, ttl: float) -> float:
-        """Return seconds within which the server has noticed that a process has ended. The lock itself has no end."""
+        """Return seconds within which the server has noticed that a process has ended. The lock itself never
+        expires."""
         return ttl
 
     @staticmethod
@@ -342,7 +345,8 @@ class Advisory:
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
-        """End all sessions that have such locks. They belong to a pooler, because ours have ended."""
+        """End all sessions that still have such locks. These sessions belong to a pooler, because those of our clients
+        have ended."""
         key = {**_advisory_key(url, begin), "name": None}
         until = multilock.now() + START_WITHIN
         with _postgresql(url) as connection:
@@ -444,7 +448,7 @@ def _sweep(url: str, begin: str) -> list[str]:
 
 
 def _ours(url: str) -> Any:
-    """Return multilock's backend without opening it: it has read the URL."""
+    """Return multilock's backend for its parsed URL, without opening it."""
     return open_configured(resolve(url))
 
 
@@ -474,7 +478,8 @@ ADVISORY = "hashtext(%(begin)s), hashtext(%(name)s)"  # the two numbers of the l
 
 
 def _advisory_key(url: str, name: str) -> dict[str, str | None]:
-    """Return the texts whose hashes are the key of a lock: all names of one contestant begin with the first text."""
+    """Return the two texts whose hashes are the key of a lock. The first text is the beginning of all names of the
+    contestant."""
     begin = "".join(re.findall("[^-]*-", name)[:3])
     return {"begin": _prefix(url) + begin, "name": _prefix(url) + name}
 
@@ -497,9 +502,10 @@ def _postgresql(url: str) -> Iterator[Any]:
 
 
 def _end_holders(connection: Any, key: dict[str, str | None]) -> list[str]:
-    """End each session that has this lock, or all locks that begin so if ``name`` is None. Returns their numbers.
+    """End each session that has this lock. If ``name`` is None, end those of all locks that begin with ``begin``.
+    Returns the locks.
 
-    If a pooler gave the session of the lock to this connection, it unlocks instead.
+    If a pooler has given this connection the session of the lock, unlock instead.
     """
     rows = connection.execute(
         """SELECT objid, CASE pid WHEN pg_backend_pid() THEN pg_advisory_unlock(classid::int, objid::int)

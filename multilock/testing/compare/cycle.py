@@ -23,7 +23,7 @@ Cell = tuple[str, str]
 """Contestant and scenario."""
 
 PATIENCE = 20.0  # seconds that a step may take; on an idle machine it takes a moment
-LATE_RELEASE = 0.3  # share of a ttl for which B still holds after A released its lost lock
+LATE_RELEASE = 0.3  # share of a ttl for which B still holds after A has released the lock that A had lost
 LONGEST_WAIT = 600.0
 SILENT = 0.5  # seconds without a reply after which a stopped server counts as silent
 ANSWERS_WITHIN = 5.0  # seconds within which a running server replies, even on a busy machine
@@ -131,7 +131,7 @@ class _Scene:
         self.acquire_b()
         alive = self.a.fit
         if alive:
-            self.a.order("release", "A")  # even if A has lost the lock, which A then releases late
+            self.a.order("release", "A")  # A releases late if it has lost the lock
         self.b.wait_for("B", "got", within=self.bound + self.ttl + PATIENCE)
         self._acquire(self.b, "C")
         if alive:

@@ -141,7 +141,7 @@ def check_writable(out: Path | None) -> None:
 
 
 def open_history(out: Path | None, *, resume: bool) -> IO[bytes]:
-    """Open the history, once everything else is known to be right. Unless ``resume``, this deletes the old history."""
+    """Open the history. Unless ``resume`` is True this deletes the old history, so call it after all other checks."""
     path = Path(os.devnull) if out is None else out / HISTORY
     try:
         if out is not None and not resume:

@@ -29,7 +29,8 @@ COMMAND_WITHIN = 60.0
 
 
 def states(pid: int) -> str:
-    """Return the states of all threads of a process on Linux, a letter each as in proc(5). Empty if it has ended."""
+    """Return the states of all threads of a process on Linux, one letter for each as in proc(5). Returns an empty text
+    if the process has ended."""
     found = ""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -60,7 +61,7 @@ def _down(order: dict[str, Any], stopped: list[int]) -> None:
         return
     os.kill(order["pid"], 0)
     until = time.monotonic() + STOPS_WITHIN
-    while new := [each for each in family(order["pid"]) if each not in stopped]:  # a stopped one starts no others
+    while new := [each for each in family(order["pid"]) if each not in stopped]:  # a stopped process starts no child
         stopped += new
         _signal(new, signal.SIGSTOP)
         while any(set(states(each)) - set("tTZX") for each in new):

@@ -1,7 +1,7 @@
 """Measurements without a fault: the cost of a lock, and its behaviour under contention, one contestant at a time.
 
 Each holder checks its belief once more right before the release, so exclusion and tokens are judged here too. Waiters
-continue to wait after the measured time: a free lock that no waiter gets is a deadlock.
+continue to wait after the measured time, so that a deadlock shows: a free lock that no waiter gets.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ LOADS = {
 }
 OPEN_WITHIN = 30.0
 END_WITHIN = 30.0
-EACH_WITHIN = 0.05  # seconds that each of many locks may take in addition
+EACH_WITHIN = 0.05  # seconds by which each of many locks extends the limit
 PAIRS = 200  # the most acquires and releases whose cost is measured
 BEHIND = "Q"  # the first letter of roles behind a proxy; other roles begin with P
-COUNTED = 0.5  # share of the seconds for which contention continues behind a proxy, which counts the requests
+COUNTED = 0.5  # the repetition behind a proxy, which counts the requests, takes this share of the seconds
 DIGITS = 6
 
 
@@ -54,7 +54,7 @@ class Load:
     hold: float = 0.0  #: seconds for which each contender holds the lock
     locks: int = 1
     bound: float = 0.0  #: seconds for which the lock may be free although somebody waits
-    counted: bool = False  #: contention: whether to count requests, afterwards, because a proxy costs time
+    counted: bool = False  #: whether contention is repeated behind a proxy to count the requests
 
     @property
     def header(self) -> Event:
@@ -136,7 +136,7 @@ def _play(
 
 
 def _count(network: Network | None) -> Event:
-    """Return the event with what was sent to the server so far."""
+    """Return the event with the number of pieces and bytes that were sent to the server so far."""
     sent = None if network is None else network.traffic()
     return {
         "what": "sent", "at": now(), "pieces": None if sent is None else sent.up_pieces,
@@ -170,7 +170,8 @@ def _row(events: list[Event]) -> dict[str, Any]:
 def _scale(events: list[Event]) -> dict[str, Any]:
     """Return the figures of many locks.
 
-    ``sends_per_second`` counts pieces of bytes that arrived at the server. Requests that are sent together are one.
+    ``sends_per_second`` counts pieces of bytes that arrived at the server. Requests that are sent together count as one
+    piece.
     """
     holds = next((event for event in events if event["what"] == "holds"), None)
     kept = next((event for event in events if event["what"] == "kept"), None)
@@ -206,7 +207,7 @@ def _contention(events: list[Event]) -> dict[str, Any]:
     seconds = events[0]["seconds"]
     per_contender = Counter(event["id"] for event in grants)
     waited = [event["at"] - event["asked"] for event in grants]
-    # From a release until the next grant, if that waiter was waiting already.
+    # Seconds from each release to the next grant, if that waiter asked before the release.
     handed = [other["at"] - one["until"] for one, other in pairwise(grants) if other["asked"] < one["until"]]
     row = {
         "grants": len(grants),
@@ -234,7 +235,7 @@ def _overlaps(grants: list[Event]) -> Iterator[str]:
 
 
 def _believed(grants: list[Event]) -> Iterator[tuple[Event, Event]]:
-    """Yield each grant in which its holder believed, with the next grant."""
+    """Yield each grant in which its holder believed, with the next such grant."""
     return pairwise(event for event in grants if event["held"])
 
 
@@ -245,7 +246,7 @@ def _regressions(grants: list[Event]) -> Iterator[str]:
 
 
 def _deadlocks(events: list[Event], given: list[Event]) -> Iterator[str]:
-    """Yield the times in which nobody held the lock for too long, although somebody waited all the while.
+    """Yield each period in which a contender waited for too long although nobody held the lock.
 
     Too long means longer than a vanished holder can keep the lock taken. Time in which one of the processes did not run
     does not count.
@@ -265,7 +266,8 @@ def _deadlocks(events: list[Event], given: list[Event]) -> Iterator[str]:
 
 
 def _sends_per_grant(events: list[Event], given: list[Event]) -> float | None:
-    """Return the pieces of bytes that arrived at the server for each grant. Requests that are sent together are one."""
+    """Return how many pieces of bytes arrived at the server for each grant. Requests that are sent together count as
+    one piece."""
     sent = [event["pieces"] for event in events if event["what"] == "sent" and event["pieces"] is not None]
     grants = sum(event["id"].startswith(BEHIND) for event in given)
     return round((sent[1] - sent[0]) / grants, 2) if len(sent) == 2 and grants else None

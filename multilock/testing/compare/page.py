@@ -1,6 +1,7 @@
-"""``report.html``: a report and its history on one page, in the order of a reader's questions; and the card to share.
+"""``report.html``: a report and its history on one page, in the order of a reader's questions; and the picture of it to
+share.
 
-The page shows neither a score nor a winner, because the losses by a pause and by a partition have no common unit.
+The page shows neither a score nor a winner: no common unit compares a failure after a pause with one after a partition.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Shown:
 
     @property
     def face(self) -> str:
-        """The face, or the adapter of somebody else."""
+        """The face of multilock, or the name of another adapter."""
         return face_of(str(self.cycle.events[0]["adapter"]))
 
     @property
@@ -91,7 +92,8 @@ class Shown:
 
     @property
     def told(self) -> list[tuple[float, str, str, str]]:
-        """The events, without those that repeat a belief: time in ttl, role, kind, and the rest."""
+        """The events, without those that repeat a belief. Each has its time in ttls, its role, its kind, and its other
+        values."""
         zero = self.cycle.events[0]["at"]
         return [
             (
@@ -327,7 +329,7 @@ class _Page:
         """Yield for each contestant: its name, the number of its tokens, the number of tokens that did not grow, the
         numbers of accepted and refused fenced writes, and two strips.
 
-        The first strip shows the tokens that grew, the second one the rest.
+        The first strip shows the tokens that grew, the second one those that did not.
         """
         for who in self.looks:
             if points := self.evidence.tokens.get(who):

@@ -1,6 +1,7 @@
 """The plan of a run: its options, and the cycles and loads drawn from them and from a seed.
 
-A long run may be made in pieces. Earlier pieces are read from its folder, and what they did is not planned again.
+A long run may be made in pieces. Earlier pieces are read from its folder, and their cycles and loads are not planned
+again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from multilock.testing.compare.verdicts import CycleVerdict, judge_cycle
 __all__ = ["Before", "Options", "Planned", "Plans", "done_before"]
 
 SHARE = 10  # how many cycles share one stop of their server
-LONG = 5  # ttls; cycles with at least this bound begin first
+LONG = 5  # ttls; cycles whose bound is at least this long begin first
 AGAIN = 2  # further cycles of a cell if none could be decided
 # Contenders, processes, and seconds for which each contender holds the lock.
 SIZES = [
@@ -59,7 +60,7 @@ class Options:
     #: Seconds after which no cycle begins, except the first cycle of each scenario and contestant.
     within: float | None = None
     controls: bool = True  #: whether controls run too
-    #: Whether controls also run in scenarios in which they may hold, and contention runs with all its sizes.
+    #: Whether controls also run in scenarios in which they need not fail, and contention runs with all its sizes.
     all_of_controls: bool = True
     #: How many cycles run at the same time. With None there are 3 for each core at first. The number grows while no
     #: process waits for a processor, up to 20 for each core and 40 in all.
@@ -98,9 +99,9 @@ class Options:
 
 
 class Plans:
-    """The cycles and loads of a run, in the order in which they begin, and which of the cycles run.
+    """The cycles and loads of a run that have not begun, in their order, and the cycles that run now.
 
-    It has no lock of its own. If several threads use it, the caller holds a lock.
+    It is not thread-safe: if several threads use it, the caller must hold a lock.
     """
 
     def __init__(self, columns: list[Column], options: Options, seed: int, ledger: str, most_at_once: int) -> None:
@@ -110,7 +111,7 @@ class Plans:
         self.planned = 0  #: how many cycles there are in all
         self.running: dict[int, Plan] = {}
         self._columns, self._options, self._seed, self._ledger = columns, options, seed, ledger
-        # The latter number is for cycles without a fault of a server.
+        # `_for_the_rest` is the part of the time for cycles without a fault of a server.
         self._within = self._for_the_rest = options.within
         self._again: dict[Cell, deque[Planned]] = defaultdict(deque)  # cycles that run only if they are needed
         self._begun = Counter[Cell]()
@@ -130,9 +131,9 @@ class Plans:
     def _plan_cycles(self, scenarios: Sequence[str], proofs: Sequence[tuple[Column, Scenario, list[str]]]) -> None:
         """Plan rounds with one cycle of each cell. Within a round the order is random, but long cycles begin first.
 
-        Controls are in ``of_controls`` rounds: the first one, and then as evenly as possible. If no control of a URL
-        must fail in these scenarios, there is one more cycle, in a scenario in which it must. Each cell also has a few
-        cycles that run only if none of its cycles could be decided.
+        Controls take part in ``of_controls`` of the rounds, spread evenly from the first one. If no control of a URL
+        must fail in these scenarios, it has one more cycle, in a scenario in which it must fail. Each cell also has a
+        few cycles that run only if none of its cycles could be decided.
         """
         dice = random.Random(self._seed)
         cycles, of_controls = self._options.cycles, self._options.of_controls
@@ -168,7 +169,8 @@ class Plans:
         )  # fmt: skip
 
     def _proofs(self, scenarios: Sequence[str]) -> list[tuple[Column, Scenario, list[str]]]:
-        """Return the control cycles that show that a failure would have been seen, where no other cycle shows it."""
+        """Return cycles of controls for the URLs whose controls need not fail in ``scenarios``. In these cycles they
+        must fail, which shows that the run would have seen a failure."""
         shown = {column.url for column in self._columns if column.must_fail & {*scenarios}}
         return [
             (column, SCENARIOS[PROOF], column.faces(SCENARIOS[PROOF]))
@@ -208,7 +210,7 @@ class Plans:
         return f"compare-{self._id}-{self._columns.index(column)}-"
 
     def go_on(self, before: Before) -> None:
-        """Remove what earlier pieces did. Raises ConfigurationError if they are of another run."""
+        """Remove the cycles and loads of earlier pieces. Raises ConfigurationError if the pieces are of another run."""
         every = (self.cycles, *self.alone.values(), *self._again.values())
         each = [plan for plans in every for _, plan in plans]
         cycles = [(plan.number, plan.contestant, plan.adapter, plan.scenario.name) for plan in each]
@@ -225,9 +227,10 @@ class Plans:
             plans.extend(left)
 
     def take(self, plans: deque[Planned], elapsed: float) -> Planned | None:
-        """Remove the next of these plans for which there is time, ``elapsed`` seconds after the beginning of the run.
+        """Remove and return the next of these plans for which there is time, ``elapsed`` seconds after the beginning of
+        the run.
 
-        It counts as running until `ended`. Returns None if there is none.
+        The plan counts as running until `ended`. Returns None if no plan is left.
         """
         while plans:
             column, plan = plans.popleft()
@@ -242,7 +245,7 @@ class Plans:
         return None
 
     def take_together(self, plans: deque[Planned]) -> list[Planned]:
-        """Remove the next of these plans, and those that share its stop of the server."""
+        """Remove and return the next of these plans, and those that share its stop of the server."""
         scenario, most = plans[0][1].scenario, _shared_by(plans[0][1])
         some = [each for each in plans if each[1].scenario.name == scenario.name][:most]
         for each in some:
@@ -260,8 +263,8 @@ class Plans:
     def once_more(self, plans: deque[Planned], done: Plan) -> list[Planned]:
         """Return a further plan if ``done`` was the last cycle of its cell, and none was decided.
 
-        There is none if a cycle of the cell broke off, because the next one would break off too. There is none either
-        if the server would have to be stopped again, because other cycles that saw its fault may still use it.
+        Returns no plan if a cycle of the cell broke off, because the next one would break off too. Returns no plan
+        either if the server would have to be stopped again, because other cycles that saw its fault may still use it.
         """
         wanted = any(plan.cell == done.cell for _, plan in plans) or self._is_running(done.cell)
         if wanted or done.cell in self._settled or done.scenario.alone or not self._again[done.cell]:
@@ -269,9 +272,9 @@ class Plans:
         return [self._again[done.cell].popleft()]
 
     def _has_enough(self, cell: Cell) -> bool:
-        """Return whether this cell needs no further cycle when the time is over.
+        """Return whether this cell needs no further cycle once the time of the run is over.
 
-        Each cell gets one decided cycle, if one of its first few is decided.
+        A cell that has no decided cycle by then still gets cycles, up to ``AGAIN + 1`` in all.
         """
         begun = self._begun[cell]
         return begun > AGAIN or (begun > 0 and (cell in self._settled or self._is_running(cell)))

@@ -15,7 +15,7 @@ from multilock.testing.process import Helper
 
 __all__ = ["Late", "Limit", "Mate", "Mates", "RunEnded", "Trouble"]
 
-STOOD_STILL = 0.01  # if the processes of a cycle did not run for more than this share of it, fewer run at once
+STOOD_STILL = 0.01  # share of a cycle; if its processes stood still for longer, fewer cycles run at once
 LOOK_EVERY = 0.005  # seconds between two checks of a condition that sends no event
 TICK = 0.1  # seconds between two checks whether the run ends
 WORKER = "multilock.testing.compare.worker:work"
@@ -110,16 +110,16 @@ class Mate:
             self.listen(min(left, TICK))
 
     def forget(self) -> list[Event]:
-        """Return everything that it reported in this cycle, and forget it: the cycle is over."""
+        """Return all events of the cycle that has ended, and forget them."""
         events, self._events = self.events(), []
         self._first.clear()
         return events
 
 
 class Mates:
-    """All worker processes of a run. One that was released is used again.
+    """All worker processes of a run. A worker that was given back is used again.
 
-    They end with the thread that makes them. So one thread calls `make`, and others `borrow` what it makes.
+    A worker ends with the thread that made it. So one long-lived thread calls `make`, and other threads call `borrow`.
     """
 
     def __init__(self, stop: threading.Event) -> None:
@@ -130,7 +130,7 @@ class Mates:
         self._all: list[Mate] = []
 
     def make(self) -> None:
-        """Make the next worker for a thread that waits for one, or return after a moment."""
+        """Make a worker for a thread that waits in `borrow`. If no thread waits, return after a moment."""
         with suppress(queue.Empty):
             wanted = self._wanted.get(timeout=TICK)
             try:
@@ -156,7 +156,7 @@ class Mates:
                     raise RunEnded("the run ends") from None
 
     def give_back(self, mate: Mate) -> None:
-        """Keep a worker for another cycle, or end it."""
+        """Keep a worker for another cycle. If it is not fit, or the run ends, kill it."""
         if mate.fit and not self._stop.is_set():
             with self._lock:
                 self._idle.append(mate)
@@ -173,7 +173,7 @@ class Limit:
     """The number of cycles that run at the same time.
 
     The number grows by one after a cycle whose processes never waited for a processor, and falls by one after another
-    cycle. An overloaded machine would decide fewer cycles.
+    cycle. On an overloaded machine fewer cycles could be decided.
     """
 
     def __init__(self, least: int, most: int) -> None:

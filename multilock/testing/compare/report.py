@@ -1,6 +1,6 @@
 """The result of a comparison: `Report`, as data and as files. It can be judged again from its history.
 
-`gather` collects what a page shows of the history.
+`gather` collects from the history the data that a page shows.
 
 ``report.json`` follows ``report.schema.json`` in this folder. Its ``schema`` is the version. An addition keeps the
 version, any other change increases it.
@@ -47,7 +47,7 @@ SCHEMA = 1
 REPORT = "report.json"
 LATER = frozenset({"writes", "writes_refused", "token_regressions"})  # keys of a row that the first reports lack
 GREEN, VIOLATION, VOID, UNREACHABLE = 0, 1, 3, 69
-DECIDED_SHARE = 0.5  # if fewer of a contestant's cycles are decided, the run has proved nothing; not for controls
+DECIDED_SHARE = 0.5  # share of cycles that must be decided for each contestant, or the run is void; not for controls
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Report:
 def write_whole(path: Path, text: str) -> None:
     """Write a file. If that is interrupted or the disk is full, the old file stays as it was."""
     path = path.resolve()
-    if path.exists() and not path.is_file():  # a pipe or a terminal
+    if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
         path.write_text(text, encoding="utf-8")
         return
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -247,9 +247,10 @@ class Cycle:
 
     @property
     def badness(self) -> tuple[bool, bool, float, float]:
-        """A key for sorting: the worst cycle has the greatest.
+        """The key by which cycles are sorted. The worst cycle has the greatest key.
 
-        Worst is a broken promise. Next comes a lost lock whose next holder was soonest, and then the latest notice.
+        A broken promise is worst, then a lock that A lost, then the shortest gap between A and B, then the latest
+        notice.
         """
         gap = self.gap or Gap(math.inf, "release")
         broken = self.verdict.outcome == "broken"
@@ -260,8 +261,9 @@ class Cycle:
 class Gap:
     """The time from the end of A's hold until B believed that it held the lock.
 
-    It is negative if both believed this at the same time, for that long. ``of`` names what ended A's hold: ``belief``
-    (its last is_held()), ``lease`` (the end that its client computed), or ``release`` or ``kill``, which end both.
+    It is negative if both believed at the same time: then it is the length of the overlap. ``of`` names what ended A's
+    hold: ``belief`` (its last is_held()), ``lease`` (the end that its client computed), or ``release`` or ``kill``,
+    which end both.
     """
 
     seconds: float

@@ -1,4 +1,4 @@
-"""Run a comparison: play the cycles, several at a time and within a time, then the loads, and make the report.
+"""Run a comparison: play the cycles, several at once and within a time limit, then the loads, and make the report.
 
 However the run ends, everything is cleaned up.
 """
@@ -73,7 +73,7 @@ def run(
     ``progress`` is called a few times a second. Returns the report, which is also written to the folder ``out``.
 
     Controls run as well. If no control of a URL must fail in the chosen scenarios, one runs through ``pause`` once. If
-    no cycle of a cell could be decided, it has up to two more.
+    no cycle of a cell could be decided, the cell has up to two more.
 
     Ctrl-C and (on the main thread) SIGTERM end the run early, with a report that is marked partial. Call it from a
     thread that outlives the run: worker processes end with their thread.
@@ -122,7 +122,8 @@ def _limit(at_once: int | None, columns: list[Column]) -> Limit:
 
 @contextlib.contextmanager
 def _ledger() -> Iterator[str]:
-    """Run the ledger that the locks of all cycles guard. On Linux its socket has an abstract name, so no file."""
+    """Run the ledger that the locks of all cycles guard. On Linux its socket has an abstract name, so there is no
+    file."""
     with contextlib.ExitStack() as stack:
         if sys.platform == "linux":
             path = f"\0multilock-compare-{os.getpid()}-{secrets.token_hex(4)}"
@@ -205,8 +206,8 @@ class _Runner:
             self.undisturbed(partial(self._end, threads))
 
     def undisturbed(self, act: Callable[[], None]) -> None:
-        """Call ``act`` again until an interrupt no longer stops it. After an interrupt, locks that end by themselves
-        are not awaited."""
+        """Call ``act``, and call it again if an interrupt stops it. After an interrupt, the run does not wait for locks
+        that end by themselves."""
 
         def again() -> None:
             try:
@@ -325,7 +326,8 @@ class _Runner:
 
 
 def _find_leftovers(runner: _Runner, columns: list[Column], before: Before) -> None:
-    """Check O7: look for leftovers of this run. Those that earlier pieces found count too."""
+    """Check the oracle O7: find keys that this run has left at the servers. Leftovers that earlier pieces found count
+    too."""
     for column in columns:
         column.find_leftovers(runner.plans.names_of(column), patient=runner.partial != INTERRUPTED)
         column.leftovers = sorted({*column.leftovers, *before.left_behind(column.name)})
@@ -393,8 +395,8 @@ def _undisturbed(act: Callable[[], T]) -> T:
 def interrupted_once() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C and SIGTERM raise KeyboardInterrupt once, so that the clean-up after it is not interrupted.
 
-    It yields a function that also raises KeyboardInterrupt after a signal: if the interpreter is inside a finalizer, it
-    discards the first one.
+    It yields a function that raises KeyboardInterrupt too if a signal has come. It is needed because the interpreter
+    discards an exception that a signal handler raises inside a finalizer.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

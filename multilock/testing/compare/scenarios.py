@@ -1,8 +1,8 @@
 """The faults of a cycle, and how they are made.
 
 In every cycle A holds, B waits, and a fault happens. Then B holds and C waits. If A still lives, it releases the lock
-that it may have lost long ago. Faults are made by signals and by our proxies. The server itself only gets requests, but
-an operator may take a lock away, end a session, or stop a server if the user said how.
+that it may have lost long ago. Faults are made by signals and by our proxies. The server itself gets only requests,
+even if an operator takes a lock away or ends a session. It is stopped only if the user said how.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PROOF", "SCENARIOS", "Need", "Scenario", "Scene", "tells_in_time"]
 Need = Literal["processes", "network", "operator", "loop", "session", "server", "restart"]
 When = Literal["acquire", "hold", "release"]
 
-PROOF = "pause"  # beside each backend runs a control that must fail in this scenario
+PROOF = "pause"  # each backend has a control that must fail in this scenario
 FIRST_REPLY = 0.7  # share of cycles in which the first reply is held back
 STOPPED = 1.5  # ttls for which a stopped server is left stopped
 BACK_WITHIN = 60.0  # seconds until a restarted server must answer
@@ -31,10 +31,10 @@ AFTERWARDS = 0.1  # share of a ttl in which a holder that continues with a lost 
 
 
 class Scene(Protocol):
-    """A cycle, as a scenario uses it. Each wait ends when the event happens, or when its time is over."""
+    """The interface of a cycle to its scenario. Each wait ends when the event happens, or when its time is over."""
 
     ttl: float
-    bound: float  #: seconds until another can hold what A held
+    bound: float  #: seconds until another client can get the lock if A vanishes
     a: Mate
 
     @property
@@ -53,7 +53,7 @@ class Scene(Protocol):
         asked."""
 
     def dice(self, least: float, most: float) -> float:
-        """Return a random number between the two."""
+        """Return a random number between ``least`` and ``most``."""
 
     def begin(self) -> None:
         """Record that the fault begins now."""
@@ -62,19 +62,19 @@ class Scene(Protocol):
         """Record that the fault ends now."""
 
     def pass_time(self, seconds: float) -> None:
-        """Wait for so many seconds."""
+        """Wait for ``seconds``."""
 
     def until(self, look: Callable[[], object], within: float) -> bool:
-        """Wait until ``look()`` is true. Returns False if it was not in time."""
+        """Wait until ``look()`` is true. Returns False after ``within`` seconds."""
 
     def until_said(self, mate: Mate, what: str, role: str, within: float) -> bool:
-        """Wait for an event of a role. Returns False if it did not come in time."""
+        """Wait for the event ``what`` of a role. Returns False after ``within`` seconds."""
 
     def until_b_has_it(self) -> None:
         """Wait until B holds the lock."""
 
     def until_a_is_over(self) -> None:
-        """Wait until A reports that it does not believe in the lock, or never did."""
+        """Wait until A reports that it does not believe that it holds the lock."""
 
     def acquire_a(self) -> None:
         """Let A call acquire()."""
@@ -83,7 +83,7 @@ class Scene(Protocol):
         """Let B call acquire(), if B has not called it yet."""
 
     def take(self) -> bool:
-        """Take the lock away, as an operator would. Returns whether somebody had it."""
+        """Take the lock away, as an operator would. Returns whether the lock had a holder."""
 
     def end_session(self) -> bool:
         """End the session of A, as an operator would. Returns whether there was one."""
@@ -217,7 +217,7 @@ def _late_answer(scene: Scene) -> bool:
         scene.net.delay(slow, "down")
     scene.acquire_a()
     asked = scene.until(lambda: scene.net.traffic().down_in > before.down_in, 10.0)
-    if not first:  # a later reply may be the one that grants the lock
+    if not first:  # the lock may be granted by a later reply
         scene.pass_time(scene.dice(0.0, 1.5) * slow)
     scene.begin()
     scene.a.pause()

@@ -102,7 +102,8 @@ class ServerProcess:
             yield
 
     def started(self) -> str:
-        """Return the engine's record of its newest start. A process is never restarted, and so has none."""
+        """Return when the container was last started, as a text of its engine. A process is never restarted: then the
+        text is empty."""
         what = "{{.State.StartedAt}} {{.State.Pid}}"
         return _engine(self.engine, "inspect", "-f", what, self.container) if self.container else ""
 
@@ -111,7 +112,7 @@ class ServerProcess:
 
 
 Given = dict[str, ServerProcess]
-"""By the text before the ``=``: a URL, the name of a column, or "" if there was none."""
+"""Servers by the text before the ``=``: a URL, the name of a column, or "" if the option had no ``=``."""
 
 
 def given(pids: Sequence[str], containers: Sequence[str]) -> Given:
@@ -139,7 +140,7 @@ def given(pids: Sequence[str], containers: Sequence[str]) -> Given:
 
 
 def each_of(url: str) -> list[str]:
-    """Return this URL, and one for each server in it: a single URL may reach only one of them."""
+    """Return this URL, and one URL for each server in it: a client of the whole URL may reach only one server."""
     parts = urlsplit(url)
     if "," not in parts.netloc:
         return [url]
@@ -154,7 +155,7 @@ def each_of(url: str) -> list[str]:
 
 
 def answers(url: str, within: float) -> bool:
-    """Return whether the server of this URL answers. False also if we have no backend for the URL, to ask it with."""
+    """Return whether the server of this URL answers. Returns False too if multilock has no backend for the URL."""
     try:
         with multilock.connect(url, request_timeout=within, outage_timeout=within) as client:
             client.ping()
@@ -242,7 +243,8 @@ GATHER_WITHIN = 60.0  # seconds; a cycle that comes later has missed the fault
 
 
 class Together:
-    """A group of ``cycles`` cycles. Each calls `gather` and then `stopped` once, or only `leave`."""
+    """A group of ``cycles`` cycles that share one stop of their server. Each calls `gather` and then `stopped` once, or
+    only `leave`."""
 
     def __init__(self, cycles: int, seed: str = "") -> None:
         self.share = random.Random(seed).uniform(*WHEN)  #: time from the grants to the fault, as a share of a ttl
@@ -266,8 +268,8 @@ class Together:
     ) -> Iterator[None]:
         """Stop the server inside this context. ``begin`` is called right before.
 
-        The first cycle stops the server once all are here, and continues it at the end of its context. The contexts of
-        the others end then, too.
+        The first cycle stops the server once all cycles have come, and continues it at the end of its context. The
+        contexts of the others end then, too.
         """
         with self._changed:
             if self._down:
@@ -294,7 +296,7 @@ class Together:
             self._set(down=True, up=True)
 
     def leave(self) -> None:
-        """Report that a cycle has ended, or does not reach its fault."""
+        """Report that a cycle has ended, or will not reach its fault."""
         with self._changed:
             self._expected -= 1
             self._changed.notify_all()

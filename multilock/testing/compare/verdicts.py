@@ -1,4 +1,4 @@
-"""The verdicts: what one cycle has shown, and what all cycles of a cell have. Events in, verdicts out, without I/O.
+"""The verdict of a cycle, and the verdict of a cell from all its cycles. Events in, verdicts out, without I/O.
 
 A cycle is *kept* only if its fault took place, and every belief was seen to end before the next one began. It is
 *broken* only if that is certain. Else it is *undecided*, or *no fault*. So a machine that is too busy has fewer
@@ -23,7 +23,7 @@ __all__ = ["CycleVerdict", "cells_of", "judge_cycle"]
 
 ROUNDED = 6  # decimal places of a time in seconds
 UNSEEN = 0.05  # seconds that two stalls can explain, one before each of two events, both too short to be noted
-# Seconds for which a process has run since its loss: a callback that has not come by then never comes.
+# If a process has run for so many seconds since a loss without a callback, the callback never comes.
 TOLD_WITHIN = 0.25
 
 
@@ -136,7 +136,7 @@ def _since(at: float, then: float | None) -> float:
 
 
 def _apart(cycle: _Cycle, *, operator: bool) -> Iterator[tuple[Apart, str]]:
-    """Yield the judgement of each two holders, one after the other.
+    """Yield the judgement of each pair of holders.
 
     After a force release only `_deaf` judges: no other promise holds then, and on a slow network the force release may
     have hit B too.
@@ -163,8 +163,8 @@ def _overlaps(pairs: Iterable[tuple[Apart, str]]) -> Iterator[str]:
 def _deaf(cycle: _Cycle) -> Iterator[str]:
     """Yield a violation if the holder believed for too long after a force release.
 
-    Until the holder is notified of the act, exclusion is not promised. It must have been notified by its next renewal,
-    or by the end of its lease.
+    Until the holder is notified of the force release, exclusion is not promised. The next renewal must notify it, or
+    the lease must end.
     """
     a = cycle.record.beliefs.get("A")
     if a is not None and cycle.faults:
@@ -206,7 +206,7 @@ def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
     late = told - following[0].began
     if late <= 0:
         return None
-    # The time after which a busy machine would be the reason.
+    # A stall of the process after this time may be the reason.
     since = min(belief.until, following[0].began) - cycle.header["ttl"]
     stood_still = any(end > since and start < told for start, end in cycle.record.stalls[belief.pid])
     return late, late <= UNSEEN or stood_still

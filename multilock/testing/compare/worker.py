@@ -57,7 +57,7 @@ TEXT = 300
 
 
 def work() -> None:
-    """Follow orders until their end. Then this process ends at once, even if something in it hangs."""
+    """Follow orders until stdin ends. Then this process ends at once, even if something in it hangs."""
     sys.stdout = sys.stderr  # the output of a lock library must not be mixed with our lines
     watch_pulse(PULSE)
     roles: dict[str, _Role] = {}
@@ -187,7 +187,7 @@ class _Role:
         self._hold(holding, yes, began, valid)
         self.release_now.wait()
         if account is not None:
-            account.write()  # like a request that was under way: nothing checked whether the lock is still held
+            account.write()  # without a check of the lock, like a request that was under way
             account.close()
         note("release", now(), self.role)
         try:
@@ -198,7 +198,8 @@ class _Role:
         note("released", now(), self.role, int(ours))
 
     def contend(self, seconds: float, threads: int, hold: float, patience: float) -> None:
-        """Let ``threads`` contenders share the client for so long. Waiters then wait for ``patience`` seconds more."""
+        """Let ``threads`` contenders share the client for ``seconds``. Waiters then wait for ``patience`` seconds
+        more."""
         until = now() + seconds
         crew = [
             threading.Thread(target=self._contend, args=(f"{self.role}.{number}", until, hold, patience), daemon=True)
@@ -250,7 +251,7 @@ class _Role:
         note("done", now(), self.role)
 
     def hold_many(self, locks: int, seconds: float) -> None:
-        """Hold so many locks with one client for so many seconds."""
+        """Hold ``locks`` locks with one client for ``seconds``."""
         assert self.place is not None
         spent = time.process_time()
         time.sleep(AT_REST)
@@ -292,12 +293,12 @@ class _Role:
     def _hold(self, holding: AdapterHolding, yes: bool, asked: float, valid: float) -> None:
         """Check the lock until its holder no longer believes in it, or until it must be released.
 
-        The last yes before a pause or the end is recorded. ``yes`` is the reply to the first check, at ``asked``; this
-        process may have been frozen since then.
+        The last check that returned True before a pause or the end is recorded. ``yes`` is the reply to the first
+        check, at ``asked``; this process may have been frozen since then.
         """
         noted = last = asked
         while yes and not self.release_now.is_set():
-            time.sleep(ASK_EVERY)  # polling costs a third of waiting for an event
+            time.sleep(ASK_EVERY)  # polling costs a third of the time of waiting for an event
             if self.release_now.is_set():
                 break
             asked = now()

@@ -11,8 +11,9 @@
     class TestLock(LockConformance):
         backend = MyPlace
 
-`SUITES` are all suites. A backend passes if each has a subclass with its place. A table of the promises, and of the
-tests that show them, is in multilock's own repository: ``tests/conformance/promises.py``.
+A `Place` is one backend with its server. `SUITES` holds all suites. A backend conforms if it has a subclass of each
+suite, and all their tests pass. A table of the promises, and of the tests that show them, is in multilock's own
+repository: ``tests/conformance/promises.py``.
 """
 
 from multilock.testing.conformance.base import Conformance

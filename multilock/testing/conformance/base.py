@@ -48,14 +48,14 @@ def eventually(ready: Callable[[], object], within: float = SOON) -> None:
 
 
 def until_renewed(lease: Lease, within: float = SOON) -> None:
-    """Wait until the lease is valid for longer than before: a renewal had a reply, however late."""
+    """Wait until a renewal has extended the lease."""
     end = now() + lease.remaining()
     eventually(lambda: not lease.is_held() or now() + lease.remaining() > end + 0.1, within)
     assert lease.is_held(), "lost before it was renewed"
 
 
 def answers(client: Client) -> bool:
-    """Return whether the backend answers this client now. For `eventually`, which asks again."""
+    """Return whether the backend answers this client now. Use it with `eventually`, which calls it again."""
     try:
         client.ping()
     except BackendUnavailable:
@@ -73,7 +73,7 @@ def queued(client: Client, name: str) -> int:
 
 
 def believed_until(lease: Lease) -> float:
-    """Wait until the lease is lost. Returns a moment at which it was certainly still held, however late this runs."""
+    """Wait until the lease is lost. Returns the time just before the last call of ``is_held()`` that returned True."""
     believed = asked = now()
     while lease.is_held():
         believed = asked
@@ -88,7 +88,7 @@ def inner(lease: AnyLease) -> Holding:
 
 
 def by_the_clock(loss: Loss) -> bool:
-    """Return whether the lease ended by its ttl. On a busy machine either of the two reasons is possible."""
+    """Return whether the lease ended because its ttl was over. If the machine is busy, the reason may be PAUSED."""
     return loss.reason in (LossReason.EXPIRED, LossReason.PAUSED)
 
 
@@ -119,7 +119,7 @@ class Pulse:
             self._sum += stop if stop > self.BEAT else 0.0
 
     def stopped(self) -> float:
-        """Return the longest stop in seconds, or 0 if it was no longer than a busy scheduler explains."""
+        """Return the longest stop in seconds, or 0 if it was so short that any scheduler causes it."""
         time.sleep(2 * self.BEAT)  # so that the last stop is counted
         return self._longest if self._longest > 0.02 else 0.0
 
@@ -130,7 +130,7 @@ class Pulse:
 
 
 def refused(wait: Callable[[float], T], timeout: float = 1.0) -> T:
-    """Call ``wait(timeout)``, which waits for a taken name, and return or raise what it does.
+    """Call ``wait(timeout)``, which waits for a taken name, and return its result or raise its exception.
 
     On an overloaded machine no reply may come within a second. If the wait raises `BackendUnavailable`, and this
     process did not run for a tenth of the timeout in all, call it again with twice the timeout, three times at most.
@@ -147,7 +147,7 @@ def refused(wait: Callable[[float], T], timeout: float = 1.0) -> T:
 
 
 class Recorder(Generic[T]):
-    """A callback that records its arguments, and when and where it was called."""
+    """A callback that records its arguments, and the time and thread of each call."""
 
     def __init__(self, *, raises: bool = False) -> None:
         self.calls: list[T] = []

@@ -1,5 +1,5 @@
-"""A process with many open descriptors, such as a big server: there ``select()`` cannot use the descriptors of
-multilock."""
+"""A process with many open files, such as a big server. The descriptors that multilock opens there are too high for
+``select()``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One test body for both faces: a test always uses the blocking interface.
+"""Both faces of the API behind the blocking interface, so that one test body tests both.
 
-Under asyncio a loop runs in its own thread. Each thread of the test is one task of that loop. So everything that
-belongs to "this thread" in the blocking face belongs to "this task" in the asyncio face.
+For asyncio, a loop runs in its own thread. Each thread of the test has one task on that loop, which makes all calls of
+this thread. So a lease that belongs to "this thread" in the blocking face belongs to "this task" in the asyncio face.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class AsyncioFace:
         return task
 
     def close(self) -> None:
-        """Cancel what is left on the loop, and end it."""
+        """Cancel the tasks that are left on the loop, and end the loop."""
 
         async def end_all() -> None:
             for task in self._all_tasks:
@@ -237,7 +237,7 @@ class _Mirror:
 
 
 def background(call: Callable[[], T]) -> concurrent.futures.Future[T]:
-    """Call ``call()`` in a thread of its own (asyncio: a task of its own). The future has ``result(within)``."""
+    """Call ``call()`` in a thread of its own (asyncio: a task of its own). Wait for it with ``result(within)``."""
     answer: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:

@@ -51,7 +51,7 @@ NAMES = [
 
 
 class LockConformance(Conformance):
-    """Tests of acquire, try_acquire, release, and their surroundings."""
+    """Tests of acquire, try_acquire, release, and the methods around them."""
 
     def test_a_second_caller_is_refused_while_the_first_holds_the_lock(self, client: Client, other: Client) -> None:
         with client.lock(NAME):
@@ -513,7 +513,8 @@ class LeaseConformance(Conformance):
         time.sleep(1.3 * place.quick_ttl)
         assert holder.release()
         lease, held_from = waits.result(SOON)
-        # Not remaining(): a session's proof may be older than the grant, until the session is renewed.
+        # This test cannot use remaining(), because a session's proof may be older than the grant until the session is
+        # renewed.
         loss = lease.wait_lost(2 * lease.ttl + SOON)
         assert loss is not None
         # The callback starts in the last tenth of the ttl.
@@ -552,7 +553,7 @@ class LeaseConformance(Conformance):
         for asked in (can.ttl_min, can.ttl_min + 0.0004, 1.5, 3.3, 7):
             lease = client.lock(NAME, ttl=asked).acquire()
             assert asked <= lease.ttl + 1e-9 <= asked + can.ttl_step + can.ttl_min
-            lease.release()  # on a busy machine a lease with the shortest ttl may be lost
+            lease.release()  # unchecked: a busy machine may lose a lease with the shortest ttl
 
 
 class OptionConformance(Conformance):

@@ -335,7 +335,7 @@ class WithConformance(Conformance):
     @pytest.fixture
     def options(self, face: Face) -> dict[str, Any]:
         """The options that let the body of ``with`` run on after a loss."""
-        # Only asyncio cancels the body. That has tests of its own below.
+        # Only asyncio cancels the body, which CancelConformance tests.
         return {"cancel_on_lost": False} if face.name == "asyncio" else {}
 
     def test_after_a_loss_the_normal_end_of_a_with_block_raises_lock_lost(

@@ -1,4 +1,4 @@
-"""The knowledge of the suite about a backend under test, and the faults that it causes.
+"""The suite's access to a backend under test, and the faults that the suite causes.
 
 A `Place` is one backend under test. `FaultyBackend` causes faults between the kernel and any backend. A place with
 better tools (a real server that it can stop, a proxy) overrides its methods.
@@ -27,7 +27,7 @@ Call = Literal["attempt", "renew", "release"]
 
 T = TypeVar("T")
 LATE_WITHIN = 30.0  # seconds for which a request that is held back waits for its release
-DELIVERED_WITHIN = 5.0  # seconds after which a released request is dropped, as when its client is gone
+DELIVERED_WITHIN = 5.0  # seconds for which a released request is tried before it is dropped
 
 
 class Mishap(Protocol):
@@ -51,10 +51,10 @@ class Place:
     #: afresh. A backend with an entry point does not need it.
     registered_in: ClassVar[str | None] = None
     quick_ttl: float = 1.2  #: seconds; the shortest ttl whose timing is right even on a busy machine
-    calm_ttl: float = 2.0  #: seconds; the same for the last tenth of the ttl, in which the lost callback starts
+    calm_ttl: float = 2.0  #: seconds; the shortest ttl whose last tenth gives the lost callback time to start
 
     rest: float = 1.0  #: seconds; the shortest rest (``hold_at_least``) that the server keeps
-    rest_at_most: float = 1.0  #: seconds; for how long the server may keep that rest
+    rest_at_most: float = 1.0  #: seconds; the longest time for which the server may keep that rest
 
     #: The backend's own options for the clients of the suite.
     options: ClassVar[dict[str, object]] = {}
@@ -104,19 +104,20 @@ class Place:
         return self._open(self.clean_url, options)
 
     def drop_reply(self, call: Call) -> Mishap:
-        """Let the next such request be executed, but drop its reply."""
+        """Let the next request of this kind be executed, but drop its reply."""
         return self.faults.plan(call, _Dropped())
 
     def delay_reply(self, call: Call) -> Mishap:
-        """Let the next such request be executed, but hold back its reply until the test releases it."""
+        """Let the next request of this kind be executed, but hold back its reply until the test releases it."""
         return self.faults.plan(call, _Delayed())
 
     def hold_request(self, call: Call) -> Mishap:
-        """Hold the next such request back. It gets no reply in time, and is executed when the test releases it."""
+        """Hold the next request of this kind back. It gets no reply in time, and is executed when the test releases
+        it."""
         return self.faults.plan(call, _Held())
 
     def slow_request(self, call: Call, seconds: float) -> Mishap:
-        """Delay the next such request by ``seconds`` on its way to the backend. It then gets its reply."""
+        """Delay the next request of this kind by ``seconds`` on its way to the backend. It then gets its reply."""
         return self.faults.plan(call, _Slow(seconds))
 
     def slow_answers(self, seconds: float) -> contextlib.AbstractContextManager[Backend] | None:

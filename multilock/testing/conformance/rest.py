@@ -19,7 +19,8 @@ GRAIN = 0.01  # seconds by which this process's clock and the server's may diffe
 
 
 class RestConformance(Conformance):
-    """Tests for a server that can keep a released name taken by its own clock. Others must refuse it before any I/O."""
+    """Tests for a server that can keep a released name taken by its own clock. Other backends must refuse
+    ``hold_at_least`` before any I/O."""
 
     @pytest.fixture(autouse=True)
     def _can(self, client: Client) -> None:
@@ -75,7 +76,7 @@ class RestConformance(Conformance):
 
     def test_a_release_after_hold_at_least_frees_the_name_at_once(self, client: Client, other: Client) -> None:
         lease = client.lock(NAME, hold_at_least=0.05).acquire()
-        acquired_at = now()  # for several locks the last grant counts
+        acquired_at = now()  # if the lock has several parts, the grant of the last one counts
         eventually(lambda: now() >= acquired_at + 0.05)
         assert lease.release()
         info = other.inspect(NAME)

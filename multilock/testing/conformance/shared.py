@@ -1,4 +1,4 @@
-"""Locks that several may hold: readers beside a writer, and permits."""
+"""Locks that several holders may share: read-write locks and semaphores."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def writer(client: Client, **options: object) -> DistributedLock:
 
 
 class ReadWriteConformance(Conformance):
-    """Tests for a backend with readers and writers. Others must refuse them before any I/O."""
+    """Tests for a backend with readers and writers. Other backends must refuse them before any I/O."""
 
     @pytest.fixture(autouse=True)
     def _can(self, client: Client) -> None:
@@ -302,7 +302,7 @@ class ReadWriteConformance(Conformance):
 
 
 class SemaphoreConformance(Conformance):
-    """Tests for a backend with semaphores. Others must refuse them before any I/O."""
+    """Tests for a backend with semaphores. Other backends must refuse them before any I/O."""
 
     @pytest.fixture(autouse=True)
     def _can(self, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""The service-provider interface without the kernel: what each method of a backend promises."""
+"""Tests of the service-provider interface without the kernel: the promises of each method of a backend."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class BackendConformance(Conformance):
 
     @pytest.fixture(params=["blocking"])
     def face(self, request: pytest.FixtureRequest) -> Face:
-        """Any face: these tests use none."""
+        """One face is enough: these tests do not use it."""
         return FACES[request.param]()
 
     @pytest.fixture
@@ -267,7 +267,8 @@ class BackendConformance(Conformance):
             assert set(ear.wakes) <= {waiter.id, None}
         pushed = ear.pushed.get(waiter.id)
         if pushed:
-            # A grant never counts from its arrival. If a session has both claims, its proof may be older than one.
+            # The validity never counts from the arrival of the push. If both claims have one session, its proof may be
+            # older than the waiter's request.
             assert (begun if ear.sessions else asked) - 0.001 <= pushed.sent_at <= answered
             assert pushed.valid_for <= waiter.ttl
             [renewed] = backend_.renew(pushed.group, [(waiter, pushed)], WITHIN)
@@ -277,8 +278,8 @@ class BackendConformance(Conformance):
         else:
             since = now()
         granted = take(backend_, waiter)
-        # A session is proven by its last renewal, and a fresh push by the request that it echoes. One of several
-        # servers may have received its request after the renewal, and reply only now.
+        # For a session the last renewal counts. For a short grant one of several servers may reply to a request that it
+        # received before the renewal.
         assert granted.sent_at >= (asked if granted.short else since) - 0.001 or ear.sessions
         if pushed:
             assert (granted.token, granted.key) == (pushed.token, pushed.key)

@@ -185,7 +185,7 @@ def pytest_runtest_makereport(
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Return the reason in one line."""
+    """Return in one line why the test failed or was skipped."""
     told: Any = report.longrepr
     if isinstance(told, tuple):  # a skipped test: place and reason
         text = str(told[2]).removeprefix("Skipped: ")

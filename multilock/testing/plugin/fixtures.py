@@ -42,7 +42,7 @@ _CLIENTS = pytest.StashKey["list[Client | AsyncClient]"]()
 def multilock_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of the backend for which the test runs now, with a prefix of this test run and xdist worker.
 
-    So no other test uses its locks. A URL that has a prefix keeps it, and ``memory://`` needs none.
+    So no other run and no other worker uses its locks. A URL that has a prefix keeps it, and ``memory://`` needs none.
 
     A test that pytest cannot repeat runs on the first URL: one of ``unittest.TestCase``, or one that gets its fixtures
     with ``request.getfixturevalue``.
@@ -118,7 +118,7 @@ def wanted(test: pytest.Item) -> frozenset[str]:
 def multilock_client(request: pytest.FixtureRequest, multilock_url: str) -> Iterator[Client]:
     """A blocking client of the backend at `multilock_url`.
 
-    After the test it is closed, with every lease it still holds.
+    After the test it is closed, which releases every lease that it still holds.
     """
     import multilock
 
@@ -130,7 +130,8 @@ def multilock_client(request: pytest.FixtureRequest, multilock_url: str) -> Iter
 
 @pytest.fixture
 def multilock_async_client(request: pytest.FixtureRequest, multilock_url: str) -> Iterator[AsyncClient]:
-    """An asyncio client of that backend, for the loop that uses it first. It is closed after the test.
+    """An asyncio client of the backend at `multilock_url`, for the loop that uses it first. It is closed after the
+    test.
 
     It is made without I/O, and so works under every asyncio plugin. If the test's loop ends before the test closes the
     client, its leases are released without a loop, and their callbacks are not called.
@@ -175,8 +176,8 @@ def multilock_believers(request: pytest.FixtureRequest) -> Iterator[Believers]:
     """A record of the clients that believed they held a lock (`multilock.testing.beliefs.Believers`).
 
     It covers ``multilock_client``, ``multilock_async_client``, and every client that is given to ``watch(client)``,
-    here or in another process. After the test it fails if two believed in one name at once, or if none held a lock. If
-    that is not certain, the test is skipped as undecided.
+    here or in another process. The test fails if two clients believed in one name at once, or if no client held a lock.
+    If the records cannot show that two clients did not, the test is skipped as undecided.
     """
     from multilock.testing.beliefs import Believers
 

@@ -17,8 +17,8 @@ SCHEMA = 1
 BAD = ("failed", "error", "crashed")
 AWAY = "away"  # the test was not run, because the server does not answer
 LACKS = "lacks"  # skipped: the backend lacks a capability
-UNDECIDED = "undecided"  # whether two believed at once is not certain
-SHORT = 160  # the most characters of a reason in a line
+UNDECIDED = "undecided"  # it is not certain whether two clients believed at once
+SHORT = 160  # characters of a reason that a line shows at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ DISK = 65_536  # bytes to write as a trial
 
 
 class Results:
-    """A plugin of its own. ``run`` is the id in each prefix."""
+    """A second pytest plugin, only for the process that reports. ``run`` is the id of the run in each prefix."""
 
     def __init__(self, config: pytest.Config, run: str) -> None:
         self.config, self.run = config, run

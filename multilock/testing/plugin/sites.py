@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["SITES", "Site", "Sites", "URLText", "new_run"]
 
 PROBE_WITHIN = 3.0  # seconds that a server may take to answer the check whether it is there
-SECRET = 4  # characters: a shorter secret would occur in every text
+SECRET = 4  # characters; a shorter secret is not hidden, since it would occur in every text
 FOLDER = "multilock-test/"
 _LOGIN = re.compile(r"(?<=://)[^\s/@'\"]*@")
 
@@ -53,14 +53,14 @@ class Site:
         return bare.partition(":")[0].lower() != "memory" and not named
 
     def with_prefix(self, prefix: str) -> URLText:
-        """Return the URL with this prefix, unless the site is not isolated."""
+        """Return the URL, with this prefix if the site is isolated."""
         if not self.isolated:
             return URLText(self.url)
         return URLText(f"{self.url}{'&' if '?' in self.url else '?'}prefix={prefix}")
 
 
 class Sites:
-    """The backends, in one process of the run. ``run`` is the same in all processes, ``worker`` differs."""
+    """The backends, in one process of the run. The id ``run`` is the same in all processes, ``worker`` differs."""
 
     def __init__(self, urls: list[str], run: str, worker: str) -> None:
         schemes = [url.partition(":")[0] for url in urls]

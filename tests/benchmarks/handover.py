@@ -14,8 +14,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -49,7 +49,7 @@ ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds
 SECONDS, TURNS = 3.0, 3
 WAITERS = (10, 100, 500, 2000)
 RAW, REDIS_PY, ON_A_LOOP = "raw: push, wake-up, one request", "redis.lock.Lock", "multilock, asyncio"
-MITHRIL, PORTALOCKER = "mithril-locks", "portalocker.RedisLock"
+MITHRIL, PORTALOCKER, GRELMICRO = "mithril-locks", "portalocker.RedisLock", "grelmicro, asyncio"
 
 PROCESSES = 4
 THREADS = 5
@@ -60,6 +60,7 @@ NAME = "handover"
 CHANNEL = "raw"
 
 Take = Callable[[], AbstractContextManager[object]]
+TakeOnALoop = Callable[[], AbstractAsyncContextManager[object]]
 
 
 # ---- what each process does
@@ -151,6 +152,25 @@ ASK: dict[str, tuple[str, ...]] = {
 }
 
 
+@asynccontextmanager
+async def _locks_of_multilock(url: str) -> AsyncIterator[TakeOnALoop]:
+    async with multilock.connect_async(url, ttl=float(TTL)) as client:
+        await client.ping()
+        yield lambda: client.lock(NAME).acquire()
+
+
+@asynccontextmanager
+async def _locks_of_grelmicro(url: str) -> AsyncIterator[TakeOnALoop]:
+    from grelmicro.sync import Lock  # type: ignore[import-not-found, unused-ignore]
+    from grelmicro.sync.redis import RedisSyncBackend  # type: ignore[import-not-found, unused-ignore]
+
+    async with RedisSyncBackend(url) as backend:
+        yield lambda: Lock(NAME, backend=backend, lease_duration=TTL)
+
+
+ON_LOOPS = {ON_A_LOOP: _locks_of_multilock, GRELMICRO: _locks_of_grelmicro}
+
+
 def contend(url: str, what: str, seconds: str) -> None:
     """Five threads take turns with all other contenders. Each turn is printed as a line."""
     take = HANDOVERS[what](url)
@@ -174,13 +194,12 @@ def contend(url: str, what: str, seconds: str) -> None:
     _run(work, go, until, float(seconds))
 
 
-def contend_on_loop(url: str, seconds: str) -> None:
-    asyncio.run(_contend_on_loop(url, float(seconds)))
+def contend_on_loop(url: str, what: str, seconds: str) -> None:
+    asyncio.run(_contend_on_loop(url, what, float(seconds)))
 
 
-async def _contend_on_loop(url: str, seconds: float) -> None:
-    async with multilock.connect_async(url, ttl=float(TTL)) as client:
-        await client.ping()
+async def _contend_on_loop(url: str, what: str, seconds: float) -> None:
+    async with ON_LOOPS[what](url) as take:
         say("ready")
         await asyncio.to_thread(hear)
         until = now() + seconds
@@ -189,7 +208,7 @@ async def _contend_on_loop(url: str, seconds: float) -> None:
         async def work() -> None:
             while now() < until:
                 asked = now()
-                async with client.lock(NAME).acquire():
+                async with take():
                     got = now()
                     await asyncio.sleep(HOLD)
                     released = now()
@@ -222,7 +241,7 @@ def handovers(ms: float) -> dict[str, dict[str, Any]]:
     """Measure from the call of release to the return of the acquire of a waiter. The contenders take turns."""
     runs: dict[str, list[Run]] = {}
     for _ in range(TURNS):
-        for what in (*HANDOVERS, ON_A_LOOP, *([MITHRIL] if PEERS_PYTHON.exists() else [])):
+        for what in (*HANDOVERS, *ON_LOOPS, *([MITHRIL] if PEERS_PYTHON.exists() else [])):
             runs.setdefault(what, []).append(_measured(what, ms))
     found = {RAW: asdict(raw_handover(ms))} | {what: _sum_up(its) for what, its in runs.items()}
     for one in found.values():
@@ -250,10 +269,10 @@ def _measured(what: str, ms: float) -> Run:
 
 def _turns(what: str, url: str, count: Callable[[], int]) -> tuple[list[Turn], float]:
     with contextlib.ExitStack() as stack:
-        function = "contend_on_loop" if what == ON_A_LOOP else "contend"
-        words = [url, *([what] if what != ON_A_LOOP else []), SECONDS]
+        function = "contend_on_loop" if what in ON_LOOPS else "contend"
         helpers = [
-            stack.enter_context(Helper(f"tests.benchmarks.handover:{function}", *words)) for _ in range(PROCESSES)
+            stack.enter_context(Helper(f"tests.benchmarks.handover:{function}", url, what, SECONDS))
+            for _ in range(PROCESSES)
         ]
         for helper in helpers:
             helper.wait_for("ready", 20)
@@ -367,6 +386,7 @@ def _versions() -> dict[str, str]:
         "redis-py": version("redis"),
         "python-redis-lock": version("python-redis-lock"),
         "portalocker": version("portalocker"),
+        "grelmicro": version("grelmicro"),
         **versions_of([MITHRIL]),
         "redis-server": running,
     }

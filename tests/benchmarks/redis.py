@@ -20,6 +20,7 @@ def _versions() -> dict[str, str]:
     return {
         "redis-py": version("redis"),
         "python-redis-lock": version("python-redis-lock"),
+        "grelmicro": version("grelmicro"),
         "redis-server": running,
     }
 

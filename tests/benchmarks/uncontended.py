@@ -83,12 +83,16 @@ def asyncio_face(*, apart: bool, rounds: int = 40, per_round: int = 50) -> dict[
 
 
 async def _asyncio_face(apart: bool, rounds: int, per_round: int) -> dict[str, Sample]:
+    # Not at the top: each contender of the hand-over imports this module, and only one of them needs grelmicro.
+    from grelmicro.sync import Lock  # type: ignore[import-not-found, unused-ignore]
+    from grelmicro.sync.redis import RedisSyncBackend  # type: ignore[import-not-found, unused-ignore]
+
     with RedisServer() as server:
         pin(server.pid, apart=apart)
         raw = RawSocket(server.port)
         two_round_trips = _two_round_trips(raw)
         theirs = redis.asyncio.Redis(port=server.port)
-        async with multilock.connect_async(server.url, ttl=float(TTL)) as client:
+        async with multilock.connect_async(server.url, ttl=float(TTL)) as client, RedisSyncBackend(server.url) as micro:
             ours = client.lock("ours")
 
             async def raw_cycle() -> None:
@@ -103,8 +107,17 @@ async def _asyncio_face(apart: bool, rounds: int, per_round: int) -> dict[str, S
                 await lock.acquire()
                 await lock.release()
 
+            async def grelmicro_cycle() -> None:
+                async with Lock("grelmicro", backend=micro, lease_duration=TTL):
+                    pass
+
             samples = await interleave_async(
-                {RAW: raw_cycle, OURS: multilock_cycle, "redis.asyncio.lock.Lock": redis_py_cycle},
+                {
+                    RAW: raw_cycle,
+                    OURS: multilock_cycle,
+                    "redis.asyncio.lock.Lock": redis_py_cycle,
+                    "grelmicro": grelmicro_cycle,
+                },
                 rounds=rounds,
                 per_round=per_round,
             )

@@ -170,7 +170,8 @@ def test_every_module_has_a_docstring_and_a_list_of_exports(path: Path) -> None:
 
 @each_of([*CORE, *sources("backends")])
 def test_only_the_log_thread_calls_log_handlers(path: Path) -> None:
-    """A handler may block, and most threads of multilock must be in time. `multilock.log_thread` calls the handlers."""
+    """A handler may block, but most threads of multilock must not be delayed. `multilock.log_thread` calls the
+    handlers."""
     text = path.read_text(encoding="utf-8")
     assert "isEnabledFor(" not in text, "it takes the lock of the logging module: ask logger.wants()"
     if module_name(path) != "multilock.log_thread":

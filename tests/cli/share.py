@@ -50,7 +50,8 @@ def write() -> None:
     for shell, path in (("bash", BASH), ("zsh", ZSH)):
         path.write_text(shtab.complete(parser, shell, root_prefix="multilock"), encoding="utf-8")
     for command in commands(parser).values():
-        # The man page would have no exit codes, because its maker shows the epilog of the whole command only.
+        # The man page's generator shows only the epilog of the whole command. Without this line the exit codes would be
+        # missing.
         command.description = f"{command.description}. {command.epilog or ''}".strip()
     about = {
         "project_name": "multilock",

@@ -68,7 +68,7 @@ def test_a_command_that_does_not_exist_returns_127_and_frees_the_lock(run: Run, 
 
 @pytest.mark.parametrize("command", ["run", "elect"])
 def test_an_empty_command_is_a_usage_error_and_acquires_nothing(run: Run, sqlite_url: str, command: str) -> None:
-    # A command that waited for the terminal would wait forever.
+    # The lock is taken: a command that requested it would wait forever.
     with multilock.connect(sqlite_url) as client, client.lock("job"):
         ended = run(command, "job", "--url", sqlite_url, "--", "")
     assert (ended.returncode, ended.stderr) == (64, "multilock: CMD is empty: name the program to run after --\n")
@@ -105,7 +105,7 @@ def test_the_command_gets_the_descriptors_that_the_caller_opened(sqlite_url: str
 
 
 def test_no_other_descriptor_is_open_in_the_command(run: Run, sqlite_url: str) -> None:
-    # Except that of the listing itself.
+    # The last entry is left out: it is the descriptor of the listing itself.
     program = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)[:-1])"
     assert run("run", "job", "--url", sqlite_url, "--", sys.executable, "-c", program).stdout == "['0', '1', '2']\n"
 
@@ -328,7 +328,8 @@ def test_an_ignored_signal_stays_ignored_in_the_command(start: Start, sqlite_url
 
 
 def _python_with(code: str, folder: Path) -> dict[str, str]:
-    """Return an environment in which multilock runs ``code`` first, but not its launcher, nor a test."""
+    """Return an environment in which the multilock process first runs ``code``. Its launcher and the test do not run
+    it."""
     (folder / "sitecustomize.py").write_text(code)
     return {"PYTHONPATH": f"{folder}{os.pathsep}{environment()['PYTHONPATH']}"}
 
@@ -336,7 +337,7 @@ def _python_with(code: str, folder: Path) -> dict[str, str]:
 def test_the_lock_is_released_although_signals_arrive_at_the_worst_moments(
     start: Start, sqlite_url: str, tmp_path: Path
 ) -> None:
-    """The first as the lock is granted, the second as the client is about to close."""
+    """The first signal arrives as the lock is granted, the second one as the client is about to close."""
     code = """
 import os, signal
 from multilock.client import Client
@@ -405,7 +406,7 @@ def _words(pid: int) -> str:
 def test_a_lost_lock_ends_the_command_although_no_thread_can_start(
     start: Start, sqlite_url: str, tmp_path: Path
 ) -> None:
-    """As at a limit of processes that the command itself has used up."""
+    """As if the command had used up the limit of processes."""
     code = """
 import _thread, os
 
@@ -610,8 +611,8 @@ def test_after_multilock_is_killed_the_name_stays_taken_while_its_command_may_li
         until(lambda: gone(pid))
         with Pulse() as pulse:
             taken = client.lock("job").try_acquire()
-            # The lock is free after the ttl. On an overloaded machine that may be over before the try, which then shows
-            # nothing.
+            # The lock is free after the ttl. On an overloaded machine the ttl may be over before the try, which then
+            # shows nothing.
             assert taken is None or multilock.now() - killed_at + pulse.stopped() > 3
         client.lock("job").acquire(timeout=WITHIN).release()
 
@@ -682,7 +683,7 @@ def test_the_command_dies_with_multilock(start: Start, url: str) -> None:
     ids=["child", "double-fork", "stubborn", "closed-streams"],
 )
 def test_the_whole_process_group_of_the_command_dies_with_multilock(start: Start, url: str, script: str) -> None:
-    """The shell that cron starts for each line is such a group."""
+    """Cron starts each line with a shell that leads such a group."""
     child = "sh -c 'echo $$; exec sleep 60'"
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", script.format(child))
     pid = int(line_of(process))

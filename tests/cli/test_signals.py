@@ -18,7 +18,8 @@ from multilock.cli.signals import Signalled, Signals
 
 
 def test_a_signal_at_the_beginning_of_the_wait_for_the_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has already looked for signals, and the system call does not know of this one."""
+    """The signal comes after Python's last check for signals and before the system call, so it does not interrupt the
+    call."""
     wait = os.waitpid
     times = [1]
 
@@ -45,7 +46,7 @@ def test_a_signal_at_the_beginning_of_the_wait_for_the_command_is_passed_on(monk
 
 
 def test_a_command_does_not_begin_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first word to begin comes too late, because the launcher was stopped. There is no second one."""
+    """The launcher was stopped, so the order to begin came too late. No second order comes."""
     read = os.read
     asked: list[bytes] = []
 

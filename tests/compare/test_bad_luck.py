@@ -277,13 +277,14 @@ def test_a_history_may_be_compressed_and_damage_is_reported(tmp_path: Path) -> N
 
 
 def test_a_callback_that_is_only_a_moment_late_leaves_its_cycle_undecided() -> None:
-    """A freeze of less than 25 ms is not recorded."""
+    """A freeze of less than 25 ms is not recorded, and may be the reason."""
     late = [*HELD[:3], "1 lost 12.33 A lost 12.33", *NEXT, *LAST]
     assert judge_cycle(cycle("partition", *late)).outcome == "undecided"
 
 
 def test_a_server_that_is_slow_at_the_beginning_takes_part(server: RedisServer) -> None:
-    """It is slower than a lock with this ttl allows a request to be: an overloaded machine must not cost a column."""
+    """The server replies too slowly for a lock with this ttl. The machine may be overloaded, so the column must
+    stay."""
     with FaultProxy.before(server.url) as proxy:
         proxy.black_hole("down")
         waiting = threading.Thread(target=heal_after, args=(proxy, 2.0))
@@ -294,7 +295,7 @@ def test_a_server_that_is_slow_at_the_beginning_takes_part(server: RedisServer) 
 
 
 def heal_after(proxy: FaultProxy, seconds: float) -> None:
-    """Heal the proxy that long after a first request went in without a reply."""
+    """Heal the proxy ``seconds`` after it has received a first request, which gets no reply until then."""
     while not proxy.traffic.up_in:
         time.sleep(0.01)
     time.sleep(seconds)

@@ -79,7 +79,7 @@ def play_together(together: Together, server: Server, cycles: int, also: Any = N
     raised."""
     saw: list[Any] = []
     stop = threading.Event()
-    all_in = threading.Barrier(cycles)  # every cycle sees the fault, since a real one lasts longer than that takes
+    all_in = threading.Barrier(cycles)  # as in a real fault, which lasts until every cycle has seen it
 
     def one() -> None:
         try:

@@ -1,4 +1,5 @@
-"""A run in pieces: the rest is run later, the report covers all pieces, and a different run is refused."""
+"""A run in pieces: a later piece runs the cycles that are missing, the report covers all pieces, and a different run is
+refused."""
 
 from __future__ import annotations
 

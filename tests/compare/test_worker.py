@@ -1,4 +1,5 @@
-"""A worker records what it was told and when. It never records a yes for a time at which nobody asked."""
+"""A worker records each reply of the lock with its time. It never records a belief for a time at which it did not
+ask."""
 
 from __future__ import annotations
 

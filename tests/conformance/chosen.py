@@ -1,6 +1,7 @@
 """The tests of the suites that ``make test`` leaves out, each with its reason. ``make conformance`` runs all of them.
 
-Each test still runs on each backend, and on both faces. Only what asks the same code the same question is left out.
+A *question* is one test with its backend, its face and its kind of lock. Each test still runs on each backend, and on
+both faces. A question is left out if another one asks the same of the same code.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ ALL = os.environ.get("MULTILOCK_CONFORMANCE") == "all"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A test of a suite: where it runs."""
+    """One test of a suite, or all of its tests, with the backend, the face and the kind of lock."""
 
     file: str
     suite: type
     backend: str  #: the scheme of the backend
-    face: str | None  #: None where there is no choice
-    kind: str | None  #: the disguise of `test_alone`
+    face: str | None  #: None if the suite has only one face
+    kind: str | None  #: the kind of lock in `test_alone`
     count: int | None  #: how many names a set of `test_sets` has
     test: str | None  #: the name of the test; None means any test of the suite
 
@@ -171,5 +172,5 @@ def question_of(item: Any) -> Question | None:
 
 
 def why_left_out(question: Question) -> str | None:
-    """Return why ``make test`` leaves this out, or None if it runs."""
+    """Return why ``make test`` leaves this question out, or None if it runs."""
     return next((why for matches, why in LEFT_OUT.items() if matches(question)), None)

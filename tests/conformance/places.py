@@ -30,7 +30,7 @@ class Memory(Place):
         return f"memory://{self.prefix.strip('/')}"
 
     def delete(self, name: str) -> None:
-        # Only the store itself can take a key away.
+        # No client can delete a key of this store, so the test calls the store itself.
         store = multilock_memory._stores[self.prefix.strip("/")]
         with store.mutex:
             store.force(self.prefix + escape(name), multilock.now())
@@ -42,7 +42,7 @@ class Memory(Place):
 
 
 class Sqlite(Place):
-    """A file of its own. Keys are taken away by SQL, as an operator would."""
+    """A file for each test. Keys are deleted by SQL, as an operator would."""
 
     scheme = "sqlite"
 
@@ -109,7 +109,8 @@ class Redis(Proxied):
 
 
 class Guarded(Redis):
-    """The same server, found through a Sentinel: under one name behind this test's proxy, under another without it.
+    """The shared Redis server, found through a Sentinel. It has two names there: one leads through this test's proxy,
+    the other does not.
 
     This Sentinel is alone and starts no failover.
     """

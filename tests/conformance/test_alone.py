@@ -1,6 +1,6 @@
-"""A lock that one client holds alone is a mutex: the suites of the lock, run on a writer and on the only permit.
+"""A writer's lock and a semaphore with one permit must behave like a mutex: the suites of the lock, run on both.
 
-All of them on every backend take minutes, so ``make conformance`` runs those. Otherwise the suites run on
+All suites on every backend take minutes, so only ``make conformance`` runs them. Otherwise the suites run on
 ``memory://``, and some on ``consul://``, where a single permit uses another protocol than a mutex. On the other
 backends only the tests that safety needs run.
 """
@@ -28,12 +28,13 @@ WHOLE = [Memory, *(OTHERS if ALL else (Consul,))]
 
 
 def disguised(client: Client, kind: str) -> Client:
-    """Make ``lock()`` return another kind of lock. For an asyncio client the suites use a mirror of it."""
+    """Make ``lock()`` of this client return another kind of lock. An asyncio client is wrapped, so change the client
+    inside."""
     target: Any = getattr(client, "_target", client)
 
     def lock(name: str, **options: Any) -> Any:
         if kind == "writer":
-            # These claims use the gate, as those of a plain lock do.
+            # Unfair by default, as a plain lock is: such claims first queue inside their client.
             return target.read_write_lock(name, **{"fair": False, **options}).writer()
         return target.semaphore(name, 1, **options)
 

@@ -112,7 +112,7 @@ def test_every_conformance_test_belongs_to_a_promise() -> None:
 
 
 def test_every_public_member_has_a_promise() -> None:
-    data = {*AnyHeld.__slots__, *Holding.__slots__}  # other files of the kernel read it; nothing is promised of it
+    data = {*AnyHeld.__slots__, *Holding.__slots__}  # internal attributes, without a promise
     members = {
         f"{each.__name__}.{name}"
         for each in PUBLIC

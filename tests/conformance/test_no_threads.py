@@ -1,5 +1,5 @@
-"""A process that cannot start one thread, whichever it is, is notified of a loss and of a handover as soon as any
-other."""
+"""A process that once cannot start a thread is still notified of a loss and of a handover in time, whichever thread it
+was."""
 
 from __future__ import annotations
 

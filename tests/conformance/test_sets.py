@@ -1,6 +1,6 @@
 """A set of locks is a lease: the suites of the lock, run on `lock_all` of one name and of three.
 
-All of them on every backend take minutes, so ``make conformance`` runs those. Otherwise the suites run on
+All suites on every backend take minutes, so only ``make conformance`` runs them. Otherwise the suites run on
 ``memory://``. The suites that concern the server most, locking and losses of three names, also run on ``redis://``.
 """
 
@@ -27,12 +27,13 @@ OTHERS = [Redis, *([Sqlite, Etcd, Consul, ZooKeeper, Postgresql] if ALL else ())
 
 
 def with_others(name: str, count: int) -> list[str]:
-    """Return this many names, of which ``name`` is the first in order."""
+    """Return ``count`` names, of which ``name`` is the first in order."""
     return [name, *(f"{name[:990]}~{number}" for number in range(1, count))]
 
 
 def of_sets(client: Client, count: int) -> Client:
-    """Make ``lock()`` return the lock of this many names. For an asyncio client the suites use a mirror of it."""
+    """Make ``lock()`` of this client return a set of ``count`` names. An asyncio client is wrapped, so change the
+    client inside."""
     target: Any = getattr(client, "_target", client)
 
     def lock(name: str, **options: Any) -> Any:
@@ -43,7 +44,7 @@ def of_sets(client: Client, count: int) -> Client:
 
 
 class Sets:
-    """A suite in which each lock is one of several names."""
+    """A suite in which ``lock()`` returns a set of ``count`` names."""
 
     count: ClassVar[int]
 

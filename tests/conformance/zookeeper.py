@@ -25,8 +25,8 @@ __all__ = ["ZooKeeper"]
 class ZooKeeper(Proxied):
     """Nodes are deleted by another client, as an operator would.
 
-    Here a client has one session, with the client's ttl. The suites use locks of several ttls on one client, so the
-    client under test has a backend for each ttl.
+    A client of ZooKeeper has one session, with the client's ttl. The suites use locks of several ttls on one client, so
+    the client under test has a backend for each ttl.
     """
 
     scheme = "zookeeper"

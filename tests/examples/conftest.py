@@ -31,7 +31,7 @@ WITHIN = 45.0  # seconds to wait at most; on an idle machine each wait takes one
 
 
 def until(true: Callable[[], Any], within: float = WITHIN, why: Callable[[], object] = str) -> Any:
-    """Wait for another process; return the result of the condition."""
+    """Wait until the condition ``true`` returns a true value, and return that value."""
     deadline = time.monotonic() + within
     while not (found := true()):
         assert time.monotonic() < deadline, f"waited {within} s in vain: {why()}"
@@ -68,12 +68,12 @@ class Programs:
         return self.start(sys.executable, "-W", "error::ResourceWarning", EXAMPLES / path, *arguments)
 
     def all_end(self, *processes: subprocess.Popen[bytes]) -> None:
-        """All examples end by themselves, with exit code 0."""
+        """Check that these examples end by themselves, with exit code 0."""
         for process in processes:
             assert process.wait(WITHIN) == 0, self.said()
 
     def terminate(self, process: subprocess.Popen[bytes]) -> int:
-        """SIGTERM to this one process, as a supervisor sends it, and its exit code."""
+        """Send SIGTERM to this one process, as a supervisor does, and return its exit code."""
         process.terminate()
         try:
             return process.wait(WITHIN)
@@ -111,7 +111,7 @@ class Programs:
 
 @pytest.fixture
 def programs(tmp_path: Path, place: str) -> Iterator[Programs]:
-    """An object that starts examples with the place of this test in their environment."""
+    """An object that starts examples with the URL of this test in their environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MULTILOCK_", "PYTHON"))}
     path = os.pathsep.join([str(BIN), os.environ["PATH"]])
     programs = Programs(tmp_path, {**kept, "PATH": path, "MULTILOCK_URL": place})

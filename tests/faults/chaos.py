@@ -103,7 +103,7 @@ LOOK_EVERY = 0.5
 
 
 class Arena:
-    """The servers on which contenders compete. ``ttl`` is as short as its timing allows."""
+    """One backend with the servers on which contenders compete. ``ttl`` is as short as the backend allows."""
 
     scheme: ClassVar[str]
     ttl: ClassVar[float] = 0.75
@@ -117,7 +117,7 @@ class Arena:
         self.taken = {}
 
     def url_for(self, place: int) -> str:
-        """Return the URL under which the process at this place reaches it."""
+        """Return the URL under which the process with the number ``place`` reaches the servers."""
         return self.url
 
     def standing(self) -> Iterator[str]:
@@ -165,7 +165,8 @@ class RemoteArena(Arena):
         super().__init__(stack)
         self.networks = [stack.enter_context(closing(Network(self.url))) for _ in range(PROCESSES)]
         self.mishaps: Mishaps = {}
-        """What else goes wrong there: how often, compared with a pause of the server (0.7), and how it is done."""
+        """Further faults of the servers: the weight of each, compared with a pause of the server (0.7), and the
+        function that causes it."""
 
     def url_for(self, place: int) -> str:
         return self.networks[place].url
@@ -246,7 +247,7 @@ class EtcdArena(ServerArena):
 
     scheme = "etcd"
     ttl = 2.0
-    outage: ClassVar[float] = 0.0  # seconds of a long outage; 0: just longer than a short clean-up
+    outage: ClassVar[float] = 0.0  # seconds of a long outage; 0 means just longer than a short clean-up
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: EtcdServer = stack.enter_context(EtcdServer())
@@ -443,9 +444,9 @@ class PostgresqlArena(ServerArena):
     """One server with a disk, whose processes are stopped or ended, and which is also killed and started again."""
 
     scheme = "postgresql"
-    ttl = 3.0  # a lost reply costs a connection, and a new one starts a process of the server
+    ttl = 3.0  # a lost reply costs a connection, and the server starts a process for each new one
     by_session = False
-    asked_again = 15.0  # a name that was handed over just before a crash is shut for so long
+    asked_again = 15.0  # a name that was handed over just before a crash cannot be acquired for so long
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: PostgresqlServer = stack.enter_context(PostgresqlServer(wal_writer_delay="10s"))
@@ -515,7 +516,7 @@ Since = tuple[float, float]
 """Seconds, from and to."""
 
 Happening = Callable[[], bool]
-"""Something that goes wrong; False: not now, the right moment has to come."""
+"""A function that causes a fault. It returns False if the right moment for the fault has not come."""
 
 
 class Stream:
@@ -552,7 +553,7 @@ class Chaos:
         self.arena, self.ledger, self.habits, self.defect, self.mixed = arena, ledger, habits, defect, mixed
         self.dice = random.Random(seed)
         self.seed = seed
-        self.helpers: dict[int, Helper] = {}  # faults by place
+        self.helpers: dict[int, Helper] = {}  # by place, the number of the process
         self.gone: list[Helper] = []
         self.faults: list[Fault] = []
         self.told_to_stop_at = math.inf
@@ -648,8 +649,8 @@ class Chaos:
             self._do(RECOVERY, recover)
 
         def recover() -> None:
-            """Wait until a stopped process has reported its stop. If it were killed first, nobody would learn of the
-            stop."""
+            """Wait until a stopped process has reported its stop. If it were killed first, the stop would not be
+            recorded."""
             if stops and not self._has_told_of(fault) and now() < fault.end + TOLD_WITHIN:
                 self._do(RECOVERY, recover)
             else:
@@ -698,7 +699,7 @@ class Chaos:
         return True
 
     def cut_off_before_a_renewal(self) -> bool:
-        """Cut off a holder just as it got a lock in an old session."""
+        """Cut off a process that has just got a lock in a session that it renewed long ago."""
         assert isinstance(self.arena, RemoteArena)
         at, due = now(), self.record.renewals
         soon, late = (at + self.arena.ttl * share for share in BEFORE_RENEWAL)
@@ -736,7 +737,7 @@ class Chaos:
                 network.heal()
                 self._busy.discard(place)
             elif None not in self._busy and helper.pid in arena.holders(self.record):
-                self._do(slow * 1.5, freeze)  # the wake-up takes this time once, and so does the reply
+                self._do(slow * 1.5, freeze)  # the wake-up takes this time, and then the reply, too
             else:
                 self._do(0.005, look)
 
@@ -761,7 +762,7 @@ class Chaos:
         self._busy.add(None)
         done = background(
             partial(what, random.Random(self.dice.random()))
-        )  # a start takes a second, in which much happens
+        )  # in another thread, since a start takes a second
 
         def look() -> None:
             if done.done():
@@ -786,24 +787,24 @@ class Chaos:
     def stood_still(self, since: float) -> float:
         """Return for how many seconds after ``since`` nobody could get a lock although there was no fault.
 
-        Other kinds of chaos override this.
+        Subclasses override this.
         """
         return 0.0
 
     def standstills(self) -> Iterator[Fault]:
-        """Yield pauses that no fault caused. They count as faults. Other kinds of chaos override this."""
+        """Yield pauses that no fault caused. They count as faults. Subclasses override this."""
         return iter(())
 
     def seen(self) -> Iterator[str]:
-        """Yield the violations found so far. Other kinds of chaos override this."""
+        """Yield the violations found so far. Subclasses override this."""
         return iter(())
 
     def judged(self) -> Iterator[str]:
-        """Yield further violations at the end of the run. Other kinds of chaos override this."""
+        """Yield further violations at the end of the run. Subclasses override this."""
         return iter(())
 
     def told(self) -> list[str]:
-        """Return further lines for the report. Other kinds of chaos override this."""
+        """Return further lines for the report. Subclasses override this."""
         return []
 
     def calm(self, bound: float, within: float) -> Iterator[str]:
@@ -934,7 +935,7 @@ def run(
     enough: Callable[[Report], bool] = lambda _: True,
     kind: type[Chaos] = Chaos,
 ) -> Report:
-    """Run chaos for so many seconds, or until the first violation.
+    """Run chaos for ``seconds``, or until the first violation.
 
     On a busy machine, if not ``enough`` happens in that time, the run takes up to four times as long. ``mixed`` adds
     locks of every kind.

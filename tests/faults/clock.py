@@ -25,7 +25,7 @@ def compiled(folder: Path) -> Path:
 
 
 def preloaded(shim: Path, clock: Path) -> dict[str, str]:
-    """Return the environment in which a process has the clock that this file says."""
+    """Return environment variables that give a process the clock that the file ``clock`` describes."""
     return {"LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(clock)}
 
 
@@ -38,7 +38,7 @@ class ClockedRedis(RedisServer):
         self.step(0.0)
 
     def step(self, seconds: float) -> None:
-        """Shift the server's clock by so many seconds from now on."""
+        """Shift the server's clock by ``seconds`` from now on."""
         self._write(struct.pack("q", round(seconds * 1e6)))
 
     def hold(self, micros: int) -> None:

@@ -33,7 +33,7 @@ def show(
         shown = capsys.readouterr().out
         record_property(SHOWN, shown)
         if report.violations:
-            print(shown)  # where pytest shows the output of a failed test
+            print(shown)  # pytest shows this with the failed test
 
     return show
 

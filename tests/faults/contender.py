@@ -52,7 +52,7 @@ from tests.faults.waits import PATIENCE
 
 L = TypeVar("L", Lease, AsyncLease)
 
-SHORT_HOLD = 0.03  # seconds for which all other leases are held at most
+SHORT_HOLD = 0.03  # seconds for which most leases are held at most; see LONG_HOLD for the others
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
 AT_ONCE = 50  # concurrent acquires of one client that keeps many locks
 LOOK_EVERY = 0.2  # seconds between two checks of all locks it keeps
@@ -235,7 +235,7 @@ class _Crew:
     def _leave_a_stack(
         self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random, turn: Turn
     ) -> None:
-        """Leave an exit stack, which nothing connects with the lease that it entered.
+        """Hold a lease that an exit stack has entered. Nothing connects the stack with the lease.
 
         If the lease was lost, a third thread closes the stack while the next lease is held through the same lock
         object. The next lease must survive this.
@@ -417,10 +417,10 @@ def hold(
         if asked - noted >= NOTE_EVERY:
             note("held", asked, _id(lease))
             noted = asked
-        if asked >= until and lease.state is not LeaseState.AT_RISK:  # a holder that works on learns the outcome
+        if asked >= until and lease.state is not LeaseState.AT_RISK:  # a lease at risk is held until it is renewed
             break
         yield dice.choice((0.0, 0.001, 0.005))
-    if value is not None:  # even after the lease ended: the token must make the resource refuse that write
+    if value is not None:  # even after the lease ended: its token must make the ledger refuse the write
         _of_ledger(account.write, lease.name, lease.token, value + 1)
 
 

@@ -1,4 +1,5 @@
-"""Stop and kill the processes of fifty readers and five writers, or the holders in a crowd that wants three permits.
+"""Stop and kill the processes of fifty readers and five writers, or kill holders in a crowd that competes for three
+permits.
 
 Besides the checks of `chaos`, no waiter may be starved or overtaken, and the permits of killed processes must be in use
 again in time.

@@ -68,7 +68,7 @@ def _tell_who_queues(backend: Any) -> None:
 
 
 def _heartbeat(backend: Any, claim: Claim) -> tuple[float, ...]:
-    """Return from when to when the last heartbeat keeps this claim's place in the queue.
+    """Return the two times between which the last heartbeat keeps this claim's place in the queue.
 
     Only SQLite needs it. There no heartbeat gets through while a process that was stopped inside a transaction keeps
     all others from writing to the file.

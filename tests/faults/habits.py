@@ -18,7 +18,7 @@ __all__ = ["ELSEWHERE", "HABITS", "UVLOOP"]
 DESCRIPTORS = 2_000
 ROOM = 1_000  # descriptors for the contenders
 
-ELSEWHERE = "with left elsewhere"  #: in another thread or task than the one that entered; or by an exit stack
+ELSEWHERE = "with left elsewhere"  #: left in another thread or task than the one that entered it, or by an exit stack
 UVLOOP = "uvloop"
 
 

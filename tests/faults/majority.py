@@ -165,7 +165,7 @@ class RedlockArena(RemoteArena):
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0
         for which, operator in enumerate(self.operators):
-            operator.connection_pool.disconnect()  # a flush during the read of the holders required a second read
+            operator.connection_pool.disconnect()  # a flush beside a read of the holders has opened a second connection
             while (clients := len(operator.client_list())) > 1 and now() < until:
                 time.sleep(0.05)
             if clients > 1:
@@ -224,7 +224,7 @@ class Majority(Chaos):
     def _strike(
         self, kind: str, whom: Iterable[int | str], end: Callable[[], None], after: float, *, rest: float = RECOVERY
     ) -> None:
-        """Begin a fault that lasts until ``after``. Its victims count as faulty for another ``rest`` seconds."""
+        """Begin a fault that lasts for ``after`` seconds. Its victims count as faulty for another ``rest`` seconds."""
         fault = Fault(kind, None, now())
         self.faults.append(fault)
         self._busy.update(whom)
@@ -375,7 +375,7 @@ class Majority(Chaos):
                 self._found[owner.partition("@")[0], which, what] = at
 
     def stood_still(self, since: float) -> float:
-        """Return the seconds in which the network did not run, and those in which the slowest contender did not.
+        """Return the seconds in which the network did not run, plus those in which the slowest contender did not.
 
         That contender may be the next one that the servers hand a name to. At most `MOST_STALLED` seconds count, so
         that a name that nobody ever gets ends the run.

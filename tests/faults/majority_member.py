@@ -13,7 +13,7 @@ from tests.faults import contender
 
 __all__ = ["contend"]
 
-PATIENT = 0.4  # the share of requests that wait as long as a waiter may ever have to
+PATIENT = 0.4  # the share of requests that wait until the waiter counts as starved
 
 
 def contend(*arguments: str) -> None:

@@ -74,6 +74,6 @@ def test_a_handler_that_blocks_or_raises_costs_no_lock_and_delays_no_callback(
         check=False,
     )
     held, reasons, still_held, healthy = json.loads(done.stdout)
-    # Either of the two, depending on whether the machine paused.
+    # The first reason depends on whether the machine paused.
     assert reasons in (["expired", "taken"], ["paused", "taken"])
     assert (held, still_held, healthy) == (True, False, True)

@@ -22,7 +22,7 @@ def test_after_an_acquire_with_a_lost_reply_one_release_frees_the_lock(
     assert operator.get(KEY).decode() == lease.owner
     assert lease.release()
     assert operator.get(KEY) is None
-    [tombstone] = operator.keys("*:gone:*")  # the request without a reply never counts again
+    [tombstone] = operator.keys("*:gone:*")  # it refuses the request without a reply, should it come late
     assert 0 < operator.ttl(tombstone) <= 60
 
 
@@ -71,7 +71,7 @@ def test_a_late_release_after_max_hold_never_frees_the_next_holders_lock(
     client, other = connect(proxy.url), connect()
     lease = client.lock("n", ttl=12, renew=False, max_hold=1.2, on_lost=losses).acquire(timeout=5)
     assert losses.wait(1, within=20)
-    assert operator.get(KEY).decode() == lease.owner  # its holder may still work
+    assert operator.get(KEY).decode() == lease.owner  # still there: its holder may still work
     lost = proxy.drop_reply(b"EVALSHA")
     assert not lease.release()
     lost.wait(5)

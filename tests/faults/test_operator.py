@@ -12,7 +12,7 @@ from multilock.testing.conformance.base import Pulse, Recorder, eventually
 from tests.faults.conftest import Connect, Operator
 
 KEY = "multilock/n"
-NOTICE = 0.05  # seconds at most until the operator has noticed it, with a round trip of less than a millisecond
+NOTICE = 0.05  # seconds at most until the holder is notified, with a round trip of less than a millisecond
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ STOOD_STILL = 0.1  # seconds: a waiter whose process did not run for this long m
 
 @dataclass(slots=True)
 class Wait:
-    """A contender asked for the name with this mode.
+    """One wait of the contender ``who``, which asked for the name with this mode.
 
     The server told it to wait at ``queued``, and it entered or gave up at ``ended``. ``kept`` is True if its heartbeats
     show that it had its place all the time.
@@ -53,7 +53,7 @@ class _Place:
 
 
 class Waits:
-    """Waiting times from the lines of `tests.faults.contender` and `tests.faults.crowd_member`."""
+    """All waits, read from the lines of `tests.faults.contender` and `tests.faults.crowd_member`."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -95,8 +95,9 @@ class Waits:
     def overtaken(self) -> Iterator[tuple[Wait, Wait]]:
         """Yield each waiter that was overtaken, with the contender that overtook it.
 
-        The waiter had its place in the queue all the time. The other contender asked later, may not hold beside it, and
-        entered earlier. A process that did not run may have lost its places, so its waits do not count.
+        The waiter had its place in the queue all the time. The other contender asked later, entered earlier, and may
+        not hold together with the waiter. A process that did not run may have lost its places, so its waits do not
+        count.
         """
         entered = sorted((wait for wait in self.all if wait.entered), key=lambda wait: wait.ended)
         ends = [wait.ended for wait in entered]

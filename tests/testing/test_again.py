@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Alone:
-    """Let so many lone runs of each test pass, and the later ones fail."""
+    """A stand-in for running a test alone: the first ``passes`` runs of each test pass, and later ones fail."""
 
     def __init__(self, passes: int = 1000) -> None:
         self.passes = passes

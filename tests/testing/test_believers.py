@@ -165,7 +165,7 @@ def test_a_forked_child_writes_its_own_record_and_ends_no_belief_of_its_parent(b
             believers.close()  # as a fixture of the test would do in the child
             os._exit(0)
         os.waitpid(child, 0)
-        believers.judge()  # this finds that the child is dead before another process has the lock
+        believers.judge()  # this notices that the child is dead, before the lock has another holder
         with client.lock("n").acquire(WITHIN):
             pass
         verdict = believers.judge()

@@ -62,7 +62,7 @@ def test_one_reply_is_lost_whichever_host_the_request_goes_to(
     first, second = clients
     fault = network.drop_reply_after(2, b"lock")
     assert ask(first, b"lock 1") == b"lock 1"
-    assert ask(second, b"ping") == b"ping"  # this request does not count
+    assert ask(second, b"ping") == b"ping"  # not counted: it does not contain b"lock"
     assert ask(second, b"lock 2") == b"lock 2"
     with pytest.raises(ConnectionResetError):
         ask(second, b"lock 3")

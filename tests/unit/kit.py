@@ -51,7 +51,7 @@ __all__ = [
     "state_of",
 ]
 
-PRODUCT = f"{Path(multilock.__file__).parent}/"  # the directory of the tests may have that name in its path, too
+PRODUCT = f"{Path(multilock.__file__).parent}/"  # the whole path: the tests may be below a folder of the same name
 CAPABILITIES = Capabilities(
     fencing=True,
     fencing_scope="the test",
@@ -123,11 +123,11 @@ def interrupted_at(
     """Raise KeyboardInterrupt at the ``step``-th point at which CPython could deliver one, counted from the call of
     ``function``.
 
-    Such a point is the beginning of a function or the return of a C function. Points count in multilock and in all
-    that it calls, even in the standard library. With ``within``, points count only in files whose path begins with it.
+    Such a point is the beginning of a function or the return of a C function. Points count in multilock and in all that
+    it calls, even in the standard library. With ``within``, points count only in files whose path begins with it.
     Yields a list that receives the place; it stays empty if there are not that many points. Garbage collection is off
-    meanwhile, so that no finalizer of an earlier client interferes. ``interrupt`` is called instead of raising: at such
-    a point another thread may run as well.
+    meanwhile, so that no finalizer of an earlier client interferes. If ``interrupt`` is given, it is called instead of
+    raising, for example to let another thread run at that point.
     """
     left = step
     begun = False
@@ -137,7 +137,7 @@ def interrupted_at(
         if within is not None:
             return frame is not None and frame.f_code.co_filename.startswith(within)
         ours = False
-        while frame and frame.f_code.co_qualname != "HandRuntime._run_soon":  # code in other threads does not count
+        while frame and frame.f_code.co_qualname != "HandRuntime._run_soon":  # a job of another thread does not count
             ours = ours or frame.f_code.co_filename.startswith(PRODUCT)
             frame = frame.f_back
         return ours and frame is None
@@ -147,7 +147,7 @@ def interrupted_at(
         if event not in ("call", "c_return") or not called_by_ours(frame):
             return
         if event == "call" and frame.f_code.co_code[frame.f_lasti] != RESUME:
-            return  # an exception enters here, as at the end of a generator: CPython checks for no signal
+            return  # an exception enters here, as when a generator is closed: CPython does not check for signals
         begun = begun or frame.f_code.co_qualname == function
         if begun:
             if left == 0:
@@ -269,7 +269,7 @@ class Scripted:
         self.runtime: Runtime = runtime or Threads()
         self.capabilities = replace(CAPABILITIES, **capabilities)
         self.calls: list[Call] = []
-        self.holders: dict[str, str] = {}  # name -> claim id, or another holder
+        self.holders: dict[str, str] = {}  # by name: the id of the claim, or a text that a test sets
         self.queues: dict[str, list[str]] = defaultdict(list)
         self.cancelled: set[str] = set()
         self.heartbeat = 1.0

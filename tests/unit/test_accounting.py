@@ -1,7 +1,7 @@
 """Acquires, bodies of `with`, releases by hand and sets, compared with a model after each random step.
 
-The library only counts acquires and open bodies. In the model, each body owns an acquire or is a guest, and each set is
-a body of its parts. Some steps are interrupted.
+A *body* is an open ``with``. The library only counts the acquires and the bodies of a lease. In the model, each body
+owns an acquire, or is a *guest* without one, and each set is a body of its parts. Some steps are interrupted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Account:
 
     def __init__(self, names: tuple[str, ...], reentrant: bool, parts: tuple[Account, ...] = ()) -> None:
         self.names, self.reentrant, self.parts = names, reentrant, parts
-        self.by_hand, self.owners, self.guests = 1, 0, 0  # acquires without a body, and bodies with and without one
+        self.by_hand, self.owners, self.guests = 1, 0, 0  # acquires without a body; bodies with an acquire; guests
         self.state = HELD
         self.settled = False  # the last acquire was released, and all work has ended
         self.sets: list[Account] = []
@@ -60,7 +60,7 @@ class Account:
             self._settle()
 
     def release(self) -> None:
-        """Release an acquire by hand. Without one, a body becomes a guest."""
+        """Release an acquire by hand. If every acquire has a body, one of the bodies becomes a guest."""
         if self.by_hand:
             self.by_hand -= 1
         elif self.owners:
@@ -119,7 +119,7 @@ class Books:
             part = self._again((name,), reentrant)
             if part is None and self._holder(name):
                 held = [each for each in parts if each in self.leases]
-                for each in held:  # a set that fails was a body of the parts that it had acquired
+                for each in held:  # the failed set was a body of the parts that it had acquired
                     each.enter()
                 for each in reversed(held):
                     each.end()
@@ -139,7 +139,7 @@ class Books:
             self._acquire_or_enter(what, self.random.choice(self.locks))
         elif what == "exit" and self.entered:
             lock = self.random.choice(self.entered)[0]
-            account = [account for other, account in self.entered if other is lock][-1]  # the newest, as by a stack
+            account = [account for other, account in self.entered if other is lock][-1]  # the newest, as on a stack
             self.entered.remove((lock, account))
             self._end(what, lambda: lock.__exit__(None, None, None), account)
         elif what == "leave" and self.bodies:
@@ -196,7 +196,7 @@ class Books:
         self.log.append(f"{what} {of.names}")
         with contextlib.ExitStack() as stack:
             if self.random.random() < 0.25:
-                step = self.random.randrange(1, 40)  # not 0, where none of our code has run yet
+                step = self.random.randrange(1, 40)  # at point 0 none of our code has run yet
                 stack.enter_context(interrupted_at(step, INTERRUPTED[what], PRODUCT))
             try:
                 return call(), False
@@ -234,7 +234,7 @@ class Books:
         assert self.server.holders == {}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
 def test_acquires_and_bodies_are_counted_as_if_each_body_owned_its_acquire() -> None:
     for seed in range(SEEDS):
         books = Books(seed)

@@ -296,7 +296,7 @@ def test_an_error_that_a_retry_cannot_cure_is_raised_at_once(
 
 
 def spent(backend: Scripted, call: Call) -> Busy:
-    """Reply that a round was undone, but that one of its servers has not confirmed this."""
+    """Reply as Redlock does if an attempt was undone, but one of its servers has not confirmed this."""
     return Busy(0.01, spent=True)
 
 

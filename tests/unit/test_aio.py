@@ -515,7 +515,7 @@ def test_a_loss_just_before_the_body_leaves_no_cancellation_behind(
     async def main() -> None:
         async with AsyncClient(backend) as client:
             lease = await client.lock("n").acquire()
-            monkeypatch.setattr(HeldAsyncLease, "check", lambda _: take(backend))  # the last check before the body
+            monkeypatch.setattr(HeldAsyncLease, "check", lambda _: take(backend))  # lost right before the body
 
             async def hold() -> None:
                 async with lease:
@@ -1008,7 +1008,7 @@ def test_events_are_reported_on_a_second_loop_too(backend: Scripted) -> None:
         await client.close()
 
     asyncio.run(leave_while_it_is_held())
-    take(backend)  # the notice of the loss finds the loop closed
+    take(backend)  # when the loss is noticed, its loop is closed
     asyncio.run(use())
 
 
@@ -1167,7 +1167,8 @@ def test_many_heartbeats_do_not_delay_a_release_or_a_first_attempt(backend: Scri
             tasks = await crowd_of(client, backend)
             backend.always("attempt", in_turn)
             turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
-            # No earlier request is under way, whose end would give its turn to the next one at once.
+            # Wait until only requests that the test holds back are under way. The end of another one would admit the
+            # next heartbeat.
             await until(lambda: len(held) == CARRIERS and turns.waiting(Kind.HEARTBEAT) > CROWD / 2, within=15)
             urgent = asyncio.create_task(lease.release() if what == "release" else client.lock("m").try_acquire())
             await until(lambda: turns.waiting(Kind.RELEASE) + turns.waiting(Kind.FIRST))
@@ -1289,7 +1290,7 @@ class Blocked:
 
     def __init__(self, backend: Scripted, *methods: str) -> None:
         self._open = threading.Event()
-        self.held: list[int] = []  #: the number of claims of each request that waits
+        self.held: list[int] = []  #: for each request that waits: the number of its claims
         for method in methods:
             backend.always(method, self._answer)
 
@@ -1312,7 +1313,7 @@ def test_the_heartbeats_of_a_crowd_go_together_and_take_no_turns() -> None:
             tasks = await crowd_of(client, backend)
             way = Blocked(backend, "attempt", "attempt_all")
             gathered: Any = client._kernel.face._batches._gathered  # type: ignore[attr-defined]
-            # All heartbeats are due. A few requests are under way, and the next one will have all others.
+            # Each heartbeat is in one of the few requests that are under way, or gathered for the next request.
             await until(lambda: sum(way.held) + len(gathered) == CROWD, within=15)
             assert len(way.held) <= AT_ONCE
             assert await client.lock("m").try_acquire()
@@ -1337,7 +1338,7 @@ def test_a_first_attempt_without_a_turn_goes_together_with_others() -> None:
             tasks = [asyncio.create_task(client.lock("n", fair=True).acquire()) for _ in range(CROWD)]
             await until(lambda: len(backend.queues["n"]) == CROWD - CARRIERS, within=15)
             assert len(backend.called("attempt_all")) <= AT_ONCE
-            assert await client.lock("m").acquire()  # behind the others, and not held up by them
+            assert await client.lock("m").acquire()  # sent after the others, but not delayed by them
             way.open()
             await end(tasks)
 
@@ -1355,14 +1356,14 @@ def test_attempts_sent_together_that_get_no_answer_fail_one_by_one() -> None:
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert {type(error) for error in results} == {BackendUnavailable}
             assert len({id(error) for error in results}) == CROWD
-            await until(lambda: len(backend.released()) == CROWD)  # the outcome is unknown, so each is cancelled
+            await until(lambda: len(backend.released()) == CROWD)  # the outcomes are unknown, so all are cancelled
             assert all(call.details["unsure"] for call in backend.called("release"))
 
     run(main)
 
 
 def test_a_first_attempt_without_a_turn_is_not_taken_for_silence(backend: Scripted) -> None:
-    """The server answers other requests meanwhile. So the waiters go on after an outage_timeout, too."""
+    """The server answers other requests meanwhile, so the waiters continue even after an outage_timeout."""
     backend.holders["n"] = "another"
     permits = threading.Semaphore(0)
     ended = threading.Event()

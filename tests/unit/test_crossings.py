@@ -34,7 +34,7 @@ def test_a_loss_during_a_release_by_a_finalizer_ends_the_lease_once() -> None:
     answers: list[bool] = []
     real = kernel.now
 
-    def now() -> float:  # the release has found the lease held, and has not ended it yet
+    def now() -> float:  # called when the release has found the lease held, and not yet ended it
         if threading.current_thread() is threading.main_thread():
             kernel.now = real
             notice = (inner(lease).claim.id, LossReason.TAKEN, "taken")
@@ -173,7 +173,7 @@ def test_an_interrupt_as_a_request_begins_does_not_count_its_thread_as_inside() 
 
 @pytest.mark.oracle
 def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupts = 8  # for two releases: each submits its job twice, and each submission starts a thread twice
+    interrupts = 8  # two releases; each submits its job twice, and each submission starts a thread twice
     real = system.Thread
 
     class Interrupted(real):  # type: ignore[valid-type, misc]

@@ -1,4 +1,4 @@
-"""A login that takes longer than its request: the next request uses it, or it is closed."""
+"""A login that takes longer than its request: the next request uses the connection, or it is closed."""
 
 from __future__ import annotations
 

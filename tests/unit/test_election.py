@@ -203,7 +203,7 @@ def test_a_with_block_inside_on_elected_does_not_end_the_work_of_run(
 
     start_elected = ThreadTerm.start_elected
 
-    def first(term: ThreadTerm) -> None:  # its thread is faster than that of run()
+    def first(term: ThreadTerm) -> None:  # its thread is faster than the one of run()
         start_elected(term)
         assert entered.wait(10)
 
@@ -857,7 +857,7 @@ def test_an_abandoned_observer_leaves_nothing_behind(client: Client, closed: boo
         with pytest.raises(StopIteration):
             next(leaders)
     del leaders
-    # A finalizer cannot always take the mutex, so the next call removes the bell.
+    # The finalizer of the iterator cannot always take the mutex. Then the next call removes the bell of the iterator.
     client._kernel.followers.changed(None)
     assert not client._kernel.followers._bells
 
@@ -1107,7 +1107,7 @@ def test_the_body_of_an_async_campaign_is_cancelled_when_another_task_resigns(se
             }
             leads = asyncio.Event()
 
-            # Not a task of the body, because a resignation by such a task counts as the body's own.
+            # This task is not made inside the body, because a resignation by such a task counts as the body's own.
             async def step_down() -> None:
                 await leads.wait()
                 await end[how]()

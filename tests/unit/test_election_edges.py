@@ -250,7 +250,7 @@ def test_a_leadership_lost_between_two_loops_is_reported_on_the_next_loop(server
 @pytest.mark.parametrize("led", [True, False], ids=["led", "waited"])
 def test_a_candidacy_of_a_closed_loop_that_ends_late_affects_no_later_one(server: Scripted, led: bool) -> None:
     elected: list[AsyncLeadership] = []
-    standing: list[asyncio.Task[Any] | None] = []  # the garbage collector must not run before we drop the reference
+    standing: list[asyncio.Task[Any] | None] = []  # keeps the task until the test drops it
     if not led:
         server.holders["e"] = "other"
 
@@ -291,7 +291,7 @@ def test_a_finalizer_that_resigns_inside_its_own_election_does_not_wait(server: 
     leadership = election.campaign()
 
     def finalize() -> None:
-        with election._office.lock:  # where the garbage collector may run
+        with election._office.lock:  # a garbage collection may run while it is held
             getattr(leadership if how == "release" else election, how)()
 
     in_time(finalize)
@@ -308,12 +308,12 @@ def test_of_two_simultaneous_starts_one_campaigns_and_the_other_does_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     election = client.election("e")
-    both = threading.Barrier(2)  # passed at the beginning, and again if both threads reach the critical section
+    both = threading.Barrier(2)  # passed by both threads at the start, and again if both reach the critical section
     check_open = client._kernel.check_open
 
     def checked_together() -> None:
         check_open()
-        if election._stop is None:  # one thread at most may be here; if both are, they continue together
+        if election._stop is None:  # only one thread should come here; if both do, they continue together
             with contextlib.suppress(threading.BrokenBarrierError):
                 both.wait(0.3)
 
@@ -426,7 +426,7 @@ def campaign_and_release(client: Client, **callbacks: Any) -> None:
 
 
 @pytest.mark.oracle
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
 @pytest.mark.parametrize(
     ("use", "function"),
     [
@@ -612,7 +612,7 @@ def test_a_with_body_entered_while_run_ends_its_work_keeps_the_lease(
         with contextlib.suppress(NotHeld), leadership:
             working.set()
             eventually(lambda: not leadership.is_held())
-            asked.wait(0.05)  # a wrong release comes now; without one, this body ends the leadership
+            asked.wait(0.05)  # a premature release would come now; else this body ends the leadership
             working.clear()
 
     def release(backend: Scripted, call: Call) -> Any:
@@ -626,7 +626,7 @@ def test_a_with_body_entered_while_run_ends_its_work_keeps_the_lease(
 
     def meanwhile() -> None:
         threads[0].start()
-        working.wait(0.02)  # it may wait for the lock that this thread holds
+        working.wait(0.02)  # a limit: it may wait for a lock that this thread holds
 
     threads: list[threading.Thread] = []
     server.always("release", release)

@@ -156,8 +156,8 @@ def use_async(url: str) -> None:
 
 
 def descriptors(of: str) -> list[str]:
-    """Return those targets of this process's descriptors that contain ``of``. A plain count is not usable, since
-    remaining clients of other tests may open other files."""
+    """Return the files behind this process's descriptors whose names contain ``of``. Counting all descriptors would not
+    work, because remaining clients of other tests may open files."""
     found = []
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor used for listing the folder
@@ -178,7 +178,7 @@ def test_an_abandoned_client_leaves_neither_threads_nor_descriptors(
     threads, open_before = our_threads(), len(descriptors(of))
     for _ in range(10):
         use(url)
-    # If the lock was held for a moment, a thread may first wait for its planned renewal, a third of the ttl.
+    # If the lock was held for a moment, a thread may first wait for its planned renewal, after a third of the ttl.
     eventually(lambda: (gc.collect(), our_threads() <= threads)[1], within=30)
     eventually(lambda: len(descriptors(of)) <= open_before, within=10)
 

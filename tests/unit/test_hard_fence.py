@@ -187,7 +187,7 @@ def test_a_fence_of_an_inner_acquire_lasts_until_the_last_release(
     assert runtime.kills_at == NEVER
     fenced = lock(hard_fence=True).acquire()
     assert runtime.kills_at < NEVER
-    outer.release()  # hand over hand: the work of the inner acquire continues
+    outer.release()  # the work of the inner acquire may continue after this
     assert runtime.kills_at < NEVER
     fenced.release()
     assert runtime.kills_at == NEVER
@@ -238,7 +238,7 @@ def test_the_fences_of_a_set_are_all_lifted_when_its_release_begins(
 
 
 def test_a_set_that_was_not_acquired_kills_no_process(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
-    """The first lock is held. It is lost in the outage that also ends the request for the second one."""
+    """The set holds its first lock, and loses it in an outage, in which the request for the second lock fails."""
 
     def outage(backend: Scripted, call: Call) -> Any:
         backend.always("release", silence())
@@ -369,7 +369,7 @@ def test_a_lease_lost_before_its_async_with_block_begins_is_not_fenced(several: 
 
 
 class Recorded:
-    """A killer that only records its calls."""
+    """A stand-in for the timer that kills the process. It only records its calls."""
 
     set_to = NEVER
     times = 0
@@ -411,7 +411,7 @@ def test_a_release_interrupted_anywhere_leaves_no_fence(client: Client, runtime:
         lease = client.lock("n", hard_fence=True).acquire()
         with contextlib.suppress(KeyboardInterrupt), interrupted_at(step, "Releases.release") as where:
             lease.release()
-        lease.release()  # if the interrupt came before the release began
+        lease.release()  # needed if the interrupt came before the release began
         runtime.settle()
         assert runtime.kills_at == NEVER, (step, where)
         if not where:

@@ -17,7 +17,7 @@ from multilock.testing import HandRuntime
 from tests.unit.kit import Losses, Scripted, late, silence, state_of
 
 TTL = 30.0
-LOST_AFTER = TTL - 0.302 - 3.0  # after the request was sent, less the drift and the tenth kept for the callback
+LOST_AFTER = TTL - 0.302 - 3.0  # seconds after the sending; less the drift, and the tenth for the callback
 
 
 def test_validity_counts_from_the_sending_of_the_request_and_not_from_its_reply(

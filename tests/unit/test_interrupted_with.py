@@ -89,7 +89,7 @@ def release_the_rest_of_a_set(client: Client) -> None:
     lease.release()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
 @pytest.mark.parametrize(
     ("use", "function"),
     [
@@ -189,7 +189,7 @@ def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
 
             def meanwhile(thread: threading.Thread = thread) -> None:
                 thread.start()
-                thread.join(0.02)  # it may wait for the lock that this thread holds
+                thread.join(0.02)  # a limit: it may wait for a lock that this thread holds
 
             with interrupted_at(step, function, PRODUCT, interrupt=meanwhile) as where:
                 end(lease)
@@ -204,7 +204,7 @@ def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
     assert step > 10
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
 def test_a_body_of_a_part_has_the_lock_after_an_interrupted_set(
     client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +247,7 @@ def test_a_refused_body_does_not_stop_the_release_by_a_finalizer(
     while where:
         lease, _ = hold(client)
         lease.__enter__()
-        inside.add(threading.get_ident())  # as in a finalizer that interrupts a call of the backend
+        inside.add(threading.get_ident())  # as if a finalizer interrupted a call of the backend
         try:
             lease.__exit__(None, None, None)
         finally:
@@ -263,7 +263,7 @@ def test_a_refused_body_does_not_stop_the_release_by_a_finalizer(
     assert step > 5
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
 @pytest.mark.parametrize("hold", [one_lease, one_set])
 def test_an_interrupted_release_by_a_finalizer_is_finished(
     client: Client, backend: Scripted, runtime: HandRuntime, hold: Callable[[Client], tuple[Lease, Lease]]
@@ -272,7 +272,7 @@ def test_an_interrupted_release_by_a_finalizer_is_finished(
     where = ["at first"]
     while where:
         lease, _ = hold(client)
-        inside.add(threading.get_ident())  # as in a finalizer that interrupts a call of the backend
+        inside.add(threading.get_ident())  # as if a finalizer interrupted a call of the backend
         try:
             with (
                 interrupted_at(step, "Releases._release_from_within", PRODUCT) as where,
@@ -289,7 +289,7 @@ def test_an_interrupted_release_by_a_finalizer_is_finished(
     assert step > 10
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
 def test_a_refused_body_does_not_stop_an_interrupted_resignation(
     client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,7 +326,7 @@ def test_a_refused_body_does_not_stop_an_interrupted_resignation(
     assert step > 10
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
 @pytest.mark.parametrize("make", [one_lease, one_set, set_and_part, leadership])
 def test_an_interrupted_end_beside_that_of_another_body_leaves_nothing(
     make: Callable[[Client], tuple[Lease, Lease]],
@@ -385,7 +385,7 @@ def test_an_interrupted_inner_acquire_beside_another_body_leaves_its_outer(
 
             def meanwhile(other: threading.Thread = other) -> None:
                 other.start()
-                other.join(0.02)  # it may wait for the lock that this thread holds
+                other.join(0.02)  # a limit: it may wait for a lock that this thread holds
                 ctrl_c_now()
 
             with (
@@ -419,7 +419,7 @@ def test_a_finalizer_that_gets_no_lock_releases_under_no_new_body(
     keeper = threading.Thread(target=keep_the_lock)
     keeper.start()
     assert locked.wait(10)
-    inside.add(threading.get_ident())  # as in a finalizer that interrupts a call of the backend
+    inside.add(threading.get_ident())  # as if a finalizer interrupted a call of the backend
     try:
         lease.__exit__(None, None, None)
     finally:

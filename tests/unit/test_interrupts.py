@@ -14,7 +14,7 @@ HERE = __file__
 
 
 class Books:
-    """Three entries. Each change must be made only once, and the first one is made inside the step."""
+    """A list of entries. A step adds three entries, each only once, even if the step is called again."""
 
     def __init__(self) -> None:
         self.entries: list[str] = []
@@ -91,7 +91,7 @@ def test_a_callback_with_a_return_value_is_still_named() -> None:
 
 
 def test_no_interrupt_is_raised_as_a_generator_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPython checks for no signal at this point. An exception raised there would only be reported as ignored."""
+    """CPython does not check for signals at this point. An exception raised there would only be reported as ignored."""
     ignored: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
 

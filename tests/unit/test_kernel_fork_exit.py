@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 
 def fork_in_c() -> int:
     """Fork as daemon(3) and other C libraries do: Python is not informed, and runs no hook."""
-    time.sleep(0.1)  # a thread that gets the interpreter's lock at this moment would leave it locked in the child
+    time.sleep(0.1)  # lets other threads become idle: a GIL that one of them holds would stay locked in the child
     pid: int = ctypes.PyDLL(None).fork()
     return pid
 
@@ -55,7 +55,7 @@ def in_child(function: Callable[[], Any], fork: Callable[[], int] = os.fork) -> 
     seconds."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of threads, intended here
+        warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of a fork beside threads
         pid = fork()
     if pid == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -521,7 +521,7 @@ def test_close_waits_one_request_timeout_for_callbacks_that_hang(real: Scripted)
     began = time.monotonic()
     client.close()
     assert 0.3 <= time.monotonic() - began < 2
-    eventually(lambda: real.holders == {})  # an answer may take one request timeout, too
+    eventually(lambda: real.holders == {})  # this release may take one request timeout, too
     hang.set()
 
 

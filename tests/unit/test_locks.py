@@ -437,7 +437,7 @@ def test_a_with_block_of_a_generator_ends_its_own_lease_in_any_thread(
 
 
 def entered(pool: ThreadPoolExecutor, lock: Any) -> tuple[contextlib.ExitStack, Any]:
-    """Enter the lock object through an exit stack in that thread. Returns the stack and the value entered."""
+    """Enter the lock object through an exit stack, in the thread of ``pool``. Returns the stack and the lease."""
     stack = contextlib.ExitStack()
     return stack, pool.submit(stack.enter_context, lock).result(10)
 
@@ -837,7 +837,7 @@ def test_a_release_in_another_thread_ends_no_with(client: Client, backend: Scrip
             take(backend)
             backend.holders.clear()
             in_thread(lock.acquire)
-            in_thread(lock.release)  # any thread may do this, and this thread has lost nothing
+            in_thread(lock.release)  # allowed in any thread, and this thread has no loss
             assert backend.holders == {}
 
     with pytest.raises(LockLost):
@@ -1079,7 +1079,7 @@ def test_a_lease_whose_release_has_begun_at_close_is_released_and_never_lost(
     releasing = threading.Thread(target=lambda: answers.append(lease.release()))
     lose = threads._kernel.monitor.lose
 
-    def release_first(*args: Any, **options: Any) -> bool:  # close() has found the lease held, and is about to lose it
+    def release_first(*args: Any, **options: Any) -> bool:  # called when close() is about to lose the lease
         if not releasing.ident:
             releasing.start()
             eventually(lambda: inner(lease).stage == RELEASING)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Handler(logging.Handler):
-    """Record each log record, after doing what the test orders."""
+    """A handler that stores each record, after calling ``before``."""
 
     def __init__(self, before: Callable[[logging.LogRecord], object] | None = None) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def test_records_are_handled_in_the_order_of_the_calls(caplog: pytest.LogCapture
         logger.warning("%d", number)
     said = [
         record.getMessage() for record in caplog.records if record.msg == "%d"
-    ]  # clients of other tests end at the same time
+    ]  # only ours: clients of other tests end at the same time
     assert said == [str(number) for number in range(2000)]
 
 

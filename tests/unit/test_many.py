@@ -290,7 +290,7 @@ def test_a_lost_set_is_not_kept_alive_after_its_release(client: Client, backend:
         kept = weakref.ref(lease)
         del lease
     eventually(lambda: backend.holders == {})
-    with lock:  # the lock object remembers its newest lease
+    with lock:  # the lock object remembers only its newest lease, which is now this one
         eventually(lambda: gc.collect() >= 0 and kept() is None)
 
 
@@ -383,7 +383,7 @@ def test_a_forked_child_holds_no_lock_of_a_set_and_lost_none(client: Client, bac
 
 
 @pytest.mark.oracle
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
 def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):
         with Client(backend, ttl=20, request_timeout=0.2) as client:
@@ -403,7 +403,7 @@ def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) 
 
 @pytest.mark.oracle
 @pytest.mark.timeout(240)
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
 def test_an_interrupt_anywhere_in_a_with_block_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):
         with Client(backend, ttl=20, request_timeout=0.2) as client:
@@ -500,7 +500,8 @@ def test_releasing_an_expired_lost_set_counts_no_lock_down_again(hand: Client, s
 
 
 def held_outside(client: Client, backend: Scripted, meanwhile: Callable[[Lease], object]) -> Lease:
-    """Return a lease of "a" whose thread may then try for a set with the taken "b". ``meanwhile`` runs beside that."""
+    """Return a lease of "a", in a backend in which "b" is taken. When this thread requests "b", ``meanwhile`` runs in
+    another."""
     outer = client.lock("a", reentrant=True).acquire()
     backend.holders["b"] = "another"
 
@@ -551,5 +552,5 @@ def test_a_body_that_ends_during_the_release_of_its_set_releases_nothing_twice(
 
     backend.always("release", answer)
     assert lease.release()
-    client.close()  # waits for releases in the background
+    client.close()  # this waits for releases in the background
     assert [call.claims[0].name for call in backend.called("release")] == ["b", "a"]

@@ -40,7 +40,7 @@ def test_a_report_after_the_deadline_does_not_change_the_reason_paused(
 ) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
-    runtime.jump(1000)  # the process did not run, and it reads the server's report first
+    runtime.jump(1000)  # the process did not run; now it reads the server's report first
     if report == "claim":
         backend.notices.gone(claim_of(backend), LossReason.TAKEN, "its key has another owner")
     else:
@@ -74,7 +74,7 @@ def test_a_lease_is_lost_once_even_if_several_reports_arrive(
         backend.notices.gone(claim_of(backend), LossReason.TAKEN, "taken")
     backend.notices.group_gone("server", "gone")
     runtime.jump(1000)
-    client._kernel.monitor.expire(inner(lease))  # the ticking thread, which checked a moment earlier
+    client._kernel.monitor.expire(inner(lease))  # called by the watchdog, which had checked the lease before
     assert not lease.is_held()
     assert lease.release() is False
     runtime.advance(10)

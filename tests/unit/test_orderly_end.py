@@ -85,7 +85,7 @@ NAMES = {"work": "its work", "on_elected": "on_elected", "on_lost": "on_lost"}
 
 
 def with_job(client: Client, part: str, job: Any, **options: Any) -> tuple[Election, Aside | None]:
-    """Return an election that leads and whose given part runs until the test ends it."""
+    """Return an election that leads, and whose ``part`` (its work or a callback) runs until the test ends it."""
     if part == "work":
         election = client.election("e", **options)
         return election, leads(election, job)

@@ -230,7 +230,7 @@ def test_a_try_waits_only_for_a_cancel_of_the_same_name_that_is_being_sent(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.script("release", *[silence(0.0)] * 3)
-    lose_a_reply(client, backend)  # its first cancel got no reply, so it pauses
+    lose_a_reply(client, backend)  # the first cancel got no reply, so the next one comes later
     began = runtime.now()
     assert client.lock("n").try_acquire() is None
     assert runtime.now() == began
@@ -307,8 +307,8 @@ def test_a_background_cancel_continues_until_it_is_complete(
 
 
 def interrupted_everywhere(function: str, end: Callable[[Client, Lease], object]) -> Iterator[Scripted]:
-    """Yield a backend for each point at which ``function`` can be interrupted, after ``end`` has released the lease of
-    "n"."""
+    """Interrupt ``function`` at each possible point while ``end`` releases a lease. Yield the backend if the release
+    had begun."""
     step = 0
     while True:
         runtime = HandRuntime()

@@ -54,7 +54,7 @@ def test_a_signal_wakes_a_thread_that_waits_forever() -> None:
 
 
 def test_a_signal_handler_may_wake_the_thread_that_it_interrupts(alarm: None) -> None:
-    """A `threading.Event` would hang if the signal met the thread while it held that event's own lock."""
+    """A `threading.Event` would hang if the signal came while the thread held the internal lock of the event."""
     bell = Threads().bell()
     signal.signal(signal.SIGALRM, lambda *_: bell.ring())
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -77,7 +77,7 @@ def test_an_interrupted_poke_leaves_a_ticker_that_still_reacts() -> None:
     ticker = Threads().ticker(step, lambda error: None, "test-ticker")
     ticker.start()
     eventually(lambda: ticker.late() == 0 and len(steps) == 1)
-    time.sleep(0.1)  # the ticker waits to be woken
+    time.sleep(0.1)  # by now the ticker waits to be woken
     with ctrl_c("LockBell.ring"):
         ticker.poke(now())
     ticker.poke(now() + 1)

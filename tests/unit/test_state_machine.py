@@ -51,7 +51,7 @@ _stores = itertools.count()
 
 
 class Deaf:
-    """Notices that drop every notice of a loss."""
+    """A `Notices` that drops every report of a loss."""
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices

@@ -121,7 +121,7 @@ def test_an_unanswered_renewal_is_tried_again_soon(client: Client, backend: Scri
 
 
 def unanswered_for(name: str) -> Callable[[Scripted, Call], Any]:
-    """Renew all locks of a request, but give this one no reply that counts."""
+    """Renew all locks of a request, except that no majority replies for ``name``."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         silence = BackendUnavailable(f"no majority for {name!r}", unknown=False)
@@ -256,7 +256,7 @@ def test_the_lost_callback_starts_at_the_deadline_while_the_renewal_hangs(
 ) -> None:
     losses = Losses(runtime)
     client.lock("n", on_lost=losses).acquire()
-    runtime.hold_jobs()  # none of the threads that carry requests ends a request
+    runtime.hold_jobs()  # from now on no request ends
     runtime.advance(100)
     assert losses.reasons == [LossReason.EXPIRED]
     assert losses.times == pytest.approx([1000 + LOST_AFTER])
@@ -411,7 +411,7 @@ def test_ended_locks_do_not_wake_the_watchdog_one_by_one(
 def test_a_lock_that_comes_and_goes_does_not_wake_the_watchdog_each_time(
     beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wake-up switches threads in the middle of the next request.
+    """Each wake-up would switch threads in the middle of the next request.
 
     The test uses real threads, because the hand-driven ticker steps only when its time has come.
     """
@@ -431,7 +431,7 @@ def test_a_lock_that_comes_and_goes_does_not_wake_the_watchdog_each_time(
         began = now()
         for _ in range(300):
             lock.acquire().release()
-            time.sleep(0.0005)  # the woken thread gets its turn
+            time.sleep(0.0005)  # gives a woken thread time to run
         assert len(steps) < 20 + 2 * (now() - began) / ARM_AFTER
         assert kept is None or kept.is_held()
 
@@ -622,7 +622,8 @@ def test_a_broken_connection_renews_its_leases_at_once(client: Client, backend: 
 def test_a_lease_about_to_end_does_not_shorten_the_request_of_its_session(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
-    """No reply can extend such a lease. The request is for the other leases, and may use their time."""
+    """No reply can extend such a lease any longer. The request serves the other leases of the session, and may take as
+    long as they allow."""
     kept = session_client.lock("kept").acquire()
     ends = [session_client.lock(f"n{number}", renew=False).acquire() for number in range(60)]
     held = session_client._kernel.held.values()

@@ -25,7 +25,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 @pytest.fixture
 def client() -> Iterator[Client]:
     with client_on(Scripted(), Threads(), ttl=20.0) as client:
-        client.lock("n").acquire()  # now the ticking thread runs
+        client.lock("n").acquire()  # this starts the watchdog's thread
         yield client
 
 
@@ -67,8 +67,8 @@ def test_a_thread_that_dies_is_restarted_and_is_logged_once(
 
 
 def test_a_thread_started_by_two_watchdogs_at_once_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of two clients starts the ticking thread. One start is refused; the other succeeds before the first client
-    has recorded that."""
+    """Each of two clients starts the watchdog's thread. One start is refused. The other one succeeds before the first
+    client has recorded the refusal."""
     ran = threading.Event()
     real = worker.begin_thread
     tries: list[str] = []
@@ -76,7 +76,7 @@ def test_a_thread_started_by_two_watchdogs_at_once_is_not_missing(monkeypatch: p
     def refuse_late(run: Callable[[], object], name: str) -> str | None:
         tries.append(name)
         if len(tries) == 1:
-            assert real(run, name) is None  # the other client's watchdog
+            assert real(run, name) is None  # started by the other client
             assert ran.wait(10)
             return "can't start new thread"
         return real(run, name)

@@ -33,7 +33,7 @@ __all__ = ["Failure", "judge", "main", "must_not_run_again"]
 RUNS = 10  # runs of each test, all of which must pass
 UNSTEADY = 3  # more failures in one run have another cause
 MINUTES = 6.0  # limit for all reruns together
-REPORT = "MULTILOCK_FAILURES"  # the variable that names the file for one line about each failure
+REPORT = "MULTILOCK_FAILURES"  # the environment variable with the path of a file, which gets one line for each failure
 PLUGIN = ("-p", "tests.again")
 
 FOLDERS = re.compile(r"^tests/(faults|simulation)/")
@@ -57,7 +57,7 @@ def must_not_run_again(nodeid: str, files: Iterable[str], phase: str, marked: bo
     return "an oracle's question" if marked and phase != "setup" else ""
 
 
-# The plugin. This runs in the process of the test, because a report contains less about an exception.
+# A hook of pytest. It runs in the process of the test, because the later report contains less about the exception.
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,7 @@
 """A headless Chromium for the tests, driven over a pipe: no port, no driver, no network.
 
-``tests/bootstrap/chromium.sh`` finds or installs it. It speaks the DevTools protocol: one JSON object, ended by a
-zero byte, in each direction.
+``tests/bootstrap/chromium.sh`` finds or installs it. Requests and replies follow the DevTools protocol: JSON objects,
+each ended by a zero byte.
 
 ``python -m tests.chromium PAGE FOLDER`` saves screenshots of the page at each width, light and dark.
 """
@@ -56,7 +56,7 @@ def chromium() -> str:
 class Opened:
     """A loaded page: what it logged and which addresses it requested."""
 
-    seconds: float  #: until the page has loaded completely
+    seconds: float  #: the time in which the page loaded completely
     errors: list[str] = field(default_factory=list)  #: messages of the console, and exceptions
     requests: list[str] = field(default_factory=list)  #: addresses
 
@@ -87,7 +87,7 @@ class Browser:
         self.ask("Page.setLifecycleEventsEnabled", enabled=True)
 
     def open(self, url: str, width: int, scheme: str, *, height: int = 900) -> Opened:
-        """Load the page at this width, light or dark."""
+        """Load the page at this width. ``scheme`` is "light" or "dark"."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._load("about:blank")  # otherwise an address that differs only behind its # is not loaded

@@ -58,7 +58,7 @@ def free_port() -> int:
 
 
 class Service:
-    """Something that runs inside a ``with`` block."""
+    """Base of servers and clusters, which run inside a ``with`` block."""
 
     def start(self) -> None:
         raise NotImplementedError
@@ -69,7 +69,7 @@ class Service:
     def __enter__(self) -> Self:
         try:
             self.start()
-        except BaseException:  # within the time limit of a test
+        except BaseException:  # such as the time limit of the test
             self.stop()
             raise
         return self
@@ -81,7 +81,7 @@ class Service:
 class Server(Service):
     """One server process of ours, with a folder of its own. `start` returns once the server answers a real request.
 
-    A subclass defines its name, how it is started and how it is asked.
+    A subclass defines the name of the server, the command that starts it, and the request that checks it.
     """
 
     name: ClassVar[str]  #: the scheme of the server's URL
@@ -186,7 +186,7 @@ class Server(Service):
     def pause(self) -> None:
         """Freeze the server: connections stay open and new ones are accepted, but nothing is answered from now on."""
         os.kill(self.pid, signal.SIGSTOP)
-        # The signal stops one thread after the other.
+        # The signal stops one thread after the other, so wait for the last one.
         until = time.monotonic() + STOP_WITHIN
         while any(_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
             if time.monotonic() > until:
@@ -244,7 +244,8 @@ S = TypeVar("S", bound=Server)
 
 
 class Cluster(Service, Generic[S]):
-    """Servers on this machine that work as one. A subclass makes the members, introduces them and finds the leader."""
+    """Servers on this machine that work as one. A subclass makes the members, tells each the addresses of the others,
+    and finds the leader."""
 
     members: Sequence[S]
 

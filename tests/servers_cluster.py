@@ -184,12 +184,13 @@ class RedisCluster(Cluster[ClusterNode]):
         except redis.ResponseError as error:  # the node gave away its last slot and became the new owner's replica
             if "only with masters" not in str(error):
                 raise
-        # Before Redis 7.0 the new owner spreads the news only gradually. A node that it meets learns of it at once.
+        # Before Redis 7.0 the new owner notifies the other nodes only gradually. CLUSTER MEET notifies a node at once.
         for member in self.members:
             if member.alive and member is not to:
                 to.bare.execute_command("CLUSTER", "MEET", member.host, member.port)
-        # Two nodes that both change a slot before they know of each other use the same epoch. Then one change is undone
-        # or never believed. The former owner learns of the move directly, but that does not tell it the epoch.
+        # Two nodes that both change a slot before they know of each other use the same epoch. Then one of the two
+        # changes is undone or ignored. The former owner was notified of the move above, but not of the epoch, so wait
+        # until each node has that, too.
         until = time.monotonic() + AGREE_WITHIN
         while any(
             self._says(member, slot) != to.port or self._epochs(member)[to.id] < self._epochs(to)[to.id]

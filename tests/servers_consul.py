@@ -72,7 +72,8 @@ class ConsulServer(Server):
         return ["env", *without, program(), "agent", *mode, "-config-file", str(folder / "consul.json")]
 
     def answers(self) -> bool:
-        """Return whether a session can be made here: the server has a leader, and the leader knows this node."""
+        """Return whether a session can be made here. It can if the server has a leader, and the leader knows this
+        node."""
         try:
             session = self.ask("PUT", "session/create", {"Name": READY, "NodeChecks": [], "TTL": "10s"}, 1.0)["ID"]
             self.ask("PUT", f"session/destroy/{session}", within=1.0)

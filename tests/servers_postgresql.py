@@ -36,7 +36,7 @@ def programs() -> Path:
 def as_its_user(folder: Path) -> list[str]:
     """Give the folder to the user that runs the server. Returns the prefix of a command that must not run as root.
 
-    The process that we start is still the server itself.
+    The command becomes the server, so its process id is that of the server.
     """
     if os.geteuid():
         return []
@@ -63,7 +63,7 @@ class PostgresqlServer(Server):
         self._settings = {**QUICK, **settings}
 
     def pause(self) -> None:
-        super().pause()  # so it starts no further process
+        super().pause()  # stopped first, so that it starts no further process
         for pid in self._children():
             os.kill(pid, signal.SIGSTOP)
 
@@ -75,11 +75,11 @@ class PostgresqlServer(Server):
     def kill(self) -> None:
         """End all its processes at once, so that none of them can finish a commit."""
         children = self._children() if self.alive else []
-        for pid in (self.pid, *children) if children else ():  # the first would start others
+        for pid in (self.pid, *children) if children else ():  # the first process would start others
             os.kill(pid, signal.SIGKILL)
         super().kill()
         while any(_runs(pid) for pid in children):
-            time.sleep(0.005)  # they would still use the shared memory
+            time.sleep(0.005)  # until then they use the shared memory
 
     def _children(self) -> list[int]:
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]

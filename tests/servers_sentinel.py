@@ -134,7 +134,7 @@ class Guarded(Service):
             facts = self._told(guard)
             if int(facts["port"]) != former.port:
                 return True
-            if "failover_in_progress" not in facts["flags"]:  # not begun, or given up: no Sentinel retries
+            if "failover_in_progress" not in facts["flags"]:  # not begun, or given up: Sentinels do not retry
                 with guard.client() as client:
                     client.execute_command("SENTINEL", "FAILOVER", NAME)
             return False
@@ -163,7 +163,7 @@ class Guarded(Service):
             # Before they ended, they may have chosen another primary, so only the servers know which one it is.
             self._first = next(server for server in self.servers if _is_primary(server))
             self._lead(self._first)
-            # A replica that is behind has yet to deliver messages of the former Sentinels to the new ones.
+            # A replica that is behind would still deliver messages of the former Sentinels to the new ones.
             self.await_replicas(self._first)
             self._down_after = NEVER_DOWN_AFTER
             try:
@@ -172,7 +172,8 @@ class Guarded(Service):
             finally:
                 self._down_after = DOWN_AFTER
             self._until(self._know_each_other)
-            # A message of a former Sentinel may still come late. It brings its epoch, or is counted forever.
+            # A late message of a former Sentinel gives the new ones its epoch, or makes them count that Sentinel
+            # forever. Then start again.
             told = [self._told(guard) for guard in self.guards]
             if all(facts["config-epoch"] == "0" and self._strangers(facts) == 0 for facts in told):
                 return
@@ -233,7 +234,7 @@ class Guarded(Service):
         if follow:
             self._set(DOWN_AFTER, FAILOVER_TIMEOUT)
         else:
-            self._set(20.0, 180.0)  # nobody waits for a replica that seems to be down
+            self._set(20.0, 180.0)  # a failover does not wait for a replica that seems to be down
         for server in self.servers:
             with redis.Redis(port=server.port) as client:
                 client.config_set("masteruser", "" if follow else "nobody")

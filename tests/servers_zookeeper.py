@@ -34,7 +34,7 @@ def classpath() -> str:
 
 @lru_cache
 def archive() -> str:
-    """Return an option that makes a start take half of the processor time: the classes are read from an archive."""
+    """Return an option of Java that halves the processor time of a start: the classes are read from an archive."""
     if not ARCHIVE.exists():
         ARCHIVE.parent.mkdir(exist_ok=True)
         ours = ARCHIVE.with_suffix(f".{os.getpid()}")

@@ -77,7 +77,7 @@ class Project:
         return [json.loads(line) for line in said.splitlines()]
 
     def is_well(self, *services: str) -> None:
-        """Assert that these services, or all, are healthy, or soon become so.
+        """Assert that these services, or all if none is named, become healthy soon.
 
         The engine calls a service unhealthy after a pause, until the next check, and ``up --wait`` fails then.
         """

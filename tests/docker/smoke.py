@@ -37,7 +37,8 @@ def each_grants(url: str, name: str = "any") -> list[int]:
 
 
 class Service(conformance.Place):
-    """An address as a place for the conformance suite. A fault is applied to its container."""
+    """The URL of a service as a place under test for the conformance suite. A fault is applied to the container of the
+    service."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -118,7 +118,7 @@ class MemoryBackend:
         ]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        # Every holder is notified when its lock is taken away. If that happened before the kernel had the lease, it is
+        # Every holder is notified when its lock is taken away. A loss that came before the kernel had the lease is
         # reported here.
         now = self._notices.now()
         with self._store.mutex:

@@ -89,8 +89,8 @@ class Name:
         return permits if permits != claim.permits else None  # 0 if the holders have no permits
 
     def awaits(self, claim: Claim) -> float | None:
-        """Return the time at which the holder or waiter ends that excludes this claim. Returns None if the claim can
-        hold the name now.
+        """Return the time at which the lease of a holder, or the place of a waiter, ends that excludes this claim.
+        Returns None if the claim can hold the name now.
 
         Readers may overtake waiting readers. Otherwise many readers would enter one by one.
         """

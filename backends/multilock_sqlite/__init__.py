@@ -1,8 +1,9 @@
 """Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
 `recipe` decides which claim gets a name. `layout` defines the tables of the file. `transport` sends the statements, and
-`exclusion` lets one process at a time write. `host` finds out about processes and boots. `diagnosis` reports what
-weakens the lock here. SQLite itself pushes nothing: in `notices` the processes wake each other's waiters.
+`exclusion` lets one process at a time write. `host` finds out which processes are alive, and which boot this is.
+`diagnosis` reports what weakens the lock here. SQLite itself pushes nothing: in `notices` the processes wake each
+other's waiters.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ __all__ = ["SqliteBackend", "open_backend"]
 
 GROUP = "sqlite"
 POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two polls of a waiter; a poll is a read of a few 10 µs
-POLL_GROWTH = 1 / 8  # the pause as a share of the time waited so far; the longest is reached after a third of a second
-# Seconds. If a release wakes the waiters of this client, each of them polls every POLL_LAST seconds times the number of
-# waiters before it, but at least this often. So the first waiter still polls often, because a killed holder wakes
-# nobody.
+POLL_GROWTH = 1 / 8  # the pause as a share of the time waited so far; it reaches POLL_LAST after a third of a second
+# Longest pause in seconds between two polls of a waiter to which releases send messages. The pause is POLL_LAST seconds
+# times the number of waiters before it. So the first waiter still polls often, because a killed holder sends no
+# message.
 POLL_BEHIND = 1.0
 
 
@@ -88,7 +89,7 @@ class QueuedClaim:
     since: float
     lives: float
     looked: float
-    until: float  # the end of its place, as the file has it
+    until: float  # when its place ends, according to the file
     called: bool = False  # a message has woken it since its last poll began
 
     def heartbeat_at(self) -> float:
@@ -155,7 +156,7 @@ class SqliteBackend:
                 if ahead and ahead.id != claim.id and not (waiting and now >= waiting.heartbeat_at()):
                     return self._busy(sql, key, claim, ahead, now)
             # The release that woke this waiter has woken all waiters that can hold the name together. If the holder was
-            # killed, nobody has woken the others.
+            # killed, nobody has woken the others, so this waiter wakes them.
             follow = bool(waiting) and not called and claim.mode != ALONE
             answer, woken, now = self._try(sql, key, claim, join, follow)
             self._mailbox.send(sql.path, woken)
@@ -163,8 +164,8 @@ class SqliteBackend:
                 raise other_number(claim, answer.permits, self.scheme)
             if isinstance(answer, int):
                 return _granted(claim, answer, now)
-            # A client's first waiter has joined without a FIFO. A message may have come since then, so this waiter
-            # polls again soon.
+            # The first waiter of a client joins the queue before the client has a FIFO for messages. A message may have
+            # been lost since then, so this waiter polls again soon.
             missed = join and not self._mailbox.open(sql.path)
             return self._busy(sql, key, claim, answer, now, missed)
 
@@ -280,7 +281,7 @@ class SqliteBackend:
     def _keep_place(self, sql: Connection, claim: Claim, now: float) -> None:
         """Record the place of this claim in the queue, and send the heartbeats of this client that are due soon.
 
-        So a client with many waiters writes seldom. A waiter that no longer polls still loses its place.
+        So a client with many waiters writes rarely. A waiter that no longer polls still loses its place.
         """
         lives = liveness(claim.ttl)
         waiting = self._waiting.get(claim.id)
@@ -313,7 +314,7 @@ class SqliteBackend:
         if waiting:
             poll = min(max(POLL_FIRST, (now - waiting.since) * POLL_GROWTH), POLL_LAST)
             if self._mailbox.is_read and not missed:
-                with contextlib.suppress(sqlite3.DatabaseError):  # this field is read without a lock
+                with contextlib.suppress(sqlite3.DatabaseError):  # this read takes no lock, so it may fail
                     before = self._recipe.place(sql, key, claim.id, round(POLL_BEHIND / POLL_LAST))
                     poll = max(poll, min(before * POLL_LAST, waiting.heartbeat_at() - now))
         return Busy(poll, max(0.0, ahead.until - now) if ahead else None)

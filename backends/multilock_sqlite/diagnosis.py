@@ -1,4 +1,4 @@
-"""Report what weakens the lock on this host, in this file and in its place."""
+"""Report what weakens the lock: this host, the file's permissions, or the file system of its directory."""
 
 from __future__ import annotations
 

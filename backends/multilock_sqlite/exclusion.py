@@ -1,4 +1,4 @@
-"""Locks on the file that last, although this process closes another descriptor of it.
+"""Locks on the file that this process does not lose when it closes another descriptor of the file.
 
 SQLite uses POSIX locks. The system drops all of them as soon as the process closes any descriptor of the file: a
 backup, a checksum or ``Path.read_bytes()`` is enough (https://sqlite.org/howtocorrupt.html, section 2.2). Then another
@@ -89,7 +89,7 @@ class Exclusion:
                 left = deadline - system.now()
                 if left <= 0:
                     raise Closed("another process is using the file")
-                self._locks.left.wait(min(pause, left))  # another process cannot ring a bell here
+                self._locks.left.wait(min(pause, left))  # with a limit, since another process cannot ring this bell
                 pause = min(pause * 2, PAUSE_LAST)
         finally:
             self._locks.waiting.pop(self, None)
@@ -97,12 +97,13 @@ class Exclusion:
     def leave(self) -> None:
         if self.is_inside:
             self._locks.lock(self._locks.database, fcntl.F_UNLCK, GATE)
-            self._locks.inside.pop(GATE, None)  # only now: another thread locks the same file description
+            # only after the unlock, because another thread locks the same file description
+            self._locks.inside.pop(GATE, None)
             if self._locks.waiting:
                 self._locks.left.ring()
 
     def _try_to_enter(self) -> bool:
-        # This thread is entered before the system is asked, so that leave() works after an interrupt.
+        # Record this connection before the system is asked, so that leave() works after an interrupt.
         if self._locks.inside.setdefault(GATE, self) is not self:
             return False
         try:

@@ -38,12 +38,12 @@ INSERT INTO counter VALUES (0, 0, NULL)
 
 
 def set_up(path: str, now: Callable[[], float], sql: Connection) -> None:
-    """Create the tables of a new file, refuse another program's file, and end what an earlier boot left.
+    """Create the tables of a new file, refuse another program's file, and delete rows that an earlier boot left.
 
     Raises `BackendRejected` for another program's file, or one of another format.
     """
     if _format(sql) == (0, 0):
-        # Read again: another process may have made our tables meanwhile
+        # Read the format again, because another process may have made our tables meanwhile.
         if _has_tables(sql) and _format(sql) == (0, 0):
             raise _foreign(path)
         _use_log(path, sql)
@@ -74,19 +74,19 @@ def _create(sql: Connection) -> None:
 
 
 def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
-    """End rows that only an earlier boot can have written, and skip tokens that a power failure may have undone.
+    """Delete rows that only an earlier boot can have written, and skip tokens that a power failure may have undone.
 
     A different boot id does not prove a reboot: a container can have its own (systemd-nspawn, LXC) next to living
-    holders. So a row ends here only if no clock of this boot can have written it. Every other row ends within its ttl
-    by this boot's clock, or as soon as the recipe finds its process gone. If /proc does not show the boot id, this runs
-    at each opening.
+    holders. So a row is deleted here only if it cannot have been written with a clock of this boot. Every other row
+    ends within its ttl by this boot's clock, or as soon as the recipe finds its process gone. If /proc does not show
+    the boot id, this runs at each opening.
     """
     boot = boot_id()
     if _boot_began(sql, boot):
         return
     with transaction(sql, durable=True):
-        # Check again, and read the clock only now. Another process may have recorded this boot meanwhile. A clock that
-        # was read before would then be earlier than the rows that it has written since.
+        # Check again, and read the clock only now: another process may have recorded this boot meanwhile, and written
+        # rows. Compared with a time that was read before, these rows would seem to come from an earlier boot.
         if _boot_began(sql, boot):
             return
         now = clock()

@@ -80,8 +80,8 @@ class Mailbox:
         return False
 
     def send(self, database: str, woken: Sequence[str], taken: Sequence[str] = ()) -> None:
-        """Wake these waiters, and have the clients of these holders renew at once. Both are given by claim ids, of any
-        client."""
+        """Wake these waiters, and have the clients of these holders renew at once. Both are lists of claim ids, which
+        may belong to any client."""
         if not woken and not taken:  # most requests end here
             return
         post: dict[str, dict[bytes, None]] = {}  # the messages to each client, in order and without repetitions
@@ -97,7 +97,7 @@ class Mailbox:
                     _write(directory, client, messages)
 
     def close(self) -> None:
-        """Delete the FIFO and end its thread. A forked child only closes what it has of its parent's FIFO."""
+        """Delete the FIFO and end its thread. A forked child only closes its copy of the parent's descriptor."""
         if system.pid() != self._pid:  # without the lock, which a thread of the parent may have held at the fork
             fifo, self._fifo = self._fifo, None
             if fifo:
@@ -157,7 +157,7 @@ class _Fifo:
         with contextlib.suppress(OSError):
             if self.is_at(self.path):
                 os.unlink(self.path)
-        with self._lock, contextlib.suppress(OSError):  # if no byte fits, the reader does not wait
+        with self._lock, contextlib.suppress(OSError):  # if the FIFO is full, the reader does not wait anyway
             self.ended = True
             os.write(self.descriptor, b"\n")
 

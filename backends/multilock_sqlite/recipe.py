@@ -2,9 +2,9 @@
 first decides which rows still count.
 
 A name belongs to the claims in its rows until their leases end or their processes are known to be gone. All living
-holders have the same mode. The name is kept for the living waiters, in order, as far as they can hold it together with
-the holders and each other. If neither the waiter nor another claim is fair, the name goes to whichever of the two asks
-first. A waiter is alive for `liveness` seconds after its last heartbeat, unless its process is known to be gone.
+holders have the same mode. The name is kept for the first living waiters: for as many, in order, as can hold it
+together with the holders and each other. But of two unfair claims the name goes to the one that asks first. A waiter is
+alive for `liveness` seconds after its last heartbeat, unless its process is known to be gone.
 
 `attempt`, `release`, `renew` and `force` run inside a transaction that is the only writer, so what they read stays true
 until they end. All times are seconds on the clock of every deadline, which counts from the boot. Only ``since`` is wall
@@ -32,7 +32,7 @@ ALONE, READ = "x", "r"  # modes; the third is p<n>, for one of n permits
 RESTS = "!rests:"  # prefix of the id of a released claim whose name rests; no claim has such an id
 SHOWN = 100  # holders of one name that inspect() returns
 HOLDERS = "SELECT id, until, token, mode, space, pid, start FROM locks WHERE key = ? AND until > ?"
-# An index on these rows is ordered by the end of the lease.
+# These rows have an index, which is ordered by the end of the lease.
 OF_SHARED = "FROM locks WHERE key = ? AND until > ? AND mode <> 'x'"
 QUEUE = "SELECT id, mode, fair, until, space, pid, start FROM queue WHERE key = ? ORDER BY ticket"
 SHARED = f"SELECT id, until, token, mode, space, pid, start {OF_SHARED} ORDER BY until"
@@ -89,7 +89,8 @@ class Recipe:
         return Stand(*own) if own else self._waits_behind(sql, key, claim, now)
 
     def _waits_behind(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
-        """Return the first earlier waiter that excludes the claim; if permits are short, the row that ends first.
+        """Return the first earlier waiter that excludes the claim. If too few permits are left, return the row that
+        ends first.
 
         Readers may pass waiting readers. Otherwise a crowd of them would enter one by one.
         """
@@ -181,7 +182,7 @@ class Recipe:
     ) -> int | Stand | None:
         """Return the token, or the holder or waiter that keeps the claim out, or None if the claim's id was cancelled.
 
-        Raises `Exhausted` unless ``durable``, and `OtherNumber`.
+        Raises `OtherNumber`. Unless ``durable``, raises `Exhausted` if no reserved token is left.
         """
         ahead = self.ahead(sql, key, claim, now)
         if ahead and ahead.id == claim.id:

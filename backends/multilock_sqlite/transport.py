@@ -66,7 +66,8 @@ class Connection(sqlite3.Connection):
 
     def close(self) -> None:
         try:
-            if self.log is not None and _log(self.path) in (self.log, None):  # SQLite deletes by name: not another log
+            # SQLite deletes the log by its name, which must not be another log by now
+            if self.log is not None and _log(self.path) in (self.log, None):
                 self.exclusion.leave_log()
             super().close()
         finally:
@@ -102,7 +103,8 @@ def transaction(connection: Connection, *, durable: bool = False) -> Iterator[No
 
 
 def look(connection: Connection, read: Callable[[], T]) -> T:
-    """Read without a lock. If that fails, read as the only user: another process may have written meanwhile."""
+    """Read without a lock. If that fails, another process may have written meanwhile, so read again inside a
+    transaction."""
     try:
         return read()
     except sqlite3.DatabaseError:
@@ -207,7 +209,8 @@ class Database:
         return found.st_dev, found.st_ino
 
     def _open(self, deadline: float) -> Connection:
-        while (connection := self._connect()) is None:  # until a request ends, or a connection has finished closing
+        # wait until a request ends, or a connection has finished closing
+        while (connection := self._connect()) is None:
             if system.now() >= deadline:
                 raise BackendUnavailable(
                     f"the log of {self._path} was deleted while a request of this process was using it",
@@ -401,7 +404,8 @@ _pid = os.getpid()  # the process that owns these connections
 _opening = system.Lock()  # held while a connection is opened, and while the process forks
 _databases: list[weakref.ref[Database]] = []
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
-_inherited: list[Connection] = []  # a parent's connections: never used, and never closed, which would touch its file
+# the parent's connections: never used, and never closed, because closing would touch the file
+_inherited: list[Connection] = []
 _torn: set[tuple[int, int]] = set()  # files that the parent had open at the fork: SQLite cannot use them here
 _forking: int | None = None  # the thread that holds _opening for a fork
 _draining: set[tuple[int, int]] = set()  # files that a fork waits for: no new request to them begins
@@ -418,7 +422,7 @@ def _before_fork() -> None:
         _draining.update(slow)
         _go_on()
         while (still := slow & _close_idle(slow)) and system.now() < deadline:
-            _draining.intersection_update(still)  # the slowest file stays stopped until the others are
+            _draining.intersection_update(still)  # only files with a running request stay blocked
             system.sleep(FORK_PAUSE)
 
 
@@ -501,5 +505,5 @@ def _after_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
-# Called again, because an interrupt may have ended the first call.
+# Registered a second time, because an interrupt may end the first call.
 os.register_at_fork(after_in_parent=_after_in_parent)

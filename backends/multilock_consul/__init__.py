@@ -1,9 +1,10 @@
 """Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul that is handed over.
 
 `recipe` is the algorithm, and `readers` and `semaphore` add what shared locks need. `keys` lays out the keys of a name,
-`sessions` keeps the sessions that the locks depend on, and `sweep` does the side work of each renewal.
-`transactions` and `transport` carry the requests, `wire` reads HTTP, and `notices` receives what the servers push.
-`inspection` is for operators, and `diagnosis` reports what weakens a lock on these servers.
+`sessions` keeps the sessions that the locks depend on, and `sweep` does the side work of each renewal. `transactions`
+and `transport` carry the requests, `wire` reads HTTP, and `notices` receives what the servers push. `inspection` is for
+operators, and `diagnosis` reports what weakens a lock on these servers. The lock delay of a key is the time for which
+the servers refuse to lock it after the session that locked it has ended.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
     * ``client`` is a ``consul.Consul``. This backend opens its own connections with the client's address, token,
       datacentre and TLS settings, and never closes the client.
 
-    Raises `ConfigurationError` if they do not fit together. No request is sent.
+    Raises `ConfigurationError` if the options do not fit together. No request is sent.
     """
     scheme = url.partition("://")[0]
     reject_unknown(options, OPTIONS, scheme)

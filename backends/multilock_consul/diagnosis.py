@@ -18,7 +18,7 @@ CONNECTIONS = 150
 
 
 def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
-    """Query the agent for its settings and the servers for their peers. Raises what a request raises."""
+    """Query the agent for its settings and the servers for their peers. Raises the same errors as a request."""
     until = agents.now() + within
     findings = _library() + tls_findings(agents.tls)
     try:
@@ -52,7 +52,7 @@ def _removal(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
     try:
         response, _ = agents.call("GET", agents.target("/v1/operator/autopilot/configuration"), within)
         cleans_up = response.status != 200 or response.json().get("CleanupDeadServers", True)
-    except BackendRejected:  # the token may not read this setting, and by default Consul removes them
+    except BackendRejected:  # the token may not read this setting, and by default Consul removes dead servers
         cleans_up = True
     if not cleans_up:
         return []

@@ -51,15 +51,15 @@ class Inspection:
         return found
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        # A name made only of dots is escaped in another way than the beginning of a longer name.
+        # The names "." and ".." are escaped, but a longer name that begins with dots is not.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix))
         target = self._agents.target(f"/v1/kv/{quote(begin)}", recurse="", consistent="")
         until = self._agents.now() + within
         response, _ = self._agents.call("GET", target, within)
         if response.status == 404 and begin:
-            # A list leaves out what the token may not read, while a query for one key is refused.
+            # A list leaves out the keys that the token may not read, while a query for one such key is refused.
             self._agents.call("GET", self._agents.target(f"/v1/kv/{quote(begin)}"), until - self._agents.now())
-        index_of(response)  # a 404 without an index is that of a proxy
+        index_of(response)  # a 404 without an index comes from a proxy
         entries = [] if response.status == 404 else listed(response, begin)
         names: dict[str, dict[str, Entry]] = {}
         for key, entry in entries:
@@ -98,10 +98,10 @@ class Inspection:
         raise self._transactions.restless(self._keys.of(name))
 
     def _held(self, name: str, state: State) -> Mapping[str, Entry]:
-        """Return the keys of those that hold the name now.
+        """Return the keys of the claims that hold the name now.
 
-        That leaves out a claim which has locked the key of the name but still waits: until readers have left, or until
-        the lock delay of dead readers is over.
+        This leaves out a claim that has locked the key of the name but still waits, either until readers have left, or
+        until the lock delay of dead readers is over.
         """
         lock = {self._keys.of(name): state.lock} if state.lock and state.lock.session else {}
         if state.readers:

@@ -117,7 +117,8 @@ class Listener:
         # one.
         self._queries: dict[tuple[str, str], Query] = {}
         self._serves: dict[str, Query] = {}  # claim id -> the query that contains the claim
-        self._leaders: set[str] = set()  # ids in `held` that no other lock displaces
+        # ids of held claims that are leaders of an election: no other claim takes their queries
+        self._leaders: set[str] = set()
         self._woken: dict[str, float] = {}  # name -> when its waiters were woken last
         self._contested: dict[str, float] = {}  # name -> when more than one waiter was seen
         self._alarms: list[tuple[float, str]] = []  # wake-ups that are spread over time: their time and claim id
@@ -410,7 +411,7 @@ class Listener:
         if not query.wanted():
             self._drop_unwanted(query)
             return
-        query.index = 0  # so that the next request returns the changes of the meantime
+        query.index = 0  # so that the next reply shows the present state
         query.failures += 1
         pause = retry_pause(query.failures) * system.uniform(0.5, 1.0)
         query.due = self._now() + (REFUSED_PAUSE if isinstance(error, BackendRejected) else pause)

@@ -1,4 +1,5 @@
-"""Readers: each locks a separate key ``<prefix><name>/!r/<id>.<session>``, while nobody has the key of the name.
+"""Readers: each locks a separate key ``<prefix><name>/!r/<id>.<session>``, while no claim has locked the key of the
+name.
 
 1. A reader locks its own key. The same transaction proves that the name is free, and that no lock delay blocks the
    name.
@@ -78,7 +79,7 @@ class Readers:
     def wait_for_one(self, session: Session, claim: Claim, holders: Mapping[str, Entry], join: bool) -> Busy:
         """Wait until one of these readers, chosen at random, gives up its key.
 
-        With n readers, a waiter repeats this about ln n times. A single try waits for no reader.
+        With n readers, a waiter repeats this about ln n times. Without ``join`` the claim waits for no reader.
         """
         if not join:
             return Busy(SAFETY)
@@ -89,7 +90,7 @@ class Readers:
         return Busy(SAFETY if session.shared else min(SAFETY, session.ttl / RENEWALS))
 
     def forget(self, claim: Claim, sessions: Iterable[object], until: float) -> None:
-        """Delete the keys that a released reader left in those of these sessions that have ended."""
+        """Delete the keys that a released reader locked in these sessions, if their sessions have ended."""
         for session_id in sessions:
             key = self._keys.place(claim, session_id)
             entry, _ = self._transactions.read(key, until)

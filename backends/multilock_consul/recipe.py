@@ -1,7 +1,7 @@
 """The lock on Consul: what is requested from the servers, and what their replies mean.
 
 An exclusive lock is the key ``<prefix><name>/.lock``, locked by a session. It has the flags of the lock in Consul's own
-Go client, so ``consul lock`` and that client exclude us and we exclude them
+Go client, so our locks, those of ``consul lock`` and those of that client exclude one another
 (https://developer.hashicorp.com/consul/docs/dynamic-app-config/sessions/application-leader-election):
 
 1. Make a session. 2. Lock the key for it. 3. If another session has locked the key, wait until it changes and go to 2.
@@ -66,7 +66,8 @@ class Recipe:
         self._wait = wait
         # Ids of claims whose locked key may have been seen while readers still held the name
         self._unannounced: set[str] = set()
-        self._unsettled: dict[str, list[str]] = {}  # claim id -> sessions in which to look for its late requests
+        # claim id -> sessions in which a late request of the claim may have locked a key
+        self._unsettled: dict[str, list[str]] = {}
 
     # ---- acquire
 
@@ -185,7 +186,7 @@ class Recipe:
             readers = {key: one for key, one in found.items() if key.startswith(self._keys.readers(claim.name))}
             if claim.permits < 2 and (readers or (again and not before)):
                 self._unannounced.add(claim.id)
-            # The session may be the only one that holds others of our claims.
+            # Check the index of our key, and not only its session, which other claims of this client use too.
             still = operation("check-index", mine, Index=entry.index)
             if busy := self._readers.wait_for_readers(session, claim, readers, still, join, until):
                 return busy
@@ -496,7 +497,7 @@ class Recipe:
         except BackendRejected:
             self._sessions.end_rest(session, until - self._now())
             raise
-        if entry is None or entry.session != session:  # the new session was not used, and cannot be any longer
+        if entry is None or entry.session != session:  # the new session was not used, and no later request can use it
             self._sessions.end_rest(session, until - self._now())
         return _rests_for(claim, entry)
 

@@ -1,8 +1,9 @@
 """Consul sessions. For each ttl, one session serves all renewed locks, and another one all readers. Each permit, and
 each lock that is not renewed, has a separate session.
 
-A lock lives as long as its session: writing or locking its key again does not extend it. A session is never revived. A
-session is not used any longer once its last proof is too old: the next attempt gets a new session.
+A lock lives as long as its session: writing or locking its key again does not extend it. A session is never revived.
+Once the last acknowledged renewal of a session is too old, the session is not used any longer: the next attempt gets a
+new session.
 
 This module remembers every request that may still be executed while its session lives: an acquire whose reply was lost
 or is still awaited, and a release that was refused. Once the claim of such a request is not wanted any longer, the key
@@ -11,9 +12,9 @@ of the session reads the key, until the key has not been locked for the claim fo
 remembered as well, even after their release: a proxy may repeat any PUT, and we would then keep renewing the lock that
 the repeated PUT acquires.
 
-A name that rests is locked by a session that is not remembered: it is not renewed, `close` does not destroy it, and the
-server's clock ends it. Until a name has moved to such a session, the session that holds it must neither end nor be
-swept.
+A name rests if ``hold_at_least`` keeps it taken after its release. It is then locked by a session that this module does
+not remember: the session is not renewed, `close` does not destroy it, and the server's clock ends it. Until the name
+has moved to that session, the session that holds it must not end, and no renewal may delete its key.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ DELETE, RELEASE = "delete", "release"
 later writer that the reader may still believe that it holds the lock. Other keys are deleted, since a free lock has no
 key. Their lock delay excludes other claims."""
 
-RELEASED_MAX = 512  # the newest keys of answered releases, which a renewal reads as well: eight requests
+# keys of answered releases, the newest ones, that a renewal reads as well; that takes eight requests
+RELEASED_MAX = 512
 RELEASED_EVERY = 5.0  # seconds between two reads of the keys of answered releases, which normally show no lock
 LOCK_DELAY_MAX = 60.0  # seconds; the server's limit
 REMOVED_AFTER = 5.0  # seconds that a server must be frozen before the others can remove it (measured: 9 to 13)
@@ -107,8 +109,8 @@ def safe_delay(ttl: float) -> float:
     """Return for how many seconds after a session's end the server must exclude other claims: until the holder has
     given up.
 
-    A session can end without a notice to its holder. If the server that is its agent freezes, the others remove that
-    node with all its sessions, and the holder continues for what is left of its ttl.
+    A session can end without a notice to its holder. If the holder's agent is a server and freezes, the other servers
+    remove that node with all its sessions. The holder then continues until the end of its ttl.
     """
     return min(max(HEARD_WITHIN, ttl - REMOVED_AFTER), LOCK_DELAY_MAX)
 
@@ -192,7 +194,8 @@ class Sessions:
                 if not session.ended:
                     self._open.setdefault(claim.id, []).append(session)
                     session.open.append(claim.id)
-                    if claim.id in self._cancelled:  # the attempt waited for a thread longer than its caller did
+                    # the attempt waited for a thread, and its caller has given up meanwhile
+                    if claim.id in self._cancelled:
                         self._look_after(session, claim)
                     return session
 
@@ -307,7 +310,7 @@ class Sessions:
             raise BackendUnavailable(str(silence), unknown=False, backend="consul") from silence
 
     def renew(self, session: Session, within: float) -> bool:
-        """Renew this session; return whether it still lives. Raises what `Backend` specifies."""
+        """Renew this session; return whether it still lives. Raises the errors of `Backend`."""
         if session.shared and self._now() >= session.proved_at + session.ttl:
             self.end(session, "it was not renewed in time")
             return False
@@ -329,7 +332,7 @@ class Sessions:
         return True
 
     def exists(self, session_id: str, within: float) -> bool:
-        """Return whether the server has this session. Raises what `Backend` specifies."""
+        """Return whether the server has this session. Raises the errors of `Backend`."""
         target = self._agents.target(f"/v1/session/info/{session_id}", consistent="")
         response, _ = self._agents.call("GET", target, within)
         return shows(response, session_id)

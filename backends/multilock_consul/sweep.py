@@ -45,7 +45,7 @@ class Sweep:
                 keys |= own
             held |= own
             keys |= of_session[session]
-        end = (self._now() + until) / 2  # a read without a reply must not use up the time of the proof
+        end = (self._now() + until) / 2  # a read without a reply must not use up the time of the renewal
         enough = self._now() + LOOK_SHARE * min((session.ttl for session in claims), default=0.0)
         found, hidden = self._look(keys, held.keys(), end, enough)
         clean = found.keys() - self._clean({session.id: session for session in claims}, found, end)

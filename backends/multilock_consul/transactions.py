@@ -36,8 +36,8 @@ class Refused(Exception):
 
 
 class Transactions:
-    """Requests about keys. Each method raises the errors that `multilock.backend.Backend` specifies, besides those in
-    its docstring."""
+    """Requests about keys. Each method raises the errors of `multilock.backend.Backend`, besides those that its own
+    docstring names."""
 
     def __init__(self, agents: Agents, keys: Keys) -> None:
         self._agents = agents
@@ -82,8 +82,8 @@ class Transactions:
     def bury(self, keys: Sequence[str], still: dict[str, Any], session: Hashable, until: float) -> None:
         """Delete the keys of holders whose sessions have ended, if no lock delay keeps the keys any longer.
 
-        Once the delay is over, such a holder has given up. The operation ``still`` must succeed as well. Raises
-        `Refused`.
+        Once the lock delay is over, such a holder has given up the name. The operation ``still`` must succeed as well.
+        Raises `Refused`.
         """
 
         def bury(some: Sequence[str]) -> None:

@@ -130,7 +130,7 @@ class Agents:
     """The agents of one client, and the connections to the one in use. If an agent fails, the next is used.
 
     All agents return the same results, because the leader answers every request that needs the newest state. Any thread
-    may call.
+    may use this object.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Agents:
         return f"{path}?{pairs}" if pairs else path
 
     def call(self, method: str, target: str, within: float, body: bytes = b"", *, urgent: bool = False) -> Answer:
-        """Return a response with the status 200, 404 or 409. For any other, raises what `Backend` specifies."""
+        """Return a response with the status 200, 404 or 409. For any other status, raises the errors of `Backend`."""
         response, sent_at = self.exchange(method, target, within, body, urgent=urgent)
         return judged(response), sent_at
 
@@ -329,7 +329,7 @@ def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
 
 
 def judged(response: Response) -> Response:
-    """Return this response if it answers the request: 200, 404 or 409. Otherwise raises what `Backend` specifies."""
+    """Return this response if it answers the request: 200, 404 or 409. Otherwise raises the errors of `Backend`."""
     status, said = response.status, response.text
     if status in (200, 404, 409):
         return response

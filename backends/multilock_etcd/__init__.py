@@ -54,7 +54,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:
     """Return the backend for ``etcd://h1:2379,h2:2379,h3:2379``, or for ``etcds://…`` with TLS.
 
     The options are ``username``, ``password``, ``ca``, ``cert``, ``key`` (paths of PEM files), and ``client``: an etcd
-    client of another library, whose ``channel`` is then used. Raises `ConfigurationError` if they do not fit together.
+    client of another library, whose ``channel`` is then used. Raises `ConfigurationError` if the options do not fit
+    together.
     """
     refuse_eventlet()
     reject_unknown(options, (*TLS_OPTIONS, *LOGIN, "client"), "etcd")

@@ -15,7 +15,7 @@ NOBODYS = 1  # the id of a lease that does not exist: a keep-alive of it changes
 
 Version = tuple[int, int, int]
 
-# The first patch release of each line without the bug, from etcd's changelogs.
+# Minor version -> its first patch release without the bug, from etcd's changelogs.
 _REVOKES_EARLY: dict[tuple[int, int], int] = {(3, 4): 31, (3, 5): 13}
 _RENEWS_REVOKED: dict[tuple[int, int], int] = {(3, 4): 38, (3, 5): 23, (3, 6): 5}
 

@@ -49,7 +49,7 @@ class EtcdInspection:
         return self._info(name, shown, all_, len(all_))
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        # A name made only of dots is escaped in another way than the beginning of a longer name.
+        # The names "." and ".." are escaped, but a longer name that begins with dots is not.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)).encode()
         for name, rows in groupby(self._rows(begin, within), lambda row: self._keys.name(row.key)):
             if name is None or not name.startswith(prefix):
@@ -80,7 +80,7 @@ class EtcdInspection:
                 rows,
                 lambda row: row.key,
                 lambda some: self._take_at_once(some, deadline),
-                times=3,  # compared, deleted, and read again where a key has changed
+                times=3,  # each key is compared and deleted, or read again if a key has changed
             )
             rows, taken = rows[count:], [*taken, *still]
         return taken
@@ -121,7 +121,7 @@ class EtcdInspection:
     def _holder(self, name: str, row: Any) -> LockInfo:
         info = replace(decode_value(row.value), name=name, token=row.create_revision)
         kind, permits = self._keys.kind(row) or (None, 0)
-        # A key of another program does not contain its kind. Only its place in the queue shows it.
+        # The value of another program's key does not contain its kind. Only the key itself shows the kind.
         return info if kind == "lock" else replace(info, kind=kind, permits=permits or None)
 
     def _rows(self, begin: bytes, within: float) -> Iterator[Any]:

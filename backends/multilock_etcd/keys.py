@@ -82,7 +82,8 @@ class EtcdKeyspace:
         without a lease is an application's data, except a key that ends with an id of ours: an operator has put that
         key again (``etcdctl put``), and thereby removed its lease. A key with a further slash belongs to a longer
         prefix or name, except for the readers, writers and permits of this name, whose keys are below it as in etcd's
-        own recipe. Neither may be shown as a lock or released by force.
+        own recipe. Neither data of an application nor a key of a longer name may be shown as a lock or released by
+        force.
         """
         _, _, contender = row.key.removeprefix(self.prefix).partition(b"/")
         found = _CONTENDER.fullmatch(contender) if row.lease or _OURS.search(contender) else None

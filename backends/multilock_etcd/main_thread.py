@@ -44,7 +44,7 @@ class _Handed(Generic[R]):
         if not self.is_mine():
             return
         try:
-            # Inside, so that a finalizer which the garbage collector runs here never waits for a lock of this call.
+            # With `call_inside`, a finalizer that the garbage collector runs here never waits for a lock of this call.
             self.result = call_inside(self.call)
         except BaseException as error:
             self.error = error

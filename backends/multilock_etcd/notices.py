@@ -42,7 +42,8 @@ CONNECTION = "watch stream"  # the name of the connection in messages
 # Before a loss is reported, etcd is asked for its reason. Losses within IN_A_ROW seconds of each other are delayed by
 # at most REASON_WITHIN seconds in all.
 IN_A_ROW = 1.0
-# Watches of names that stay open without a waiter, and the answers after which such a watch is closed.
+# The number of watches of names that stay open without a waiter, and the number of answers after which such a watch is
+# closed.
 KEPT_QUEUES = 8
 KEPT_FOR = 32
 
@@ -126,7 +127,7 @@ class EtcdWatcher:
         self._refused = False  # the present stream lacks a watch that the server refused
         self._refused_for = REFUSED_FOR
         self._explained_at = -math.inf  # when the reason of a loss was last queried
-        self._patience = 0.0  # seconds that further queries may take
+        self._patience = 0.0  # seconds that further queries for reasons may take
         self._closed = system.Event()
 
     # ---- what is watched
@@ -194,7 +195,7 @@ class EtcdWatcher:
             return watch is not None and watch.confirmed and watch.id in self._watches
 
     def follow(self, ranges: Mapping[str, Range], start: int) -> None:
-        """Report each change in these ranges from revision ``start`` on, and stop following all others."""
+        """Report each change in these ranges from revision ``start`` on, and stop following all other names."""
         with self._lock:
             for name in self._followed.keys() - ranges.keys():
                 del self._followed[name]

@@ -28,7 +28,7 @@ from multilock_etcd.waiters import Waiter
 
 __all__ = ["Admission", "Decision", "Deletion", "Queue"]
 
-REMEMBERED = 256  # deletions; a claim whose read is older than all of them must query the server
+REMEMBERED = 256  # deletions that are kept; a claim whose read is older than all of these must query the server
 
 
 class Admission(Enum):
@@ -58,7 +58,7 @@ class Queue:
 
     def __init__(self, keys: Range) -> None:
         self.keys = keys
-        self.unheeded = 0  # answers in a row that came while no claim waited
+        self.unheeded = 0  # answers of the watch in a row that came while no claim waited
         self._after: int | None = None  # the watch reports all deletions after this revision
         self._told: deque[Deletion] = deque()
         self._waiting: dict[str, Waiter] = {}  # by claim id

@@ -7,11 +7,12 @@ under ``<prefix><name>/`` holds the lock. That revision is the fencing token.
 1. Put our key. 2. If no key of the name was created before it, we hold the lock. 3. Otherwise watch the key created
 just before ours. 4. When that key is deleted, go to 2. A release deletes our key.
 
-A waiter far behind does not read the queue again either, unless a watched key is gone. To return a few of the
-newest keys, etcd reads every key of the name. So the requests of such a waiter compare its own key and the watched one.
+To return a few of the newest keys, etcd reads every key of the name. So a waiter far behind does not read the queue at
+each request. It only compares that its own key and the watched key still exist, and reads the queue again when one of
+them is gone.
 
 A waiter near the front does not repeat step 2. Steps 1 and 2 have read which keys are ahead, and one watch of the whole
-name counts these down (`multilock_etcd.queue`). Once no key is ahead, the watcher grants the claim.
+name counts them down as they are deleted (`multilock_etcd.queue`). Once no key is ahead, the watcher grants the claim.
 
 Readers, writers and permits wait in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name. The
 first two are those of etcd's own read-write lock. A reader waits for every older key that is not a reader's. A permit
@@ -93,7 +94,7 @@ class EtcdRecipe:
             behind = self._waiters.behind(claim) if join and answer is None else {}
             while answer is None:
                 answer = self._enter(waiter, join, behind, deadline)
-                behind = {}  # the key that was named may be gone
+                behind = {}  # the next try names no key, because that key may be gone
         finally:
             self._attempted(waiter, answer, deadline)
         return answer
@@ -262,7 +263,7 @@ class EtcdRecipe:
         key, tombstone = delete(self._keys.own(claim)), self._tombstone(claim, lease)
         try:
             said = self._transactions.execute([], [tombstone, key], [], deadline)
-        except LeaseMissing:  # the key went with the lease, and a later join names a lease that does not exist
+        except LeaseMissing:  # the key was deleted with the lease, and a later join names a lease that does not exist
             self._sessions.end(lease)
             return False
         except BackendRejected:

@@ -40,8 +40,8 @@ class EtcdSweep:
         read.
 
         If a single key cannot be read, this raises. If the time does not suffice for many keys, the next renewal begins
-        with the keys that were not read. That loses no claim. A reply that came too late would not be a proof for any
-        claim.
+        with the keys that were not read. Reading them late loses no claim. But if the result of the renewal came too
+        late, it would prove nothing for any claim.
         """
         gone: set[bytes] = set()
         at = 0

@@ -110,11 +110,11 @@ class Position:
     def behind(self) -> Behind:
         """Return which of the keys ahead of it a claim watches while it is not near the front.
 
-        If too many keys exclude the claim for a count, it watches the key whose deletion leaves few enough. It is then
-        counted down long before its turn, and needs no request at its turn. If fewer keys exclude it, it watches the
-        newest of them. If none does, it watches the newest keys of its own kind, as many as can hold the name together:
-        the claim has room as soon as any of these is deleted. If these are too many, no keys are returned, and the
-        claim watches the whole range.
+        If too many keys exclude the claim for a count, it watches the key whose deletion leaves few enough. The watch
+        then counts it down long before its turn, so that it needs no request at its turn. If fewer keys exclude it, it
+        watches the newest of them. If none does, it watches the newest keys of its own kind, as many as can hold the
+        name together: the claim has room as soon as any of these is deleted. If these are too many, no keys are
+        returned, and the claim watches the whole range.
         """
         if self.others:
             newest_first = sorted(self.others.items(), key=itemgetter(1), reverse=True)
@@ -199,9 +199,8 @@ class EtcdTransactions:
         refused if a tombstone of the claim exists, if a key in ``behind`` does not exist, or without ``join`` if a key
         excludes the claim.
 
-        Raises if a permit whose claim asked for a different number of permits is in the queue. If the claim entered the
-        queue, it would be the first permit once the keys before it were gone. Claims for the right number of permits
-        would then be refused.
+        Raises if the queue contains a permit of a claim that asked for a different number of permits. Otherwise this
+        claim could become the first permit in the queue, and claims that ask for the right number would be refused.
 
         No comparison can check that there is room among the claims of the same kind. So without ``join`` the reply
         shows their keys.
@@ -234,7 +233,7 @@ class EtcdTransactions:
         """Read which keys are ahead of the claim's key. Returns None if the key does not exist at this revision.
 
         If the claim is ``behind`` some keys, the server first compares them and the claim's key. It reads the keys
-        ahead only if one of these is gone: it would have to read every key of the name, whatever the limit.
+        ahead only if one of these is gone, because for that read it reads every key of the name, whatever the limit.
         """
         ahead, own = self._keys.ahead(claim), self._keys.own(claim)
         still = [created(own, revision), *starmap(created, behind.items())]

@@ -271,7 +271,8 @@ class Cluster:
 
 
 class EtcdTransport:
-    """One client's connections to one cluster. Every call ends within its time, or raises as `Backend` specifies."""
+    """One client's connections to one cluster. Every call ends within its time, and raises only the errors of `Backend`
+    and those of this module."""
 
     def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -305,7 +306,7 @@ class EtcdTransport:
         """Send a request; return the reply, and when the request was sent.
 
         If the request was certainly not executed, this tries the next endpoint or logs in again. Raises `LeaseMissing`
-        besides what `Backend` specifies.
+        besides the errors of `Backend`.
         """
         return self._aside(partial(self._call, method, request, self._now() + within), within)
 

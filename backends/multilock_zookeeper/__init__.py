@@ -67,9 +67,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> ZooKeeperBackend:
     """Return the backend for ``zookeeper://h1:2181,h2:2181,h3:2181/chroot``, or the same with ``zk://``.
 
     The options are ``username`` and ``password`` (digest); ``tls``, ``ca``, ``cert``, ``key`` (paths of PEM files) and
-    ``tls_verify``;
-    ``node_style`` (``kazoo`` or ``curator``); and ``client``, a KazooClient whose session is used and which is never
-    closed. Raises `ConfigurationError` if they do not fit together.
+    ``tls_verify``; ``node_style`` (``kazoo`` or ``curator``); and ``client``, a KazooClient. This backend uses the
+    session of that client, and never closes the client. Raises `ConfigurationError` if the options do not fit together.
     """
     reject_unknown(options, (*TLS_OPTIONS, "tls", *LOGIN, "node_style", "client"), "zookeeper")
     style = options.get("node_style", "kazoo")

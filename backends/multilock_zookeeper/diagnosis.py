@@ -13,7 +13,7 @@ __all__ = ["diagnose"]
 
 
 def diagnose(transport: Transport, within: float) -> list[Finding]:
-    """Query the server of this connection. Raises what a request raises if the server does not reply."""
+    """Query the server of this connection. Raises the same errors as a request if the server does not reply."""
     deadline = now() + within
     session = transport.session(deadline)
     findings = tls_findings(transport.tls)

@@ -7,7 +7,7 @@ from multilock.names import escape, unescape
 
 __all__ = ["STYLES", "Nodes"]
 
-STYLES = {"kazoo": "curator", "curator": "kazoo"}  # each style, and the style whose programs do not see it
+STYLES = {"kazoo": "curator", "curator": "kazoo"}  # style -> the other style, whose programs do not see its nodes
 
 
 class Nodes:
@@ -32,7 +32,7 @@ class Nodes:
     def begin(self, claim: Claim) -> str:
         """Return the name of the claim's node, to which the server appends a number.
 
-        Every recipe of the style takes a permit for a lock, and therefore waits for it.
+        Other recipes of the same style take the node of a permit for that of a lock, and therefore wait for it.
         """
         permit = f"!{claim.mode}" if claim.permits else ""
         if self.style == "kazoo":

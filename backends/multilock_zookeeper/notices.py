@@ -256,7 +256,7 @@ class Watcher:
         with self._lock:
             self._unwatched.update((path, None) for path in paths if path in self._followed)
 
-    # ---- looking again
+    # ---- setting missing watches
 
     def _plan_look(self, pause: float = 0.0) -> None:
         when = self._notices.now() + pause

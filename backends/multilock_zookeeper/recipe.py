@@ -2,7 +2,7 @@
 node waits for one ahead of it.
 
 The recipes are ZooKeeper's own ("Recipes: Locks" and "Shared Locks" in its documentation), in the layout of kazoo's
-Lock, ReadLock and WriteLock, or of Curator's. Their clients wait in the same queue:
+Lock, ReadLock and WriteLock, or of Curator's. Clients of kazoo or of Curator wait in the same queue as ours:
 
 1. Create an ephemeral sequential node. 2. List its siblings. 3. If no node ahead excludes ours, we hold the lock.
 4. Otherwise watch the last node that excludes it. 5. When that node is deleted, go to 2. A release deletes our node.
@@ -20,7 +20,8 @@ In addition to those recipes:
   executed in order, so the list shows whether the create made a node. A node that is found is kept only if it belongs
   to the present session; otherwise it is deleted.
 * A delete is repeated until it is answered or the session has ended. Ids are unique, so a late delete harms nobody.
-* A grant is valid for as long as its session (`multilock_zookeeper.sessions`), which only acknowledged writes extend.
+* A grant is valid for as long as its session certainly lives (`multilock_zookeeper.sessions`). Only acknowledged writes
+  extend that time.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Recipe:
         return self._transport.listed(listed, deadline)
 
     def _list(self, waiter: ZkWaiter, deadline: float) -> Sequence[str]:
-        """Step 2 again, for a node that exists."""
+        """Step 2 again: list the siblings of a node that exists."""
         listed = self._transport.children(waiter.parent)
         waiter.listed_at = listed.sent_at
         return self._transport.listed(listed, deadline) or ()
@@ -181,7 +182,8 @@ class Recipe:
     # ---- a create whose reply was lost
 
     def _find(self, claim: Claim, waiter: ZkWaiter, session: Session, deadline: float) -> None:
-        """Find out whether the create made a node. If it did, a write to the node then proves the session."""
+        """Find out whether the create made a node. If it did, a write to the node then proves that the session
+        lives."""
         for path in self._own_nodes(claim, deadline):
             try:
                 _, stat = self._transport.wait(self._transport.get(path), deadline)

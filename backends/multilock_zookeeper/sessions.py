@@ -1,4 +1,5 @@
-"""Compute for how long a ZooKeeper session certainly lives. This module contains the proof, and does no I/O.
+"""Compute for how long a ZooKeeper session certainly lives. The argument for the result is below. This module does no
+I/O.
 
 Each server records when it receives something in a session. The leader ends sessions, and receives those records only
 once in half a tick. So when a write was acknowledged, the leader may not yet have the record of that write. If the

@@ -1,9 +1,10 @@
 """Requests to ZooKeeper through kazoo: each with a separate deadline, queued in order on one session.
 
-Some parts of kazoo are not relied upon. Its state is wrong: behind a silent server it stays CONNECTED for minutes, and
-while disconnected it reports no loss. The retries of kazoo are not bounded by our deadlines. Its waits have no limit.
-Its results pass through two more threads. This module does use kazoo's connection thread, its reconnecting to the same
-session, and its wire format. kazoo's exceptions are translated into multilock's here.
+This module does not rely on some parts of kazoo. The state that kazoo reports is wrong: behind a silent server it stays
+CONNECTED for minutes, and while disconnected kazoo reports no loss. The retries of kazoo are not bounded by our
+deadlines, and its waits have no limit. Results pass through two more threads. This module does use kazoo's connection
+thread, its reconnecting to the same session, and its wire format. kazoo's exceptions are translated into multilock's
+here.
 """
 
 from __future__ import annotations
@@ -465,8 +466,7 @@ class Transport:
         return self._send(GetData("/zookeeper/config", None))
 
     def wait(self, answer: Answer, deadline: float) -> Any:
-        """Wait for a reply; return its value. Raises `NodeMissing` and `NodeExists` besides what `Backend`
-        specifies."""
+        """Wait for a reply; return its value. Raises `NodeMissing` and `NodeExists` besides the errors of `Backend`."""
         if not answer.wait(deadline - self._now()) and not self._came_while_stopped(answer, deadline):
             self._silent(answer)
             raise BackendUnavailable(f"{self.name}: no answer in time")
@@ -581,7 +581,7 @@ class Transport:
         with contextlib.suppress(OSError, AttributeError):
             self._client._connection._socket.shutdown(2)
 
-    # ---- the end
+    # ---- close
 
     def forget(self) -> Any:
         """Return the parent's client in a forked child. The child must keep a reference to it, because the garbage

@@ -130,9 +130,9 @@ class _Dial:
 def drop_what_is_not_understood(connection: Any) -> None:
     """Let a reply that kazoo does not understand end the connection, not kazoo's thread and the session.
 
-    A server that hands a session over to another one leaves out one reply and sends the next. A proxy may send a reply
-    twice. kazoo then raises RuntimeError, its thread ends, and it forgets a session that lives on with all its nodes.
-    The outcome of requests without a reply is unknown, as whenever a connection breaks.
+    A server that hands a session over to another server leaves out one reply and sends the next one. A proxy may send a
+    reply twice. kazoo then raises RuntimeError, its thread ends, and it forgets a session that lives on with all its
+    nodes. The outcome of requests without a reply is unknown, as whenever a connection breaks.
     """
     understood = (
         foreign.ConnectionDropped,
@@ -261,7 +261,7 @@ def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[A
 
 
 def dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
-    """Connect as kazoo does, but close a connection that fails."""
+    """Connect as kazoo does. If the TLS handshake fails, the connection is closed."""
     connection = socket.create_connection(address, within)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not options.get("use_ssl"):

@@ -1,3 +1,3 @@
-"""The code shared by all backends and both faces, from acquire() to on_lost. It is private: no user imports it."""
+"""The code shared by every backend and by both APIs (blocking, asyncio). It is private: no user imports it."""
 
 __all__: list[str] = []

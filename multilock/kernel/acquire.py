@@ -1,4 +1,8 @@
-"""The acquire loop, the same for both faces: send a request, wait for a wake-up or a timer, send the next request.
+"""The acquire loop, the same for both faces, the blocking and the asyncio API.
+
+The loop sends a request, waits for a wake-up or a timer, and sends the next request. A claim is the demand of one
+caller for one name, and every request of the loop names it. The gate lets only one of several waiters of this client
+send requests for a name (`multilock.kernel.gate`).
 
 The loop awaits only requests and wake-ups. With asyncio these suspend. The blocking face drives the same coroutine over
 awaitables that block the thread and never suspend. Nothing is awaited while an error unwinds the loop: the claim is
@@ -59,9 +63,10 @@ async def acquire(
     """Acquire ``want.name``. Returns None if the name was still taken after ``timeout`` seconds.
 
     ``scope`` holds the leases of the calling thread or task. Raises BackendUnavailable if the backend did not answer
-    for the whole outage_timeout, or at the end of ``timeout``, or once with ``timeout=0``. Raises BackendRejected and
-    ClientClosed at once. Raises CapabilityMissing before any request if a reader in ``scope`` wants to write, or a
-    writer wants to read. Whatever happens, no claim is left behind at the backend.
+    for the whole outage_timeout, or did not answer when ``timeout`` ended. With ``timeout=0`` it raises that after one
+    request without an answer. Raises BackendRejected and ClientClosed at once. Raises CapabilityMissing before any
+    request if the caller reads the name and wants to write, or writes and wants to read. Whatever happens, no claim is
+    left behind at the backend.
     """
     check_outside()
     if scope and (held := scope.blocks_itself(want)):
@@ -127,10 +132,11 @@ class _Contender:
         self.deadline = math.inf if timeout is None else self.started + timeout
 
     async def let_withdraw(self) -> None:
-        """Before a single try, wait until this client's own background cancels of the same name are answered.
+        """Before a single try (``timeout=0``), wait until the backend has answered this client's own cancels of the
+        same name.
 
-        Otherwise the try could fail because of them: such a claim may be ahead in the queue, or already hold the name.
-        The wait takes at most half of the request timeout, and leaves the other half to the try.
+        Until its cancel is answered, a claim may be ahead in the queue or hold the name, and the try would fail because
+        of it. The wait takes at most half of the request timeout, and leaves the other half to the try.
         """
         kernel, until = self.kernel, self.started + self.want.request_timeout / 2
         while kernel.cancels.withdraws(self.want.name, self.bell) and (left := until - kernel.now()) > 0:
@@ -152,8 +158,8 @@ class _Contender:
                 if line.unheard(self.started, now):  # the request of the first waiter is still under way
                     raise self._unavailable(BackendUnavailable("none since the wait began", unknown=False))
                 return False
-            # Without a known outage, nothing needs to be checked before `look`: an outage that begins now lasts for
-            # outage_timeout at that time.
+            # Sleep until an outage may have lasted too long for this waiter. If there is no outage now, that is after
+            # outage_timeout at the earliest.
             look = patience_ends if line.silence else now + outage_timeout
             await self.bell.wait(min(self.deadline, look) - now)
         return True
@@ -228,7 +234,7 @@ class _Contender:
         self.granted = None
         self.stands = self.unsure = False
         self.refused_at = -math.inf
-        # Registered before the claim joins the queue, so that no push is missed.
+        # The claim is registered before it joins the queue, so that no push is missed.
         self.waiting = self.kernel.monitor.waiting[claim.id] = UngrantedClaim(claim, self.bell)
         return claim
 
@@ -250,7 +256,8 @@ class _Contender:
             return None
         if validity.half_over(now, granted.sent_at, granted.valid_for):
             return None
-        # The server has refused a later request since. So an operator released the name, and another claim may hold it.
+        # The server has refused a request that was sent after the request of this grant. So an operator has released
+        # the name since, and another claim may hold it.
         if granted.short and granted.sent_at < self.refused_at:
             return None
         self.stands, self.granted = True, granted
@@ -260,7 +267,7 @@ class _Contender:
         kernel = self.kernel
         self._check_wanted()
         within = self.within = self._within()
-        unsure, self.unsure = self.unsure, True  # if we are interrupted, the server may execute the request
+        unsure, self.unsure = self.unsure, True  # after an interrupt, the server may still execute the request
         try:
             kernel.ready()
             answer = await self.face.attempt(claim, not self.once, within)
@@ -272,7 +279,7 @@ class _Contender:
         elif not isinstance(answer, NotAsked):
             self.stands, self.granted = not self.once, None
             unsure |= answer.spent
-        self.unsure = unsure  # last, so that an interrupt before this cancels the claim
+        self.unsure = unsure  # set last: after an interrupt before this line, the claim is cancelled
         return answer
 
     def _within(self) -> float:
@@ -310,15 +317,15 @@ class _Contender:
         return newer
 
     def _leave(self, claim: Claim, *, sure: bool = True) -> None:
-        """Hand the claim to the background cancel, unless the backend cannot know it."""
+        """Hand the claim to the background cancel, unless the backend certainly keeps nothing of the claim."""
         if self.stands or self.unsure:
             self.kernel.cancels.add(claim, self.granted, self.unsure or not sure)
-        self._stop_listening(claim)  # last, because close() waits for all claims in `waiting`
+        self._stop_listening(claim)  # called last, because close() waits for all claims in `waiting`
 
     def _stop_listening(self, claim: Claim) -> None:
         """Remove the claim from the claims that wait.
 
-        Call this only where an interrupt still releases the claim, so never in a ``finally`` after the lease was made.
+        Call this only where an interrupt would still release the claim: not in a ``finally`` after the lease was made.
         """
         self.kernel.monitor.waiting.pop(claim.id, None)
 

@@ -1,4 +1,8 @@
-"""Runs the user's callbacks on separate threads, so that a callback that hangs or raises affects nothing else."""
+"""Run the user's callbacks on separate threads, so that a callback that hangs or raises affects nothing else.
+
+A face is the blocking or the asyncio API. The ticking thread is the thread of a client that watches deadlines, so
+nothing may delay it.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CALLED", "Callbacks", "ThreadCallbacks", "call_in_thread", "call_safely", "check_callback", "runs"]
 
-THREADS = 64  # callbacks at once, as a thousand losses at a time do not need a thousand threads
+THREADS = 64  # callbacks that run at once, because a thousand losses do not need a thousand threads
 HUNG = 0.1  # seconds after which a running callback no longer counts towards THREADS
-MOST = 1000  # callbacks at once if deadlines are near
+MOST = 1000  # callbacks that run at once if deadlines are near
 
 CALLED: ContextVar[object] = ContextVar("multilock_callback", default=None)
 """The callback call that this thread or task runs. If it closes the client, `Callbacks.wait` does not wait for it."""
@@ -42,7 +46,8 @@ class Callbacks(Protocol):
         """Have ``callback(following())`` called repeatedly, until ``following()`` returns None."""
 
     def gathering(self) -> AbstractContextManager[None]:
-        """Return a context manager for many calls of `start` by the ticking thread, which may share threads."""
+        """Return a context manager in which the ticking thread calls `start` many times. Callbacks started in it may
+        share threads."""
 
     def wait(self, timeout: float) -> bool:
         """Wait until every callback has ended, except a callback from which this is called. Returns False at the
@@ -123,8 +128,8 @@ class _Call:
 class ThreadCallbacks:
     """The callbacks of a blocking client. At most 64 run at once, not counting those that have run for more than 0.1 s.
 
-    A lost callback should begin before the validity of its lease ends. So the queue is sorted by this deadline, and a
-    callback that has waited for half of its time gets a thread beyond the 64.
+    A lost callback should begin before the validity of its lease ends. If half of the time until then has passed in the
+    queue, the callback gets a thread even if 64 run. The queue is sorted by that moment.
     """
 
     def __init__(self, runtime: Runtime, timers: Timers) -> None:
@@ -138,7 +143,7 @@ class ThreadCallbacks:
         self._relief_at = math.inf  # when a timer calls `_relieve`
         self._gathering = False
         self._closed = False
-        # The thread is kept, because events come all the time.
+        # Events come all the time, so the threads of this pool are kept for the next event.
         self._drains = runtime.workers("multilock-callback", THREADS)
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
@@ -155,7 +160,9 @@ class ThreadCallbacks:
                 waits = self._gathering and self._queue[0].begin_by > now
             if not waits:
                 self._relieve()
-        except BaseException:  # interrupted: its thread may have started or not, so queue it again; it runs only once
+        except BaseException:
+            # After an interrupt, the thread of the call may have started or not. So queue the call again: it still runs
+            # only once.
             self._put_back([call])
             raise
 
@@ -191,7 +198,7 @@ class ThreadCallbacks:
         self.start(call_each)  # events that were under way when the client was closed are still delivered
 
     def close(self) -> None:
-        """End the threads that wait for more events. Calls that were started are still done."""
+        """End the threads that wait for more events. Calls that were started still run to their end."""
         with self._lock:
             self._closed = True
         self._drains.close()
@@ -201,7 +208,7 @@ class ThreadCallbacks:
         return wait_until(self._runtime, lambda: self._unfinished <= {CALLED.get()}, timeout)
 
     def _put_back(self, calls: list[_Call]) -> None:
-        """After an interrupt, queue again those of these calls that have not begun."""
+        """After an interrupt, queue each call again that has not begun."""
         with self._lock:
             self._relief_at = math.inf  # the timer may not have been set
             for call in calls:
@@ -219,8 +226,8 @@ class ThreadCallbacks:
                 again, call.begun = call.begun, True
             if not again:
                 CALLED.set(call)
-                # The callback is removed here, because the thread that started this one may drop the call last: see
-                # `Once`.
+                # Remove the callback from the call here. Otherwise the thread that started this one could drop the last
+                # reference to it: see `Once`.
                 callback, args, call.callback, call.args = call.callback, call.args, _nothing, ()
                 call_in_thread(callback, *args)
                 del callback, args
@@ -240,8 +247,8 @@ class ThreadCallbacks:
         return call
 
     def _relieve(self) -> None:
-        """Stop counting callbacks that hang as running. Start queued callbacks on free threads, and those that must not
-        wait longer."""
+        """Stop counting callbacks that hang. Then start queued callbacks, as long as threads are free or a callback
+        must not wait longer."""
         started: list[_Call] = []
         try:
             with self._lock:

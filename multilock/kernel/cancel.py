@@ -1,8 +1,7 @@
-"""The background cancel: releases a claim, again and again until the backend has answered.
+"""The background cancel: it releases a claim, and repeats that until the backend has answered.
 
-A request without an answer may still be executed later. No caller waits for its execution. Its claim goes to the
-background cancel, which releases it again and again until the backend answers. The backend makes that cancel final, for
-example with a tombstone, so that a late request has no effect.
+A request without an answer may still be executed later. No caller waits for that. The claim goes to the background
+cancel. The backend makes the cancel final, for example with a tombstone, so that a late request has no effect.
 
 A lease that nobody renews expires, so its cancel may give up after a while. A lock in a session lives as long as the
 session, which is renewed while the client is open. If its cancel gave up, the lock would stay taken forever. So that
@@ -60,8 +59,8 @@ class _Cancel:
     """One claim that the background cancel releases.
 
     ``until`` is the time from which the cancel may give up. ``told`` has the messages logged so far. ``under_way`` is
-    True while a request is planned for now or being sent, and False during a pause. The ``bells`` ring when that
-    request has ended. ``begun`` is True once the first request was planned for now.
+    True from the moment at which a request is handed to a thread until the request has ended, and False during a pause.
+    The ``bells`` ring when the request has ended. ``begun`` is True once the first request was handed to a thread.
     """
 
     __slots__ = ("begun", "bells", "claim", "failures", "granted", "rest_until", "told", "under_way", "unsure", "until")
@@ -118,7 +117,7 @@ class Cancels:
     def hurry(self, claim: Claim) -> None:
         """Release this claim now, without waiting for its ``not_before``. A second call changes nothing.
 
-        The caller may hold any lock, so the ticking thread sends the request.
+        The caller may hold any lock, so this only wakes the ticking thread, which begins the release.
         """
         self._hurried.append(claim)
         self._kernel.nudge()
@@ -159,7 +158,7 @@ class Cancels:
         self._workers.close()
 
     def _begin(self, cancel: _Cancel) -> None:
-        """Send the first request. A second call does nothing."""
+        """Have a thread send the first request. A second call does nothing."""
         with self._lock:
             again, cancel.begun = cancel.begun, True
         if not again:

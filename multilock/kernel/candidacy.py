@@ -1,9 +1,9 @@
-"""`Candidacy`: campaign, lead, step down, campaign again and stop, the same for both faces.
+"""`Candidacy`: campaign, lead, step down, campaign again and stop, the same for the blocking and the asyncio API.
 
 An election is a contest for the lock of its name, and a leadership is a lease. A node is one candidate: this process or
-another one. A term is one leadership of this node. `multilock.kernel.term` has one
-leadership with its callbacks and its orderly end. This file has what comes before and after a leadership. The
-coroutines await only the kernel's acquire and release, and conditions.
+another one. A term is one leadership of this node. `multilock.kernel.term` handles one leadership, with its callbacks
+and its end. This file handles the campaigns before it and the pauses after it. The coroutines await only the kernel's
+acquire and release, and conditions.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._term: Term[T] | None = None
         self._stop: Stop | None = None  # stops the present run() or start()
         self._campaigns: set[Stop] = set()  # one for each running call of campaign()
-        self._asking: Stop | None = None  # the `Stop` of the candidacy that asks for the name: see `_turn`
+        self._asking: Stop | None = None  # the `Stop` of the call that asks for the name: see `_turn`
         kernel.add_election(self)
 
     def _forked(self) -> None:
@@ -135,7 +135,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._reporter.begin()
         try:
             try:
-                # A callback that calls this cannot wait: its own term would have to end first.
+                # A callback of this election must not wait for the last term to end: it is a part of that term itself.
                 if not self._office.inside() and not await self._turn(stop, deadline):
                     raise self._not_won(f"in {seconds:g} s: {self._before_us()}")
                 left = None if seconds is None else max(0.0, deadline - self._kernel.now())
@@ -159,16 +159,17 @@ class Candidacy(OfThisProcess, Generic[T]):
         return term
 
     async def _turn(self, stop: Stop, deadline: float) -> bool:
-        """Wait for the turn of this candidacy, or until ``stop`` is called. Returns False at ``deadline``.
+        """Wait until this call may ask for the name, or until ``stop`` is called. Returns False at ``deadline``.
 
-        One candidacy of an election asks for the name at a time, and only when the callbacks of the last term have
-        ended. So the terms of one election never overlap.
+        Several calls of campaign(), run() and start() can compete in one election object. Only one of them asks for the
+        name at a time, and only after the callbacks of the last term have ended. So the terms of one election never
+        overlap.
         """
 
         def ours() -> bool:
             with self._office.lock:
                 asking, term = self._asking, self._term
-                # After an interrupt `_asking` may be left over from a candidacy that has ended.
+                # After an interrupt `_asking` may be left over from a call that has ended.
                 free = asking in (None, stop) or (asking not in self._campaigns and asking is not self._stop)
                 if free and (term is None or term.callbacks_ended()):
                     self._asking = stop
@@ -218,7 +219,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._office.condition.notify()
 
     def _close_no_longer(self) -> None:
-        """Tell the client that close() has nothing to end here, if this node neither campaigns nor leads."""
+        """If this node neither campaigns nor leads, tell the client that its close() has nothing to end here."""
         with self._office.lock:
             if self._stop is None and not self._campaigns and (self._term is None or self._term.leadership._over()):
                 self._kernel.closers.pop(self._close, None)
@@ -232,8 +233,8 @@ class Candidacy(OfThisProcess, Generic[T]):
     async def _stand(self, work: Callable[[T], Any] | None, stop: Stop, handing: Handing[Any]) -> Any:
         """Campaign, lead and campaign again, until ``stop`` is called or ``work`` ends by itself.
 
-        ``handing`` has the leadership of this candidacy. `_term` cannot be used for that, because it may belong to a
-        campaign() that runs at the same time.
+        ``handing`` has the leadership that this call won. `_term` may belong to a campaign() that runs at the same
+        time.
 
         Returns the result of ``work``, or None after ``stop`` and after the client was closed.
         """
@@ -251,11 +252,12 @@ class Candidacy(OfThisProcess, Generic[T]):
         except (Stopped, ClientClosed):
             pass
         finally:
-            self._interrupted(handing)  # on a closed loop this code runs late
+            self._interrupted(handing)  # if the event loop was closed, this runs late: when the coroutine is deleted
         return None
 
     async def _elected(self, handing: Handing[Any], stop: Stop, *, insist: bool) -> Term[T] | None:
-        """Campaign without a limit. If the backend refuses, return None if ``insist`` is True, otherwise raise."""
+        """Campaign without a timeout. If the backend refuses the request, return None if ``insist`` is True, otherwise
+        raise."""
         try:
             return await self._campaign(handing, None, stop)
         except BackendRejected as error:
@@ -334,7 +336,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         """Make this node a candidate until `_end_standing` is called. The caller must call that after any interrupt,
         too.
 
-        Raises RuntimeError if it is a candidate already.
+        Raises RuntimeError if this node is a candidate already.
         """
         self._kernel.check_open()
         with self._office.lock:

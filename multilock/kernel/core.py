@@ -1,4 +1,5 @@
-"""`Kernel`: the part of a client that both faces share, with its leases, its watchdog and its backend.
+"""`Kernel`: the part of a client that is the same for the blocking and the asyncio API (the two faces). It has the
+leases, the watchdog and the backend of the client.
 
 The life of a lease: `Kernel.claim`, the loop in `multilock.kernel.acquire`, `Kernel.adopt`, renewals by the watchdog,
 then `Releases.release` or `Monitor.lose`. State changes happen under `Kernel.lock`, which is never held during a
@@ -74,7 +75,7 @@ class KernelSettings(Protocol):
 
     @property
     def outage_timeout(self) -> float | None:
-        """Seconds for which a wait outlasts an outage, or None for no limit."""
+        """Seconds of outage after which a wait fails, or None for no limit."""
 
     @property
     def request_timeout(self) -> float | None:
@@ -96,7 +97,7 @@ class Candidate(Protocol):
 
 
 class Kernel:
-    """One client, for the parts of the library that both faces share."""
+    """One client, as the shared parts of the library see it."""
 
     def __init__(
         self,
@@ -137,7 +138,8 @@ class Kernel:
         self.held: dict[str, Holding] = {}
         self.ticker: Ticker | None = None
         self.fence: Fence | None = None  # made by the first lease with hard_fence=True
-        self.phase = self.runtime.uniform(0.0, 1.0)  # the phase of this client's renewal grid
+        # Shifts this client's renewals, so that clients do not renew at the same time: see `validity.renew_at`.
+        self.phase = self.runtime.uniform(0.0, 1.0)
         self.identity = self.settings.identity or default_identity()
         self._host, self._pid = system.host(), system.pid()
         self.client = system.urandom(8).hex()
@@ -252,7 +254,7 @@ class Kernel:
     def drop_waiters(self) -> None:
         """Cancel the claims of all waiters in the background, because their event loop was closed.
 
-        Coroutines of a closed loop never unwind. No acquire or release has begun on another loop yet.
+        Coroutines of a closed loop never unwind. Call this before any acquire or release begins on another loop.
         """
         self.gate.clear()
         self.cancel_waiters(list(self.monitor.waiting))
@@ -284,8 +286,8 @@ class Kernel:
             ticker.poke(at)
 
     def nudge(self) -> None:
-        """Make the ticking thread run a step now. Does nothing without a ticking thread: the caller must not start
-        one."""
+        """Make the ticking thread run a step now. If there is none, do nothing, because the caller must not start a
+        thread."""
         if ticker := self.ticker:
             ticker.poke(self.now())
 
@@ -331,7 +333,8 @@ class Kernel:
 
     def _watchdog_died(self, error: BaseException) -> None:
         self.died = True
-        self.ticker = None  # so that reporting the losses can start a new ticking thread; `died` keeps us unhealthy
+        # So that reporting the losses can start a new ticking thread; `is_healthy` stays False because of `died`.
+        self.ticker = None
         try:
             self.monitor.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {type(error).__name__}")
         finally:
@@ -429,8 +432,8 @@ class Kernel:
             raise
 
     async def pages(self, prefix: str) -> Callable[[], Coroutine[Any, Any, list[LockInfo]]]:
-        """Return a function. Each call returns the next held locks whose names begin with ``prefix``, and [] after the
-        last."""
+        """Return a function that lists the held locks whose names begin with ``prefix``. Each call of it returns the
+        next of them, and [] after the last."""
         iterator = await self.ask(partial(self.backend.inspect_all, prefix))
 
         async def page() -> list[LockInfo]:
@@ -458,8 +461,8 @@ class Kernel:
     async def _renew_one(self, lease: Holding) -> None:
         granted = lease.granted
         if not lease.claim.renew and self.watchdog.sessions.renews(granted.group):
-            # The session is renewed anyway, so a proof of the session does not extend this lease. The lease's ttl
-            # counts from now.
+            # The session is renewed anyway, so proofs of the session do not extend a lease with renew=False. For this
+            # renewal by hand, the ttl of the lease counts from now.
             granted = granted._replace(sent_at=self.now())
         within = min(self.request_timeout(granted.ttl), lease.lost_at - self.now())
         try:

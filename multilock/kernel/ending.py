@@ -44,7 +44,7 @@ class End:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._closing: int | None = None  # the thread that runs `close`
+        self._closing: int | None = None  # the id of the thread that runs `close`
         self._awaits_work = False  # whether `close` still waits for the work of elections
         self._over_by = math.inf  # the latest time at which `close` returns
         self._ended = False  # nothing of the client is left
@@ -53,8 +53,8 @@ class End:
     def close(self) -> None:
         """End the client: see ``Client.close``.
 
-        Blocks until the end, within limits: one request timeout for callbacks, one for answers, and the grace of
-        elections if that is more. A second call waits for the first.
+        Blocks until the client has ended, but at most for a few request timeouts (`LIMITS`) and the grace of its
+        elections. A second call waits for the first.
         """
         notice_fork()
         kernel = self._kernel
@@ -240,7 +240,7 @@ class End:
                     break  # further attempts would only use up the time of the other clients
 
     def forked(self) -> None:
-        """Reset the client in a forked child: every lease reads RELEASED, and no release is sent.
+        """Reset the client in a forked child: every lease becomes RELEASED there, and no release is sent.
 
         The child opens its own connections.
         """

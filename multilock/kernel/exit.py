@@ -1,4 +1,5 @@
-"""The end of all clients at the exit of the interpreter: waiters are withdrawn, then held locks are released."""
+"""The end of all clients at the exit of the interpreter: claims of waiters are cancelled, then held locks are
+released."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def _at_exit() -> None:
 
 
 def _shares(count: int, end: float) -> Iterator[float]:
-    """Return a deadline for each of ``count`` clients, so that a silent server leaves time for the others."""
+    """Yield a deadline for each of ``count`` clients, so that a client whose server is silent leaves time for the
+    others."""
     for left in range(count, 0, -1):
         yield now() + (end - now()) / left
 

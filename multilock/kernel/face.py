@@ -1,4 +1,5 @@
-"""The differences between the two faces: how to send a request, wait for a wake-up, and run callbacks."""
+"""The differences between the two faces, the blocking and the asyncio API: how each sends requests, waits for a
+wake-up, and runs callbacks."""
 
 from __future__ import annotations
 

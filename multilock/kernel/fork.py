@@ -1,4 +1,4 @@
-"""The reset of all clients in a forked child: every lease reads RELEASED, and each client begins anew.
+"""The reset of all clients in a forked child: every lease becomes RELEASED there, and each client begins anew.
 
 Python calls hooks in a forked child, but only if Python itself forked, not after daemon(3) or a fork in a C library. So
 every check of a lease, and every request, first checks whether this is still the same process.
@@ -21,7 +21,8 @@ MADV_WIPEONFORK = 18  # <sys/mman.h>: a forked child finds this page filled with
 
 
 class _ByPid:
-    """A replacement for the wiped page on systems that have none. Each time it is read costs a system call."""
+    """Stands in for the memory page that Linux wipes in a forked child, on other systems. Each read costs a system
+    call."""
 
     def __init__(self) -> None:
         self._pid, self._value = os.getpid(), 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SHORT", "Gate", "Line"]
 
-SHORT = 0.05  # seconds; a request with a shorter timeout that gets no answer does not show that the backend is silent
+SHORT = 0.05  # seconds; if a request with a shorter timeout gets no answer, the backend need not be silent
 
 
 class Line:
@@ -37,8 +37,8 @@ class Line:
         self.silent_since = self.silence = None
 
     def not_asked(self, why: BackendUnavailable) -> None:
-        """Record that the backend answers, but not about this name, because no request was sent. That is not an
-        outage. But a waiter whose time ends now must not report that the name is taken."""
+        """Record that no request for this name was sent, although the backend answers other requests. That is not an
+        outage, but a waiter whose time ends now must not report that the name is taken."""
         self.silent_since, self.silence = None, why
 
     def heard_since(self, started: float) -> bool:
@@ -109,7 +109,7 @@ class Gate:
             return [name for name, line in self._lines.items() for _ in line.bells[1:]]
 
     def clear(self) -> None:
-        """Forget all waiters, because their event loop was closed. A waiter that still leaves changes nothing."""
+        """Forget all waiters, because their event loop was closed. A later `leave` of such a waiter changes nothing."""
         with self._lock:
             self._lines.clear()
 

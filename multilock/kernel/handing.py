@@ -1,5 +1,5 @@
-"""Returns a new lease to the caller of acquire(). If an interrupt comes before the caller has the lease, the lease is
-released."""
+"""`Handing`: how a new lease gets to the caller of acquire(). If an interrupt comes before the caller has the lease,
+the lease is released."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Handing(Generic[L]):
 
     async def acquire(self, acquiring: Coroutine[Any, Any, Any], scope: Scope[L] | None = None) -> L | None:
         """Await a new lease, and add it to ``scope``."""
-        lease: L | None = await acquiring  # no call may come before the next line, not even cast()
+        lease: L | None = await acquiring
+        # No call may come between these two lines, not even cast(), because an interrupt could come at the call.
         self.lease = lease
         if lease is not None and scope is not None:
             scope.push(lease)

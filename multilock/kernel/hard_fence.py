@@ -95,8 +95,8 @@ def _with_timers() -> PyDLL:
 class Fence:
     """The hard fence of one client: it kills the process as soon as the validity of one of its leases ends.
 
-    The caller holds the kernel's lock. A signal handler or a finalizer may run between any two lines, and release a
-    lease here. An interrupt may end any call halfway. The interrupted caller then lifts the fence of that lease.
+    The caller holds the kernel's lock. A signal handler or a finalizer may run between any two lines, and call `lift`.
+    An interrupt may end any call halfway. The interrupted caller then lifts the fence of that lease.
     """
 
     def __init__(self, killer: Killer) -> None:
@@ -107,7 +107,7 @@ class Fence:
         self._set_to = math.inf
 
     def keep(self, claim_id: str, until: float) -> None:
-        """Record a new proof of this lease: it is valid until then."""
+        """Record that a new proof keeps this lease valid until the time ``until``."""
         self._until[claim_id] = until
         heapq.heappush(self._heap, (until, claim_id))
         if len(self._heap) > STALE_AT_LEAST + 2 * len(self._until):

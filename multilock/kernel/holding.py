@@ -1,6 +1,6 @@
 """The states of a lease, its acquire count, and the functions called at its end.
 
-`Holding` is the lease of one lock. `multilock.many` has the lease of several locks. Each part of that is a `Holding`.
+`Holding` is the lease of one lock. `multilock.many` has the lease of several locks, each part of which is a `Holding`.
 `AnyHeld` is the base of both.
 
 A body is the block of a ``with`` statement. A work lasts from an acquire to its release. A proof is a reply or a
@@ -82,7 +82,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self.loss: Loss[Any] | None = None
         self.count = 1  # acquires without their release; more than 1 only for a reentrant lock
         self._open = 0  # open bodies of `with` under this lease, plus leases of several locks of which it is a part
-        self._guests = 0  # open bodies without an acquire of their own, when the last acquire was counted
+        self._guests = 0  # bodies without an acquire of their own that were open when the last acquire was counted
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
         self._hooks: list[Callable[[], None]] | None = None  # called by the thread that ends the lease
@@ -113,9 +113,9 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Every state → itself: a body of ``with`` ends. Returns whether its end must still release the lease. A second
         call for the same end lowers no count.
 
-        It must not release the lease if a body is open that has no acquire of its own. Such a body entered a lease that
-        another body had already entered, or its acquire was released by hand. The body that ends then leaves its
-        acquire to that other body, or is itself the body without an acquire.
+        The end releases nothing if a body has no acquire of its own. Such a body entered a lease that another body had
+        already entered, or its acquire was released by hand. If another open body has no acquire, it takes over the
+        acquire of the body that ends. If the body that ends has none, it has nothing to release.
         """
         if not end.counted:
             self._open -= 1
@@ -261,7 +261,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             callbacks = self._callbacks or []
             if want.on_lost and want.on_lost not in callbacks:
                 self._callbacks = [*callbacks, want.on_lost]
-            if self._guests < self._open - self.count:  # the new acquire is not that of a body which is open already
+            if self._guests < self._open - self.count:  # the new acquire does not belong to a body that is open already
                 self._guests = self._open - self.count
             self.count += 1
             handing.lease = self
@@ -297,11 +297,12 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         raise NotImplementedError
 
     def _check_at_entry(self, end: EndOfBody) -> None:
-        """At the beginning of ``with``, which counts as open already: if the lease is over, raise LockLost or NotHeld.
+        """Raise LockLost or NotHeld at the beginning of ``with``, if the lease is over. The body counts as open
+        already.
 
-        The body then ends here, and ``end`` records that. A work under the lease ends with it only if the body has an
-        acquire of its own. That matters for a lost lease, and for a set of which one lock was released, or is being
-        released, by hand.
+        If this raises, the body ends here, and ``end`` records that. If the body has an acquire of its own, a work
+        under the lease ends as well. That matters for a lost lease. It also matters for a lease of several locks, one
+        of which was released by hand or is being released.
         """
         with self._kernel.lock:
             # Wait until no other body is just ending. Such a body either sees that this body is open and keeps the
@@ -455,7 +456,7 @@ class Holding(AnyHeld):
         self.claim = claim
         self.context: Context | None = None
         self._fenced = False  # whether a hard fence applies until the last work has ended
-        self.unsure = unsure  # a request with this id has no answer, so the release must outlast a late execution
+        self.unsure = unsure  # a request with this id has no answer, so the release must also stop its late execution
         self.schedule = Schedule(armed=not kernel.push_loss)
         self.granted_at = kernel.now()
         self.hold_until = self.granted_at + want.max_hold
@@ -550,8 +551,8 @@ class Holding(AnyHeld):
             self._kernel.hard_fence().keep(self.claim.id, self.valid_until)
 
     def _end_hold_at(self, end: float) -> float:
-        """End the lease at that time at the latest. Returns the time at which the watchdog must check the lease. The
-        caller holds the kernel's lock."""
+        """End the lease at the time ``end`` at the latest. Returns the time at which the watchdog must check the lease.
+        The caller holds the kernel's lock."""
         self.hold_until = end
         self.lost_at = min(self.expires_at, end)
         return self._kernel.watchdog.plan(self)

@@ -35,8 +35,9 @@ def surely(step: Callable[..., R], *args: Any) -> R:
 class Once:
     """A callback that runs at most once, even if the kernel starts it again after an interrupt.
 
-    The thread that runs it takes the callback out. Otherwise a thread that keeps time could drop the last reference to
-    an object of the user, and run its ``__del__``. ``begins()`` is called just before the callback.
+    The thread that runs the callback removes it from this object. Otherwise a thread that must not be delayed could
+    drop the last reference to an object of the user, and run its ``__del__``. ``begins()`` is called just before the
+    callback.
     """
 
     __slots__ = ("_begins", "_left", "_name")
@@ -44,7 +45,7 @@ class Once:
     def __init__(self, callback: Callable[..., object], begins: Callable[[], None]) -> None:
         self._left = [callback]
         self._name = ""
-        self._begins = [begins]  # taken out as well, because it may belong to the lease that keeps this object
+        self._begins = [begins]  # removed as well, because it may belong to the lease that keeps this object
 
     def begun(self) -> bool:
         """Return whether the callback has begun."""

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARED", "Make", "Want", "check_hold_at_least", "want"]
 
-# The kinds of which several holders can share a name. Their waiters do not use the local gate. Behind the gate they
-# would join the server's queue one by one, and a writer of another process could get between two of them each time.
+# The kinds of which several holders can share a name. Their waiters do not use the local gate
+# (`multilock.kernel.gate`). Behind the gate they would join the server's queue one by one, and a writer of another
+# process could get between two of them each time.
 SHARED = frozenset({"read", "permit"})
 NEEDS = {
     "read": ("read_write", "readers and writers"),
@@ -44,7 +45,7 @@ class Want:
     grant: float  #: the ttl, rounded up to a ttl that the backend grants
     renew: bool
     reentrant: bool
-    fair: bool  #: the option as the claims request it from the backend
+    fair: bool  #: whether the claims ask the backend for the order of arrival
     queues: bool  #: each waiter joins the backend's own queue, and none uses the local gate
     hold_at_least: float  #: seconds after the grant until which an early release leaves the name taken
     max_hold: float  #: seconds from the grant after which the lease is lost, or inf
@@ -83,8 +84,8 @@ def want(
 ) -> Want:
     """Check the options of a lock, and return its `Want`. With ``patient`` a wait outlasts every outage.
 
-    ``fair=None`` means whatever the backend can do. Readers, writers and permits accept it, because their order does
-    not depend on ``fair``. Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+    Readers, writers and permits accept ``fair=None``, because they are served in order of arrival whenever the backend
+    can do that. Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
     """
     kernel.check_open()
     backend, settings = kernel.backend, kernel.settings

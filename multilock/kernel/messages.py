@@ -21,7 +21,7 @@ ADVICE = ": is the server running, and are its host and port right? (`multilock 
 
 
 def advised(told: str) -> str:
-    """Return the message about a silent backend. If its servers refuse connections, it says what to check."""
+    """Return ``told``, the message about a silent backend. If its servers refuse connections, add what to check."""
     return f"{told.rstrip('.')}{ADVICE}" if REFUSED in told and ADVICE not in told else told
 
 

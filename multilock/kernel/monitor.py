@@ -1,4 +1,4 @@
-"""Reactions to what backends report: wake-ups for waiters, losses for leases, changes for followers.
+"""Reactions to the reports of backends: wake-ups for waiters, losses of leases, changes of the holder for observers.
 
 A lease is lost exactly once, by the thread that notices first. The loss may be noticed by the watchdog's timer, by
 is_held() when it reads the clock, by a notice from the server, or by a release that finds the lock gone.
@@ -37,7 +37,7 @@ class UngrantedClaim:
         self.claim = claim
         self.bell = bell
         self.granted: Granted | None = None
-        self.told: Busy | None = None  # the last answer, unless the claim was woken since
+        self.told: Busy | None = None  # the last answer to this claim, or None if the claim was woken since
         self.gone = False  # the server has revoked this claim
         self.ended: frozenset[Hashable] = frozenset()  # sessions that ended since the claim was made
 
@@ -161,8 +161,8 @@ class Monitor:
         """Lose a lease, and start its callbacks. Returns False if the lease was already over.
 
         If a server reports the end of a lease whose validity is over, this process did not run in time. The reason is
-        then the one that `expire` gives, whichever thread notices the loss first. A report before that end counts:
-        another client may hold the name already, so the callback must not rely on ``time_left``.
+        then the one that `expire` gives, whichever thread notices the loss first. If the report comes before the
+        validity ends, the loss is confirmed: another client may hold the name already, so ``time_left`` is 0.
 
         ``give_back``: Have the background cancel release the claim at the server. If False, the caller releases
         the claim. ``released``: The caller is a release that found the lock gone.
@@ -199,7 +199,7 @@ class Monitor:
             kernel.callbacks.start(callback, loss)
         lease._call_hooks()
         lease._callbacks = None
-        if not isinstance(lease, Holding):  # the lost part of a set does all that follows
+        if not isinstance(lease, Holding):  # for a lease of several locks, the rest is done for the part that was lost
             return
         if give_back:
             # The server may still have the claim, so release it there. The release waits until the callback has had its

@@ -127,7 +127,7 @@ def leader_info(info: LockInfo | None) -> LeaderInfo | None:
 class Observer:
     """Returns the present leader, then each change. Quick changes may be merged, but the last one is never missed.
 
-    ``told`` is the owner returned last, or None if there was none. It begins as "", which is never an owner, so the
+    ``told`` is the owner returned last, or None if nobody led then. It begins as "", which is never an owner, so the
     first leader is always returned.
     """
 

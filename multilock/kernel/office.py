@@ -51,8 +51,8 @@ def mark(part: Part) -> None:
 def unmark(part: Part) -> None:
     """Remove the newest mark of this part from this thread or task.
 
-    Does nothing in another thread or task than that of the `mark`, as when a loop was closed. That mark stays until the
-    next `mark` there, and does not count once its part has ended.
+    Does nothing if another thread or task called `mark`, as may happen after an event loop was closed. That mark then
+    stays until the next `mark` in its own thread or task, and does not count once its part has ended.
     """
     marked = list(_INSIDE.get()[::-1])
     with contextlib.suppress(ValueError):

@@ -1,6 +1,7 @@
 """Reports of push connections that are down, in the log, as events, and as findings of ``diagnose()``.
 
-Without its push connection a waiter is woken late, and a loss is noticed only by the next renewal.
+Over a push connection the server wakes waiters and reports losses without being asked. While it is down, a waiter is
+woken late, and a loss is noticed only by the next renewal.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Pushes:
     def report(self, connection: str, trouble: str | None, refused: bool) -> None:
         """Record that a connection is down because of ``trouble``, or up again if that is None.
 
-        ``refused``: The server refuses the connection. Then report this at once, instead of waiting whether the
-        connection comes back.
+        ``refused``: The server refuses the connection. Then report this at once, instead of waiting for the connection
+        to come back.
         """
         if trouble is None:
             with self._lock:

@@ -24,8 +24,8 @@ BRIEFLY = 0.1  # seconds for which a finalizer waits for the kernel's lock, whos
 
 
 class Releases:
-    """All releases of one client: those that the holder waits for, those in the background, and those from inside the
-    library.
+    """All releases of one client. The holder waits for a release, or it happens in the background, or it comes from a
+    finalizer or signal handler that has interrupted multilock itself.
 
     A lease of several locks begins its release as a whole. Then each part is released at the backend separately. If
     another lease holds the same part as well, only the acquire count of the part is lowered.
@@ -39,8 +39,8 @@ class Releases:
     async def release(self, lease: AnyHeld, until: float | None = None, *, body: EndOfBody | None = None) -> bool:
         """Release a lease: see ``Lease.release``. The lease is over from here on, whatever the backend answers.
 
-        Waits for answers until the time ``until``, by default for one request timeout. ``body``: This is the end of a
-        body of ``with``, which releases nothing if `AnyHeld._body_ends` says so.
+        Waits for answers until the time ``until``, by default for one request timeout. ``body``: The end of the
+        ``with`` body that calls this. If `AnyHeld._body_ends` returns False for it, nothing is released.
         """
         notice_fork()
         if in_the_middle():
@@ -163,7 +163,7 @@ class Releases:
     # For callers that cannot wait
 
     def later(self, lease: AnyHeld, wanted: Callable[[], bool] | None = None) -> None:
-        """Release a lease in the background, however often it was acquired, because an exception unwinds its holder.
+        """Release a lease in the background, however often it was acquired.
 
         ``wanted()`` is called under the kernel's lock. If it returns False, there is nothing to release.
         """
@@ -185,7 +185,7 @@ class Releases:
     def take_back(self, lease: AnyHeld, end: EndOfBody | None = None, *, worked: bool = False) -> None:
         """Undo an acquire whose caller was interrupted before it had the lease, or before it could release it.
 
-        ``end`` is that of the body of the acquire, if it has one, and ``worked`` says whether the body had begun. A
+        ``end`` is the end of the body that the acquire began, or None. ``worked`` says whether that body had begun. A
         lease that has no other acquire is released in the background. If it has other acquires, only their count is
         lowered. If another body has ended meanwhile, it has already undone this acquire. A second call with the same
         ``end`` changes nothing.

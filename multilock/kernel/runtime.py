@@ -182,7 +182,7 @@ class _ThreadTicker:
         self._name = name
 
     def start(self) -> str | None:
-        # So that a finalizer does not wait for this lock.
+        # `call_inside` marks the ticking thread, so that a finalizer that runs on this thread waits for nothing.
         return begin_thread(partial(call_inside, self._run), self._name)
 
     def poke(self, at: float) -> None:
@@ -211,8 +211,8 @@ class _ThreadTicker:
                     at = min(at, now() + SOON)
                 self._planned = self._due = at
                 while (rest := at - now()) > 0:
-                    # When the machine wakes up, the wait continues as if the machine had not slept, and the planned
-                    # time may have passed.
+                    # A wait does not count the time for which the machine sleeps. So after such a sleep the planned
+                    # time may have passed although the wait continues.
                     if self._wakeup.wait(rest if rest == math.inf else min(rest, LONGEST_WAIT)):
                         self._due = min(at, now())
                         break

@@ -110,7 +110,7 @@ class WithEntry(Generic[L]):
 
 
 class Entered(Generic[L]):
-    """The open entries of one lock object. Any thread may call it.
+    """The open entries of one lock object. Any thread may call its methods.
 
     It takes no lock, because a fork could leave a lock taken forever.
     """

@@ -64,8 +64,8 @@ class RenewedSessions:
         self.of: dict[Hashable, RenewedSession] = {}  # the sessions, by group
 
     def as_known(self, claim: Claim, granted: Granted) -> Granted:
-        """Return the grant with the newer proof, and with the cut ttl, that its session received while the grant was on
-        its way. The caller holds the kernel's lock."""
+        """Return the grant, updated if its session received a newer proof or a shorter ttl while the grant was on its
+        way. The caller holds the kernel's lock."""
         session = self.of.get(granted.group)
         if session is None:
             return granted
@@ -164,7 +164,7 @@ class RenewedSessions:
             if not proofs:
                 return
             session.proof = max(proofs, key=lambda granted: granted.sent_at)
-            known = set(map(id, renewed))  # a lease of the request without a proof must not get one here
+            known = set(map(id, renewed))  # a lease in `renewed` that got no proof must not get one here
             for lease in kernel.leases_of(group):
                 if id(lease) in known or not lease.claim.renew or lease.stage != HELD:
                     continue

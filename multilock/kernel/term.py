@@ -5,8 +5,8 @@ A term goes through these steps. Each change is a method of `Term`:
     elected → ``elected_begins`` → (``work_begins`` → work) → ``renounce`` or ``was_lost`` → ``lost_begins`` →
     ``part_ended`` of all → released
 
-The parts of a term are its work and its two callbacks. The grace is the time after a resignation for which the lease
-is kept at most while a part still runs.
+The parts of a term are its work and its two callbacks. If a part still runs after a resignation, the lease is kept, but
+only for the grace.
 
 ``on_elected`` and ``on_lost`` come in pairs. Each begins once, and ``on_lost`` never before ``on_elected``. The lease
 is renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over. Then it is released. See
@@ -85,8 +85,8 @@ class Term(Generic[T]):
     ``end_at`` is the time at which the lease of a resigned leadership is released, even if a part still runs. If
     ``nobody_waits`` is True, no caller waits for the end, so the part that ends last releases the lease.
 
-    ``by_hand`` is True from `Candidacy.campaign` until the holder ends the leadership itself. The work of such a
-    leadership is not one of its parts, so only the holder knows when that work has ended.
+    ``by_hand`` is True from the return of `Election.campaign` until the holder ends the leadership itself. The work of
+    such a leadership is not one of its parts, so only the holder knows when that work has ended.
     """
 
     def __init__(self, office: Office[T], leadership: T) -> None:
@@ -123,7 +123,7 @@ class Term(Generic[T]):
         raise NotImplementedError
 
     async def do_work(self, work: Callable[[T], Any]) -> Any:
-        """Return the result of ``work(leadership)``. `part_ended` is called when it has ended."""
+        """Return the result of ``work(leadership)``. `part_ended` is called when the work has ended."""
         raise NotImplementedError
 
     def can_work(self) -> bool:
@@ -134,7 +134,7 @@ class Term(Generic[T]):
         """Return whether ``on_lost`` can still run."""
         return True
 
-    # Beginnings. Each callback begins only once: after an interrupt during its start, it is started again.
+    # Beginnings. Each callback begins only once, although it is started again after an interrupt during its start.
 
     def start_elected(self) -> None:
         """Have on_elected called."""
@@ -220,8 +220,8 @@ class Term(Generic[T]):
     def part_ended(self, part: Part) -> None:
         """Record that a part has ended. If no caller waits for the end, the last part releases the lease.
 
-        The work has not ended while a body is open. A body counts as open before it calls `work_begins`, so with the
-        lock it either prevents the end of the work or begins the work again.
+        The work has not ended while a body is open. A body counts as open before it calls `work_begins`. So, because of
+        the lock, the body either prevents the end of the work or begins the work again.
         """
         with self.office.lock:
             if part is not self.work or not self.leadership._open:
@@ -273,7 +273,7 @@ class Term(Generic[T]):
         self._tell_lost(loss)
 
     def tell_again(self) -> None:
-        """Have on_lost called if its first start failed, as when its event loop was closed."""
+        """Have on_lost called if its first start failed, for example because its event loop was closed."""
         if loss := self.loss or self.leadership.loss:
             self._tell_lost(loss)
 
@@ -300,8 +300,8 @@ class Term(Generic[T]):
             return False
         with self.office.lock:
             if not self.resigning:
-                # Other bodies must be notified of the loss, even if they run in other tasks, or if the work of run()
-                # resigns.
+                # A body that resigns need not be notified, if it is the only one. Other bodies must be notified, even
+                # in other tasks, and also if the work of run() resigns.
                 self._resigned_by_body = self._body and is_inside(self.work) and self.leadership._open <= 1
             again, self.resigning = self.resigning, True
         # Also done by a second call, because the first may have been interrupted before this.
@@ -311,9 +311,9 @@ class Term(Generic[T]):
         self.office.condition.notify()
         return not again
 
-    # An orderly end. The caller that begins it waits for all parts and releases the lease. Two callers cannot wait: one
-    # that is being unwound, and a part of the leadership itself. They leave the release to the part that ends last, and
-    # to a timer.
+    # An orderly end. The caller that begins it waits for all parts and releases the lease. Two kinds of caller cannot
+    # wait: one that an exception unwinds, and a part of the leadership itself. Such a caller leaves the release to the
+    # part that ends last, and to a timer at the end of the grace.
 
     async def resign(self, grace: float | None = None) -> bool:
         """Stop leading, wait until all parts have ended, and release the lease.

@@ -65,7 +65,7 @@ class ThreadPool:
             job = self._jobs.get_nowait()
         except system.Empty:
             return
-        if job is None:  # this ends a thread of the pool, so leave it to one
+        if job is None:  # None ends a thread of the pool, so put it back for such a thread
             self._jobs.put(None)
             return
         job()
@@ -109,5 +109,5 @@ class ThreadPool:
             if job is None:
                 return
             job()
-            del job  # an idle thread keeps nothing alive
+            del job  # so that an idle thread keeps no object alive
             self._job_done()

@@ -136,7 +136,7 @@ class Watchdog:
                 if lease.schedule.due != when:
                     self._stale -= 1
                     if when > now:
-                        following = when  # a step at this time saves a poke by each new lease
+                        following = when  # a step at this time is not needed, but saves each new lease a poke
                     continue
                 lease.schedule.due = None
                 if now >= lease.lost_at:

@@ -73,7 +73,8 @@ class Worker:
         self._once = once
         self._or_here = or_here
         self._ended = system.Event()
-        self._left = [None]  # emptied by the first thread that begins, as an interrupt may have started two
+        # Emptied by the first thread that begins, because after an interrupted start there may be two.
+        self._left = [None]
 
     @property
     def missing(self) -> bool:
@@ -107,8 +108,8 @@ class Worker:
         return False
 
     def _is_missing(self, why: str) -> bool:
-        """Record that the thread was refused because of ``why``. Returns True the first time. Another ticking thread
-        may have started it meanwhile."""
+        """Record that the thread was refused because of ``why``. Returns True the first time. Forget it again if
+        another ticking thread has started it meanwhile."""
         first = self not in _missing
         _missing[self] = why
         if not self._left:

@@ -1,10 +1,13 @@
-"""The service-provider interface: the methods of a backend, and what the kernel offers to it.
+"""The service-provider interface: the methods of a backend, and the reports that it makes to the kernel.
 
 A backend is plain blocking code. It never waits for a lock, never retries, never judges validity and starts no renewal:
 it turns one call into one server's reply. The kernel does the retries, the waiting, the jitter, the deadlines and the
 states. Several threads may call any method at the same time. A backend takes locks, clocks and random numbers from
 `multilock.system`, and the periods that it shares with the kernel from `multilock.timing`. It starts its threads with
 `start_worker`, as the kernel does.
+
+A claim is the demand of one caller for one name. A grant is the reply that makes the claim the holder. A session is a
+set of claims that the server keeps alive together.
 """
 
 from __future__ import annotations
@@ -78,15 +81,15 @@ class Notices(Protocol):
     def wake(self, claim_id: str | None) -> None:
         """Wake this waiting claim: its name may be free now, or the server revoked a grant.
 
-        It is only a hint. None wakes all waiters, as after a reconnect.
+        It is only a hint. With None for ``claim_id`` it wakes all waiters, for example after a reconnect.
         """
 
     def granted(self, claim_id: str, granted: Granted) -> None:
         """Report that the server handed the name to this waiting claim.
 
         Like `wake`, it wakes the waiter. The kernel may also use ``granted`` as the reply to an `attempt`. The server
-        counts the end of the handover from the execution of one particular request of the claim, and ``sent_at`` is
-        the time at which that request was sent. It is not the time of the newest request, nor of the push.
+        counts the time of this grant from the execution of one particular request of the claim. ``sent_at`` is the time
+        at which that request was sent, not the time of the newest request or of the push.
 
         The report may be lost, late or repeated. The kernel sends an `attempt` instead of using the report if a `wake`
         comes before the kernel reads the report. It also does so if the claim is not renewed, or if half of the time of
@@ -102,16 +105,16 @@ class Notices(Protocol):
         """Report a new session. All claims granted with this ``group`` are then renewed together.
 
         The kernel calls ``renew`` once every ``renew_every`` seconds until `group_gone` or close, even while the
-        session holds no claim. If a backend never calls this method, its claims are renewed one by one, in one batch
-        for each group.
+        session holds no claim. If a backend never calls this method, each claim is renewed at a time of its own, and
+        claims of one group that are due together share a request.
         """
 
     def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
         """Report that the server has cut the ttl of a session, whose newest proof now ends at ``valid_until``.
 
-        ``valid_until`` is ``sent_at + valid_for`` with the new ttl. No claim in the session is held for longer. A claim
-        granted with a longer ``renew_every`` was granted before the cut. The backend calls this method before it sends
-        a request that could be acknowledged under the new ttl.
+        ``valid_until`` is ``sent_at + valid_for`` with the new ttl. No claim in the session is held for longer. From a
+        longer ``renew_every`` the kernel concludes that a claim was granted before the cut. The backend calls this
+        method before it sends a request that could be acknowledged under the new ttl.
         """
 
     def group_gone(self, group: Hashable, message: str) -> None:
@@ -126,16 +129,17 @@ class Notices(Protocol):
         name."""
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
-        """Report the state of a push connection: a subscription, a watch, a blocking query.
+        """Report the state of a push connection, over which the server reports changes: a subscription, a watch, a
+        blocking query.
 
         ``connection`` is a short name for people, the same each time (``"subscription to 127.0.0.1:6379"``).
         ``trouble`` says why the server pushes nothing over this connection at present. None means that the connection
         works, or is not needed any longer. ``refused`` is True if the server refused the connection. Then waiting helps
         little, so the user is warned at once.
 
-        If the connection is down for longer than a moment, the kernel warns once, has a finding meanwhile, and reports
-        when it works again. The backend retries forever, with growing pauses. Until it succeeds, each renewal also
-        checks that the locks are still held.
+        If the connection is down for longer than a moment, the kernel warns once, and reports when it works again.
+        Until then `diagnose()` has a finding. The backend retries forever, with growing pauses. Until it succeeds, each
+        renewal also checks that the locks are still held.
         """
 
 
@@ -145,7 +149,8 @@ class Backend(Protocol):
     Each call ends within ``within`` seconds, connecting included. It returns a reply or raises one of these:
 
     * `BackendUnavailable`, if no usable reply came. ``unknown=False`` is allowed only if the request certainly was not
-      executed. * `BackendRejected`, if the request was refused and not executed, and another attempt cannot help.
+      executed.
+    * `BackendRejected`, if the request was refused and not executed, and another attempt cannot help.
     """
 
     @property
@@ -281,7 +286,8 @@ class OpensChannels(Protocol):
 class AttemptsMany(Protocol):
     """Optional method of a `Backend` that can send the attempts of many claims in one round trip.
 
-    Without it thousands of waiters of one asyncio client share the few requests that the client has under way.
+    Without it, thousands of waiters of one asyncio client take turns, because the client sends only a few requests at a
+    time.
     """
 
     def attempt_all(self, claims: Sequence[Claim], within: float) -> Sequence[Granted | Busy | Exception]:
@@ -339,7 +345,7 @@ class FindsTheDead(Protocol):
 
     def works_in_children(self) -> None:
         """From now on free the names of this process only when their ttl ends, not when the process ends. Called if
-        other processes work under its leases, because they may outlive it for a moment."""
+        other processes work under the leases of this process, because those may outlive it for a moment."""
 
 
 def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:
@@ -356,7 +362,8 @@ def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:
 
 
 class OpenBackend(Protocol):
-    """The function that opens a backend: of the entry-point group ``multilock.backends``, or registered. No I/O.
+    """The function that opens a backend, from the entry-point group ``multilock.backends`` or `register_backend`. No
+    I/O.
 
     ``options`` has ``ttl`` (float seconds: the client's default), ``prefix``, ``identity`` and ``request_timeout``
     (float seconds or None). It also has the backend's own options, as given: text from a URL, or any object. ``client``

@@ -1,4 +1,4 @@
-"""The blocking face: `connect` and `Client`. `multilock.aio.client` is the asyncio face."""
+"""The blocking API: `connect` and `Client`. `multilock.aio.client` has the same for asyncio."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def connect(
     ``multilock.toml`` in the working directory, ``[tool.multilock]`` in ``pyproject.toml`` there. ``${NAME}`` in a text
     of that file is replaced by the environment's variable, ``$$`` by a dollar.
 
-    ``client``: An existing client object such as ``redis.Redis``, or a list of them for ``redlock://``. It is used, and
-    never closed.
+    ``client``: An existing client object such as ``redis.Redis``, or a list of them for ``redlock://``. multilock uses
+    it and never closes it.
 
     ``requires``: Names of capabilities. A backend that lacks one of them is refused with CapabilityMissing. The names
     in ``$MULTILOCK_REQUIRES`` (``cross_host,fencing``) are added.
@@ -78,7 +78,7 @@ def connect(
 
 
 class ClientOfAFace(OfThisProcess):
-    """The members that the clients of both faces share. None of them waits."""
+    """The members that `Client` and `AsyncClient` share. None of them waits."""
 
     _connect: str  # the function that makes such a client from a URL
     _kernel: Kernel
@@ -178,27 +178,28 @@ class Client(ForWith, ClientOfAFace):
         ends ``ttl`` seconds after the grant.
 
         ``reentrant``: The thread that holds the lock may acquire it again and gets the same lease, with the options of
-        the first acquire. Every release counts down, and the last one releases the lock. After a release by hand inside
-        a nested ``with``, the end of that ``with`` does not count down again. If the outer acquire has no ``with``, the
-        end of the nested ``with`` does count down again: so do not release by hand there. In asyncio, acquires of one
-        task that wait at the same time (`asyncio.gather`) wait for each other: acquire one after the other.
+        the first acquire. Each acquire needs a release, and the last release frees the lock. If all acquires use
+        ``with``, a call of ``release()`` inside a nested ``with`` replaces the release at its end. If the outer acquire
+        does not use ``with``, do not call ``release()`` inside a nested ``with``: its end would release once more. In
+        asyncio, acquires of one task that wait at the same time (`asyncio.gather`) wait for each other: acquire one
+        after the other.
 
-        ``fair``: Serve the waiters that ask for it in order of arrival. False promises no order.
+        ``fair``: True serves all waiters with ``fair=True`` in order of arrival. False promises no order.
 
         ``hold_at_least``: Seconds from the grant. A lock released earlier stays taken until then, so that a short job
         does not run again on a host whose clock is behind. The server keeps this time even if this process ends. It may
         exceed the ttl, and it does not apply after a loss.
 
         ``max_hold``: Seconds from the grant for which the lease is held at most; at least a tenth of the ttl. Then it
-        is lost (reason HELD_TOO_LONG), although the backend would still renew it. After a loss without a reply of the
-        backend, no other holder gets the lock before ``loss.valid_until``, unless the holder reports earlier, with
-        `release` or the end of ``with``, that its work has ended. Default: no limit.
+        is lost (reason HELD_TOO_LONG), although the backend would still renew it. After such a loss no other holder
+        gets the lock before ``loss.valid_until``, unless `release` or the end of ``with`` reports earlier that the work
+        has ended. Default: no limit.
 
         ``on_lost``: ``on_lost(loss)`` is called once for each lease that is lost. See `Lease.on_lost`.
 
         ``hard_fence``: Linux only. The operating system kills this process (SIGKILL) if the validity of a lease passes
-        without a renewal, even if the process is stopped or the interpreter is stuck. After a loss it does so too,
-        unless `release` or the end of ``with`` reports before that the work has ended. If one acquire of a reentrant
+        without a renewal, even if the process is stopped or the interpreter is stuck. After a loss it kills the process
+        too, unless `release` or the end of ``with`` has reported that the work has ended. If one acquire of a reentrant
         lock asks for it, it applies until the last release.
 
         Raises ValueError or TypeError if an argument is wrong, CapabilityMissing if the backend cannot do what an
@@ -236,9 +237,9 @@ class Client(ForWith, ClientOfAFace):
         """Return a lock for many readers or one writer. Sends no request. The options of `lock` apply to both sides.
 
         Later waiters do not overtake a waiter that they would block, so neither readers nor writers starve. With
-        Consul, only later readers wait for a writer. ``fair`` therefore changes no order. True refuses a backend that
-        keeps no order of arrival. False lets only one waiting writer of this client at a time ask the server. None uses
-        the order that the backend offers. Every other kind of lock with this name excludes readers and writers.
+        Consul, only later readers wait for a writer. ``fair`` does not change this order: True refuses a backend that
+        keeps no order of arrival, and False lets only one waiting writer of this client at a time ask the server. None
+        uses the order that the backend offers. Every other kind of lock with this name excludes readers and writers.
 
         A thread that reads and asks to read again would wait for itself if a writer waits in between: use
         ``reentrant=True``. A reader that asks to write must release its read lease first, otherwise acquire() raises
@@ -388,7 +389,7 @@ class Client(ForWith, ClientOfAFace):
     ) -> Election:
         """Return a candidate in the election ``name``. Sends no request, and does not campaign yet.
 
-        ``identity``: The text by which other nodes know this one. Default: the client's identity.
+        ``identity``: The text by which other nodes recognise this node. Default: the client's identity.
 
         ``ttl``: Seconds until another node can lead after this one died. Default: the client's ttl.
 
@@ -399,8 +400,8 @@ class Client(ForWith, ClientOfAFace):
         ``on_leader_changed``: Called with the new `LeaderInfo`, or None if there is no leader, from the first campaign
         until `Election.stop`.
 
-        ``grace``: Seconds for which an orderly end waits for work and callbacks. Default: one ttl. ``math.inf`` waits
-        without limit.
+        ``grace``: Seconds for which a resignation waits for the end of work and callbacks before it releases the lease.
+        Default: one ttl. ``math.inf`` waits without limit.
 
         ``hold_at_least``: Seconds after the election in which no other node is elected if the ``work`` of
         `Election.run` ends by itself. See `lock`.
@@ -433,7 +434,7 @@ class Client(ForWith, ClientOfAFace):
     def current_lease(self, name: str | None = None) -> Lease:
         """Return the innermost lease of this thread, or the innermost with this ``name``.
 
-        Raises NotHeld if this thread has none, as in a forked child.
+        Raises NotHeld if this thread has none, for example in a forked child.
         """
         lease = self._scope().newest(lambda lease: name is None or lease.name == name)
         if lease is None:
@@ -495,10 +496,10 @@ class Client(ForWith, ClientOfAFace):
         A lease that is still held is lost (reason CLOSED): its callback starts first, then the lock is released.
         Waiters and later calls raise ClientClosed.
 
-        Waits for the work and callbacks of elections for their ``grace``. For other callbacks and for replies it waits
-        one ``request_timeout`` each. A lock whose release is not answered by then ends with its ttl. If the work or a
-        callback of an election calls `close`, the rest happens in the background. A second call waits for the first,
-        unless the first still waits for the work of an election.
+        Waits for the work and callbacks of elections for their ``grace``. It waits at most one ``request_timeout`` for
+        other callbacks, and one for replies. A lock whose release is not answered by then ends with its ttl. If the
+        work or a callback of an election calls `close`, the rest happens in the background. A second call waits for the
+        first, unless the first still waits for the work of an election.
         """
         self._kernel.end.close()
 

@@ -339,8 +339,8 @@ def _filled(value: object, where: str, variables: dict[str, str]) -> object:
     return _VARIABLE.sub(fill, value)
 
 
-SHOWN_AT_MOST = 40  # the first characters of a value, which a message shows even if it cuts the rest
-SHORT = 3  # characters; a shorter value is not a secret, and its removal would garble the message
+SHOWN_AT_MOST = 40  # characters; a message that cuts a long value still shows this many
+SHORT = 3  # characters; a value of at most this length is no secret, and its removal would garble the message
 
 
 def _without(variables: Mapping[str, str], error: MultilockError) -> MultilockError:

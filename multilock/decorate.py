@@ -1,4 +1,4 @@
-"""``@client.locked(…)``: run a function while a lock is held. One decorator for both faces."""
+"""``@client.locked(…)``: run a function while a lock is held. One decorator for the blocking and the asyncio API."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 For backends that make their connections in blocking code. `Dialling` connects on a separate thread. `unforked` makes a
 connection that no child process inherits unnoticed. `OpenWires` are the connections that a child must drop.
+
+A login is one attempt to connect, up to the moment at which the connection can send requests.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ __all__ = ["Dialling", "OpenWires", "unforked"]
 
 
 KEPT = 5.0  # seconds for which a connection that was made too late is kept for the next request
-# Seconds for which a request waits for the login of an earlier one. After that the server may never answer, so the
-# request begins another login.
+# Seconds. If a login takes longer than this, the server may never answer. So the next request does not wait for it, but
+# begins another login.
 PROMISING = 1.0
 
 
@@ -65,7 +67,7 @@ class Dialling(Generic[Wire]):
     """
 
     def __init__(self, name: str, most: int) -> None:
-        """``name`` is that of the threads."""
+        """``name`` is the name of the threads, and ``most`` the greatest number of them."""
         self._name = name
         self._most = most
         self.forget()
@@ -79,14 +81,14 @@ class Dialling(Generic[Wire]):
         self._closed = False
 
     def close(self) -> None:
-        """Close the connections that were made too late, now and later. `outcome` still works."""
+        """Close the connections for which no request waits, also those that are made later. `outcome` still works."""
         self._closed = True
         for login in self._late.copy():
             login.settled.set()
 
     def outcome(self, dial: Callable[[], Wire], within: float, now: Callable[[], float]) -> Wire | BaseException:
-        """Return a connection that an earlier call did not wait for, or that of ``dial()``, which runs on a separate
-        thread. Returns the exception that ``dial()`` raised, or a TimeoutError after ``within`` seconds.
+        """Return a connection: one that an earlier call did not wait for, or a new one of ``dial()``, which runs on a
+        separate thread. Returns the exception that ``dial()`` raised, or a TimeoutError after ``within`` seconds.
 
         If ``dial()`` connects after this time, the connection is kept for a few seconds (`KEPT`). Then, or if the
         client was closed or the caller was interrupted, the connection is closed.
@@ -160,7 +162,7 @@ class Dialling(Generic[Wire]):
             login.discard()
             raise
         finally:
-            if worker is None:  # no thread was started, or it gives back what this finds given back already
+            if worker is None:  # does nothing if a thread was started all the same and has given the permit back
                 give_back()
 
     def _await(self, login: _Login[Wire], deadline: float, now: Callable[[], float]) -> Wire | BaseException | None:
@@ -192,7 +194,8 @@ class _Login(Generic[Wire]):
         self.settled = system.Event()  # set if the result was taken, or is not wanted
 
     def keep(self, seconds: float) -> None:
-        """Keep a late result until a request takes it, for at most so many seconds. The thread ends with this."""
+        """Keep a late result until a request takes it, for at most so many seconds. The thread of the login calls this
+        last."""
         if self.late.is_set():
             self.settled.wait(seconds)
             self.discard()

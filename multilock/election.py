@@ -1,4 +1,4 @@
-"""The blocking face of leader election: `Election` and `Leadership`."""
+"""The blocking API of leader election: `Election` and `Leadership`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ HEAD_START = 0.01  # seconds that on_elected has to begin on its own thread befo
 class Leadership(Leading, HeldLease):
     """The lease of a leader. ``release()`` does the same as `Election.resign`.
 
-    ``is_held()`` is False from the moment at which this node begins to step down. The lease is still kept then, so no
-    other node leads until its work, ``on_elected`` and ``on_lost`` have all ended.
+    ``is_held()`` is False from the moment at which this node begins to step down. The lease is still kept then. So no
+    other node leads before the work, ``on_elected`` and ``on_lost`` of this node have all ended, or the grace is over.
     """
 
     __slots__ = ("_term",)
@@ -128,8 +128,8 @@ class ThreadTerm(Term[Leadership]):
 class Leaders:
     """The iterator that `Election.observe` returns. An interrupted ``next()`` loses nothing: the next call continues.
 
-    It is not a generator. A generator ends at the first interrupt. If a generator never ran, its clean-up is not
-    called.
+    It is not a generator, because a generator ends at the first interrupt. Also, a generator that never ran does not
+    call its clean-up.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -155,15 +155,16 @@ class Leaders:
 class Election(ForWith, Candidacy[Leadership]):
     """A candidate for leadership of a name. Made by `Client.election`.
 
-    An election is a contest for the lock of its name, so it also excludes other locks with that name. It never gives up
-    during an outage. ``with election:`` calls `start` and `stop`. docs/leader-election.md lists what is promised.
+    An election is a contest for the lock of its name, so it also excludes other locks with that name. An outage alone
+    never ends a campaign. ``with election:`` calls `start` and `stop`. docs/leader-election.md lists what is promised.
     """
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Leadership:
         return Leadership(kernel, want, claim, granted, unsure, self._office)
 
     def campaign(self, timeout: float | None = None) -> Leadership:
-        """Wait until this node is elected, and return the `Leadership`. The callbacks run for it.
+        """Wait until this node is elected, and return the `Leadership`. The callbacks of the election are called for it
+        as well.
 
         ``timeout``: Seconds for the whole wait. Default: no limit. The whole wait includes waiting for other calls that
         campaign in this election, and for the callbacks of the last leadership to end.
@@ -201,8 +202,8 @@ class Election(ForWith, Candidacy[Leadership]):
     def start(self) -> None:
         """Campaign in the background until `stop`, and call the callbacks. A second call does nothing.
 
-        Raises ClientClosed, and RuntimeError if a `stop` before it has returned although work or callbacks still run.
-        If the operating system refuses every thread, this call waits until there is one.
+        Raises ClientClosed. Raises RuntimeError if an earlier `stop` has returned, but work or callbacks still run. If
+        the operating system refuses every thread, this call waits until there is one.
         """
         stop = Stop()
 
@@ -234,8 +235,8 @@ class Election(ForWith, Candidacy[Leadership]):
 
         ``grace``: Seconds after which the lease is released even if something still runs. Default: the election's.
 
-        Work and callbacks of this election may call it, and do not wait then. Do not call it in a signal handler, which
-        may have interrupted a thread that holds a lock of multilock.
+        If work or a callback of this election calls it, it does not wait. Do not call it in a signal handler, which may
+        have interrupted a thread that holds a lock of multilock.
         """
         seconds = check_grace(grace)
         try:
@@ -271,10 +272,10 @@ class Election(ForWith, Candidacy[Leadership]):
     def observe(self) -> Iterator[LeaderInfo | None]:
         """Return an iterator over the leaders: the present one at once, then each change. None stands for no leader.
 
-        ``next()`` blocks until the next change. A change arrives as soon as the backend pushes it, otherwise within
-        0.5 s. Quick changes may be merged, but the last one always arrives. An outage yields nothing. The iterator ends
-        when the client is closed. If the backend refuses to tell, ``next()`` raises BackendRejected and may be called
-        again.
+        ``next()`` blocks until the next change. A change arrives as soon as the backend pushes it, otherwise within 0.5
+        s. Quick changes may be merged, but the last one always arrives. An outage yields nothing. The iterator ends
+        when the client is closed. If the backend refuses the request, ``next()`` raises BackendRejected and may be
+        called again.
         """
         self._kernel.check_open()
         return Leaders(Observer(self._kernel, self.name))

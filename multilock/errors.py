@@ -86,8 +86,8 @@ class BackendUnavailable(MultilockError, ConnectionError):
 class BackendRejected(MultilockError):
     """The backend refused, and would refuse again: wrong credentials, a missing permission, a bad request.
 
-    The request was not executed. ``unknown`` is True if another request of the same call may have taken something. It
-    is then released in the background.
+    The request was not executed. ``unknown`` is True if another request of the same call may have taken the lock. The
+    lock is then released in the background.
     """
 
     unknown = False

@@ -34,7 +34,8 @@ class InContext:
 
     @property
     def context(self) -> Context | None:
-        """A copy of the context (`contextvars`) in which acquire() was called, such as its trace: see `Context.run`.
+        """A copy of the context (`contextvars`) in which acquire() was called, for example with its trace. See
+        `Context.run`.
 
         None for an event that belongs to no acquire(), or to one before the first subscription.
         """
@@ -137,7 +138,7 @@ class LeaderChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class PushesDown(Event):
-    """``connection`` has failed: waiters poll, and losses are noticed by renewals. Its ``name`` is empty."""
+    """``connection`` has failed: waiters poll, and losses are noticed by renewals. The event's ``name`` is empty."""
 
     connection: str
     trouble: str
@@ -145,6 +146,6 @@ class PushesDown(Event):
 
 @dataclass(frozen=True, slots=True)
 class PushesUp(Event):
-    """``connection`` works again. Its ``name`` is empty."""
+    """``connection`` works again. The event's ``name`` is empty."""
 
     connection: str

@@ -1,4 +1,5 @@
-"""Help for users of redis-py and of the other face: using one of their names raises an error with the right name."""
+"""Help for users of redis-py, and for mixing up the blocking and the asyncio API: a wrong name raises an error that
+gives the right one."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class WrongWith(AttributeError, TypeError):
 
 
 class _NotHere:
-    """Stand-in for the first method that a kind of ``with`` looks up, so that its error can say what to use.
+    """Stand-in for the first method that a kind of ``with`` looks up, so that the error can say what to use.
 
     The second method is missing, so that the object is not mistaken for a context manager of that kind.
     """

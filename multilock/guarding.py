@@ -1,8 +1,8 @@
-"""A write and its lease in one commit: a row stays locked until the end of the user's own transaction.
+"""Keep late writes out of a database: a row that stands for the lease stays locked until the user's transaction ends.
 
-The row depends on the backend. If the locks are in PostgreSQL, it is the backend's own row of the lock
-(`multilock.backend.Guards`). Otherwise it is a row of the table ``multilock_fence`` in the user's database, with the
-greatest token seen.
+There are two such rows. `Lease.guard`, and `guard` with a name and a token, lock the backend's own row of the lock. So
+the locks must be in the same PostgreSQL database (`multilock.backend.Guards`). `guard` with a lease locks a row of the
+table ``multilock_fence`` in the user's database, which has the greatest token seen.
 
 This module sends statements over connections of psycopg, psycopg2, SQLAlchemy, Django and sqlite3. It imports none of
 these modules.
@@ -29,21 +29,22 @@ LOST = "ML001"  # the SQLSTATE of a guard whose lease is over
 NO_LOCK = 0  # a token that no lock has
 NAME_MAX = 255  # characters that a name in the table may have
 LIMIT = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', %s, true)"
-# The guard locks a row, so its transaction has an id. Once it has ended, the next transaction has no id yet, and this
-# statement returns no row.
+# The guard locks a row, so its transaction has an id. If that transaction has ended already, as with autocommit, the
+# next one has no id yet, and this statement returns no row.
 STILL_OPEN = "SELECT 1 WHERE pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
 # Several transactions of one holder may be open at once, so a token that is already there is locked FOR SHARE.
 SAME = "SELECT 1 FROM multilock_fence WHERE name = %s AND token = %s FOR SHARE"
 # In REPEATABLE READ and SERIALIZABLE, a transaction sees nothing that was committed after its first statement. As FOR
 # SHARE changes no row, a newer lease may wait for the last write of an older one and still not see it. So these
-# transactions ask two questions. Is there a smaller token?
+# transactions ask two questions. The first: is there a smaller token?
 OLDER = (
     "SELECT 1 FROM multilock_fence WHERE name = %s AND token < %s "
     "AND pg_catalog.current_setting('transaction_isolation') <> 'read committed'"
 )
-# And has nobody the row locked, and was each transaction that had it locked certainly over before our first statement?
-# xmax is the last of them, or the number of a list of several. PostgreSQL does not say which of the two, so a number
-# that may be a list counts as both. A savepoint has a number of its own, so only the oldest open transaction counts.
+# The second: is the row unlocked, and was each transaction that had it locked certainly over before our first
+# statement? xmax is the number of the last such transaction, or of a list of several. PostgreSQL does not say which of
+# the two, so a number that may be a list is checked as both. The number may also be that of a savepoint, which no list
+# of open transactions shows. So it counts as over only if it is older than every open transaction.
 SEEN = """SELECT 1 FROM multilock_fence AS fence
 WHERE name = %s AND token < %s AND NOT EXISTS (
   SELECT FROM (SELECT fence.xmax AS locker UNION ALL
@@ -99,7 +100,7 @@ def guard(
     schema: str = "multilock",
     idle_limit: float | None = None,
 ) -> None:
-    """Keep late writes out of the transaction that is open on ``connection``, without the lease's own client.
+    """Keep late writes out of the transaction that is open on ``connection``.
 
     There are two ways to call it:
 
@@ -107,9 +108,9 @@ def guard(
       process holds. ``name`` and ``token`` are those of its lease, ``prefix`` and ``schema`` the options of its client.
     * ``guard(connection, lease)`` is for a lease of any backend, and a database with the table ``multilock_fence``:
       PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and older ones
-      are refused. It does not keep others from acquiring the lock meanwhile. So read what the writes depend on after
-      it, and call it in each transaction that reads or writes such data. In REPEATABLE READ and SERIALIZABLE call it
-      first. If an older lease has written meanwhile, the server reports a serialization failure: roll back, begin
+      are refused. It does not keep others from acquiring the lock meanwhile. So call it in each transaction that reads
+      or writes the protected data, before reading what the writes depend on. In REPEATABLE READ and SERIALIZABLE call
+      it first. If an older lease has written meanwhile, the server reports a serialization failure: roll back, begin
       again.
 
     ``idle_limit`` is as for `Lease.guard`. Raises LockLost if the lease is over, or if a newer one has written:
@@ -138,7 +139,8 @@ async def guard_lease_async(lease: AnyHeld, connection: Any, idle_limit: float |
     """Implement `AsyncLease.guard`."""
     for part in lease.leases:
         sql, key, token = _row_of(part)
-        if hasattr(connection, "run_sync"):  # of SQLAlchemy: it runs a function of the blocking connection
+        # A connection of SQLAlchemy, which runs a function on its blocking connection.
+        if hasattr(connection, "run_sync"):
             await connection.run_sync(
                 lambda blocking, *row: _lock_row(_session(blocking), *row), sql, key, token, part.name, idle_limit
             )
@@ -311,7 +313,9 @@ def _asker_by_count(connection: Any) -> Ask:
     def ask(sql: str, arguments: tuple[Any, ...]) -> bool:
         with connection.cursor() as cursor:
             cursor.execute(sql, arguments)
-            if cursor.rowcount < 0:  # in a pipeline: the end of an inner one reads the replies, and ends autocommits
+            # In a pipeline the reply has not been read yet. The end of an inner pipeline reads it, and also ends the
+            # transaction of an autocommit.
+            if cursor.rowcount < 0:
                 with connection.pipeline():
                     pass
             found: int = cursor.rowcount

@@ -1,4 +1,4 @@
-"""The public interface of a lease: `Lease` for the blocking face, `AsyncLease` for the asyncio face.
+"""The public interface of a lease: `Lease` in the blocking API, `AsyncLease` in the asyncio API.
 
 Both are protocols, so a function annotated with one accepts the lease of any kind of lock, or a test double. ``help()``
 of a lease shows the docstrings of this file.
@@ -17,7 +17,7 @@ __all__ = ["AnyLease", "AsyncLease", "Lease"]
 
 
 class AnyLease(Protocol):
-    """The members that the leases of both faces share. None of them sends a request."""
+    """The members that `Lease` and `AsyncLease` share. None of them sends a request."""
 
     __slots__ = ()
 
@@ -52,7 +52,8 @@ class AnyLease(Protocol):
         """Return whether the lock is still proven to be ours. Compares the clock with the newest proof at every call.
 
         The result is also False after a pause of this process that outlived the lease, after a release, and in a forked
-        child. It promises nothing about the time after it has returned: to be safe then, send `fence` with every write.
+        child. It promises nothing about the time after it has returned. To be safe then, send the token of `fence` with
+        every write.
         """
 
     def remaining(self) -> float:
@@ -118,9 +119,9 @@ class Lease(AnyLease, Protocol):
 
         Only for ``postgresql://``, with a connection to the same database: one of psycopg 3, psycopg2, SQLAlchemy
         (Connection or Session) or Django. Until the commit or rollback nobody else gets the lock, even if the lease
-        ends before. Call it at the outermost level: a rollback to an earlier savepoint ends the guard. Read what the
-        writes depend on after it. ``idle_limit`` is in seconds: the server ends the transaction if it is idle for so
-        long. The default is the server's own setting.
+        ends before. Call it at the outermost level, because a rollback to an earlier savepoint ends the guard. Call it
+        before reading what the writes depend on. ``idle_limit`` is in seconds: the server ends the transaction if it is
+        idle for so long. The default is the server's own setting.
 
         Raises LockLost if the lock is no longer ours; the transaction can then only be rolled back. Raises NotHeld
         after a release, ConfigurationError if no transaction is open, and any error of the connection itself. Raises

@@ -1,4 +1,4 @@
-"""The blocking face of one lock: the interface `DistributedLock`, and `Lock`, the class behind `Client.lock`."""
+"""The blocking API of one lock: the interface `DistributedLock`, and `Lock`, the class behind `Client.lock`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class HeldLease(Holding, Waits):
 
 
 class AnyLock(Protocol):
-    """The members that the locks of both faces share. None of them sends a request."""
+    """The members that `DistributedLock` and `AsyncDistributedLock` share. None of them sends a request."""
 
     @property
     def name(self) -> str:
@@ -171,8 +171,9 @@ class DistributedLock(AnyLock, Protocol):
         """Return an adapter that works as a `threading.Lock`, for code that takes one (as a `threading.RLock` if
         reentrant).
 
-        Type checkers refuse it if an annotation says ``threading.Lock``, which is a final class, as
-        ``threading.Condition(lock)`` does. Write ``cast("threading.Lock", lock.as_threading_lock())`` there.
+        ``threading.Lock`` is a final class. So type checkers refuse the adapter where an annotation says
+        ``threading.Lock``, for example in ``threading.Condition(lock)``. Write ``cast("threading.Lock",
+        lock.as_threading_lock())`` there.
         """
 
     def __enter__(self) -> Lease: ...
@@ -183,7 +184,7 @@ class DistributedLock(AnyLock, Protocol):
 
 
 class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
-    """The state that the locks of both faces share: their options, and the leases acquired through them."""
+    """The state that blocking and asyncio locks share: their options, and the leases acquired through them."""
 
     def __init__(self, kernel: Kernel, name: str, **options: Any) -> None:
         self._begin(kernel, want(kernel, name, cast("Make", self._make), **options))

@@ -89,7 +89,7 @@ class QueuedLogger:
             return
         frame = sys._getframe(2)
         code = frame.f_code
-        moment = logging.LogRecord(  # the message without the arguments, whose code it would call
+        moment = logging.LogRecord(  # without the arguments, because formatting would call their code
             self._log.name, level, code.co_filename, frame.f_lineno, message, (), _raised(exc_info), code.co_name
         )
         _log_thread.put(_Entry(self._log, moment, args, extra).tell)
@@ -199,7 +199,8 @@ class _LogThread:
             _Entry(_log, moment, (new,), None).tell()
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Have the worker call ``call`` soon. For a finalizer, which may run in any thread, inside any lock."""
+        """Have the worker call ``call()`` soon. For a finalizer, which may run in any thread while that thread holds
+        any lock."""
 
         def safely() -> None:
             try:

@@ -1,4 +1,4 @@
-"""Locks of several names: `Client.lock_all`, and the parts that both faces share.
+"""Locks of several names: `Client.lock_all`, and the code that the blocking and the asyncio API share.
 
 Such a lock acquires one ordinary lock after the other; these are its *parts*. The order is the same for every caller,
 so two callers with the same names never deadlock. A caller that holds a later name never waits for an earlier one. If a
@@ -125,7 +125,7 @@ async def _acquire_part(
 
 
 class HeldSet(AnyHeld):
-    """A lease of several locks, for both faces. Each of its parts is a `Holding` with a claim of its own."""
+    """A lease of several locks, blocking or asyncio. Each of its parts is a `Holding` with a claim of its own."""
 
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding]) -> None:
         super().__init__(kernel, want)
@@ -199,7 +199,8 @@ class HeldSet(AnyHeld):
         return any(part._at_risk() for part in self._parts)
 
     def _look(self) -> None:
-        """End this lease if a part has ended. Called by the thread that ended a part, or that notices the end.
+        """End this lease if a part has ended. Called by the thread that ended a part, or that noticed that a part has
+        ended.
 
         A part that was released by hand does not count as lost.
         """
@@ -313,7 +314,7 @@ class LeaseSet(HeldSet, Waits):
 
 
 class SetOfAFace(LockOfAFace[S]):
-    """A lock of several names, for both faces. The backend only knows the single names."""
+    """A lock of several names, blocking or asyncio. The backend only knows the single names."""
 
     def _make_set(self, kernel: Kernel, want: Want, parts: list[Holding]) -> S:
         raise NotImplementedError

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from multilock.lease import AnyLease, AsyncLease, Lease
 
-    # A type checker reads a plain ``Loss`` as a loss on either face. Python before 3.13 has no default at run time.
+    # A type checker reads a plain ``Loss`` as the loss of a blocking or an asyncio lease. Python before 3.13 has no
+    # default at run time.
     L_co = TypeVar("L_co", bound=AnyLease, default=Lease | AsyncLease, covariant=True)
 else:
     from typing import TypeVar
@@ -41,7 +42,8 @@ __all__ = [
 
 
 class LeaseState(enum.Enum):
-    """HELD → AT_RISK (a renewal failed or is late; still valid) → LOST. RELEASED: the holder released it."""
+    """The state of a lease: HELD, AT_RISK (still held, but a renewal failed or is late), LOST, or RELEASED by its
+    holder."""
 
     HELD = "held"
     AT_RISK = "at_risk"
@@ -120,7 +122,7 @@ class Busy(NamedTuple):
     jitter, or ``expires_in`` seconds.
 
     ``expires_in`` is exact: after so many seconds the present holder's claim ends by itself. If ``spent`` is True, the
-    id must not be sent again: the kernel cancels the claim, and the call continues with a new one.
+    id must not be sent again: the kernel cancels the claim, and the acquire() continues with a new one.
     """
 
     heartbeat: float
@@ -156,7 +158,7 @@ class Capabilities:
     ttl_min: float  #: seconds; a smaller ttl is rounded up to it
     ttl_max: float  #: seconds; a greater ttl is a ValueError
     ttl_step: float  #: seconds; a ttl is rounded up to a multiple
-    takeover_bound: float  #: seconds until another can hold the lock of a killed holder, with the client's ttl
+    takeover_bound: float  #: seconds until another client can hold the lock of a killed holder, with the client's ttl
     lock_delay: float = 0.0  #: seconds the server itself waits after a holder's session ended
     ttl_floor: float | None = None  #: seconds; the smallest ttl a server may allow, if ``ttl_min`` is only its default
     hold_at_least: bool = False  #: the server itself can keep a released name taken for a while
@@ -188,9 +190,9 @@ class LockInfo:
     token: int | None = None
     ttl: float | None = None  #: seconds granted
     since: datetime | None = None
-    waiting: int | None = None  #: how many wait at most
+    waiting: int | None = None  #: how many claims wait; may include some that no longer do
     resting_until: datetime | None = None  #: released, and kept taken until then (``hold_at_least``)
-    #: seconds until the server ends it, unless it is renewed before
+    # : seconds until the server ends the lock, unless it is renewed before
     remaining: float | None = field(default=None, compare=False)
     holders: int | None = None  #: how many hold it together; None if only one holder is possible
     permits: int | None = None  #: how many may hold it together
@@ -211,8 +213,8 @@ class LeaderInfo:
 class Loss(Generic[L_co]):
     """A lease that ended without being released.
 
-    For a type checker ``loss.lease`` is a lease of either face. With ``Loss[Lease]`` it is one of the blocking face,
-    with ``Loss[AsyncLease]`` one whose ``release()`` is awaited.
+    For a type checker ``loss.lease`` is a blocking or an asyncio lease. With ``Loss[Lease]`` it is a blocking one, with
+    ``Loss[AsyncLease]`` an asyncio one.
 
     ``confirmed`` is True if the backend reported the loss, and False if the proof of the lease ran out. ``detected_at``
     and ``valid_until`` are on the clock `multilock.now()`. ``time_left`` is the seconds between them, never negative:

@@ -94,7 +94,7 @@ def check_grace(value: object) -> float | None:
 
 @lru_cache(maxsize=16384)
 def escape(name: str) -> str:
-    """Return the part of a key that stands for ``name``. It is readable, and two names never have the same.
+    """Return the part of a key that stands for ``name``. It is readable, and different names have different parts.
 
     Letters, digits and ``-_.~:`` stay. Everything else is percent-encoded UTF-8, also ``/``, so that the lock ``a``
     never sees ``a/b``. ``.`` and ``..`` are encoded completely because ZooKeeper forbids them as node names.

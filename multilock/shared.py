@@ -1,4 +1,4 @@
-"""The blocking face of locks that several may hold: read-write locks and semaphores.
+"""The blocking API of locks that several may hold: read-write locks and semaphores.
 
 Each of these locks is a `DistributedLock` like the mutex, with the same acquire loop and leases. There are two
 differences. The backend lets several claims hold the lock together. And one lock object can have several valid leases,
@@ -39,7 +39,7 @@ class Semaphore(DistributedLock, Protocol):
 
 
 class HeldByMany(LockOfAFace[L]):
-    """The common part of such locks on both faces: it keeps a lease for each thread or task that acquired."""
+    """The common part of such locks, blocking and asyncio: it keeps a lease for each thread or task that acquired."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._leases: WeakValueDictionary[str, L] = WeakValueDictionary()  # by claim id

@@ -111,7 +111,7 @@ _PATCHED_BY = patched_by()
 def patched_late() -> str | None:
     """Return the library that replaced threads after this module was imported, or None.
 
-    With such a library, all greenlets would wait in one real lock.
+    The locks of multilock are then real ones, and a greenlet that waits for one of them stops all others.
     """
     by = patched_by()
     return None if by == _PATCHED_BY else by
@@ -174,7 +174,7 @@ def is_interruptible() -> bool:
 class LockBell:
     """A bell made of a lock, which is free while the bell has rung.
 
-    A ring and a wait take two thirds of the time that they take with `threading.Event`. It is safe in a signal handler,
+    A ring and a wait take two thirds of the time that they take with `threading.Event`. A signal handler may ring it,
     and an interrupt of the thread that waits cannot break it.
     """
 
@@ -192,7 +192,7 @@ class LockBell:
             return
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so many seconds; return whether it rang."""
+        """Wait for a ring, at most so many seconds. Returns whether the bell rang."""
         return self._lock.acquire(timeout=max(min(seconds, TIMEOUT_MAX), 0.0))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadingLock"]
 
-TIDY_AT = 32  # entries from which on those of ended threads are dropped; few programs ever have so many
+TIDY_AT = 32  # entries; with so many, those of ended threads are dropped. Few programs ever have so many
 
 
 class _Thread:

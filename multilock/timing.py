@@ -40,7 +40,8 @@ DRIFT_SHARE = 0.01  # the clocks of client and server may differ in speed by 1 %
 DRIFT_FIXED = 0.002  # seconds, because servers count expiry in whole milliseconds
 CALLBACK_SHARE = 0.1  # the last tenth of a lease is kept for the lost callback
 ARM_AFTER = 0.25  # seconds; a lock held longer than this is worth a watch on its key
-FRESH_SHARE = 0.05  # share of the ttl; an older session of one claim without renewal is renewed before its use
+# Share of the ttl. A session for one claim with renew=False is renewed before its use if it is older than this.
+FRESH_SHARE = 0.05
 
 # A request
 REQUESTS = 5  # request timeouts in each ttl, so that several requests fit before the deadline even if each times out

@@ -1,4 +1,8 @@
-"""Attempts that are sent together: the heartbeats of many waiters, and first attempts that find no turn free."""
+"""Attempts that are sent together: the heartbeats of many waiters, and first attempts that find no turn free.
+
+An attempt asks the server for a name. A heartbeat is a later attempt, by which a waiter keeps its place in the server's
+queue. A turn is the permission to send one request (`multilock.aio.channels.Turns`).
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,7 @@ class Batches:
     def _answered(self, futures: Sequence[asyncio.Future[Any]], answer: asyncio.Future[Results]) -> None:
         self._under_way -= 1
         error = answer.exception()
-        # Each claim has its own exception, since the kernel adds the name of the lock to it.
+        # Each claim gets its own copy of the exception, because the kernel adds the name of the lock to it.
         results = answer.result() if error is None else [copy.copy(error) for _ in futures]
         for future, result in zip(futures, results, strict=True):
             if not future.done():

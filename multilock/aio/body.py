@@ -28,8 +28,8 @@ class Body:
     def watch(self) -> None:
         """Cancel the body when the lease is lost, or soon if it is lost already."""
         if not self._lease._at_end(self._tell):
-            # Later: a task that is cancelled while it runs gets the cancellation at its next await, perhaps after the
-            # body.
+            # Cancel it by a call that the loop makes later. A task that is cancelled while it runs receives the
+            # cancellation at its next await, which may come after the body.
             self._tell()
 
     def _tell(self) -> None:

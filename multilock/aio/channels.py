@@ -36,7 +36,8 @@ class Turns:
     """A limit for the requests under way, with a queue for each kind of request that has to wait for its turn.
 
     Releases come first, because each one frees a name. The first attempts of claims come before the heartbeats of
-    waiters that have a place in the server's queue. A free lock does not wait behind a crowd for another name.
+    waiters that have a place in the server's queue. So a first attempt for a free lock does not wait behind many
+    attempts for another name.
     """
 
     def __init__(self, free: int) -> None:
@@ -86,7 +87,8 @@ class Channels:
         self.living: set[LoopChannel] = set()
         self.idle: list[LoopChannel] = []
         self.opening = 0
-        self._unclaimed: set[Channel] = set()  # opened by a thread, and not yet passed to the loop, which may close
+        # Opened by a thread, and not yet passed to the loop, which may close before that.
+        self._unclaimed: set[Channel] = set()
 
     def may_open(self) -> bool:
         """Return whether another channel may be opened."""
@@ -226,7 +228,7 @@ class LoopChannel:
         if self in channels.idle:
             channels.idle.remove(self)
         if not self._loop.is_closed():
-            # This comes before another connection can reuse the number of the descriptor.
+            # Do this before the channel is closed, because another connection can then get the same descriptor.
             self._loop.remove_reader(self._fileno)
             if self._timer:
                 self._timer.cancel()

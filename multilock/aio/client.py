@@ -1,4 +1,4 @@
-"""The asyncio face: `connect_async` and `AsyncClient`, with the members of `multilock.client`."""
+"""The asyncio API: `connect_async` and `AsyncClient`, with the members of `multilock.client`."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
     def current_lease(self, name: str | None = None) -> AsyncLease:
         """Return the innermost lease of this task, or the innermost with this ``name``.
 
-        Raises NotHeld if this task has none, as in a forked child.
+        Raises NotHeld if this task has none, for example in a forked child.
         """
         scope = self._scope()
         lease = scope.newest(lambda lease: name is None or lease.name == name) if scope else None
@@ -356,7 +356,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         face = cast("LoopFace", self._kernel.face)
         face.forget_closed_loop()
         if face.its_loop() is None:
-            face.loop()  # an unused client: its callbacks run on this loop
+            face.loop()  # the client was never used, so its callbacks run on this loop
         closed = asyncio.Event()
 
         def close() -> None:

@@ -1,4 +1,4 @@
-"""The asyncio face of leader election, with the members of `multilock.election`."""
+"""The asyncio API of leader election, with the members of `multilock.election`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class AsyncLeadership(Leading, HeldAsyncLease):
 
 
 class LoopTerm(Term[AsyncLeadership]):
-    """A term whose work and callbacks are tasks of the client's loop. Work and ``on_elected`` are cancelled at its end.
+    """A term whose work and callbacks are tasks of the client's loop. Work and ``on_elected`` are cancelled at the end
+    of the term.
 
     ``_loop`` is the loop of work and on_elected. ``_lost_loop`` is the loop of on_lost, which is another loop if the
     first was closed.
@@ -181,7 +182,7 @@ class LoopTerm(Term[AsyncLeadership]):
 class AsyncLeaders:
     """The iterator that `AsyncElection.observe` returns.
 
-    A cancelled ``anext()``, as by ``asyncio.wait_for``, loses nothing: the next call continues.
+    If ``anext()`` is cancelled, for example by ``asyncio.wait_for``, nothing is lost: the next call continues.
     """
 
     def __init__(self, observer: Observer) -> None:

@@ -96,7 +96,8 @@ class LoopFace:
         if loop is None or not loop.is_closed():
             return ()
         waiting = list(self._kernel.monitor.waiting)
-        # Claims of the next loop come after it has taken the place of the closed one.
+        # Claims of a new loop are added only after `_loop` was set to it. So all these claims belong to the closed loop
+        # if `_loop` is still the same.
         return waiting if self._loop is loop else ()
 
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
@@ -237,7 +238,7 @@ class LoopFace:
         channels.opening += 1
         try:
             channel = await self._on_thread(loop, within, channels.open, (), channels.drop)
-            if self._kernel.finished:  # the other channels were closed, or will be closed
+            if self._kernel.finished:  # the client has ended, and its other channels are closed as well
                 channels.drop(channel)
                 return None
             return channels.add(loop, channel)
@@ -264,7 +265,7 @@ class LoopFace:
             result: R = await future
             return result
         except asyncio.CancelledError:
-            # The request had its reply before.
+            # The reply came just before the cancellation.
             if unwanted and future.done() and not future.cancelled() and not future.exception():
                 unwanted(future.result())
             raise

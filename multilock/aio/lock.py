@@ -1,4 +1,5 @@
-"""The asyncio face of one lock. It has the members of `multilock.lock`, awaited if they send a request or wait."""
+"""The asyncio API of one lock. It has the members of `multilock.lock`, which are awaited if they send a request or
+wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asyncio face of `AsyncClient.lock_all`, a lock of several names. See `multilock.many`."""
+"""The asyncio API of a lock of several names: `AsyncClient.lock_all`. See `multilock.many`."""
 
 from __future__ import annotations
 

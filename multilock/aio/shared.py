@@ -1,4 +1,4 @@
-"""The asyncio face of read-write locks and semaphores. See `multilock.shared`."""
+"""The asyncio API of read-write locks and semaphores. See `multilock.shared`."""
 
 from __future__ import annotations
 

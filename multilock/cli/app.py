@@ -297,7 +297,8 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
 
 
 def _add_command(parser: _Parser) -> None:
-    # The usage line shows the arguments. Both may be missing here, because our own error has an example.
+    # The usage line shows NAME and CMD. For argparse both are optional, because our own error for a missing one has an
+    # example.
     parser.add_argument("name", metavar="NAME", nargs="?", help="the lock's name")
     parser.add_argument("command", metavar="CMD", nargs="*", help=argparse.SUPPRESS)
 

@@ -1,4 +1,4 @@
-"""CMD: a process group that dies with multilock, in the foreground of the terminal if there is one."""
+"""CMD, the command that ``multilock run`` and ``multilock elect`` start: a process group that dies with multilock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CannotStart", "Child"]
 INHERITED = frozenset(inheritable_descriptors())
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 LOOK_EVERY = 0.02  # seconds between checks of a group that is being ended, which sends no event
-LOOK_FOR_ZOMBIES_EVERY = 0.2  # seconds between two looks, each of which reads a file for each process of the machine
+LOOK_FOR_ZOMBIES_EVERY = 0.2  # seconds between two searches, each of which reads a file for each process of the machine
 DYING = 5.0  # seconds that the kernel may take to end a killed process; one inside a system call may never end
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # the exit codes of a shell
 
@@ -39,7 +39,7 @@ class CannotStart(Exception):
 
 
 class _Left(Enum):
-    """The processes left of CMD."""
+    """The kind of CMD's processes that have not ended."""
 
     NOTHING = auto()
     OURS = auto()
@@ -65,7 +65,8 @@ class Child:
         self._pipes: tuple[int, ...] = (self._report, self._go)
         self._watch_end: int | None
         watch, self._watch_end = os.pipe()  # closes when this process ends, whatever the cause
-        # In `cmd | less` on a terminal, the rest of the pipeline needs the foreground. CMD gets it when it asks.
+        # In `multilock run … | less` on a terminal, the rest of the pipeline needs the foreground. CMD gets it when CMD
+        # first uses the terminal.
         foreground = self._terminal and os.isatty(1)
         theirs = (report_end, go, watch)
         arguments = [str(os.getpid()), *map(str, theirs), str(int(foreground)), *command]
@@ -84,8 +85,8 @@ class Child:
     def go(self, seconds: Callable[[], float], pause: Pause) -> bool:
         """Let CMD begin. Returns False if it never began, because ``seconds()`` was 0. Raises CannotStart.
 
-        ``seconds()`` returns for how long CMD may still begin. The launcher is slow on a busy machine: a lease that was
-        valid when the launcher was started may have ended when it is ready.
+        ``seconds()`` returns for how long CMD may still begin. The launcher (launch.py) is the process that becomes
+        CMD. It is slow on a busy machine: a lease that was valid when it was started may have ended when it is ready.
         """
         ready = told = False  # the launcher waits for the permission to begin, or has got it
         while True:
@@ -99,7 +100,7 @@ class Child:
             try:
                 said = os.read(self._report, 16)
             except BlockingIOError:
-                self.poll()  # a launcher that Ctrl-Z has stopped continues
+                self.poll()  # this lets a launcher continue that Ctrl-Z has stopped
                 pause(left, self._report)
                 continue
             if not said:
@@ -226,8 +227,8 @@ class Child:
             return False
         before, self._zombies = self._zombies, _zombies(self.group)
         self._look_for_zombies_at = now() + LOOK_FOR_ZOMBIES_EVERY
-        # Counted only if both looks find the same zombies: a process that started during the first look is alive in the
-        # second.
+        # The zombies count only if two searches find the same ones: a process that started during the first search is
+        # alive in the second.
         return bool(self._zombies) and self._zombies == before
 
     def close(self) -> None:

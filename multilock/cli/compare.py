@@ -32,7 +32,8 @@ WIDTH = 100
 SPINNER = 4  # columns of the spinner before a line of progress, together with the margin behind the line
 PLAIN_EVERY = 10.0  # seconds between two lines of progress if stdout is not a terminal
 CYCLES = 20
-# Cycles, seconds, and cycles at once for each core: most of a cycle is waiting.
+# For --quick: the cycles of each fault, the seconds for all of them, and the cycles that run at once for each core. A
+# core can run several, because most of a cycle is waiting.
 QUICK_CYCLES, QUICK_WITHIN, QUICK_AT_ONCE = 2, 60.0, 6
 LOCKS, MANY_LOCKS = 1_000, 10_000
 INTERRUPTED = 130
@@ -66,7 +67,7 @@ class Wanted:
 def compare(wanted: Wanted) -> int:
     """Run the comparison, show it, and write it to ``out``. Returns the report's exit code, or 130 if interrupted."""
     sys.path.insert(0, os.getcwd())  # adapters are imported from the working directory, as with `python -m`
-    # The library logs each server that the comparison stops.
+    # kazoo logs each server that the comparison stops.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
     older = comparison.read_report(Path(wanted.against)) if wanted.against else None
     draw = _drawing(wanted.card, must=bool(wanted.card))

@@ -129,7 +129,7 @@ class _Elected:
 
 
 class _Nodes:
-    """The processes. All of them have ended when the context does."""
+    """The processes of the demo. All of them have ended when the context ends."""
 
     def __init__(self, order: Mapping[str, object], count: int, patience: float) -> None:
         self._patience = patience  # seconds that one step may take

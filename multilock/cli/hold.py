@@ -149,7 +149,7 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
 def _wait(child: Child, lease: Lease, what: str, signals: Signals, grace: float | None) -> int | None:
     """Wait until CMD has ended or the lease is lost. Returns the exit code, or None after a loss.
 
-    With a ``grace``, also wait for the rest of CMD's group after SIGTERM, and kill it after the grace.
+    With a ``grace``, also wait after SIGTERM for the other processes of CMD's group, and kill them after the grace.
     """
     while lease.is_held():
         if grace is not None and signal.SIGTERM in signals.passed_on:

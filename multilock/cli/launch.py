@@ -60,10 +60,11 @@ def leave_watcher(pipe: int) -> None:
 
 
 def strays(owner: str, group: int, session: int) -> list[int]:
-    """Linux: return the processes that CMD started and that have left its group, as timeout(1) and ``set -m`` do.
+    """Linux: return the processes that CMD started and that have left its group, as processes of timeout(1) and ``set
+    -m`` do.
 
-    They are in CMD's session still, and have the MULTILOCK_OWNER that only this run of CMD got. A daemon has a session
-    of its own: CMD wanted it to live on.
+    They are still in CMD's session, and have the MULTILOCK_OWNER that only this run of CMD got. A daemon is not
+    returned, because it has a session of its own: CMD wanted it to live on.
 
     Looks twice before it returns nothing: a process in the middle of execve shows no environment.
     """

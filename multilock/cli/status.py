@@ -71,7 +71,8 @@ def _watch_json(looks: Iterator[list[LockInfo]]) -> None:
 
 
 def _watch_lines(looks: Iterator[list[LockInfo]]) -> None:
-    """Print ``+`` for a new holder and ``-`` for one that ended. If the number of holders changed, print both."""
+    """Print ``+`` for a new holder and ``-`` for a holder that is gone. If the number of holders changed, print
+    both."""
     shown: dict[object, LockInfo] = {}
     for locks in looks:
         present = {_holding(info): info for info in locks}

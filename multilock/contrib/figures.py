@@ -50,9 +50,9 @@ def _labeller(name_label: NameLabel) -> Label:
 class Clients:
     """The instrumented clients.
 
-    Each event of these clients is passed to ``hear``, with the backend and the label of the name. Current values come
-    from the clock, not from a flag. ``begin`` is called once for each backend and label, before their first event:
-    Prometheus sees no increase in a series that starts at 1.
+    Each event of these clients is passed to ``hear``, with the backend and the label of the name. The numbers of
+    holders and waiters are computed from the clock when they are read. ``begin`` is called once for each backend and
+    label, before their first event: Prometheus sees no increase in a series that starts at 1.
 
     No lock is used here: at a fork during a scrape, a thread could hold the lock, and it would stay taken forever in
     the child.

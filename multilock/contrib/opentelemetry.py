@@ -1,9 +1,9 @@
 """Metrics and spans of locks and elections for OpenTelemetry: ``pip install 'multilock[opentelemetry]'``.
 
 It has the same metrics as `multilock.contrib.prometheus`. An exporter to Prometheus turns the names here into the names
-there (``multilock.acquire.wait`` in seconds → ``multilock_acquire_wait_seconds``), so its alerts and dashboard fit.
-`Client.events` feeds the counters, histograms and spans, on its callback thread (asyncio: in the loop). Gauges are read
-from the clients when the SDK collects.
+there (``multilock.acquire.wait`` in seconds → ``multilock_acquire_wait_seconds``), so the alerts and the dashboard for
+Prometheus fit. `Client.events` feeds the counters, histograms and spans, on its callback thread (asyncio: in the loop).
+Gauges are read from the clients when the SDK collects.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _trace(tracer: Tracer, backend: str, event: events.Event) -> None:
     context = event.context
     span = tracer.start_span(
         f"multilock.{what}",
-        context.run(get_current) if context else Context(),  # the present one belongs to whatever runs here
+        context.run(get_current) if context else Context(),  # the present context belongs to the code that runs here
         attributes=attributes,
         start_time=ended - round(seconds * 1e9),
     )

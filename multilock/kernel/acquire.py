@@ -1,4 +1,4 @@
-"""The acquire loop, the same for both faces, the blocking and the asyncio API.
+"""The acquire loop, the same for both faces (the blocking and the asyncio API).
 
 The loop sends a request, waits for a wake-up or a timer, and sends the next request. A claim is the demand of one
 caller for one name, and every request of the loop names it. The gate lets only one of several waiters of this client

@@ -65,7 +65,8 @@ def runs(kind: Callable[[Any], bool], function: Any) -> bool:
 
 
 def check_callback(what: str, callback: object, *, asynchronous: bool) -> None:
-    """Raise TypeError if ``callback`` is not a function that this face can call. ``what`` names it in the message."""
+    """Raise TypeError if ``callback`` is not a function that the blocking or asyncio client can call. ``what`` names it
+    in the message."""
     if callback is None:
         return
     if not callable(callback):

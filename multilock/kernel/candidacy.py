@@ -86,7 +86,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._term = self._stop = self._asking = None
         self._campaigns.clear()
 
-    # Methods that each face implements
+    # Methods that the blocking and the asyncio API implement
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Holding:
         raise NotImplementedError

@@ -31,7 +31,7 @@ INTERRUPTED = "its work was interrupted"
 
 
 class Leading(Holding):
-    """A lease that is a leadership, for both faces."""
+    """A lease that is a leadership, blocking or asyncio."""
 
     __slots__ = ()
 
@@ -112,7 +112,7 @@ class Term(Generic[T]):
         """Return whether this node no longer leads, even if the lease is still kept."""
         return self.resigning or not self.leadership._alive()
 
-    # Methods that each face implements
+    # Methods that the blocking and the asyncio API implement
 
     def run_elected(self) -> object:
         """Call ``on_elected``, then `part_ended`."""

@@ -254,7 +254,7 @@ class Cluster(Service, Generic[S]):
         return f"{self.members[0].name}://" + ",".join(member.endpoint for member in self.members)
 
     def introduce(self) -> None:
-        """Tell each member, before it is started, where the others will be."""
+        """Tell each member the addresses of the others, before it is started."""
         raise NotImplementedError
 
     def find_leader(self) -> S | None:

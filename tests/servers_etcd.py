@@ -125,7 +125,7 @@ class EtcdServer(Server):
 
 @contextlib.contextmanager
 def learner(server: EtcdServer) -> Iterator[EtcdServer]:
-    """Start a member beside this one that has not been promoted yet."""
+    """Start a learner beside this member: a member that has not been promoted yet."""
     new = EtcdServer("--initial-cluster-state", "existing", member="learner")
     new.take_ports()
     etcdctl(server.endpoint, "member", "add", new.member, "--learner", "--peer-urls", new.peer)

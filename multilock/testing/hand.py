@@ -102,8 +102,8 @@ class HandRuntime:
         return HandWorkers(self)
 
     def killer(self) -> Killer:
-        """Return a substitute for the timer that kills the process (``hard_fence``). It only records its time: see
-        `kills_at`."""
+        """Return a substitute for the timer that kills the process (``hard_fence``). The substitute only records its
+        time: see `kills_at`."""
         self._killers.append(killer := _HandKiller())
         return killer
 

@@ -1,9 +1,9 @@
 """``python -m tests.architecture.sentences``: counts sentences that a reader stumbles over. Part of ``make lint``.
 
-It reads docstrings, comments and pages, and looks for a few habits that make a sentence hard to read. A hit may still
-be a good sentence. So only the number of hits is limited, and the limit may only be lowered. With ``--list`` it prints
-each hit. With ``--sample SEED`` it prints 60 random sentences instead, to be judged by a reader who does not know the
-project.
+This program reads docstrings, comments and pages, and looks for a few habits that make a sentence hard to read. A hit
+may still be a good sentence. So only the number of hits is limited, and the limit may only be lowered. With ``--list``
+it prints each hit. With ``--sample SEED`` it prints 60 random sentences instead, to be judged by a reader who does not
+know the project.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the man page and the shell completions of ``multilock`` from its parser, into share/: ``make share``.
 
-They are files of the wheel, which pip puts under the environment's own share/. So nothing is installed or started for
-them at run time, and the commands need no code for them. `test_share` compares them with the parser.
+These files are in the wheel, and pip puts them under the environment's own share/. So the commands need no code that
+installs them at run time. `test_share` compares them with the parser.
 """
 
 from __future__ import annotations

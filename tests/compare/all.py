@@ -1,7 +1,7 @@
 """``make compare``: run ``multilock compare`` over all seven backends, on servers of its own. Its arguments are passed
 on.
 
-It gets the process ids of the servers, so that it can stop them too.
+The command gets the process ids of the servers, so that it can stop them too.
 """
 
 from __future__ import annotations

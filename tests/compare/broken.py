@@ -1,7 +1,7 @@
 """A correct lock on Redis as somebody might write it, and variants of it with one defect each.
 
-They take part as ``tests.compare.broken:FromReceipt=redis://…``. A worker serves many contestants, so each defect is a
-class of its own here, never a patch of code that others use.
+The variants take part as ``tests.compare.broken:FromReceipt=redis://…``. A worker serves many contestants, so each
+defect is a class of its own here, never a patch of code that others use.
 """
 
 from __future__ import annotations

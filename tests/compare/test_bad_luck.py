@@ -1,5 +1,5 @@
-"""A comparison under bad conditions: servers that go away, full disks, clocks that jump. It reports them, and bases no
-verdict on them."""
+"""A comparison under bad conditions: servers that go away, full disks, clocks that jump. The comparison reports them,
+and bases no verdict on them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.docker.smoke import WELL_WITHIN, Holder, each_grants
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 REDIS = [6381, 6382, 6383, 6384, 6385]
-# They have just started: with a restart guard the first lock would have to wait.
+# The servers have just started: with a restart guard the first lock would have to wait.
 REDLOCK = f"redlock://{','.join(f'127.0.0.1:{port}' for port in REDIS)}/0?restart_guard=0"
 SENTINELS = [26379, 26380, 26381]
 SENTINEL = f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in SENTINELS)}/locks"
@@ -41,8 +41,8 @@ def project() -> Iterator[Project]:
 def until_it_can_fail_over(port: int) -> None:
     """Wait until this new Sentinel knows the others and a replica that follows its primary.
 
-    It asks the primary for its replicas every ten seconds. If it finds no good replica at a failover, it tries again
-    minutes later.
+    A Sentinel asks the primary for its replicas every ten seconds. If it finds no good replica at a failover, it tries
+    again minutes later.
     """
     until = time.monotonic() + WELL_WITHIN
     with redis.Redis(port=port) as guard:

@@ -450,8 +450,8 @@ def tell_loss(loss: Loss) -> None:
 def note_end() -> None:
     """Note the threads and sockets that closed clients left behind.
 
-    Those that are just ending get a moment: gRPC's threads close the socket of a channel after its ``close()`` has
-    returned (1 ms measured).
+    Threads and sockets that are just ending get a moment: gRPC's threads close the socket of a channel after its
+    ``close()`` has returned (1 ms measured).
     """
     until = now() + 3.0
     while True:

@@ -263,7 +263,7 @@ class Majority(Chaos):
         return bool(chosen)
 
     def kill_servers(self) -> bool:
-        """Kill servers. They come back empty, and the fault ends when their votes count again."""
+        """Kill servers. The servers come back empty, and the fault ends when their votes count again."""
         chosen = self._some(DIE_AT_A_TIME)
         if not chosen:
             return False

@@ -82,8 +82,8 @@ def test_the_oracle_reports_a_waiter_that_waits_too_long(lines: list[str], numbe
     [
         (["2 got 7 n d 4 1 p3"], [(1, 2.0)]),
         (["2 got 7 n d 4 1 p3", "2 stall 6 7"], [(1, 1.0)]),
-        (["2 got 4 n d 4 1 p3", "2 held 4.5 d"], [(1, math.inf)]),  # the process waited before it was killed
-        # Another waiter enters in the place of its neighbour.
+        (["2 got 4 n d 4 1 p3", "2 held 4.5 d"], [(1, math.inf)]),  # this permit came and went before the kill
+        # The permit of b, which was only released, is in use again before that of the killed process.
         (["2 release 5.5 b", "2 got 7 n d 4 1 p3", "2 got 8 n e 5 1 p3"], [(1, 3.0)]),
         ([], [(1, math.inf)]),
     ],

@@ -56,5 +56,5 @@ def test_a_force_release_notifies_the_holder_before_it_admits_the_next_one(conne
 
 
 def _tracked(operator: Operator) -> bool:
-    """Return whether the server reports changes of this key. That begins when a lock has been held for 0.25 s."""
+    """Return whether the server reports changes of this key. The reports begin when a lock has been held for 0.25 s."""
     return bool(operator.info("stats")["tracking_total_keys"])

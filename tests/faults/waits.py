@@ -59,7 +59,7 @@ class Waits:
         self.record = record
         self.all: list[Wait] = []
         self._of: dict[str, Wait] = {}
-        self._places: dict[str, _Place] = {}  # the waits, by claim
+        self._places: dict[str, _Place] = {}  # the places in the queue, by claim
 
     def feed(self, pid: int, line: str) -> None:
         match line.split(" "):

@@ -42,7 +42,7 @@ class Crowd:
 
     def advance(self, seconds: float) -> None:
         until = self.runtime.now() + seconds
-        while self.runtime.now() < until:  # a silent server takes time, too
+        while self.runtime.now() < until:  # requests to a silent server move the clock, too
             self.runtime.advance(0.05)
             self.settle()
 

@@ -83,7 +83,7 @@ class Believers:
             events.tell = Overhears(client, self._recorder)
 
     def judge(self) -> Verdict:
-        """Judge everything that was recorded until now. It can be called again later."""
+        """Judge everything that was recorded until now. Later calls judge more."""
         self._record().look(now())
         record, said = self._read()
         broken = [*record.overlaps(), *record.token_regressions()]

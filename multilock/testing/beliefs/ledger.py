@@ -29,7 +29,7 @@ class _Counter:
 class LedgerServer(socketserver.ThreadingUnixStreamServer):
     """A server for ``read NAME TOKEN`` and ``write NAME TOKEN VALUE``. It replies with a value or ``refused``.
 
-    It listens on a Unix socket at ``path``, in its own threads, until `close`.
+    The server listens on a Unix socket at ``path``, in its own threads, until `close`.
     """
 
     daemon_threads = True
@@ -40,7 +40,7 @@ class LedgerServer(socketserver.ThreadingUnixStreamServer):
         super().__init__(str(path), _Session)
         self.path = path
         self.accepted = 0  #: how many writes were accepted
-        self.refused = 0  #: how many reads and writes had a token older than an earlier one
+        self.refused = 0  #: how many reads and writes were refused, because an earlier one had a greater token
         self.lost: list[str] = []
         """Accepted writes that had not seen the previous write. Each of them violates the oracle O2."""
         self._counters: dict[str, _Counter] = defaultdict(_Counter)

@@ -77,7 +77,7 @@ class Record:
         is not a violation."""
         self.beliefs: dict[str, Belief] = {}
         self.sessions: dict[str, str] = {}  #: by id of the lease: the session that keeps it alive
-        self.renewals: dict[str, float] = {}  #: by id: when the next renewal was planned as the lease began
+        self.renewals: dict[str, float] = {}  #: by id of the lease: the planned time of its first renewal
         self.stalls: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.ends: dict[int, tuple[str, int]] = {}
         self.habits: dict[int, set[str]] = defaultdict(set)

@@ -43,7 +43,7 @@ def watch_pulse(every: float = PULSE) -> None:
     """Start a thread that notes when this process did not run for 25 ms or more, because it was frozen or the machine
     busy.
 
-    It checks once in ``every`` seconds.
+    The thread checks once in ``every`` seconds.
     """
     threading.Thread(target=_watch, args=(every,), name="pulse", daemon=True).start()
 

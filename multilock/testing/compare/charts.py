@@ -261,8 +261,8 @@ TICKS = 12  # ticks of an axis at most
 class Bar:
     """A span of time. ``kind`` is belief-A, belief-B, belief-C, valid, fault, stall-A or stall-B.
 
-    It may also be doubt (a contender may have believed), overlap (two contenders believed, and a promise was broken) or
-    together (two believed, but no promise was broken).
+    Further kinds are doubt (a contender may have believed), overlap (two contenders believed, and a promise was broken)
+    and together (two believed, but no promise was broken).
     """
 
     kind: str

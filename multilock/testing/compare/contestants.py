@@ -301,8 +301,9 @@ def _end_session(backend: Backend, session: Any) -> bool:
 def close_kazoo(client: Any, tls: Any = None) -> bool:
     """End the session of this KazooClient. The server notifies the client, this function does not.
 
-    Another connection takes over the session and closes it. On a busy machine this client may take it back first. So
-    this function asks for the session once more: if the server gives it another session, the first one has ended.
+    Another connection takes over the session and closes it. On a busy machine this client may take the session back
+    first. So this function asks for the session once more: if the server gives it another session, the first one has
+    ended.
     """
     if (its := client.client_id) is None:
         return False

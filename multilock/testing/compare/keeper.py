@@ -1,8 +1,8 @@
-"""A process that takes a server down and up again, even if its parent dies.
+"""A process that takes a server down, and brings it up again even if its parent dies.
 
 ``python keeper.py ORDER`` makes the fault, prints ``down``, and waits for a line, for the end of its stdin (its parent
-died) or for ``within`` seconds. Then it ends the fault and prints ``up``, or why that failed. It needs only the
-standard library. It is started before the fault and ignores Ctrl-C, so a stopped server always has a process that
+died) or for ``within`` seconds. Then it ends the fault and prints ``up``, or why that failed. This program needs only
+the standard library. It is started before the fault and ignores Ctrl-C, so a stopped server always has a process that
 continues it. ORDER is JSON::
 
     {"within": SECONDS, "pid": PID}                              SIGSTOP, then SIGCONT, and for all its child processes
@@ -95,7 +95,7 @@ def _say(text: str) -> None:
 
 
 def main(order: dict[str, Any]) -> None:
-    """Take the server down, wait, and take it up again."""
+    """Take the server down, wait, and bring it up again."""
     # Even if the terminal is closed or the operator ends everything, the server is resumed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))

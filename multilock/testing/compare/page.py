@@ -389,7 +389,8 @@ class _Page:
 
 
 def _way(row: dict[str, Any]) -> tuple[str, float]:
-    """Return the group of a row. Locks of other libraries count as blocking."""
+    """Return the face and the time of holding, by which rows are grouped. Locks of other libraries count as
+    blocking."""
     return "asyncio" if row["face"] == "asyncio" else "blocking", row["hold"]
 
 

@@ -101,7 +101,7 @@ class Options:
 class Plans:
     """The cycles and loads of a run that have not begun, in their order, and the cycles that run now.
 
-    It is not thread-safe: if several threads use it, the caller must hold a lock.
+    This class is not thread-safe: if several threads use it, the caller must hold a lock.
     """
 
     def __init__(self, columns: list[Column], options: Options, seed: int, ledger: str, most_at_once: int) -> None:
@@ -132,8 +132,8 @@ class Plans:
         """Plan rounds with one cycle of each cell. Within a round the order is random, but long cycles begin first.
 
         Controls take part in ``of_controls`` of the rounds, spread evenly from the first one. If no control of a URL
-        must fail in these scenarios, it has one more cycle, in a scenario in which it must fail. Each cell also has a
-        few cycles that run only if none of its cycles could be decided.
+        must fail in these scenarios, one of them has one more cycle, in a scenario in which it must fail. Each cell
+        also has a few cycles that run only if none of its cycles could be decided.
         """
         dice = random.Random(self._seed)
         cycles, of_controls = self._options.cycles, self._options.of_controls
@@ -322,7 +322,7 @@ class Before:
     def check(self, plans: Sequence[tuple[int, str, str, str]], wanted: dict[str, Any]) -> None:
         """Raise ConfigurationError unless the earlier pieces belong to the same run.
 
-        Each of ``plans`` is the number, contestant, adapter and scenario of a cycle planned now.
+        Each of ``plans`` is the number, contestant, adapter and scenario of a cycle that is planned now.
         """
         for key in SAME if self.data else ():
             if self.data.get(key) != wanted[key]:

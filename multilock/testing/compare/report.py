@@ -261,9 +261,9 @@ class Cycle:
 class Gap:
     """The time from the end of A's hold until B believed that it held the lock.
 
-    It is negative if both believed at the same time: then it is the length of the overlap. ``of`` names what ended A's
-    hold: ``belief`` (its last is_held()), ``lease`` (the end that its client computed), or ``release`` or ``kill``,
-    which end both.
+    A negative time means that both believed at the same time, for that long. ``of`` names what ended A's hold:
+    ``belief`` (its last is_held()), ``lease`` (the end that its client computed), or ``release`` or ``kill``, which end
+    both.
     """
 
     seconds: float

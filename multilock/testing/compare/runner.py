@@ -135,7 +135,7 @@ def _ledger() -> Iterator[str]:
 
 
 class _Results:
-    """The results of this piece of a run and of earlier ones, and the history file. The caller holds a lock."""
+    """The results of this piece of a run and of earlier ones, and the history file. This class is not thread-safe."""
 
     def __init__(self, file: IO[bytes], before: Before) -> None:
         self.verdicts: list[tuple[Event, CycleVerdict]] = [*before.verdicts]
@@ -395,8 +395,8 @@ def _undisturbed(act: Callable[[], T]) -> T:
 def interrupted_once() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C and SIGTERM raise KeyboardInterrupt once, so that the clean-up after it is not interrupted.
 
-    It yields a function that raises KeyboardInterrupt too if a signal has come. It is needed because the interpreter
-    discards an exception that a signal handler raises inside a finalizer.
+    This yields a function that raises KeyboardInterrupt too if a signal has come. The caller needs it because the
+    interpreter discards an exception that a signal handler raises inside a finalizer.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

@@ -108,7 +108,7 @@ def notes(report: Report) -> Iterator[Mark]:
 
 
 def _unknown(report: Report) -> Iterator[str]:
-    """Yield the most frequent reason of each cell that shows ``?``."""
+    """Yield for each cell that shows ``?`` the most frequent reason why its cycles are undecided."""
     for cell in report.data["cells"]:
         if not cell["decided"]:
             reasons = Counter("; ".join(each["why"]) for each in cell["not_decided"])

@@ -1,7 +1,7 @@
 """A process of a comparison: it holds and waits as ordered, and records what it believes.
 
-Each order is one JSON object in a line. Each line that it writes is one of `multilock.testing.beliefs.witness`, where
-the id of a lease is the role that holds it, or one of these::
+Each order is one JSON object in a line. Each line that this process writes is one of
+`multilock.testing.beliefs.witness`, where the id of a lease is the role that holds it, or one of these::
 
     ready                        it takes orders
     opened TIME ROLE             its client is open
@@ -110,7 +110,7 @@ class _Role:
     release_now: threading.Event = field(default_factory=threading.Event)
     _last: threading.Thread | None = None
     closed: bool = False
-    _threads: int = 0  #: how many threads there were before its client was opened
+    _threads: int = 0  #: the number of threads before this role opened its client
 
     def start(self, what: Any, *arguments: Any) -> None:
         """Call ``what`` on a thread, after the call before it has ended."""
@@ -369,7 +369,8 @@ def memory_now() -> int:
 
 
 class _Work:
-    """The work done under a lock: a counter is read once, then written with the token, at the start and at the end."""
+    """The work done under a lock: a counter is read once, then written twice with the token, at the start and at the
+    end."""
 
     def __init__(self, ledger: str, name: str, role: str, token: int) -> None:
         self._account = Account(ledger)

@@ -50,7 +50,8 @@ class Diary:
 
 
 class Shift:
-    """The work of a leader, as ``work`` or as ``on_elected``. It runs until ``go_home`` is set, cleans up, and ends."""
+    """The work of a leader, as ``work`` or as ``on_elected``. The work runs until ``go_home`` is set, cleans up, and
+    ends."""
 
     def __init__(self, face: Face, name: str, lines: Recorder[str]) -> None:
         self._name = name

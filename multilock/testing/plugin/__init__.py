@@ -91,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     urls = config.getoption("multilock_urls") or config.getini("multilock_urls")
     _check(urls)
-    worker = getattr(config, "workerinput", None)  # the name of an xdist worker
+    worker = getattr(config, "workerinput", None)  # None except in an xdist worker
     run = worker["multilock_run"] if worker else new_run()
     config.stash[SITES] = Sites(urls or ["memory://"], run, worker["workerid"] if worker else "main")
     if worker is None:

@@ -133,8 +133,8 @@ def multilock_async_client(request: pytest.FixtureRequest, multilock_url: str) -
     """An asyncio client of the backend at `multilock_url`, for the loop that uses it first. It is closed after the
     test.
 
-    It is made without I/O, and so works under every asyncio plugin. If the test's loop ends before the test closes the
-    client, its leases are released without a loop, and their callbacks are not called.
+    The client is made without I/O, and so works under every asyncio plugin. If the test's loop ends before the test
+    closes the client, its leases are released without a loop, and their callbacks are not called.
     """
     import multilock
     from multilock.aio.face import LoopFace
@@ -175,9 +175,9 @@ def multilock_faults(request: pytest.FixtureRequest, multilock_url: str) -> Netw
 def multilock_believers(request: pytest.FixtureRequest) -> Iterator[Believers]:
     """A record of the clients that believed they held a lock (`multilock.testing.beliefs.Believers`).
 
-    It covers ``multilock_client``, ``multilock_async_client``, and every client that is given to ``watch(client)``,
-    here or in another process. The test fails if two clients believed in one name at once, or if no client held a lock.
-    If the records cannot show that two clients did not, the test is skipped as undecided.
+    The record covers ``multilock_client``, ``multilock_async_client``, and every client that is given to
+    ``watch(client)``, here or in another process. The test fails if two clients believed in one name at once, or if no
+    client held a lock. If the records cannot show that two clients did not, the test is skipped as undecided.
     """
     from multilock.testing.beliefs import Believers
 

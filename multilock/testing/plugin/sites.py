@@ -83,7 +83,7 @@ class Sites:
         return self._capabilities[site.url]
 
     def away(self, site: Site) -> str:
-        """Return why the backend does not answer, or an empty text if it does. Each process asks once.
+        """Return why the backend does not answer, or an empty text if it does. Each process asks the backend only once.
 
         Raises ConfigurationError and BackendRejected, which waiting would not change.
         """

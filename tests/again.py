@@ -31,7 +31,7 @@ import pytest
 __all__ = ["Failure", "judge", "main", "must_not_run_again"]
 
 RUNS = 10  # runs of each test, all of which must pass
-UNSTEADY = 3  # more failures in one run have another cause
+UNSTEADY = 3  # failures in one run; more must have a common cause
 MINUTES = 6.0  # limit for all reruns together
 REPORT = "MULTILOCK_FAILURES"  # the environment variable with the path of a file, which gets one line for each failure
 PLUGIN = ("-p", "tests.again")

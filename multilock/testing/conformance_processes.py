@@ -24,7 +24,7 @@ from multilock.testing.process import hear, say
 __all__ = ["NAME", "perform"]
 
 NAME = "orders/42"  # the name of the lock in the suites
-WITHIN = 5.0  # seconds for a step without a fault
+WITHIN = 5.0  # seconds that a step without a fault may take
 
 
 def _wait_until(ready: Callable[[], object]) -> None:

@@ -8,7 +8,7 @@ from multilock.testing.proxy import LOCAL, PORTS, Direction, Fault, FaultProxy, 
 
 __all__ = ["Network", "has_network", "why_no_network"]
 
-# Ends of schemes whose first server gives the client other addresses. The client then bypasses every proxy.
+# Schemes with these endings: their first server gives the client other addresses, so the client bypasses every proxy.
 TOLD = ("+sentinel", "+cluster")
 
 
@@ -82,7 +82,7 @@ class Network:
     def drop_reply_after(self, requests: int = 0, containing: bytes = b"") -> Fault:
         """Let ``requests`` requests pass. The next one is executed, but its reply is lost and its connection is cut.
 
-        Only requests that contain the bytes ``containing`` count. The proxy takes each piece that arrives for one
+        Only requests that contain the bytes ``containing`` count. The proxy counts each piece that arrives as one
         request. The clients of etcd and ZooKeeper also send requests of their own, so use ``containing`` to choose the
         right one. The fault happens once, at the host that receives the last counted request. Call ``wait(seconds)`` of
         the returned fault to wait for it.
@@ -103,7 +103,7 @@ class Network:
         return sum(len(proxy.connections) for proxy in self.proxies)
 
     def traffic(self) -> Traffic:
-        """Return how much has passed so far, over all hosts."""
+        """Return the bytes and pieces counted so far, summed over all hosts."""
         total = Traffic()
         for each in [proxy.traffic for proxy in self.proxies]:
             total.up_in += each.up_in

@@ -110,7 +110,7 @@ def kill(process: Process | int) -> Killed:
 
 
 def stand_still(pid: int) -> None:
-    """Freeze a process as `pause` does. The caller must know that its pid is not reused."""
+    """Freeze a process as `pause` does. The caller must ensure that no other process has this pid by now."""
     os.kill(pid, signal.SIGSTOP)
     until = time.monotonic() + TAKES_EFFECT_WITHIN
     while not _stands(pid):
@@ -122,7 +122,7 @@ def stand_still(pid: int) -> None:
 
 
 def go_on(pid: int) -> None:
-    """Let a process continue. Without effect if it is not frozen, or has ended."""
+    """Let a process continue. This does nothing if the process is not frozen, or has ended."""
     with _lock:
         if (since := _since.pop(pid, None)) is not None:
             _spans.append((pid, since, now()))
@@ -139,7 +139,7 @@ def resume_all() -> None:
 
 
 def end(pid: int) -> None:
-    """Kill a process as `kill` does. The caller must know that its pid is not reused."""
+    """Kill a process as `kill` does. The caller must ensure that no other process has this pid by now."""
     with contextlib.suppress(ProcessLookupError, TimeoutError):
         stand_still(pid)  # records the time from which the process did nothing
     with contextlib.suppress(ProcessLookupError):
@@ -163,7 +163,7 @@ def _pid(process: Process | int) -> int:
         raise ValueError(f"{process!r} has no pid: start it first")
     if isinstance(pid, bool) or not isinstance(pid, int):
         raise TypeError(f"give a process or its pid, not {process!r}")
-    if pid <= 1 or pid == os.getpid():  # 0 and less are process groups
+    if pid <= 1 or pid == os.getpid():  # 0 and negative numbers mean process groups
         raise ValueError(f"{pid} is not a process that a test may freeze or kill")
     return pid
 

@@ -172,7 +172,7 @@ class Helper:
         for reader in self._readers:
             reader.join(END_WITHIN)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with contextlib.suppress(OSError):  # a line to a dead helper may still be in the buffer
+            with contextlib.suppress(OSError):  # a line to the dead helper, still in the buffer
                 assert stream is not None
                 stream.close()
 
@@ -213,8 +213,8 @@ class Helper:
 
 
 def run_helper(parent: str, function: str, *arguments: str) -> None:
-    """Call ``function`` in the helper process. On Linux the helper is killed when the process ``parent`` dies; 0 means
-    that it is not."""
+    """Call ``function`` in the helper process. On Linux the helper is killed when the process ``parent`` dies, unless
+    ``parent`` is 0."""
     if int(parent) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(parent):  # the parent died before prctl()

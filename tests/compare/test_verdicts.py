@@ -65,7 +65,7 @@ def test_a_cycle_is_kept_broken_or_undecided(scenario: str, lines: list[str], ou
     assert (verdict.outcome, why in " ".join(verdict.why)) == (outcome, True)
 
 
-SILENT = [*HELD[:3], "1 listens 10 A"]  # the holder had a callback, and was not called
+SILENT = [*HELD[:3], "1 listens 10 A"]  # the holder had a callback, which was not called
 LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
 
 

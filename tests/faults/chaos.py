@@ -188,7 +188,7 @@ class RemoteArena(Arena):
 
 
 class ServerArena(RemoteArena):
-    """A server of its own."""
+    """An arena with one server of its own, which may have faults, too."""
 
     server: Pausable
     by_session = True  # a lock lives as long as the session that it was taken in

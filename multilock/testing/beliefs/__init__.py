@@ -1,4 +1,4 @@
-"""Record what processes believe about a lock, on one clock, and judge the records from outside.
+"""Record what processes believe about a lock, with times of one common clock, and judge the records from outside.
 
 Each contender records its requests and their results with `note` (see `witness` for the lines). A `Record` of these
 lines has the checks below, called oracles. A violation that an oracle reports is certain:

@@ -1,4 +1,4 @@
-"""Record which clients believe that they hold a lock, in all threads and processes of one test, and judge it.
+"""Record which clients believe that they hold a lock, in all threads and processes of one test, and judge the records.
 
     believers = Believers()                       # in the test; the fixture multilock_believers is one
     believers.watch(client)                       # records everything that this client holds
@@ -126,7 +126,7 @@ class Believers:
                 self._dead[pid] = now()
 
     def _read(self) -> tuple[Record, dict[int, float]]:
-        """Return the record, and when each process wrote its last line."""
+        """Return the record, and the time at which each process wrote its last line."""
         record, said = Record(), dict[int, float]()
         for file in _files(self.path):
             pid = int(file.name)
@@ -151,7 +151,7 @@ def _ignore(event: object) -> None:
 
 
 def _pairs(record: Record) -> Iterator[tuple[Belief, Belief]]:
-    """Yield each belief with the next belief about the same name that cannot be true at the same time."""
+    """Yield each belief with the next one about the same name, of a holder that must not hold at the same time."""
     for _, beliefs in record.by_name():
         for number, one in enumerate(beliefs):
             other = next((other for other in beliefs[number + 1 :] if not one.fits(other)), None)

@@ -37,14 +37,14 @@ class Belief:
     id: str
     token: int | None  #: None if the lock has no tokens
     pid: int
-    began: float  #: the clock after acquire() returned, and before is_held() was called
+    began: float  #: the time after acquire() returned, and before is_held() was called
     confirmed: bool  #: whether that call of is_held() returned True
     until: float  #: the last time at which is_held() was called and returned True
     over: float | None = None  #: when is_held() was called and returned False
     over_by: float | None = None  #: when that call of is_held() had returned
     release: float | None = None  #: when release() was called
     released: bool | None = None  #: the result of release()
-    losses: list[tuple[float, str, float]] = field(default_factory=list)  #: callback began, reason, lost_at
+    losses: list[tuple[float, str, float]] = field(default_factory=list)  #: for each callback: begin, reason, lost_at
     mode: str = "x"  #: as in `multilock.model.Claim`: "x" alone; "r" with other readers; "p3" as one of three
 
     @property
@@ -191,10 +191,9 @@ class Record:
     def late_callbacks(self, slack: float = CALLBACK_SLACK, faults: Iterable[Fault] = ()) -> Iterator[str]:
         """O4: a callback starts at ``lost_at`` at the latest, and before a next holder that excludes the lost one.
 
-        Time in which the process of the callback did not run does not count. This includes its faults that stop a
-        process, since a process may be killed before it can note its own stall. Time in which the busy machine stopped
-        another process does not count either: a callback needs several threads, but stalls are noted by one thread
-        only.
+        Time in which the process of the callback did not run does not count. This includes faults that stop this
+        process, since it may be killed before it can note its own stall. Time in which the busy machine stopped another
+        process does not count either: a callback needs several threads, but stalls are noted by one thread only.
         """
         self.judged_callbacks = 0
         self.excused.clear()

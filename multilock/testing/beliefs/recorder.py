@@ -121,7 +121,7 @@ class Recorder:
             last = self.look(last)
 
     def _ask(self, id: str) -> None:
-        """Check one lease. The caller has the lock."""
+        """Check one lease. The caller holds ``_lock``."""
         lease, last, noted = self._active.get(id, (None, 0.0, 0.0))
         if lease is None:
             return

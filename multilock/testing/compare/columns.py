@@ -36,7 +36,7 @@ PROBE_WITHIN = 10.0
 ALIVE_WITHIN = 5.0
 LOOK_AROUND = 5.0  # seconds within which a released lock must be gone from the server
 LOOK_EVERY = 0.1
-CONNECTIONS = 10  # to PostgreSQL for each cycle: three for each of three clients, and the operator's
+CONNECTIONS = 10  # to PostgreSQL in each cycle: three for each of three clients, one for the operator
 BOUND_MAX = 300.0  # seconds; the greatest `bound`, because each cycle may wait for that long
 
 
@@ -50,7 +50,7 @@ class Column:
     adapters: list[str]
     ttl: float  #: seconds, as granted
     bound: float = 0.0  #: seconds until another client can get the lock of a holder that vanished
-    at_once: int | None = None  #: the cycles for which the server has connections, or None if it has no such limit
+    at_once: int | None = None  #: the number of cycles for which the server has connections at once; None: no limit
     must_fail: frozenset[str] = frozenset()  #: the scenarios in which a control must fail
     control: bool = False
     gone: str = ""  #: the reason why the contestant does not take part (any longer)
@@ -65,7 +65,7 @@ class Column:
     def _has(self, path: str) -> set[Need]:
         adapter = load(path)
         has: set[Need] = set()
-        if not self.url.startswith("memory:"):  # several processes can share all others
+        if not self.url.startswith("memory:"):  # processes can share all others
             has.add("processes")
         if not why_no_network(self.url):
             has.add("network")

@@ -84,7 +84,7 @@ class AdapterClient(Protocol):
 
 
 class Adapter(Protocol):
-    """The function that opens a client.
+    """An object whose function ``open`` returns a client.
 
     Optional members: ``loop``, True if its clients have ``on_loop``. ``control``, the scenarios in which it must fail,
     or the report is void. ``bound(url, ttl)``, the seconds until another client can get the lock of a holder that

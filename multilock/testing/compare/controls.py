@@ -319,9 +319,9 @@ class Advisory:
     """PostgreSQL's ``pg_advisory_lock``. Each lock takes a connection from psycopg's pool, and returns it after the
     unlock.
 
-    It follows psycopg's documentation: the pool checks each connection that it hands out, autocommit leaves no
-    transaction open, and ``SET LOCAL`` leaves no setting behind. It prepares no statement, because a pooler may be in
-    between.
+    This control follows psycopg's documentation: the pool checks each connection that it hands out, autocommit leaves
+    no transaction open, and ``SET LOCAL`` leaves no setting behind. It prepares no statement, because a pooler may be
+    in between.
     """
 
     control = frozenset({"reset", "half-open", "taken"})

@@ -53,7 +53,7 @@ class Load:
     processes: int = 1
     hold: float = 0.0  #: seconds for which each contender holds the lock
     locks: int = 1
-    bound: float = 0.0  #: seconds for which the lock may be free although somebody waits
+    bound: float = 0.0  #: seconds for which the lock may be free although a contender waits
     counted: bool = False  #: whether contention is repeated behind a proxy to count the requests
 
     @property

@@ -357,7 +357,7 @@ class _Page:
         return [column for column in self.columns if not column["control"]]
 
     def facts(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield one fact about the servers per row."""
+        """Yield the rows of the table of servers, each with one fact."""
         servers = self.servers
         yield "address", [str(column["url"]) for column in servers]
         for label in dict.fromkeys(label for column in servers for label in column.get("versions") or {}):

@@ -65,8 +65,9 @@ class Options:
     #: How many cycles run at the same time. With None there are 3 for each core at first. The number grows while no
     #: process waits for a processor, up to 20 for each core and 40 in all.
     at_once: int | None = None
-    locks: int = 1000  #: held by one client in the scenario ``scale``
-    #: Servers that may be stopped, each ``URL=PID``, for 10 cycles at once. These faults come after all others.
+    locks: int = 1000  #: the number of locks that one client holds in the load ``scale``
+    #: Servers that may be stopped, each ``URL=PID``. One stop is for up to 10 cycles. These faults come after all
+    #: others.
     server_pids: Sequence[str] = ()
     #: Servers that may be stopped, killed and restarted, each ``URL=NAME``. A kill or a restart is for one cycle.
     server_containers: Sequence[str] = ()

@@ -180,7 +180,7 @@ class Limit:
         self.now, self._least, self.most = least, least, most
 
     def learn(self, events: list[Event]) -> None:
-        """Change the number after this cycle."""
+        """Adjust the number after a cycle with these events."""
         faults = [event for event in events if event["what"] == "fault"]
         stood_still = sum(
             each["until"] - each["at"]

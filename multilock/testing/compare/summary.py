@@ -168,7 +168,8 @@ GIB = 2**30
 
 
 def host(proc: Path = PROC) -> dict[str, Any]:
-    """Return the machine for the report. ``cpu`` (its model) and ``memory`` (bytes) only if ``proc`` has them."""
+    """Return a description of this machine for the report. It has ``cpu`` (the model) and ``memory`` (bytes) only if
+    ``proc`` shows them."""
     found: dict[str, Any] = {
         "system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count(),
         "machine": platform.machine(),

@@ -1,7 +1,7 @@
 """The verdict of a cycle, and the verdict of a cell from all its cycles. Events in, verdicts out, without I/O.
 
 A cycle is *kept* only if its fault took place, and every belief was seen to end before the next one began. It is
-*broken* only if that is certain. Else it is *undecided*, or *no fault*. So a machine that is too busy has fewer
+*broken* only if a violation is certain. Else it is *undecided*, or *no fault*. So a machine that is too busy has fewer
 verdicts, but not different ones.
 """
 
@@ -238,7 +238,7 @@ def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
             yield f"the process of {belief.id} did not run as its callback was due"
         if _untold(cycle, belief) is None:
             yield f"{belief.id} lost it without notice, but there was too little time for a notice"
-        if belief.id != "A" and belief.over is not None:  # A took it away, or the server or the machine stood still
+        if belief.id != "A" and belief.over is not None:  # by A's late release, or because a machine stood still
             yield f"{belief.id} lost it after {belief.over - belief.began:.3f} s, and no fault was meant for it"
 
 

@@ -113,7 +113,7 @@ class _Role:
     _threads: int = 0  #: the number of threads before this role opened its client
 
     def start(self, what: Any, *arguments: Any) -> None:
-        """Call ``what`` on a thread, after the call before it has ended."""
+        """Call ``what`` on a thread, once the previous call has ended."""
         before = self._last
 
         def run() -> None:

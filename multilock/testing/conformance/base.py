@@ -206,7 +206,7 @@ class Conformance:
 
     @pytest.fixture
     def make(self, face: Face, place: Place) -> Iterator[Callable[..., Client]]:
-        """A function that makes further clients. All are closed after the test."""
+        """A function that makes further clients. All these clients are closed after the test."""
         made: list[Client] = []
 
         def make(*, bystander: bool = False, **options: Any) -> Client:

@@ -104,7 +104,7 @@ class ClientConformance(Conformance):
 
     def test_events_report_the_life_of_a_lock_in_order(self, client: Client, other: Client, place: Place) -> None:
         seen = Recorder[Event]()
-        # On a busy machine a reply to a renewal may come late.
+        # Leave out the events of a late reply, because on a busy machine a renewal may be late.
         unsubscribe = client.events.subscribe(
             lambda event: None if isinstance(event, (AtRisk, RenewFailed)) else seen(event)
         )

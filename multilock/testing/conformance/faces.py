@@ -41,7 +41,8 @@ class Face(Protocol):
         """
 
     def is_callback_thread(self, ident: int) -> bool:
-        """Return whether a callback may run in this thread: the loop's, or one that does no work of the library."""
+        """Return whether a callback may run in this thread. It may in the loop's thread, and in one that does no work
+        of the library."""
 
     def close(self) -> None:
         """End the face."""

@@ -1,4 +1,4 @@
-"""Several locks at once: all or none, and lost if one of them is."""
+"""Sets of locks: either all locks of a set are acquired or none, and the set is lost if one of its locks is."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Mishap(Protocol):
 class Place:
     """One backend under test, new for each test. Subclass it and define at least `url` and `delete`.
 
-    A place that can do more (read the server's data, stop it, lose its replies) should override more methods: its tests
-    then show more. All names of a test are below `prefix`, which no other test uses.
+    A place that can do more (read the server's data, stop it, lose its replies) should override more methods: then the
+    tests check more. All names of a test are below `prefix`, which no other test uses.
     """
 
     #: A module that calls `register_backend`. The helper processes of ProcessConformance import it, since they start

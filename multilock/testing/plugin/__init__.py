@@ -3,7 +3,7 @@
     pytest --multilock-url redis://localhost:6379/0 --multilock-url sqlite:////var/tmp/locks.db --multilock-compare
 
 All locks of a run have their own prefix, so that tests never affect anything else on the servers. Without the option
-the ini value ``multilock_urls`` (one URL a line) is used, and without that ``memory://``.
+``--multilock-url`` the ini value ``multilock_urls`` (one URL a line) is used, and without that ``memory://``.
 
 The fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are servers in
 Docker (`multilock.testing.containers`). Each is started when a test first asks for it, and shared by all tests of the

@@ -177,7 +177,8 @@ def multilock_believers(request: pytest.FixtureRequest) -> Iterator[Believers]:
 
     The record covers ``multilock_client``, ``multilock_async_client``, and every client that is given to
     ``watch(client)``, here or in another process. The test fails if two clients believed in one name at once, or if no
-    client held a lock. If the records cannot show that two clients did not, the test is skipped as undecided.
+    client held a lock. If the records do not show for certain whether two clients did, the test is skipped as
+    undecided.
     """
     from multilock.testing.beliefs import Believers
 

@@ -18,7 +18,7 @@ BAD = ("failed", "error", "crashed")
 AWAY = "away"  # the test was not run, because the server does not answer
 LACKS = "lacks"  # skipped: the backend lacks a capability
 UNDECIDED = "undecided"  # it is not certain whether two clients believed at once
-SHORT = 160  # characters of a reason that a line shows at most
+SHORT = 160  # the number of characters to which a reason in a line is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Matrix:
         return counts
 
     def _said(self, cells: dict[int, Cell]) -> str:
-        """Return the outcomes as text. Backends with the same one are named together."""
+        """Return the outcomes as text. Backends with the same outcome are named together."""
         together: dict[tuple[str, str], list[str]] = {}
         for number, cell in sorted(cells.items()):
             together.setdefault((cell.outcome, cell.reason), []).append(self.columns[number].label)

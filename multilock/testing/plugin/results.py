@@ -35,7 +35,7 @@ class Results:
         self._written = ""
 
     def _open_folder(self) -> Path | None:
-        """Make the folder. Raises UsageError if it cannot be written, before any test runs."""
+        """Make the folder before any test runs. Raises UsageError if the folder cannot be written."""
         given = self.config.getoption("multilock_report")
         if given is None or self.config.option.collectonly:
             return None
@@ -103,7 +103,8 @@ class Results:
             self._write(self._folder)
 
     def _clean(self) -> Iterator[str]:
-        """Remove what the run left at the servers, such as locks of killed processes. Yields what went wrong."""
+        """Remove what the run left at the servers, such as locks of killed processes. Yields a line for each
+        failure."""
         for number, site in enumerate(self.sites.all):
             if site.isolated and self.matrix.used(number):
                 yield from clean(site, self.sites.run_prefix)
@@ -146,7 +147,7 @@ def _provenance() -> dict[str, str]:
 
 
 def clean(site: Site, prefix: str) -> Iterator[str]:
-    """Force-release every lock with this prefix, within a few seconds. Yields what went wrong."""
+    """Force-release every lock with this prefix, within a few seconds. Yields a line for each failure."""
     import multilock
 
     until = multilock.now() + CLEAN_WITHIN

@@ -85,7 +85,7 @@ class Sites:
     def away(self, site: Site) -> str:
         """Return why the backend does not answer, or an empty text if it does. Each process asks the backend only once.
 
-        Raises ConfigurationError and BackendRejected, which waiting would not change.
+        Raises ConfigurationError and BackendRejected, which no waiting would change.
         """
         import multilock
 

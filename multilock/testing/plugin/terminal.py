@@ -1,4 +1,5 @@
-"""The matrix in pytest's terminal summary. It fits the width, and has no colours if the output has none."""
+"""The matrix in pytest's terminal summary. The table fits the width of the terminal, and has colours only if other
+output has them."""
 
 from __future__ import annotations
 

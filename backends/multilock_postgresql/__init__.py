@@ -152,7 +152,7 @@ class PostgresqlBackend:
         return Channel(wire, self._recipe, self._steps, self._listener, self._now, self._request_timeout)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        self._listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
+        self._listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
         return Returned(self._recipe.release(claim, unsure, within))
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:

@@ -56,7 +56,7 @@ class Channel:
         return self._ask(claim, self._steps.attempt, self._recipe.to_attempt(claim, join and ready), understand)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
-        self._listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
+        self._listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
         self._attempting = None
         return self._ask(claim, self._steps.release, self._recipe.to_release(claim, unsure), _returned)
 

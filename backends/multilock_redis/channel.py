@@ -39,7 +39,7 @@ class Channel:
         return self._wire.begin(self._recipe.to_attempt(claim, join and ready))
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
-        self._listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
+        self._listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
         self._understand = _returned
         return self._wire.begin(self._recipe.to_release(claim, unsure))
 

@@ -89,7 +89,7 @@ class ClusterBackend:
         return self._at(claim.name, lambda node, left: node.attempt(claim, join, left), within)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        self._unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
+        self._unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
         return Returned(self._at(claim.name, lambda node, left: node.release(claim, unsure, left), within))
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
@@ -262,7 +262,7 @@ class ClusterBackend:
         try:
             table = topology.table(LOOK_WITHIN)
         except MultilockError:
-            return names  # the listener tries again
+            return names  # the listener tries again later
         left: set[str] = set()
         moved: dict[Address, set[str]] = {}
         for name in names:

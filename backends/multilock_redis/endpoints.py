@@ -179,7 +179,7 @@ def endpoints_of_redlock(url: str, scheme: str, options: Mapping[str, object]) -
 
 
 def endpoints_of_clients(url: str, clients: object, options: Mapping[str, object]) -> list[Endpoint]:
-    """Return where each ``redis.Redis`` of a list connects."""
+    """Return the endpoint to which each ``redis.Redis`` of a list connects."""
     scheme, _, rest = url.partition("://")
     if not isinstance(clients, (list, tuple)):
         raise ConfigurationError(f"client= of {scheme}:// takes a list of redis.Redis, one for each server")
@@ -190,7 +190,8 @@ def endpoints_of_clients(url: str, clients: object, options: Mapping[str, object
 
 
 def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) -> Endpoint:
-    """Return where this ``redis.Redis`` or ``valkey.Valkey`` connects, and how. Its own connections are not used."""
+    """Return the endpoint to which this ``redis.Redis`` or ``valkey.Valkey`` connects. The connections of that client
+    are not used."""
     scheme, _, rest = url.partition("://")
     if not _is(type(client), Redis):
         other = f"{type(client).__module__}.{type(client).__qualname__}"
@@ -239,7 +240,7 @@ def sentinels_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Se
 
 
 def sentinels_of_client(url: str, client: object, options: Mapping[str, object]) -> SentinelEndpoint:
-    """Return which Sentinels this client of ``redis.sentinel.Sentinel(…).master_for(…)`` asks, and how it connects."""
+    """Return the Sentinels and the settings of a client that ``redis.sentinel.Sentinel(…).master_for(…)`` has made."""
     scheme, _, rest = url.partition("://")
     pool: Any = getattr(client, "connection_pool", None)
     if not _is(type(client), Redis) or not _is(type(pool), SentinelConnectionPool):
@@ -289,8 +290,8 @@ def cluster_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Node
 
 
 def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -> Nodes:
-    """Return which nodes this ``redis.RedisCluster`` or ``valkey.ValkeyCluster`` knows, and how it connects. Its own
-    connections are not used."""
+    """Return which nodes this ``redis.RedisCluster`` or ``valkey.ValkeyCluster`` knows, and how it connects. The
+    connections of that client are not used."""
     scheme, _, rest = url.partition("://")
     if not _is(type(client), RedisCluster):
         other = f"{type(client).__module__}.{type(client).__qualname__}"
@@ -308,7 +309,7 @@ def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -
     if speaks_tls(scheme) and not secure:
         raise _without_tls(scheme)
     shown = scheme if secure == speaks_tls(scheme) else other_scheme(scheme)
-    # Without this, the cluster client's own connect function might ask for replicas.
+    # Replace the cluster client's own connect function, which may ask to read from replicas, by the program's.
     settings = _settings_of(pool) | {"redis_connect_func": cluster.user_on_connect_func}
     remap: Callable[[tuple[str, int]], tuple[str, int]] = cluster.nodes_manager.address_remap or Address._make
 
@@ -319,7 +320,7 @@ def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -
 
 
 def _is(kind: type, redis_s: type) -> bool:
-    """Return whether ``kind`` is this class of redis-py, the class of valkey-py that took its place, or a subclass.
+    """Return whether ``kind`` is this class of redis-py, the corresponding class of valkey-py, or a subclass of these.
 
     valkey-py is a fork of redis-py. Its classes are recognised by name, so that it need not be installed.
     """

@@ -20,7 +20,7 @@ __all__ = ["Node"]
 class Node:
     """The parts of one primary. A method has the promises of the `multilock.backend.Backend` method of the same name.
 
-    A request that concerns one part only goes directly to that part.
+    A request that needs a single part goes directly to that part.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Node:
         return Channel(wire, self.recipe, self.listener) if wire else None
 
     def release(self, claim: Claim, unsure: bool, within: float) -> bool:
-        self.listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
+        self.listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
         return self.recipe.release(claim, unsure, within)
 
     def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
@@ -73,7 +73,7 @@ class Node:
         return self.listener.tracking(names, lambda exchange: self.recipe.renew(held, exchange, within))
 
     def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
-        self.listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
+        self.listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
         return self.recipe.rest(claim, unsure, seconds, within)
 
     def interrupt(self) -> None:

@@ -88,9 +88,9 @@ class Listener:
         self._watched = Watched()
         self._followed: dict[str, object] = {}  # name -> its owner at the last read
         self._elsewhere: set[str] = set()  # watched or followed names to read again, since another node may serve them
-        #: The thread calls this with such names, and with all names after each broken connection. It hands the names
-        #: that another node serves now to the listener of that node, and returns the remaining names. A name at another
-        #: node is neither free nor lost.
+        #: The thread calls this with the names of `_elsewhere`, and with all names after each broken connection. It
+        #: hands the names that another node serves now to the listener of that node, and returns the remaining names. A
+        #: name at another node is neither free nor lost.
         self.hand_on: Callable[[set[str]], set[str]] = _nowhere
 
     def listen(self, within: float) -> None:
@@ -176,7 +176,8 @@ class Listener:
         """Stop watching and following these names. Returns the watched claims and the followed names, for the
         `take_over` of another node."""
         watched = [(claim_id, name, owner) for name in names for claim_id, owner in self._watched.of_name(name).items()]
-        watched = [each for each in watched if self._watched.take(each[0])]  # a release may just have removed some
+        # a release may just have removed some of them
+        watched = [each for each in watched if self._watched.take(each[0])]
         followed = {name: owner for name, owner in self._followed.items() if name in names}
         self._followed = {name: owner for name, owner in self._followed.items() if name not in names}
         return watched, followed
@@ -254,7 +255,7 @@ class Listener:
             self._notices.changed(None)
             self._look_again(None)
         for connection in (self._subscription, self._tracking):
-            self._notices.pushes(connection, None)  # the watch is no longer needed
+            self._notices.pushes(connection, None)  # the connection is no longer needed
         # The thread closes the tracked connection, because close() may find it in use, or not made yet. No tracked
         # connection is made after this, and no interrupt arrives in this thread.
         with self._using_tracked:
@@ -280,7 +281,7 @@ class Listener:
         return again
 
     def _subscribe_again(self) -> Wire | None:
-        """Connect until that succeeds. Returns None if the client was closed."""
+        """Try to connect until that succeeds. Returns None if the client was closed."""
         failures = 0
         while not self._closed.wait(retry_pause(failures) * system.uniform(0.5, 1.5)):
             self.hand_on(self._names())
@@ -360,7 +361,7 @@ class Listener:
         """Read these names, or all if None, and report a failure. Only the thread calls this."""
         if not (self.watches() or self._tracked):
             if "changes" not in self.refused:
-                self._notices.pushes(self._tracking, None)  # the watch is no longer needed
+                self._notices.pushes(self._tracking, None)  # the connection is no longer needed
             return
         try:
             self._look(names, 2 * LOOK_WITHIN)

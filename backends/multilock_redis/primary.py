@@ -27,7 +27,7 @@ __all__ = ["COUNTS_FOR", "Following", "Told"]
 # Seconds for which a reply counts, and for which a doubt waits for Sentinels that do not reply. Sentinels exchange
 # their state every 2 s.
 COUNTS_FOR = 10.0
-KNOWN_FOR = 600.0  # seconds: for this long a Sentinel is asked after another Sentinel last named it
+KNOWN_FOR = 600.0  # seconds for which a Sentinel is still asked after another Sentinel last named it
 
 
 class Told(NamedTuple):
@@ -72,7 +72,7 @@ class Following:
     def note(self, told: Told, own: bool, now: float) -> bool:
         """Count this reply. Returns True if the client follows the primary that the reply names.
 
-        ``own`` means that only one Sentinel is reached at that address.
+        ``own`` means that only one Sentinel is reached at the address ``told.place``.
         """
         earlier = [each for each in self._answers if each.id == told.id or (own and each.place == told.place)]
         if any(each.asked_at > told.asked_at for each in earlier):

@@ -61,7 +61,7 @@ class Sentinel(Endpoint):
         super().__init__(f"{scheme}://{self.place} (a Sentinel)", kind, settings)
         self.learnt = learnt
         self.reached = self.place  #: the address of the last connection, with the host as a number
-        self.silent = False  #: whether it did not reply to the last question
+        self.silent = False  #: whether this Sentinel did not reply to the last question
 
     def at(self, place: Address) -> Sentinel:
         """Return another Sentinel with the same login."""
@@ -73,7 +73,8 @@ class Sentinel(Endpoint):
 
 
 class SentinelEndpoint(Endpoint):
-    """The address of the present primary. ``settings`` are those of connections to it, whatever its address."""
+    """The address of the present primary. ``settings`` are the settings of connections to the primary, whatever its
+    address is."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class SentinelEndpoint(Endpoint):
         deadline = now() + within
         failures: list[MultilockError] = []
         tried: set[str] = set()
-        first = self.told is None  # then one reply is not enough, if the URL names more Sentinels
+        first = self.told is None  # at first one reply is not enough, if the URL names more Sentinels
         asked = list(self.sentinels) if first else self.everybody()
         answered: Sentinel | None = None
         for i, sentinel in enumerate(asked, 1):

@@ -35,7 +35,7 @@ AT_LEAST = 0.02  # seconds that each node gets to reply at least
 
 
 class Topology:
-    """The table and the nodes of one cluster. Any thread may call. If a method raises, nothing was executed."""
+    """The table and the nodes of one cluster. Any thread may use them. If a method raises, nothing was executed."""
 
     def __init__(
         self,

@@ -31,9 +31,10 @@ __all__ = [
     "Transactions",
 ]
 
-QUEUE_KEPT = 60.0  # seconds that a queue exists after its last request: longer than one request keeps a place
+# seconds for which the server keeps a queue after its last request; longer than one request keeps a place
+QUEUE_KEPT = 60.0
 TOKEN_KEPT = 600.0  # seconds for which the server keeps the last token of a name after its last lease
-CLOCKS_WITHIN = 1.0  # seconds by which a client's clock may be off; a greater difference counts as this one
+CLOCKS_WITHIN = 1.0  # seconds by which a client's clock may be off; a greater difference is cut to this
 _NUMBERS = {  # the constants at the beginning of every script
     "LIVENESS_MAX": LIVENESS_MAX,
     "QUEUE_KEPT": QUEUE_KEPT,
@@ -112,8 +113,8 @@ class Transactions:
     def _load_and_run(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, deadline: float
     ) -> list[Answer]:
-        """Load the scripts and repeat the requests, in one round trip. The time of each reply is the time of this
-        second sending."""
+        """Load the scripts and repeat the requests, in one round trip. Each reply comes with the time of this second
+        sending."""
         loads = [script.load for script in scripts]
         answers = exchange([*loads, *requests], deadline - self.now())
         answers = _clear(answers)

@@ -432,7 +432,7 @@ class Endpoint:
         A separate thread connects, because neither a DNS look-up nor a handshake of several round trips has a time
         limit. If that thread connects too late, the next call returns the connection.
         """
-        within = max(within, 0.001)  # the caller may have waited too long already
+        within = max(within, 0.001)  # the caller's time may already be over
         outcome = self._dialling.outcome(lambda: self._dial(within, now), within, now)
         if isinstance(outcome, Wire):
             return outcome

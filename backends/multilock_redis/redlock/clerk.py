@@ -182,8 +182,8 @@ class Clerk:
     def _sleep(self, fan: Fan, wakes: bool) -> float:
         """Return for how many seconds the thread may sleep.
 
-        ``wakes``: whether a reply on the clerk's own connections wakes the thread. If not, the thread sleeps for at
-        most `LATE` seconds.
+        ``wakes`` is True if a reply on the clerk's own connections wakes the thread. If it is False, the thread sleeps
+        for at most `LATE` seconds.
         """
         now = self._now()
         with self._lock:

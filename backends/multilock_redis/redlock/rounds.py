@@ -35,7 +35,7 @@ GROUP = "redlock"  # all held leases are renewed together, by one request to eac
 ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of stand.lua
 LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for more votes before it gives way
 LEAST_GRACE = 0.003  # seconds at least to wait for the other replies, after a majority has replied
-TRIES = 10  # rounds of an acquire that does not wait, as long as no claim is seen to have the name
+TRIES = 10  # rounds of a *single try* (an acquire that does not wait), as long as no claim is seen to have the name
 AT_ONCE = 0.01  # seconds until the kernel tries again with a new claim
 # Seconds after which the connection of a missing reply is ended. A round does not wait for so long. But a reply that is
 # late for its round still counts, and a new connection for each late reply would keep a loaded machine busy.
@@ -90,7 +90,8 @@ class Round:
                 return None  # the replies that can make a majority are missing
             said = rounds.verdict(evidence, over=over)
             if said is SPLIT and not self._raised:
-                self._raised, self._timed, self.end = True, False, self._until  # this is a second round trip
+                # raising the stamps takes a second round trip
+                self._raised, self._timed, self.end = True, False, self._until
                 evidence.round_at = now
                 rounds.raise_stamps(evidence, self._fan, Joins.NO)
                 said = rounds.verdict(evidence, over=over)
@@ -293,8 +294,8 @@ class Rounds:
     def begin(self, evidence: Evidence, fan: Fan, join: bool, joins: Joins) -> None:
         """Ask every server that has no request of this claim under way.
 
-        If there were two, the server could execute them in either order. A request to give way that had no reply stays
-        under way until the release.
+        If two requests were under way, the server could execute them in either order. A request to give way that had no
+        reply stays under way until the release.
         """
         with evidence.lock:
             evidence.asking, evidence.held, evidence.look = True, False, False
@@ -333,7 +334,8 @@ class Rounds:
         asked = Round(self, evidence, fan, until)
         elsewhere = [view for view in evidence.views if view.pending and view.lane not in fan.lanes]
         while True:
-            # Check this first: the wait below does not end when another thread reads a reply after `said`.
+            # Check this before `said`. Otherwise another thread could read a reply between the two checks, and the wait
+            # below would not notice that.
             elsewhere = [view for view in elsewhere if view.pending]
             if (said := asked.said()) is not None:
                 return said
@@ -472,7 +474,7 @@ class Rounds:
             elif evidence.votes(us):
                 self.ask(evidence, fan, self._to_give_way(evidence), Joins.YES)
             if not evidence.pending() and (out or evidence.votes(us)):
-                evidence.look = bool(out)  # no request was sent
+                evidence.look = bool(out)  # no request was sent, so the claim asks again later
                 self._later(evidence, now)
 
     def _to_top_up(self, evidence: Evidence) -> dict[int, bytes]:

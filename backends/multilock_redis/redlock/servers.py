@@ -34,7 +34,7 @@ LISTEN_AGAIN = 1.0  # seconds from the end of a failed subscription to the next 
 def limit(claim: Claim, within: float) -> float:
     """Return the seconds for one request to one server.
 
-    A silent server must not use up the time for which the votes of the others are valid.
+    A silent server must not use up the time for which the votes of the other servers are valid.
     """
     return min(within, max(LEAST_LIMIT, claim.ttl / 10))
 
@@ -173,7 +173,7 @@ class Servers:
     def ask_most(
         self, question: Callable[[Node, float], Said], within: float, what: str, *, everybody: bool = False
     ) -> dict[int, Said]:
-        """Return the replies of a majority by the number of the server. Raises if no majority replies.
+        """Return the replies of a majority, by the numbers of the servers. Raises if no majority replies.
 
         With ``everybody``, return the replies of all servers that reply in time.
         """

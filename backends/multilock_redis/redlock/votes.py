@@ -110,7 +110,7 @@ class ServerView:
 class Evidence:
     """The record of one claim, from its first request until no server can have an entry of it.
 
-    The caller of a method for an event holds `lock`.
+    The caller of the methods under "events" holds `lock`.
     """
 
     newest_stamp = 0  #: the greatest stamp of this name that any server has reported
@@ -212,7 +212,7 @@ class Evidence:
         return True
 
     def hinted(self, which: int) -> None:
-        """Record a hint of the server to ask again. Another claim may have taken what this claim had there."""
+        """Record a hint of the server to ask again. Another claim may have taken the name there."""
         view = self.views[which]
         view.doubted = view.pending > 0  # the reply under way may be older or newer than the hint
         if view.state is VOTES:
@@ -229,7 +229,8 @@ class Evidence:
         view.hinted_at = None
 
     def renews(self, which: int, at: int) -> None:
-        """Record that a renewal is being sent. If the server executes it, the claim lives there for another ttl."""
+        """Record that a renewal is being sent. If the server executes it, the server keeps the claim's lease for
+        another ttl."""
         view = self.views[which]
         view.asked = max(view.asked, at)
 
@@ -317,8 +318,9 @@ class Evidence:
     def stays(self, which: int, now: int) -> bool:
         """Return whether this server may still keep something of a claim that was given up.
 
-        That ends when the server confirms the release. Without a confirmation it ends with the ttl, because nobody
-        renews the claim. A request without a reply needs more time, because the server may execute it late.
+        After it has confirmed the release, it keeps nothing. Without a confirmation its entries end with the ttl,
+        because nobody renews the claim. A request without a reply needs more time, because the server may execute it
+        late.
         """
         view = self.views[which]
         if view.released is not None:

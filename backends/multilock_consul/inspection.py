@@ -40,7 +40,7 @@ class Inspection:
     def _read(self, name: str, until: float) -> Mapping[str, Entry]:
         """Read all keys of this name.
 
-        Raises `BackendRejected` if the token may not read one of the kinds of keys, since a list leaves those out.
+        Raises `BackendRejected` if the token may not read one of the kinds of keys, since a list leaves such keys out.
         """
         found, _ = self._transactions.read_folder(name, until)
         one_of_each = [self._keys.of(name), f"{self._keys.folder(name)}!", f"{self._keys.readers(name)}!"]

@@ -114,7 +114,7 @@ class Listener:
         self._bell: socket.socket | None = None  # wakes the thread
         self._closed = False
         # Only the thread changes the fields below. Other threads read the number of queries, and whether a subject has
-        # one.
+        # a query.
         self._queries: dict[tuple[str, str], Query] = {}
         self._serves: dict[str, Query] = {}  # claim id -> the query that contains the claim
         # ids of held claims that are leaders of an election: no other claim takes their queries

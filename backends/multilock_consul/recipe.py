@@ -150,7 +150,7 @@ class Recipe:
     def _locked(
         self, session: Session, claim: Claim, first: list[dict[str, Any]], join: bool, until: float
     ) -> Granted | Busy:
-        """Lock the key. The operations of ``first`` come before that in the same transaction, and must succeed too."""
+        """Lock the key. The operations of ``first`` come first in the same transaction, and must succeed too."""
         if claim.mode == "r":
             steps = self._readers.steps(session, claim)
         else:

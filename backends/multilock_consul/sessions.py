@@ -176,7 +176,7 @@ class Sessions:
         with self._lock:
             if claim.id in session.cancelled:
                 return False
-            # This entry comes first, because after an interrupt `cancel` finds the unfinished part by it.
+            # Write this entry first: after an interrupt, `cancel` finds the half-recorded lock by it.
             self._holding[claim.id] = session
             session.held.add(claim.id)
             return True
@@ -298,7 +298,7 @@ class Sessions:
             "TTL": f"{round(ttl * 1000)}ms",
             "LockDelay": f"{round(lock_delay * 1000)}ms",
             "Behavior": behaviour,
-            "NodeChecks": [],  # with a check of the node, a short fault of the gossip protocol would end all its locks
+            "NodeChecks": [],  # with a check of the node, a short fault of the gossip protocol would end the session
             "ServiceChecks": [],
         }
         try:
@@ -407,7 +407,7 @@ class Sessions:
         if session.shared:
             self._notices.group_gone(session.id, message)
             return
-        for claim_id in tuple(session.held):  # a released claim is no longer among them
+        for claim_id in tuple(session.held):  # `held` no longer contains a released claim
             self._notices.gone(claim_id, LossReason.SESSION_LOST, message)
 
     # Releases

@@ -212,7 +212,7 @@ class Agents:
         A separate thread connects, because neither a DNS look-up nor a handshake has a time limit. If that thread
         connects too late, it closes the connection.
         """
-        within = max(within, 0.001)  # the caller may have waited too long already
+        within = max(within, 0.001)  # the caller's time may already be over
         result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
         done = system.Event()  # set when the caller no longer waits for the result
 

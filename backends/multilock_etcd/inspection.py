@@ -73,7 +73,7 @@ class EtcdInspection:
                 return bool(taken)
 
     def _take(self, rows: Sequence[Any], deadline: float) -> list[Any]:
-        """Delete these keys. Returns those that were unchanged until then."""
+        """Delete these keys. Returns the keys that nobody had changed or deleted before."""
         taken: list[Any] = []
         while rows:
             count, still = self._transactions.steps.take(
@@ -103,7 +103,7 @@ class EtcdInspection:
         return kind is not None and kind[0] in SHARED
 
     def _info(self, name: str, shown: Sequence[Any], queue: Sequence[Any], count: int) -> LockInfo | None:
-        """Return what to show of the keys of a name in order of arrival, or None if no contender is first.
+        """Return the holders of a name, whose keys are in order of arrival, or None if no contender is first.
 
         All others wait for the first key, even if it is not a contender's: nobody holds the lock then.
         """

@@ -105,4 +105,4 @@ class Aside:
             if handed:
                 handed.run()
             free = True
-            del handed  # a waiting thread keeps nothing alive
+            del handed  # so that a waiting thread keeps no call alive

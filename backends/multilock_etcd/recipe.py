@@ -205,7 +205,7 @@ class EtcdRecipe:
             self._watcher.stop(waiter.claim.id)
         elif waiter.lease is None or (answer and not answer.spent and not waiter.revision):
             # Neither a key nor a lease of this claim is or will be at the server, so the kernel sends no release. For a
-            # spent claim it does send one, because a join whose reply was lost may still be executed.
+            # spent claim the kernel does send a release, because a join whose reply was lost may still be executed.
             self._waiters.forget(waiter)
             self._end_own_session(waiter, deadline)
 
@@ -323,7 +323,7 @@ class EtcdRecipe:
     def _move(
         self, claim: Claim, granted: Granted, unsure: bool, lease: int, seconds: float, deadline: float
     ) -> int | None:
-        """Return the lease on which the key rests now: this lease, or the lease of an earlier request. Returns None if
+        """Return the lease on which the key rests now: ``lease``, or the lease of an earlier request. Returns None if
         the key was no longer this claim's."""
         own = self._keys.own(claim)
         move = {"request_put": {"key": own, "value": encode_resting(claim, granted.token, seconds), "lease": lease}}

@@ -221,7 +221,7 @@ class Within(float):
 def suit_gevent() -> None:
     """Let gRPC run other greenlets while it waits, if gevent has patched this interpreter.
 
-    A call of gRPC waits outside Python. Without this it would stop every greenlet of the process forever.
+    A call of gRPC waits outside Python. Without this the call would stop every greenlet of the process forever.
     """
     if system.patched_by() == "gevent":
         import grpc.experimental.gevent as support
@@ -319,7 +319,7 @@ class EtcdTransport:
             connection = self._use()
             try:
                 metadata = self._prepared(connection, deadline)
-                if (sent_at := self._now()) >= deadline:  # a pause: the claim may be cancelled by now
+                if (sent_at := self._now()) >= deadline:  # after a pause of this process the claim may be cancelled
                     continue
                 answer = connection.invoke(method, request, deadline - sent_at, metadata)
                 connection.answered_at = self._now()
@@ -365,7 +365,7 @@ class EtcdTransport:
     def watch(self, requests: Iterator[Any]) -> Iterator[Any]:
         """Open a watch stream, and yield its answers without a time limit.
 
-        ``cancel()`` ends the stream. So does the decision to give up its endpoint.
+        ``cancel()`` ends the stream. The stream also ends when its endpoint is given up.
         """
         connection = self._use()
         sent_at = self._now()
@@ -550,7 +550,7 @@ class _Connection:
             self._refused_a_thread(error)
             raise _NoThread(f"{self.name}: {error}", unknown=False) from error
         self.streams.add(call)
-        if self.retired:  # given up in the meantime
+        if self.retired:  # the connection was given up meanwhile
             call.cancel()
         return call
 
@@ -606,7 +606,7 @@ def _channel(cluster: Cluster, target: str) -> Any:
 
 
 class _Login:
-    """The login: nothing, the metadata of a client object that the program passed, or a token for user and password.
+    """The login: none, the metadata of a client object that the program passed, or a token for user and password.
 
     The token is requested once, and again when the server no longer accepts it.
     """

@@ -47,7 +47,7 @@ def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> PgE
 
 
 def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) -> PgEndpoint:
-    """Return where this connection of psycopg leads. The connection itself is not used."""
+    """Return the endpoint to which this connection of psycopg leads. The connection itself is not used."""
     scheme, _, rest = url.partition("://")
     if not isinstance(client, (psycopg.Connection, psycopg.AsyncConnection)):
         other = f"{type(client).__module__}.{type(client).__qualname__}"

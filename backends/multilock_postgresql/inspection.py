@@ -16,7 +16,7 @@ __all__ = ["Inspection"]
 
 PAGE = 1000  # names in one reply of inspect_all()
 EPOCH = datetime.fromtimestamp(0, UTC)
-RESTS = "#rest."  # the beginning of the id of a name that was released and rests
+RESTS = "#rest."  # prefix of the id of a released claim whose name rests (stays taken for a while)
 
 
 class Inspection:

@@ -31,7 +31,7 @@ END $$;
 
 
 def grants_of(schema: str) -> str:
-    """Return a comment in SQL: the rights that the role of a program needs."""
+    """Return a comment in SQL that lists the rights which the role of a program needs."""
     return f"""
 -- The role of the program needs these rights. Put its name in place of app.
 -- GRANT USAGE ON SCHEMA "{schema}" TO app;

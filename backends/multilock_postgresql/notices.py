@@ -31,15 +31,15 @@ from multilock_postgresql.wire import Row, array, seconds, text
 __all__ = ["Listener"]
 
 CHANGES = "multilock_changes"  # the channel of followed names
-# Seconds between two checks. A connection without any reply from one check to the next is dead. This is found before
-# the server gives up the place of a waiter.
+# Seconds between two checks. A connection without any reply from one check to the next is dead. A dead connection is
+# found before the server gives up the place of a waiter.
 TEND_EVERY = 2.0
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent server may delay the wake-ups
 TEST_WITHIN = 1.0  # seconds that a notification through a pooler may take
 REFUSED_AGAIN = 60.0  # seconds until the next test of a connection that returned no notification
 FOLLOWED_FOR = 90.0  # seconds for which one request subscribes to the changes of a name
-FOLLOW_EVERY = 30.0  # seconds between two such requests
+FOLLOW_EVERY = 30.0  # seconds between two requests that renew these subscriptions
 NO_PUSH = (
     "a pooler between this client and the server drops notifications: give listen=host:port, the server's own address. "
     "Until then waiters ask by timer"
@@ -192,7 +192,7 @@ class Listener:
         self._notices.pushes(self._connection, None)  # the connection is no longer needed
 
     def _subscribe_again(self) -> PgWire | None:
-        """Connect until that succeeds. Returns None if no push can arrive, or the client was closed."""
+        """Try to connect until that succeeds. Returns None if no push can arrive, or the client was closed."""
         failures = 0
         while not self._closed.wait(retry_pause(failures) * system.uniform(0.5, 1.5)):
             try:

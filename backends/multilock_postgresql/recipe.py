@@ -27,7 +27,7 @@ from multilock_postgresql.wire import LockWait, Row, array, number, text
 
 __all__ = ["Recipe"]
 
-CANCELLED, OTHER_NUMBER = -2, -3  # the first number of a refusal: see acquire_1
+CANCELLED, OTHER_NUMBER = -2, -3  # values of ``left`` in the reply to a refused attempt: see acquire_1 in sql/
 AT_ONCE = 1000  # leases in one renewal
 UNPUSHED_HEARTBEAT = 0.25  # seconds between two requests of a waiter that receives no notifications
 SWEEP_EVERY = 60.0  # seconds between two sweeps of one client
@@ -109,8 +109,8 @@ class Recipe:
         """Return the id of the claim that a push concerns, and the grant in the push, or None if the push is only a
         hint.
 
-        A payload that another program sends on our channel counts as a hint at most, unless it forges a grant: then the
-        kernel checks what it can.
+        A payload that another program sends on our channel counts as a hint at most, unless it forges a grant. The
+        kernel checks a forged grant as far as it can.
         """
         claim_id, *words = payload.split(" ")
         try:

@@ -33,12 +33,12 @@ __all__ = ["AT_REST", "Answer", "ConnectionPool", "PgEndpoint", "PgWire", "patie
 Answer = tuple[list[Row], float]
 """The rows of a reply, and when the request was sent."""
 
-DIALLING_AT_ONCE = 16  # threads of one client that connect; a DNS look-up may hang without a limit
+DIALLING_AT_ONCE = 16  # threads of one client that connect; limited, because a DNS look-up may hang forever
 # Share of a request's time for which the server may wait for a locked row. The remaining time is for its reply that it
 # executed nothing.
 WAIT_SHARE = 0.8
 AT_REST = 60.0  # seconds after its last use for which an idle connection is kept
-TEND_EVERY = 10.0  # seconds between two checks for such connections
+TEND_EVERY = 10.0  # seconds between two checks for connections that were idle for so long
 OWN_PID = b"SELECT pg_backend_pid()"
 PING = b"SELECT 1"
 BEGIN, COMMIT = b"BEGIN ISOLATION LEVEL READ COMMITTED", b"COMMIT"
@@ -238,8 +238,8 @@ class PgWire:
     def ping(self) -> None:
         """Send a request whose reply `receive` reads. Notifications may have arrived before it.
 
-        It is neither prepared nor sent in a pipeline. libpq shows no notification that comes after an unread result,
-        and a pipeline has several results for one request.
+        The request is neither prepared nor sent in a pipeline. libpq shows no notification that comes after an unread
+        result, and a pipeline has several results for one request.
         """
         try:
             self._begin_request()
@@ -333,7 +333,7 @@ class PgEndpoint:
         #: role's default is another level.
         self.begins_with_level = False
         self._dialling = Dialling[PgWire]("multilock-postgresql-connect", DIALLING_AT_ONCE)
-        self._connect_start = pq.PGconn.connect_start  # a simulation has its own
+        self._connect_start = pq.PGconn.connect_start  # a simulation replaces this function
 
     def __repr__(self) -> str:
         return f"<PgEndpoint {self.name}>"
@@ -413,7 +413,7 @@ class PgEndpoint:
                 _finish_login(connection, where, until, login_until, now)
                 wire = PgWire(connection, self, where, now)
             except BaseException:
-                connection.finish()  # otherwise it stays open as long as the traceback of this error
+                connection.finish()  # otherwise the connection stays open as long as the traceback of this error exists
                 raise
         except (OSError, psycopg.Error) as error:
             if isinstance(error, MultilockError):
@@ -444,7 +444,7 @@ def _finish_login(
 
 
 def _not_connected(told: str, where: str) -> MultilockError:
-    said = " ".join(told.split()).partition(" Is the server running")[0]  # our own advice follows
+    said = " ".join(told.split()).partition(" Is the server running")[0]  # cut libpq's advice, because our own follows
     why = f"{where} cannot be reached: {said}"
     if "session is read-only" in told or "server is in hot standby" in told:
         return BackendUnavailable(f"{why} ({IS_REPLICA})", unknown=False, backend="postgresql")

@@ -39,7 +39,7 @@ _SETLK = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "linux" else Non
 
 
 class Closed(sqlite3.OperationalError):
-    """Another process was inside the gate for too long. The same as SQLite's own busy error."""
+    """Another process was inside the gate for too long. This counts as SQLite's own busy error."""
 
     sqlite_errorcode = sqlite3.SQLITE_BUSY
     sqlite_errorname = "SQLITE_BUSY"

@@ -1,6 +1,6 @@
 """Find out about this host: which boot it is, which processes live, and where a directory is mounted.
 
-All of that is read from /proc, where it may be missing. A function then returns None, which proves nothing.
+This module reads /proc, which may lack this information. A function then returns None, which proves nothing.
 """
 
 from __future__ import annotations

@@ -82,15 +82,15 @@ class Recipe:
         if holder.mode != claim.mode:
             if claim.permits and holder.mode != READ:
                 raise OtherNumber(_permits(holder.mode))
-            return self._first(sql, f"{SHARED} DESC", key, now)  # the holder that ends last
+            return self._first(sql, f"{SHARED} DESC", key, now)  # the holder whose lease ends last
         own = sql.execute(
             "SELECT id, until, token, mode FROM locks WHERE key = ? AND id = ? AND until > ?", (key, claim.id, now)
         ).fetchone()
         return Stand(*own) if own else self._waits_behind(sql, key, claim, now)
 
     def _waits_behind(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
-        """Return the first earlier waiter that excludes the claim. If too few permits are left, return the row that
-        ends first.
+        """Return the first earlier waiter that excludes the claim. If too few permits are left, return the holder whose
+        lease ends first.
 
         Readers may pass waiting readers. Otherwise a crowd of them would enter one by one.
         """

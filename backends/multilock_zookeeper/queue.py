@@ -38,7 +38,7 @@ _SEMAPHORE = re.compile(r"[0-9a-f]{32}|locks|leases")  # a lease of kazoo's sema
 class Contender(NamedTuple):
     """A node in the queue of a name. Contenders are compared by ``number``, their sequence number.
 
-    ``mode`` is that of a claim.
+    ``mode`` is the mode of a claim (`Claim.mode`).
     """
 
     number: int

@@ -250,7 +250,7 @@ class Recipe:
 
     def _is_missing(self, answer: Answer, deadline: float) -> bool:
         """Return whether the node is gone. Without an answer in time the node does not count as gone: the write has
-        proved the session, and the watch reports a deletion."""
+        proved that the session lives, and the watch reports a deletion."""
         try:
             return self._transport.wait(answer, deadline) is None
         except (BackendUnavailable, BackendRejected):

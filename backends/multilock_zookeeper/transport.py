@@ -128,7 +128,7 @@ class Answer:
         self._pending.ring()
 
     def wait(self, within: float) -> bool:
-        """Wait for the reply for so many seconds; return whether it is there."""
+        """Wait for the reply for so many seconds; return whether it has arrived."""
         return self._pending.wait(within)
 
 
@@ -204,7 +204,7 @@ class Transport:
 
     @property
     def asked(self) -> float:
-        """The session timeout in seconds that is requested: whole milliseconds."""
+        """The requested session timeout in seconds, rounded up to whole milliseconds."""
         return math.ceil(round(self._ensemble.ttl * 1000, 3)) / 1000
 
     # ---- the session
@@ -232,7 +232,8 @@ class Transport:
             # was sent at most that long before the program passed the client as ``client=``.
             touched_at = self._touched_at - (granted / 3 if self._adopted else 0.0)
             session = Session(number, granted, touched_at)
-            # Before any grant: if the timeout is cut at this moment, the kernel must already know the session.
+            # Report the session before any grant: if the timeout is cut at this moment, the kernel must already know
+            # the session.
             self._listener.began(session)
             self._session = session
         return session

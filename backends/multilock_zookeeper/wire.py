@@ -88,7 +88,8 @@ class _Greeted:
 class _Buffered(_Greeted):
     """A `_Greeted` connection that reads ahead, because kazoo reads each reply in two pieces.
 
-    kazoo checks ``pending()`` before it waits, as it does for TLS. Its main loop does not, so `Handler.select` does.
+    kazoo checks ``pending()`` before it waits, as it does for TLS. The main loop of kazoo does not check it, so
+    `Handler.select` does.
     """
 
     def __init__(self, connection: Any) -> None:

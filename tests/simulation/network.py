@@ -128,18 +128,14 @@ class Network:
     def delay(self, process: Process, server: AnyServer, *, may_stall: bool = True) -> float:
         """Return the delay of the next packet."""
         chance, weather = self.random, self.weather
-        delay = weather.base * (0.5 + chance.expovariate(1.0))
+        delay = weather.base * (0.5 - math.log(1.0 - chance.random()))
         if may_stall and weather.p_slow and chance.random() < weather.p_slow:
             delay += chance.expovariate(1.0) * weather.slow
         if may_stall and weather.p_stall and chance.random() < weather.p_stall:
             delay += min(LONGEST_STALL, chance.expovariate(1.0) * weather.stall)
-        if until := self._parted.get((process, server), 0.0):
+        if self._parted and (until := self._parted.get((process, server), 0.0)):
             delay = max(delay, until - self.sim.time + weather.base * chance.random() * 100)
         return delay
-
-    def breaks(self) -> bool:
-        """Return whether the next packet breaks its connection."""
-        return bool(self.weather.p_cut) and self.random.random() < self.weather.p_cut
 
     def of(self, process: Process, server: AnyServer | None = None) -> list[Socket]:
         """Return the open connections of a process."""
@@ -243,8 +239,9 @@ class Socket(File):
             self.sim.wake(*reader)
 
     def _may_break(self) -> None:
-        if self.network.breaks():
-            self.sim.after(self.network.delay(self.process, self.server, may_stall=False), self.cut)
+        network = self.network
+        if network.weather.p_cut and network.random.random() < network.weather.p_cut:
+            self.sim.after(network.delay(self.process, self.server, may_stall=False), self.cut)
 
     def _reaches_server(self, data: bytes) -> None:
         if not self.loses and self.end is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -33,31 +32,76 @@ function(text)
   return script and script() or error(error_text)
 end""")
 # Numbers become text as in Redis. An error of redis.call ends the script, one of redis.pcall is returned.
-_commands = _lua.eval("""
+_runner = _lua.eval("""
 function(execute)
-  local function words(...)
-    local given = {...}
-    for i = 1, select('#', ...) do
+  local function pcall_(...)
+    local given, count = {...}, select('#', ...)
+    for i = 1, count do
       if type(given[i]) == 'number' then given[i] = string.format('%.17g', given[i]) end
     end
-    return unpack(given, 1, select('#', ...))
+    return execute(unpack(given, 1, count))
   end
-  local redis = {}
-  redis.pcall = function(...) return execute(words(...)) end
-  redis.call = function(...)
-    local reply = execute(words(...))
+  local function call(...)
+    local reply = pcall_(...)
     if type(reply) == 'table' and reply.err then error(reply, 0) end
     return reply
   end
-  return redis
-end""")
-_run = _lua.eval("""
-function(script, KEYS, ARGV, redis)
-  local ok, reply = pcall(script, KEYS, ARGV, redis)
-  if ok or type(reply) == 'table' then return reply end
-  return {err = 'ERR script: ' .. tostring(reply)}
+  local redis = {call = call, pcall = pcall_}
+  return function(script, count, ...)
+    local KEYS = {...}
+    local ARGV = {select(count + 1, ...)}
+    for i = #KEYS, count + 1, -1 do KEYS[i] = nil end
+    local ok, reply = pcall(script, KEYS, ARGV, redis)
+    if ok or type(reply) == 'table' then return reply end
+    return {err = 'ERR script: ' .. tostring(reply)}
+  end
 end""")
 _compiled: dict[str, Any] = {}
+_calls: dict[str, Any] = {}  # the commands of the server that executes a script, because Lua must not refer to servers
+
+
+def _execute(name: str, *words: str) -> Any:
+    """Execute a command of a script."""
+    call = _calls.get(name)
+    try:
+        reply = call(*words) if call else unknown(name)
+    except Refused as refused:
+        reply = refused
+    return reply if type(reply) in (str, int) else _to_lua(reply)
+
+
+_run = _runner(_execute)
+
+
+def unknown(name: str) -> Reply:
+    raise Refused(f"ERR unknown command '{name}'")
+
+
+def _to_lua(reply: Reply | Refused) -> Any:
+    if reply is None:
+        return False
+    if isinstance(reply, Refused):
+        return _table({"err": str(reply)})
+    if isinstance(reply, Status):
+        return _table({"ok": str(reply)})
+    return _table([_to_lua(each) for each in reply]) if isinstance(reply, list) else reply
+
+
+def _of_lua(reply: Any) -> Reply:
+    if type(reply) in (int, str):
+        return reply
+    if reply is None or reply is False:
+        return None
+    if isinstance(reply, bool | float):
+        return int(reply)
+    if reply["err"]:
+        raise Refused(reply["err"])
+    if reply["ok"]:
+        return Status(reply["ok"])
+    items: list[Reply] = []
+    while (item := reply[len(items) + 1]) is not None:
+        items.append(_of_lua(item))
+    return items
 
 
 class Link(Protocol):
@@ -77,7 +121,6 @@ class Client:
         self.number = number
         self.link = link
         self.run = run  # the start of the server to which this connection belongs
-        self.received = ""
         self.channels: set[str] = set()
         self.redirect = 0  # the client that is notified of changes of tracked keys; 0: it tracks none
         self.caching = False  # whether the keys of the present command are tracked
@@ -89,17 +132,14 @@ class RedisServer(Server):
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         super().__init__(name, sim, clock, seed)
-        self._frozen: int | None = None  # the time of the script that runs
         self._by: Client | None = None  # the client whose command runs
         self._numbers = 0
         self._pushes: list[tuple[Client, bytes]] = []
-        here = weakref.proxy(self)  # Lua's references and Python's would be a cycle, which neither collects
-        self._redis = _commands(lambda *words: here._from_lua(*words))
         self._begin(forgets=True)
 
     def _begin(self, *, forgets: bool) -> None:
         if forgets:
-            self.store = Store(lambda: self.micros() // 1000, self._touched)
+            self.store = Store(self._touched)
             self.store.on_end = self._plan_end
             self._calls = {
                 name.partition("do_")[2].upper(): getattr(holder, name)
@@ -113,8 +153,10 @@ class RedisServer(Server):
         self._looks: dict[str, int] = {}  # for which end of a key a look is planned
 
     def micros(self) -> int:
-        """Return the time, which does not advance during a script."""
-        return super().micros() if self._frozen is None else self._frozen
+        """Return the server's time in microseconds, and keep it for the commands, because reading it costs much."""
+        self._micros = micros = super().micros()
+        self.store.now = micros // 1000
+        return micros
 
     # Commands
 
@@ -151,17 +193,14 @@ class RedisServer(Server):
         return Status("OK")
 
     def _command(self, words: Sequence[str]) -> Reply:
-        call = self._calls.get(words[0])
-        if call is None:
-            raise Refused(f"ERR unknown command '{words[0]}'")
-        reply = call(*words[1:])
+        reply = self._calls.get(words[0], unknown)(*words[1:])
         if self._by and self._by.caching and words[0] in ("GET", "MGET"):
             for key in words[1:]:
                 self._tracked.setdefault(key, set()).add(self._by.number)
         return reply
 
     def _do_time(self) -> Reply:
-        return [str(part) for part in divmod(self.micros(), 1_000_000)]
+        return [str(part) for part in divmod(self._micros, 1_000_000)]
 
     def _do_info(self, *sections: str) -> Reply:
         up = int(self.sim.time - self.started) if self.sim and self.started > -math.inf else 1_000_000
@@ -192,12 +231,12 @@ class RedisServer(Server):
             raise Refused("NOSCRIPT No matching script. Please use EVAL.")
         keys, arguments = list(words[: int(count)]), list(words[int(count) :])
         executed = self._before(sha, keys, arguments)
-        self._frozen = self.micros()
+        global _calls
+        _calls = self._calls
         try:
-            return self._of_lua(_run(script, _table(keys), _table(arguments), self._redis))
+            return _of_lua(_run(script, int(count), *words))
         finally:
             executed()
-            self._frozen = None
 
     def _before(self, sha: str, keys: list[str], arguments: list[str]) -> Callable[[], None]:
         if len(keys) < FULL:
@@ -205,36 +244,6 @@ class RedisServer(Server):
         kind = "force" if sha == transactions.FORCE._sha else "ask" if sha in ASKS else "leave"
         barges = (sha, arguments[3:4]) == (transactions.ACQUIRE._sha, ["1"])
         return self.on_step(keys[0], _claim(arguments[0] if arguments else ""), "barge" if barges else kind)
-
-    def _from_lua(self, *words: str) -> Any:
-        try:
-            reply = self._command(words)
-        except Refused as refused:
-            return _table({"err": str(refused)})
-        return reply if type(reply) is str or type(reply) is int else self._to_lua(reply)
-
-    def _to_lua(self, reply: Reply) -> Any:
-        if reply is None:
-            return False
-        if isinstance(reply, Status):
-            return _table({"ok": str(reply)})
-        return _table([self._to_lua(each) for each in reply]) if isinstance(reply, list) else reply
-
-    def _of_lua(self, reply: Any) -> Reply:
-        if reply is None or reply is False:
-            return None
-        if isinstance(reply, bool | int | float):
-            return int(reply)
-        if isinstance(reply, str):
-            return reply
-        if reply["err"]:
-            raise Refused(reply["err"])
-        if reply["ok"]:
-            return Status(reply["ok"])
-        items: list[Reply] = []
-        while (item := reply[len(items) + 1]) is not None:
-            items.append(self._of_lua(item))
-        return items
 
     # Pushes
 
@@ -274,6 +283,7 @@ class RedisServer(Server):
 
     def _forget_ended(self, key: str, run: int) -> None:
         if run == self.run and self.up and not self.paused:
+            self.micros()
             self.store.look(key)
 
     # For the oracles
@@ -283,9 +293,11 @@ class RedisServer(Server):
         return _claim(owner) if isinstance(owner, str) and not owner.startswith("#") else None
 
     def is_free(self, key: str) -> bool:
+        self.micros()
         return self.store.look(key) is None
 
     def claims(self) -> Iterator[tuple[str, str]]:
+        self.micros()
         for key in list(self.store.values):
             value = None if key.endswith("}:token") or "}:gone:" in key else self.store.look(key)
             for text in [value] if isinstance(value, str) else list(value or ()):
@@ -297,9 +309,10 @@ class RedisServer(Server):
         if not isinstance(places, Sorted) or not isinstance(lives, dict):
             return []
         found = []
+        self.micros()
         for owner, _ in places.in_order():
-            _, deadline, *_ = str(lives.get(owner, "x:0")).split(":")
-            alive = int(deadline.removesuffix("q")) > self.micros() // 1000
+            _, deadline, *_ = lives.get(owner, "x:0").split(":")
+            alive = int(deadline.removesuffix("q")) > self.store.now
             quiet = deadline.endswith("q")
             if _claim(owner) == me or (alive and (quiet or self._listeners(f"multilock:wake:{owner.split('.')[0]}"))):
                 found.append(_claim(owner))
@@ -326,9 +339,14 @@ class RedisServer(Server):
             self.clients.pop(client.number, None)
 
     def _received(self, client: Client, data: bytes) -> None:
-        """Execute the commands that have arrived, and send the replies."""
-        client.received += data.decode("latin-1")
-        while (words := self._next(client)) is not None:
+        """Execute the commands, and send the replies. Commands arrive whole, and no word contains a line break of RESP.
+
+        """
+        self.micros()
+        lines, at = data.decode("latin-1").split("\r\n"), 0
+        while at < len(lines) - 1:
+            begin, at = at + 2, at + 1 + 2 * int(lines[at][1:])
+            words = lines[begin:at:2]
             reply = self.execute(client, words)
             pushes, self._pushes = self._pushes, []
             for listener, push in pushes:
@@ -338,22 +356,6 @@ class RedisServer(Server):
                 self.sim.note(None, f"  {self.name} c{client.number} {shown[:300]!r} -> {reply!r:.200}")
             if client.number in self.clients:
                 client.link.deliver(encoded(reply))
-
-    def _next(self, client: Client) -> list[str] | None:
-        """Return the next complete command, or None."""
-        data, words = client.received, list[str]()
-        if (end := data.find("\r\n")) < 0:
-            return None
-        for _ in range(int(data[1:end])):
-            start = end + 2
-            if (end := data.find("\r\n", start)) < 0:
-                return None
-            start, end = end + 2, end + 2 + int(data[start + 1 : end])
-            if len(data) < end + 2:
-                return None
-            words.append(data[start:end])
-        client.received = data[end + 2 :]
-        return words
 
     # Faults
 
@@ -381,16 +383,16 @@ def _claim(owner: str) -> str:
 
 def encoded(reply: Reply | Refused) -> bytes:
     """Return a reply as it is sent (RESP2)."""
+    return _encoded(reply).encode("latin-1")
+
+
+def _encoded(reply: Reply | Refused) -> str:
+    if type(reply) is int:
+        return f":{reply}\r\n"
+    if type(reply) is str:
+        return f"${len(reply)}\r\n{reply}\r\n"
+    if isinstance(reply, list):
+        return f"*{len(reply)}\r\n{''.join(map(_encoded, reply))}"
     if reply is None:
-        return b"$-1\r\n"
-    if isinstance(reply, Refused):
-        return b"-%b\r\n" % str(reply).encode("latin-1")
-    if isinstance(reply, Status):
-        return b"+%b\r\n" % reply.encode("latin-1")
-    if isinstance(reply, int):
-        return b":%d\r\n" % reply
-    if isinstance(reply, str):
-        data = reply.encode("latin-1")
-        return b"$%d\r\n%b\r\n" % (len(data), data)
-    assert isinstance(reply, list)
-    return b"*%d\r\n%b" % (len(reply), b"".join(map(encoded, reply)))
+        return "$-1\r\n"
+    return f"-{reply}\r\n" if isinstance(reply, Refused) else f"+{reply}\r\n"

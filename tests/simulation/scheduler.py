@@ -7,12 +7,13 @@ So a run takes no real time for waiting, and the same seed gives the same run.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import random
 import select
 import traceback
 from collections.abc import Callable
+from heapq import heappop, heappush
+from math import log
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -85,6 +86,7 @@ class Simulation:
         global _present
         _present = self
         self.random = random.Random(f"schedule {seed}")
+        self._chance = self.random.random
         self.ids = random.Random(f"ids {seed}")
         self.jitter, self.p_switch, self.p_long = jitter, p_switch, p_long
         self.time = START
@@ -110,7 +112,7 @@ class Simulation:
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
         """Call ``call(*args)`` at this time, outside of all tasks."""
         self._numbers += 1
-        heapq.heappush(self._heap, (when, self.random.random(), self._numbers, call, args))
+        heappush(self._heap, (when, self._chance(), self._numbers, call, args))
 
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
         """Call ``call(*args)`` in so many seconds, outside of all tasks."""
@@ -151,12 +153,12 @@ class Simulation:
     def block(self, seconds: float = math.inf, what: str = "") -> Any:
         """Suspend the running task. Returns the value given to `wake`, or TIMEOUT after so many of its seconds."""
         task = self.running()
-        task.turn += 1
+        task.turn = turn = task.turn + 1
         task.armed = True
         task.waits_for = what
         if seconds < math.inf:
-            until = self.time + max(seconds, 0.0) / task.process.rate
-            self.at(until + self._lag(), self._resume, task, task.turn, TIMEOUT)
+            until = self.time + (seconds / task.process.rate if seconds > 0 else 0.0)
+            self.at(until + self._lag(), self._resume, task, turn, TIMEOUT)
         value = self._hub.switch()
         if self.over or not task.process.alive:
             raise Over
@@ -185,22 +187,12 @@ class Simulation:
 
     def may_switch(self) -> None:
         """Let other tasks run now and then."""
-        if self.p_switch and self.current is not None and self.random.random() < self.p_switch:
-            self.switch()
-
-    def switch(self) -> None:
-        """Let other tasks run."""
-        task = self.running()
-        task.turn += 1
-        task.armed = True
-        self.at(self.time + self._lag(), self._resume, task, task.turn, None)
-        self._hub.switch()
-        if self.over or not task.process.alive:
-            raise Over
+        if self.p_switch and self.current is not None and self._chance() < self.p_switch:
+            self.block(0.0, "switch")
 
     def _lag(self) -> float:
-        lag = self.random.expovariate(1.0) * self.jitter
-        if self.p_long and self.random.random() < self.p_long:
+        lag = -log(1.0 - self._chance()) * self.jitter
+        if self.p_long and self._chance() < self.p_long:
             lag += self.random.expovariate(1.0) * LONG
         return lag
 
@@ -230,9 +222,9 @@ class Simulation:
 
     def run(self, until: float) -> None:
         """Let time pass until then, or until the run is halted."""
-        heap, pop = self._heap, heapq.heappop
+        heap = self._heap
         while heap and heap[0][0] <= until and not self.halted:
-            when, _, number, call, args = pop(heap)
+            when, _, number, call, args = heappop(heap)
             if when > self.time:
                 self.time = when
             self.hash = hash((self.hash, when, number))

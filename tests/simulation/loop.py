@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from tests.simulation.scheduler import Simulation
-from tests.simulation.threads import PipeBell, Selector, now
+from tests.simulation.threads import PipeBell, Selector
 
 __all__ = ["Loop"]
 
@@ -22,7 +22,7 @@ class Loop(BaseSelectorEventLoop):
         super().__init__(Selector())  # type: ignore[arg-type]
 
     def time(self) -> float:
-        return now()
+        return self._process.now()
 
     def run(self, main: Coroutine[Any, Any, object]) -> None:
         """Run the coroutine to its end in the present task, and close the loop."""

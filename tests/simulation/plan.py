@@ -220,7 +220,7 @@ def _operations(
             ttl=ttl if chance.random() < 0.8 else chance.choice([1.0, 2.0, 5.0]),
             think=chance.expovariate(1.0) * chance.choice([0.001, 0.1, 1.0]),
             hold=chance.expovariate(1.0) * (0.003 if length < 0.4 else 0.3 if length < 0.8 else ttl),
-            step=chance.choice([0.02, 0.1, 0.5, 60.0]),
+            step=chance.choice([0.05, 0.1, 0.5, 60.0]),
             timeout=None if patience < 0.5 else 0.0 if patience < 0.65 else chance.choice([0.05, 0.5, 2.0, 10.0]),
             fair=kind == "lock" and chance.random() < 0.3,
             renew=chance.random() < 0.9,

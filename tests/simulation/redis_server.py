@@ -311,7 +311,7 @@ class RedisServer(Server):
         found = []
         self.micros()
         for owner, _ in places.in_order():
-            _, deadline, *_ = lives.get(owner, "x:0").split(":")
+            _, deadline, *_ = str(lives.get(owner, "x:0")).split(":")
             alive = int(deadline.removesuffix("q")) > self.store.now
             quiet = deadline.endswith("q")
             if _claim(owner) == me or (alive and (quiet or self._listeners(f"multilock:wake:{owner.split('.')[0]}"))):
@@ -339,9 +339,7 @@ class RedisServer(Server):
             self.clients.pop(client.number, None)
 
     def _received(self, client: Client, data: bytes) -> None:
-        """Execute the commands, and send the replies. Commands arrive whole, and no word contains a line break of RESP.
-
-        """
+        """Execute the commands, and send the replies. Commands arrive whole, and no word contains a line break of RESP."""
         self.micros()
         lines, at = data.decode("latin-1").split("\r\n"), 0
         while at < len(lines) - 1:

@@ -56,7 +56,8 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         sim = simulation()
-        sim.may_switch()
+        if sim.p_switch:
+            sim.may_switch()
         if self._locked and (not blocking or timeout == 0):
             return False
         end = math.inf if timeout < 0 else sim.time + timeout
@@ -301,20 +302,19 @@ class Selector(File):
         super().has_changed()
 
     def is_readable(self) -> bool:
-        return any(self._ready())
+        return bool(self._ready())
 
-    def _ready(self) -> Iterator[tuple[Any, int]]:
-        for what, file in list(self._files.items()):
-            if file.number >= 0 and file.is_readable():
-                yield self._keys[what], selectors.EVENT_READ
+    def _ready(self) -> list[tuple[Any, int]]:
+        ready = [what for what, file in self._files.items() if file.is_readable() and file.number >= 0]
+        return [(self._keys[what], selectors.EVENT_READ) for what in ready]
 
     def select(self, timeout: float | None = None) -> list[tuple[Any, int]]:
-        ready = list(self._ready())
+        ready = self._ready()
         if not ready and (timeout is None or timeout > 0):
             self._waiter = waiter()
             simulation().block(math.inf if timeout is None else timeout, "selector")
             self._waiter = None
-            ready = list(self._ready())
+            ready = self._ready()
         return ready
 
     def __enter__(self) -> Self:

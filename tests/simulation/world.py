@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import shutil
 import tempfile
 import traceback
@@ -62,7 +61,7 @@ class ClientOf:
 
 async def answer(value: Any) -> Any:
     """Return a value of the blocking face, or await that of the asyncio face."""
-    return await value if inspect.isawaitable(value) else value
+    return await value if hasattr(value, "__await__") else value
 
 
 class World:

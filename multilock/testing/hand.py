@@ -113,7 +113,7 @@ class HandRuntime:
         self._tickers.append(ticker)
         return ticker
 
-    # Steps of the test
+    # The methods by which the test moves the clock and runs jobs
 
     @property
     def kills_at(self) -> float:

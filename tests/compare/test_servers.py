@@ -330,7 +330,7 @@ def test_a_session_has_ended_only_when_the_server_creates_another(
     assert close_kazoo(Client()) is ended
 
 
-# ---- its network
+# ---- the network of a container
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redlock", "redis+sentinel", "redis+cluster", "sqlite"])

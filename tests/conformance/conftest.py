@@ -1,4 +1,4 @@
-"""Leaves out what `chosen` names, unless ``MULTILOCK_CONFORMANCE=all``."""
+"""Leave out the tests that `chosen` names, unless ``MULTILOCK_CONFORMANCE=all``."""
 
 from __future__ import annotations
 

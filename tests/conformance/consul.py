@@ -48,6 +48,6 @@ def _server() -> ConsulServer:
     """Return the server that all these tests share."""
     server = ConsulServer(session_ttl_min="100ms")
     server.start()
-    server.ask("PUT", "kv/ready", b"")  # a server without a key has no list of keys
+    server.ask("PUT", "kv/ready", b"")  # the server can list keys only if there is one
     atexit.register(server.stop)
     return server

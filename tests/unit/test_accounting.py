@@ -31,7 +31,7 @@ INTERRUPTED = {
 
 
 class Account:
-    """A lease of the model, which was just acquired."""
+    """A lease in the model: its acquires, its bodies and its state."""
 
     def __init__(self, names: tuple[str, ...], reentrant: bool, parts: tuple[Account, ...] = ()) -> None:
         self.names, self.reentrant, self.parts = names, reentrant, parts
@@ -234,7 +234,7 @@ class Books:
         assert self.server.holders == {}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unawaited coroutines cause warnings
 def test_acquires_and_bodies_are_counted_as_if_each_body_owned_its_acquire() -> None:
     for seed in range(SEEDS):
         books = Books(seed)

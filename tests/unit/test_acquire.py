@@ -292,7 +292,7 @@ def test_an_error_that_a_retry_cannot_cure_is_raised_at_once(
     assert backend.called("release") == [], "nothing was executed, so nothing must be undone"
 
 
-# Several ids of one call
+# Calls that need several claim ids, one after the other
 
 
 def spent(backend: Scripted, call: Call) -> Busy:

@@ -64,7 +64,7 @@ async def until(ready: Callable[[], object], within: float = 5.0) -> None:
         await asyncio.sleep(0.002)
 
 
-# The same members, awaited
+# The members of the blocking face, with await
 
 
 def test_a_lock_is_acquired_kept_and_released(backend: Scripted) -> None:
@@ -323,7 +323,7 @@ def test_work_that_cannot_be_awaited_is_refused_and_the_node_resigns(backend: Sc
     run(main)
 
 
-# Lost inside async with
+# Leases that are lost inside `async with`
 
 
 @pytest.mark.parametrize("cancel_on_lost", [True, False])
@@ -720,7 +720,7 @@ def test_a_loop_closed_during_a_wait_does_not_stop_the_watchdog(backend: Scripte
     client._kernel.end.close()
 
 
-# Nothing is left behind
+# A cancelled acquire leaves nothing behind
 
 
 @pytest.mark.oracle
@@ -851,7 +851,7 @@ def test_many_tasks_acquire_in_turn(backend: Scripted) -> None:
     run(main)
 
 
-# Several loops, and the end of a loop
+# Clients on several loops, and the end of a loop
 
 
 def test_a_client_belongs_to_one_loop_at_a_time(backend: Scripted) -> None:

@@ -203,7 +203,7 @@ def test_a_with_block_inside_on_elected_does_not_end_the_work_of_run(
 
     start_elected = ThreadTerm.start_elected
 
-    def first(term: ThreadTerm) -> None:  # its thread is faster than the one of run()
+    def first(term: ThreadTerm) -> None:  # on_elected begins before run() continues
         start_elected(term)
         assert entered.wait(10)
 
@@ -755,7 +755,7 @@ def test_an_election_that_failed_to_stop_cannot_start_again_unnoticed(server: Sc
         eventually(election.is_leader)
 
 
-# The view of other clients
+# The leader as other clients see it
 
 
 def test_observe_yields_the_present_leader_and_then_each_change(client: Client, server: Scripted) -> None:

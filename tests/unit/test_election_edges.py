@@ -280,7 +280,7 @@ def test_a_candidacy_of_a_closed_loop_that_ends_late_affects_no_later_one(server
     run(next_loop)
 
 
-# Calls inside our own code
+# A finalizer that runs inside our code
 
 
 @pytest.mark.parametrize("how", ["stop", "resign", "release"])
@@ -426,7 +426,7 @@ def campaign_and_release(client: Client, **callbacks: Any) -> None:
 
 
 @pytest.mark.oracle
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unawaited coroutines cause warnings
 @pytest.mark.parametrize(
     ("use", "function"),
     [

@@ -1,4 +1,4 @@
-"""Of many waiters of one client, one at a time sends requests."""
+"""Of the many waiters of one client for one name, only one at a time sends requests."""
 
 from __future__ import annotations
 

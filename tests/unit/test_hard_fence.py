@@ -559,7 +559,7 @@ def holder(body: str, renew: bool = True, ttl: float = TTL) -> subprocess.Popen[
 
 @pytest.mark.parametrize("why", STUCK)
 def test_a_process_that_cannot_prove_its_lease_is_killed(why: str) -> None:
-    renewed = why != "at work in another thread"  # a healthy process renews
+    renewed = why != "at work in another thread"  # a healthy process renews its lease
     with holder(STUCK[why], renew=renewed) as process:
         assert process.stdout is not None
         granted_until = float(process.stdout.readline())

@@ -89,7 +89,7 @@ def release_the_rest_of_a_set(client: Client) -> None:
     lease.release()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unawaited coroutines cause warnings
 @pytest.mark.parametrize(
     ("use", "function"),
     [
@@ -204,7 +204,7 @@ def test_a_body_that_begins_as_the_last_one_ends_has_the_lock(
     assert step > 10
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unawaited coroutines cause warnings
 def test_a_body_of_a_part_has_the_lock_after_an_interrupted_set(
     client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +263,7 @@ def test_a_refused_body_does_not_stop_the_release_by_a_finalizer(
     assert step > 5
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unawaited coroutines cause warnings
 @pytest.mark.parametrize("hold", [one_lease, one_set])
 def test_an_interrupted_release_by_a_finalizer_is_finished(
     client: Client, backend: Scripted, runtime: HandRuntime, hold: Callable[[Client], tuple[Lease, Lease]]
@@ -289,7 +289,7 @@ def test_an_interrupted_release_by_a_finalizer_is_finished(
     assert step > 10
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unawaited coroutines cause warnings
 def test_a_refused_body_does_not_stop_an_interrupted_resignation(
     client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,7 +326,7 @@ def test_a_refused_body_does_not_stop_an_interrupted_resignation(
     assert step > 10
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unawaited coroutines cause warnings
 @pytest.mark.parametrize("make", [one_lease, one_set, set_and_part, leadership])
 def test_an_interrupted_end_beside_that_of_another_body_leaves_nothing(
     make: Callable[[Client], tuple[Lease, Lease]],

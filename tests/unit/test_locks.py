@@ -177,7 +177,7 @@ def test_one_lock_object_serves_many_threads_at_once(threads: Client) -> None:
     assert most == 1
 
 
-# lock.release() and the scopes
+# lock.release() ends a lease of the calling thread only
 
 
 def test_lock_release_ends_the_newest_lease_of_this_thread(client: Client, backend: Scripted) -> None:

@@ -383,7 +383,7 @@ def test_a_forked_child_holds_no_lock_of_a_set_and_lost_none(client: Client, bac
 
 
 @pytest.mark.oracle
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unawaited coroutines cause warnings
 def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):
         with Client(backend, ttl=20, request_timeout=0.2) as client:
@@ -403,7 +403,7 @@ def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) 
 
 @pytest.mark.oracle
 @pytest.mark.timeout(240)
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # about coroutines that never began
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unawaited coroutines cause warnings
 def test_an_interrupt_anywhere_in_a_with_block_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):
         with Client(backend, ttl=20, request_timeout=0.2) as client:

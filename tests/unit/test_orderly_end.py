@@ -77,7 +77,7 @@ def leads(election: Election, job: Job) -> Aside:
     return running
 
 
-# How long the election waits
+# The time for which an election waits for its work and callbacks
 
 
 PARTS = ["work", "on_elected", "on_lost"]
@@ -266,7 +266,7 @@ def test_a_resignation_before_the_work_begins_prevents_the_work(
     assert resigning[0].join() is True
 
 
-# The parts for which it waits
+# The work and the callbacks for which an election waits
 
 
 @pytest.mark.parametrize("part", PARTS)

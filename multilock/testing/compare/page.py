@@ -323,7 +323,7 @@ class _Page:
                 ],
             )
 
-    # ---- order
+    # ---- the order of tokens
 
     def tokens(self) -> Iterator[tuple[str, int, int, tuple[int, int], str, str]]:
         """Yield for each contestant: its name, the number of its tokens, the number of tokens that did not grow, the

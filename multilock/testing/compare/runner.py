@@ -234,7 +234,7 @@ class _Runner:
             planned, elapsed = max(self.plans.planned, done + len(running)), now() - self.began
             self._progress(Progress(done, planned, running, elapsed, self._within, self._measuring))
 
-    # ---- on the threads that play cycles and loads
+    # ---- methods on the threads that play cycles and loads
 
     def _thread(
         self, act: Callable[..., None], *arguments: object, after: Sequence[threading.Thread] = ()

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     notes.unlink(missing_ok=True)
     code = _pytest([*PLUGIN, *arguments], {REPORT: str(notes)}, None)
     lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
-    if code != 1:  # green, or an error that no single test caused
+    if code != 1:  # the run is green, or has an error that no single test caused
         return code or 0
     return judge([tuple(json.loads(line)) for line in lines], _alone)
 

@@ -130,7 +130,7 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite://{tmp_path}/locks.db"
 
 
-# The commands do not depend on the backend. Only the notice of a loss does: its tests name both backends.
+# The commands do not depend on the backend, except for the notice of a loss, whose tests name both backends.
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.rare)])
 def url(request: pytest.FixtureRequest) -> str:
     """Return a URL that only this test uses."""

@@ -43,7 +43,7 @@ def multilock(*words: object, within: float = 60.0, **environment: str) -> subpr
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Run the command over one file, and return its report and its output on 60 columns."""
+    """Run the command on one file of SQLite, and return the report and the output on 60 columns."""
     folder = tmp_path_factory.mktemp("compare")
     done = multilock(f"sqlite://{folder}/locks.db", *PAUSE, "--out", folder, "--seed", "7", COLUMNS="60")
     assert done.returncode == 0, done.stdout + done.stderr

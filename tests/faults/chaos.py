@@ -113,7 +113,7 @@ class Arena:
     """Sessions that an operator ends, and when: see `Record.taken`."""
 
     def __init__(self, stack: ExitStack) -> None:
-        """Start the servers. They end with ``stack``."""
+        """Start the servers. They are stopped when ``stack`` is closed."""
         self.taken = {}
 
     def url_for(self, place: int) -> str:
@@ -358,8 +358,8 @@ class ConsulArena(ServerArena):
             self.server.ask("PUT", f"session/destroy/{chosen}", within=1.0)
 
     def leftovers(self) -> Iterator[str]:
-        # The traces of a killed reader, or of the last holder of a semaphore, go when a client wants the name
-        # exclusively.
+        # The traces of a killed reader, or of the last holder of a semaphore, are removed when a client acquires the
+        # name exclusively.
         with multilock.connect(self.url, ttl=self.ttl) as client:
             for name in {key.split("/")[1] for key in self.keys()}:
                 client.lock(name).acquire(timeout=4 * self.ttl + 5.0).release()

@@ -290,7 +290,7 @@ class _Crew:
                 await asyncio.sleep(0.05)
             except TimeoutError:
                 turn.had(None)
-            except (Exception, asyncio.CancelledError):  # only the timeout above cancels it
+            except (Exception, asyncio.CancelledError):  # only the timeout above may cancel this task
                 note("wrong", repr(traceback.format_exc()))
         account.close()
 

@@ -61,7 +61,8 @@ SERVERS = 5
 PLACE = re.compile(rb"\w+:(\d+)")  # an entry as queue.lua writes it: its purpose, and its end in ms
 LOOK_EVERY = 0.1  # seconds between two looks at the servers' contents
 ANSWERS_WITHIN = 0.2
-# Seconds after the guard: twice the resolution of the uptime, and the longest pause before a server is asked again.
+# Seconds from the end of the restart guard until a server counts again: twice the resolution of the uptime, and the
+# longest pause before a server is asked again.
 KNOWN_AGAIN = 3.0
 AT_A_TIME = [1, 2, 3, 5], [5, 4, 2, 1]  # how many servers are stopped, and the weight of each number
 DIE_AT_A_TIME = [1, 2, 3], [6, 3, 1]
@@ -178,7 +179,7 @@ class RedlockArena(RemoteArena):
 
 
 def _short(owner: bytes | None) -> str:
-    """Return the end of the claim's id, and the process that it belongs to."""
+    """Return the last characters of the claim's id, and the process of the claim."""
     if owner is None:
         return "nobody"
     return f"{owner.partition(b'@')[0][-8:].decode()} of process {parse_owner(owner.decode()).pid}"

@@ -37,8 +37,8 @@ def judged(
         ((*A, B.format(1.5), "2 stall 1.2 1.6"), BROKEN, 0.5),
         ((*A, B.format(2.015)), UNDECIDED, math.nan),
         ((*A, B.format(2.5), "2 stall 2.1 2.6"), KEPT, -0.08),
-        ((*A, B.format(2.5), "2 stall 1.9 2.6"), UNDECIDED, math.nan),  # the second may have held since 1.9
-        ((*A, B.format(2.5), "2 stall 1.9 2.4"), KEPT, -0.48),  # the second ran from 2.4 on, and got it only at 2.5
+        ((*A, B.format(2.5), "2 stall 1.9 2.6"), UNDECIDED, math.nan),  # B may have held the name since 1.9
+        ((*A, B.format(2.5), "2 stall 1.9 2.4"), KEPT, -0.48),  # B ran from 2.4 on, and got the name only at 2.5
         ((*A[:2], B.format(2.5)), UNDECIDED, math.nan),  # the end of the first belief was not seen
         ((*A[:2], "1 release 2.3 a", B.format(2.5)), KEPT, -0.2),
         (("1 got 1 n a 1 0", B.format(2.5)), UNDECIDED, math.nan),

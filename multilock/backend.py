@@ -125,8 +125,8 @@ class Notices(Protocol):
         once."""
 
     def changed(self, name: str | None) -> None:
-        """Report that the holder of a followed name may have changed. None, as after a reconnect, means any followed
-        name."""
+        """Report that the holder of a followed name may have changed. None means any followed name, for example after a
+        reconnect."""
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
         """Report the state of a push connection, over which the server reports changes: a subscription, a watch, a
@@ -161,7 +161,7 @@ class Backend(Protocol):
     def spi_version(self) -> int:
         """The `SPI_VERSION` that the backend was written for, as a number in its own source.
 
-        multilock opens only backends of its own version.
+        multilock opens a backend only if the two versions are equal.
         """
 
     @property
@@ -222,13 +222,15 @@ class Backend(Protocol):
         """Return all held names that begin with ``prefix``. Each request of the iteration has ``within`` seconds."""
 
     def force_release(self, name: str, within: float) -> bool:
-        """Take the name from every holder. Returns True if there was a holder. Each is notified of its loss (TAKEN)."""
+        """Take the name from every holder. Returns True if there was a holder. Each holder is notified of its loss
+        (TAKEN)."""
 
     def diagnose(self, within: float) -> list[Finding]:
         """Return the findings about what weakens the lock at this server, each with a remedy."""
 
     def ping(self, within: float) -> None:
-        """Return if the server replies. Otherwise raise an error as any method does."""
+        """Send a request, and return when the server has replied. Raises as any method of `Backend` if there is no
+        usable reply."""
 
     def close(self) -> None:
         """End connections and threads. The kernel holds no claim by then. Never raises, does not wait for a server."""

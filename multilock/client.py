@@ -119,7 +119,8 @@ class ClientOfAFace(OfThisProcess):
         return self._kernel.is_healthy()
 
     def __del__(self) -> None:
-        kernel: Kernel | None = getattr(self, "_kernel", None)  # missing if the arguments were wrong
+        # The attribute is missing if the arguments of the client were wrong.
+        kernel: Kernel | None = getattr(self, "_kernel", None)
         if kernel and not kernel.closed:
             log_thread.defer(kernel.end.drop)
 
@@ -187,8 +188,8 @@ class Client(ForWith, ClientOfAFace):
         ``fair``: True serves all waiters with ``fair=True`` in order of arrival. False promises no order.
 
         ``hold_at_least``: Seconds from the grant. A lock released earlier stays taken until then, so that a short job
-        does not run again on a host whose clock is behind. The server keeps this time even if this process ends. It may
-        exceed the ttl, and it does not apply after a loss.
+        does not run again on a host whose clock is behind. The server counts this time, even if this process ends. It
+        may exceed the ttl, and it does not apply after a loss.
 
         ``max_hold``: Seconds from the grant for which the lease is held at most; at least a tenth of the ttl. Then it
         is lost (reason HELD_TOO_LONG), although the backend would still renew it. After such a loss no other holder
@@ -243,7 +244,7 @@ class Client(ForWith, ClientOfAFace):
 
         A thread that reads and asks to read again would wait for itself if a writer waits in between: use
         ``reentrant=True``. A reader that asks to write must release its read lease first, otherwise acquire() raises
-        CapabilityMissing. The same holds for a writer that asks to read.
+        CapabilityMissing. A writer that asks to read must release its write lease first, too.
 
         Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """
@@ -406,9 +407,9 @@ class Client(ForWith, ClientOfAFace):
         ``hold_at_least``: Seconds after the election in which no other node is elected if the ``work`` of
         `Election.run` ends by itself. See `lock`.
 
-        ``max_hold``: Seconds from the election for which this node leads at most. Then the leadership is lost (reason
-        HELD_TOO_LONG). Another node can lead once work, ``on_elected`` and ``on_lost`` have all ended, at the latest
-        at ``loss.valid_until``. This node campaigns again after that, behind the candidates that wait. See `lock`.
+        ``max_hold``: Seconds for which this node leads at most. Then the leadership is lost (reason HELD_TOO_LONG).
+        Another node can lead once work, ``on_elected`` and ``on_lost`` have all ended, at the latest at
+        ``loss.valid_until``. This node campaigns again after that, behind the candidates that wait. See `lock`.
 
         ``hard_fence``: Linux only. The operating system kills this process if the validity of a leadership passes
         before work, ``on_elected`` and ``on_lost`` have all ended. After `Election.campaign`, the work ends with

@@ -49,7 +49,7 @@ class UnknownOption(ConfigurationError):
 
 
 class NothingConfigured(ConfigurationError):
-    """Neither an argument nor the environment nor a file names a backend."""
+    """No argument, environment variable or file names a backend."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

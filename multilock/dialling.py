@@ -31,7 +31,7 @@ class Closable(Protocol):
     """A connection."""
 
     def stale(self) -> bool:
-        """Return whether no request may be sent: the server has closed the connection, or is not used any longer."""
+        """Return whether no further request may be sent, for example because the server has closed the connection."""
 
     def close(self) -> None:
         """Close the connection."""

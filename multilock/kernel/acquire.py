@@ -36,7 +36,8 @@ __all__ = ["Stop", "Stopped", "acquire"]
 
 
 class Stop:
-    """Lets another thread or task call off an acquire. The acquire then raises Stopped and leaves no claim behind."""
+    """A switch by which another thread or task cancels an acquire. The acquire then raises Stopped and leaves no claim
+    behind."""
 
     def __init__(self) -> None:
         self._called = False
@@ -47,14 +48,14 @@ class Stop:
         return self._called
 
     def call(self) -> None:
-        """Call off the acquire. Any thread may do this, at any time."""
+        """Cancel the acquire. Any thread may do this, at any time."""
         self._called = True
         if self.bell:
             self.bell.ring()
 
 
 class Stopped(Exception):
-    """The acquire was called off."""
+    """The acquire was cancelled through its `Stop`."""
 
 
 async def acquire(
@@ -144,7 +145,8 @@ class _Contender:
         self.spent = kernel.now() - self.started
 
     async def stand_in(self, line: Line) -> bool:
-        """Wait for the first place in the gate (see `multilock.kernel.gate`). Returns False at the deadline."""
+        """Wait until this waiter is the first in the gate (see `multilock.kernel.gate`). Returns False at the
+        deadline."""
         kernel = self.kernel
         outage_timeout = self.want.outage_timeout
         self._tell_waiting(None)
@@ -252,7 +254,8 @@ class _Contender:
         self.kernel.ready()
         now = self.kernel.now()
         longest = max(claim.ttl, self.kernel.watchdog.sessions.ttl(granted.group))
-        if granted.sent_at > now or granted.valid_for > longest:  # forged: any client that may publish can send it
+        # Such a grant is forged, which any client with the right to publish can do.
+        if granted.sent_at > now or granted.valid_for > longest:
             return None
         if validity.half_over(now, granted.sent_at, granted.valid_for):
             return None
@@ -323,7 +326,7 @@ class _Contender:
         self._stop_listening(claim)  # called last, because close() waits for all claims in `waiting`
 
     def _stop_listening(self, claim: Claim) -> None:
-        """Remove the claim from the claims that wait.
+        """Remove the claim from the waiting claims, so that no notice reaches it any longer.
 
         Call this only where an interrupt would still release the claim: not in a ``finally`` after the lease was made.
         """

@@ -40,7 +40,7 @@ class Callbacks(Protocol):
     """The methods by which a face runs the user's callbacks."""
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
-        """Have ``callback(*args)`` called. Returns at once and raises nothing but interrupts."""
+        """Have ``callback(*args)`` called. Returns at once. Only an interrupt can make it raise."""
 
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
         """Have ``callback(following())`` called repeatedly, until ``following()`` returns None."""
@@ -106,7 +106,7 @@ def refuse_awaitable(callback: Callable[..., object], result: object) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing, in place of a callback that was taken out of its call."""
+    """Stand in for a callback that was removed from its call."""
 
 
 class _Call:
@@ -137,7 +137,7 @@ class ThreadCallbacks:
         self._runtime = runtime
         self._timers = timers
         self._lock = system.RLock()
-        self._young: dict[_Call, None] = {}  # running for less than 0.1 s, the oldest first
+        self._young: dict[_Call, None] = {}  # calls that have run for less than 0.1 s, the oldest first
         self._queue: list[_Call] = []  # a heap
         self._numbers = count()
         self._unfinished: set[_Call] = set()
@@ -211,7 +211,8 @@ class ThreadCallbacks:
     def _put_back(self, calls: list[_Call]) -> None:
         """After an interrupt, queue each call again that has not begun."""
         with self._lock:
-            self._relief_at = math.inf  # the timer may not have been set
+            # So that a timer is set again, because the interrupt may have come before it was set.
+            self._relief_at = math.inf
             for call in calls:
                 if not call.begun:
                     self._unfinished.add(call)

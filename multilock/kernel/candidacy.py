@@ -179,7 +179,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         return await self._office.condition.wait_for(ours, lambda: deadline)
 
     def _before_us(self) -> str:
-        """Return why `_turn` waits, for a message."""
+        """Return the reason why `_turn` waits, for an error message."""
         if self.is_leader():
             return "this node leads already"
         if self._asking is not None:
@@ -212,7 +212,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         term.start_elected()
 
     def _term_ended(self, term: Term[T]) -> None:
-        if not term.leadership._over():  # resigned, and the lease is still kept
+        if not term.leadership._over():  # this node has resigned, but the lease is still kept
             return
         self._close_no_longer()
         self._report_no_longer()
@@ -287,7 +287,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             else:
                 if await self._ended_by_itself(term, stop):
                     return True, result
-        await term.give_back()  # after a resignation; after a loss it does nothing
+        await term.give_back()  # releases the lease after a resignation, does nothing after a loss
         return False, None
 
     async def _ended_by_itself(self, term: Term[T], stop: Stop) -> bool:
@@ -328,13 +328,13 @@ class Candidacy(OfThisProcess, Generic[T]):
                     return
                 await observer.bell.wait(min(LOOK_AGAIN, left))
         except (BackendUnavailable, BackendRejected):
-            pass  # without a reply this node does not wait for another leader
+            pass  # if the backend does not reply, this node does not wait for another leader
         finally:
             observer.close()
 
     def _begin_standing(self, stop: Stop) -> None:
-        """Make this node a candidate until `_end_standing` is called. The caller must call that after any interrupt,
-        too.
+        """Make this node a candidate until `_end_standing` is called. The caller must call `_end_standing` even after
+        an interrupt.
 
         Raises RuntimeError if this node is a candidate already.
         """
@@ -432,7 +432,7 @@ class Candidacy(OfThisProcess, Generic[T]):
     def is_leader(self) -> bool:
         """Return whether this node leads, by the clock at every call, without a request.
 
-        False from the moment at which this node begins to step down.
+        Returns False from the moment at which this node begins to step down.
         """
         term = self._term
         return term is not None and not term.over()
@@ -446,5 +446,5 @@ class Candidacy(OfThisProcess, Generic[T]):
 
 
 def _tell_term(loss: Loss[Any]) -> None:
-    """Pass a loss from the lease to its term."""
+    """Report the loss of a lease to the term of that lease."""
     cast("Leading", loss.lease)._term.was_lost(loss)

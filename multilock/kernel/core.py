@@ -1,8 +1,8 @@
 """`Kernel`: the part of a client that is the same for the blocking and the asyncio API (the two faces). It has the
 leases, the watchdog and the backend of the client.
 
-The life of a lease: `Kernel.claim`, the loop in `multilock.kernel.acquire`, `Kernel.adopt`, renewals by the watchdog,
-then `Releases.release` or `Monitor.lose`. State changes happen under `Kernel.lock`, which is never held during a
+A lease passes through `Kernel.claim`, the loop in `multilock.kernel.acquire`, `Kernel.adopt`, renewals by the watchdog,
+and then `Releases.release` or `Monitor.lose`. State changes happen under `Kernel.lock`, which is never held during a
 request or a callback.
 """
 
@@ -97,7 +97,7 @@ class Candidate(Protocol):
 
 
 class Kernel:
-    """One client, as the shared parts of the library see it."""
+    """The state and the parts of one client."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Kernel:
         self.closed = False  # no new work begins
         self.finished = False  # all work has ended
         self.died = False  # the watchdog thread died at least once
-        self._told_of_ttl = False  # the log has the warning that another ttl was granted
+        self._told_of_ttl = False  # whether the log has the warning that another ttl was granted
         self._make_face = make_face
         self.closers: dict[Callable[[], Ending], None] = {}  # active elections, which close() ends first
         self.elections: weakref.WeakSet[Candidate] = weakref.WeakSet()
@@ -281,7 +281,8 @@ class Kernel:
     def poke(self, at: float) -> None:
         """Make the ticking thread run its next step no later than ``at``."""
         if self.ticker is None and (refusal := self._start_ticker()):
-            logger.error("no thread for the watchdog: %s", refusal)  # planned work waits for the next poke
+            # The planned work waits for the next call of `poke`.
+            logger.error("no thread for the watchdog: %s", refusal)
         if ticker := self.ticker:
             ticker.poke(at)
 
@@ -301,7 +302,7 @@ class Kernel:
         """Return False if a thread was refused and no ticking thread will try again. Then the caller must call this
         again.
 
-        Each call tries to start the thread.
+        Each call tries to start the missing threads.
         """
         return not (worker.is_any_missing() and worker.try_again()) or bool(worker.helpers)
 
@@ -376,7 +377,7 @@ class Kernel:
         return math.inf if self.died else ticker.late() if ticker else 0.0
 
     def add_election(self, election: Candidate) -> None:
-        """Remember an election, weakly, for dashboards and for a forked child."""
+        """Keep a weak reference to an election, for dashboards and for a forked child."""
         with self.lock:
             self.elections.add(election)
 

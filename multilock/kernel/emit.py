@@ -1,4 +1,4 @@
-"""Sends typed events to subscribers. Imported at the first subscription, because most programs never subscribe."""
+"""Send typed events to subscribers. Imported at the first subscription, because most programs never subscribe."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ class Tell:
         self._to.emit(event)
 
     def leader_changed(self, name: str, leader: LeaderInfo | None) -> None:
-        """Report that another node leads, or nobody."""
+        """Report that another node leads, or that nobody leads."""
         self._to.emit(events.LeaderChanged(name, None, self._now(), leader))

@@ -45,10 +45,10 @@ class End:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._closing: int | None = None  # the id of the thread that runs `close`
-        self._awaits_work = False  # whether `close` still waits for the work of elections
+        self._awaits_work = False  # `close` still waits for the work of elections
         self._over_by = math.inf  # the latest time at which `close` returns
-        self._ended = False  # nothing of the client is left
-        self.dropped = False  # the user has dropped the client, and it has not ended yet
+        self._ended = False  # the client has ended completely
+        self.dropped = False  # no reference to the client is left, and the client has not ended yet
 
     def close(self) -> None:
         """End the client: see ``Client.close``.
@@ -78,8 +78,8 @@ class End:
     def _wait_for_the_end(self) -> None:
         """Wait for the `close` of another thread, unless the two threads could wait for each other.
 
-        That is possible while that `close` waits for the work of an election, because the work may wait for the calling
-        thread.
+        That is possible while the other `close` waits for the work of an election, because the work may wait for the
+        calling thread.
         """
         kernel = self._kernel
         if not (in_the_middle() or CALLED.get() or self._awaits_work) and self._closing not in (
@@ -120,14 +120,14 @@ class End:
         kernel = self._kernel
         self._closing = system.get_ident()
         try:
-            kernel.monitor.wait(budget)  # until every callback has been started, within the budget
+            kernel.monitor.wait(budget)  # wait until every callback has been started
             kernel.callbacks.wait(budget)
         finally:
             kernel.lift_fences()  # before any request, because an outage must not kill a process during its orderly end
             for lease in leases:
                 if lease.loss:
                     kernel.cancels.add(lease.claim, lease.granted, lease.unsure, rest_until=lease.rest_until)
-        try:  # elections release their own leases; the extra budget covers a late timer
+        try:  # Elections release their own leases. The extra `budget` covers a late timer.
             wait_until(
                 kernel.runtime, lambda: all(lease.stage != HELD for lease in leases), until + budget - kernel.now()
             )
@@ -186,7 +186,7 @@ class End:
         for part in (kernel.followers, kernel.watchdog, kernel.cancels, kernel.face, kernel.backend):
             try:
                 part.close()
-            except Exception:  # the other parts must be closed anyway
+            except Exception:  # log it, because the other parts must still be closed
                 logger.exception("a part of the client could not be closed")
         if kernel.ticker:
             kernel.ticker.close()

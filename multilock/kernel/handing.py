@@ -19,7 +19,7 @@ L = TypeVar("L", bound=AnyHeld)
 
 
 class Handing(Generic[L]):
-    """The lease of one acquire() that its caller does not have yet.
+    """The new lease of one acquire(), as long as the caller of acquire() does not have it yet.
 
     The function that returns the lease creates this object first, and calls `take_back` in its ``except``. So the lease
     is recorded here before an interrupt can hit a function that has it only in a local variable. Once that function has

@@ -163,7 +163,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return self._lost_from(HELD, loss)
 
     def _lose_released(self, loss: Loss[Any]) -> bool:
-        """RELEASING → LOST: the release found the lock gone. Only the release calls this."""
+        """RELEASING → LOST: the release found the lock gone. Only the code that releases calls this."""
         return self._lost_from(RELEASING, loss)
 
     def _lost_from(self, state: int, loss: Loss[Any]) -> bool:
@@ -337,7 +337,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Lose a lease of several locks if the release of a part reported that the part was lost."""
 
     def _no_rest(self) -> None:
-        """Cancel hold_at_least, because no work was done under the lease."""
+        """Cancel hold_at_least, so that the release frees the name at once."""
         raise NotImplementedError
 
     def _leave_scope(self) -> None:
@@ -460,7 +460,8 @@ class Holding(AnyHeld):
         self.schedule = Schedule(armed=not kernel.push_loss)
         self.granted_at = kernel.now()
         self.hold_until = self.granted_at + want.max_hold
-        self._told: tuple[Once, ...] = ()  # the lost callbacks of this lease, and of a lease of several locks over it
+        # The lost callbacks of this lease, and of a lease of several locks that contains it.
+        self._told: tuple[Once, ...] = ()
         self._work_over = False  # the last work under a lost lease has ended
         self.rest_until: float | None = None
         self._accept(granted)

@@ -33,7 +33,7 @@ def check_outside() -> None:
 def call_inside(call: Callable[..., R], *args: Any) -> R:
     """Call a backend: return ``call(*args)``. Every call of a backend goes through here.
 
-    A backend may need a thread of its own. Raises BackendUnavailable if the operating system refuses it.
+    Raises BackendUnavailable if the backend needs a new thread and the operating system refuses it.
     """
     thread = system.get_ident()
     if thread in inside:

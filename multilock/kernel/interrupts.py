@@ -4,8 +4,9 @@ CPython may raise an interrupt whenever a Python function begins or a C function
 half done is written such that a second run is harmless. If it is interrupted, it is run once more.
 
 `surely` does that for a plain function that makes the first change itself. Three cases need an ``except BaseException``
-of their own. The step may have to be undone, as for a lease that no caller has. The step may await. Or the caller made
-a change before it called `surely`, so that an interrupt at the entry of `surely` would leave that change half done.
+of their own. The step may have to be undone, for example if no caller has received the lease. The step may await. Or
+the caller made a change before it called `surely`, so that an interrupt at the entry of `surely` would leave that
+change half done.
 """
 
 from __future__ import annotations

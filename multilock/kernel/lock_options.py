@@ -1,4 +1,4 @@
-"""`Want`: the checked options of a lock object. Every user error in them is raised here, before any request."""
+"""`Want`: the checked options of a lock object. A wrong option raises an error here, before any request."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def want(
     identity: str | None = None,
     patient: bool = False,
 ) -> Want:
-    """Check the options of a lock, and return its `Want`. With ``patient`` a wait outlasts every outage.
+    """Check the options of a lock, and return its `Want`. With ``patient``, a wait continues however long an outage
+    lasts.
 
     Readers, writers and permits accept ``fair=None``, because they are served in order of arrival whenever the backend
     can do that. Raises ValueError, TypeError, CapabilityMissing, ClientClosed.

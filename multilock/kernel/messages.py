@@ -1,4 +1,4 @@
-"""The words of errors and warnings about locks that a thread or task holds, lacks or waits for."""
+"""The texts of errors and warnings about locks that a thread or task holds, does not hold, or waits for."""
 
 from __future__ import annotations
 

@@ -68,13 +68,13 @@ class Monitor:
             if one:
                 if claim_id is not None:
                     one.told = None
-                one.granted = None  # before the bell, because a grant pushed earlier may have been revoked since
+                one.granted = None  # cleared before the bell rings: a grant pushed earlier may have been revoked
                 one.bell.ring()
 
     def granted(self, claim_id: str, granted: Granted) -> None:
         """See `multilock.backend.Notices.granted`."""
         if one := self.waiting.get(claim_id):
-            one.granted = granted  # before the bell, because the waiter reads this when it wakes
+            one.granted = granted  # stored before the bell rings, because the waiter reads this when it wakes
             one.bell.ring()
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
@@ -108,7 +108,7 @@ class Monitor:
     def group_gone(self, group: Hashable, message: str) -> None:
         """See `multilock.backend.Notices.group_gone`."""
         kernel = self._kernel
-        with kernel.lock:  # before the bell, because a grant pushed earlier may have been revoked since
+        with kernel.lock:  # done before a bell rings, because a grant pushed earlier may have been revoked since
             if kernel.watchdog.sessions.drop(group):
                 for one in list(self.waiting.values()):
                     one.ended |= {group}
@@ -195,7 +195,7 @@ class Monitor:
     def _tell(self, lease: AnyHeld, loss: Loss[Any], give_back: bool) -> None:
         """Report a loss: callbacks, hooks, background cancel, event and log line. A second call changes nothing."""
         kernel = self._kernel
-        for callback in lease._callbacks or ():  # before any call that could block
+        for callback in lease._callbacks or ():  # started before any call that could block
             kernel.callbacks.start(callback, loss)
         lease._call_hooks()
         lease._callbacks = None

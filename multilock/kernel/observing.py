@@ -1,4 +1,4 @@
-"""Following who leads: ``observe()``, ``on_leader_changed``, the event LeaderChanged.
+"""Report who leads an election: ``observe()``, ``on_leader_changed``, the event LeaderChanged.
 
 `Followers` knows which names the client follows. `Observer` returns the present leader and each change. `Reporter`
 passes the changes to an election's callback.
@@ -25,7 +25,7 @@ __all__ = ["Followers", "Observer", "Reporter", "leader_info"]
 
 POLL = 0.5  # seconds between requests if the backend does not push changes
 PUSHED = 10.0  # seconds between requests if the backend pushes changes, because a push may be lost
-REFUSED_PAUSE = 1.0  # seconds until the next request after the backend refused to tell who leads
+REFUSED_PAUSE = 1.0  # seconds until the next request, if the backend refused to say who leads
 
 
 class Followers:

@@ -48,7 +48,7 @@ class OneClient(Protocol):
         """The end of the client."""
 
 
-_kernels: dict[weakref.ref[OneClient], None] = {}  # not a WeakSet, which must not change while it is iterated
+_kernels: dict[weakref.ref[OneClient], None] = {}  # not a WeakSet, because that must not change while it is iterated
 
 
 def register(kernel: OneClient) -> None:

@@ -24,8 +24,8 @@ BRIEFLY = 0.1  # seconds for which a finalizer waits for the kernel's lock, whos
 
 
 class Releases:
-    """All releases of one client. The holder waits for a release, or it happens in the background, or it comes from a
-    finalizer or signal handler that has interrupted multilock itself.
+    """All releases of one client: those for which the holder waits, those in the background, and those by a finalizer
+    or signal handler that has interrupted multilock itself.
 
     A lease of several locks begins its release as a whole. Then each part is released at the backend separately. If
     another lease holds the same part as well, only the acquire count of the part is lowered.
@@ -33,7 +33,7 @@ class Releases:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        # Leases that the ticking thread must release, each with the end of its body, if that is not counted yet.
+        # Leases that the ticking thread must release. Each comes with the end of the body that released it, or None.
         self._late: deque[tuple[AnyHeld, EndOfBody | None]] = deque()
 
     async def release(self, lease: AnyHeld, until: float | None = None, *, body: EndOfBody | None = None) -> bool:
@@ -183,7 +183,7 @@ class Releases:
             raise
 
     def take_back(self, lease: AnyHeld, end: EndOfBody | None = None, *, worked: bool = False) -> None:
-        """Undo an acquire whose caller was interrupted before it had the lease, or before it could release it.
+        """Undo an acquire whose caller was interrupted before it had the lease, or before it could release the lease.
 
         ``end`` is the end of the body that the acquire began, or None. ``worked`` says whether that body had begun. A
         lease that has no other acquire is released in the background. If it has other acquires, only their count is

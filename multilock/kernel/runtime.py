@@ -177,7 +177,7 @@ class _ThreadTicker:
         self._died = died
         self._wakeup = system.LockBell()
         self._planned = math.inf
-        self._due = now()  # when the present or next step should begin
+        self._due = now()  # the time at which the present or next step should begin
         self._closed = False
         self._name = name
 

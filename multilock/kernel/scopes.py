@@ -98,7 +98,7 @@ class WithEntry(Generic[L]):
         self._open = [True]
 
     def close(self) -> bool:
-        """Claim the right to end this entry. Returns False if another caller has it already."""
+        """Take the right to end this entry. Returns False if another caller has taken it already."""
         try:
             return self._open.pop()
         except IndexError:

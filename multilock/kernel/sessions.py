@@ -30,7 +30,7 @@ class RenewedSession:
     def __init__(self, ttl: float, renew_every: float) -> None:
         self.ttl = ttl
         self.renew_every = renew_every
-        self.valid_until = math.inf  # the end of leases granted before the server cut the ttl
+        self.valid_until = math.inf  # the end of the validity of leases that were granted before the server cut the ttl
         self.proof: Granted | None = None  # the newest proof that a renewal gave to the leases
         self.due = 0.0
         self.failures = 0
@@ -155,7 +155,7 @@ class RenewedSessions:
         """Give the new proof of the session to leases that were granted while the renewal was under way.
 
         Otherwise these leases would count from the previous proof, which is two periods old when the next renewal is
-        answered. They could then be lost if many keys or a slow network delay the answer.
+        answered. They could then be lost if many keys or a slow network delay that answer.
         """
         kernel = self._kernel
         due = math.inf

@@ -41,7 +41,7 @@ class Leading(Holding):
     def term(self) -> int | None:
         """The fencing token of this leadership: greater for every later leader. None if the backend has no tokens.
 
-        ``fence()`` returns the same number, never None: it raises instead.
+        ``fence()`` returns the same number, but raises CapabilityMissing where this is None.
         """
         return self.token
 
@@ -62,7 +62,7 @@ class Leading(Holding):
         """See `AnyHeld._body_ends`. The last body begins the resignation here, so that no other body can enter
         first."""
         with self._kernel.lock:
-            if end.counted and self._term.resigning:  # after an interrupt; no body has begun since then
+            if end.counted and self._term.resigning:  # called again after an interrupt; no body has begun since then
                 return not end.done
             last = super()._body_ends(end)
             if last and self.stage == HELD:
@@ -70,7 +70,8 @@ class Leading(Holding):
         return last
 
     def _end_of_work(self, end: EndOfBody | None) -> None:
-        """See `AnyHeld._end_of_work`. Here the last of all parts reports the end: see `Term.part_ended`."""
+        """See `AnyHeld._end_of_work`. Here the part that ends last reports that all work has ended: see
+        `Term.part_ended`."""
         self._term.by_hand = False
         self._term.end_lost()
 
@@ -300,7 +301,7 @@ class Term(Generic[T]):
             return False
         with self.office.lock:
             if not self.resigning:
-                # A body that resigns need not be notified, if it is the only one. Other bodies must be notified, even
+                # The body that resigns is not notified if it is the only open body. Other bodies must be notified, even
                 # in other tasks, and also if the work of run() resigns.
                 self._resigned_by_body = self._body and is_inside(self.work) and self.leadership._open <= 1
             again, self.resigning = self.resigning, True

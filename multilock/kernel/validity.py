@@ -62,16 +62,16 @@ def renew_at(sent_at: float, renew_every: float, ttl: float, jitter: float, phas
 
 
 def first_renewal_at(granted_at: float, expires_at: float) -> float:
-    """Return when to renew a lease first that was granted for less than its ttl.
+    """Return when to send the first renewal of a lease that was granted for less than its ttl.
 
-    The first renewal does not come at once, because most locks are held briefly. It comes while most of the remaining
-    time is left.
+    The first renewal does not come at once, because most locks are held briefly. It comes while most of the time until
+    ``expires_at`` is left.
     """
     return granted_at + min(ARM_AFTER, (expires_at - granted_at) / RENEWALS)
 
 
 def late_at(sent_at: float, renew_every: float) -> float:
-    """Return when a lease without a new proof becomes AT_RISK: after a whole period without an answer."""
+    """Return when a lease without a new proof becomes AT_RISK: when a renewal has had no answer for a whole period."""
     return sent_at + 2 * renew_every
 
 
@@ -86,7 +86,8 @@ def retry_in(failures: int, ttl: float, jitter: float) -> float:
 
 
 def urgency(left: float, timeout: float) -> int:
-    """Return 0 if a whole request fits before the deadline, otherwise 1 plus 1 for each halving of the time left.
+    """Return 0 if a whole request fits before the deadline. Otherwise return 1, plus 1 for each halving of the time
+    left.
 
     Only leases of the same urgency share a request, so that a lease near its end does not shorten the timeout of the
     others.

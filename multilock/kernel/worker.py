@@ -171,7 +171,7 @@ def troubles() -> list[str]:
 
 
 def _log(message: str, *args: object, error: BaseException | None = None) -> None:
-    from multilock.log_thread import logger  # imported here, because the log's own thread is a worker too
+    from multilock.log_thread import logger  # imported here, because the module of the log imports this one
 
     logger.error(message, *args, exc_info=error)
 

@@ -131,8 +131,8 @@ class ClientOfAFace(OfThisProcess):
 class Client(ForWith, ClientOfAFace):
     """A connection to one backend, and the locks held through it. `connect` makes one from a URL.
 
-    Threads may share a client and everything made with it. In a forked child it opens its own connections and has its
-    own identity. A client is a context manager whose end calls `close`.
+    Threads may share a client and everything made with it. In a forked child the client opens its own connections and
+    has its own identity. A client is a context manager whose end calls `close`.
 
     ``Client(backend, **options)`` takes a backend object and the options ``ttl``, ``identity``, ``outage_timeout`` and
     ``request_timeout``.
@@ -404,8 +404,8 @@ class Client(ForWith, ClientOfAFace):
         ``grace``: Seconds for which a resignation waits for the end of work and callbacks before it releases the lease.
         Default: one ttl. ``math.inf`` waits without limit.
 
-        ``hold_at_least``: Seconds after the election in which no other node is elected if the ``work`` of
-        `Election.run` ends by itself. See `lock`.
+        ``hold_at_least``: Seconds from the election. If the ``work`` of `Election.run` ends by itself, no other node is
+        elected until then. See `lock`.
 
         ``max_hold``: Seconds for which this node leads at most. Then the leadership is lost (reason HELD_TOO_LONG).
         Another node can lead once work, ``on_elected`` and ``on_lost`` have all ended, at the latest at

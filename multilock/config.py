@@ -60,7 +60,7 @@ class Settings:
     url: str  #: the URL without its query
     ttl: float = 30.0  #: seconds
     prefix: str = "multilock/"
-    identity: str | None = None  #: None means `default_identity()` of the process that asks
+    identity: str | None = None  #: None means `default_identity()` of the present process
     outage_timeout: float | None = 30.0  #: seconds, or None for no limit
     request_timeout: float | None = None  #: seconds, or None for ttl/5, at most 5 s
     options: Mapping[str, object] = field(
@@ -218,7 +218,7 @@ class _Layer(NamedTuple):
 
     @classmethod
     def of(cls, where: str, table: Mapping[str, object], variables: dict[str, str]) -> _Layer:
-        """Return the settings of a table. Adds the environment's variables that it names to ``variables``."""
+        """Return the settings of a table. Adds the environment variables that the table names to ``variables``."""
         values = {name: _filled(value, f"{name} in {where}", variables) for name, value in table.items()}
         url = values.pop("url", None)
         if url is not None and not isinstance(url, str):
@@ -281,7 +281,8 @@ class _File(NamedTuple):
         return cls(path, top, profiles, default)
 
     def layers(self, profile: str | None, variables: dict[str, str]) -> list[_Layer]:
-        """Return the profile, if one is chosen, and the top level. If both have a setting, the profile's counts."""
+        """Return the profile, if one is chosen, and the top level. If both have a setting, that of the profile
+        counts."""
         if self.path is None:
             if profile is None:
                 return []
@@ -316,7 +317,7 @@ def _text_of(path: str) -> str | None:
 def _filled(value: object, where: str, variables: dict[str, str]) -> object:
     """Return a value of the file with each ``${NAME}`` replaced by that environment variable, and ``$$`` by a dollar.
 
-    Adds the variables that it used to ``variables``.
+    Adds each variable that was used to ``variables``.
     """
     if isinstance(value, list):
         return [_filled(each, where, variables) for each in value]

@@ -36,7 +36,8 @@ def decorator(
     *,
     asynchronous: bool,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the decorator for the lock names that ``template`` describes. Wrong options raise here, not at a call."""
+    """Return the decorator for the lock names that ``template`` describes. Wrong options raise an error here, not when
+    the decorated function is called."""
     check_timeout(timeout)
     make_lock(template, **options)  # raises if an option is wrong
     used = _parameters_of(template)

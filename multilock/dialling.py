@@ -74,7 +74,8 @@ class Dialling(Generic[Wire]):
 
     def forget(self) -> None:
         """Forget the threads and their connections, which do not exist in a forked child."""
-        self.permits: system.SimpleQueue[None] = system.SimpleQueue()  #: an item for each further thread allowed now
+        #: One item for each thread that may still be started.
+        self.permits: system.SimpleQueue[None] = system.SimpleQueue()
         for _ in range(self._most):
             self.permits.put(None)
         self._late: deque[_Login[Wire]] = deque()  # used without a lock, since its methods are atomic
@@ -172,7 +173,7 @@ class Dialling(Generic[Wire]):
             with suppress(system.Empty):
                 return login.result.get(timeout=max(0.0, deadline - now()))
             login.late.set()
-            with suppress(system.Empty):  # the thread may have ended just before that
+            with suppress(system.Empty):  # the login may have ended just before `late` was set
                 return login.result.get_nowait()
             self._keep(login)
             kept = True

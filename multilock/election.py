@@ -58,7 +58,7 @@ class Leadership(Leading, HeldLease):
         except MultilockError:  # this node no longer leads
             self._term.no_body(before)
             raise
-        except BaseException:  # interrupted: this `with` will not end
+        except BaseException:  # interrupted: Python will not call __exit__ for this `with`
             self._term.no_body(before)
             if not self._open:  # otherwise another body still runs
                 self._term.abdicate(INTERRUPTED)
@@ -74,7 +74,8 @@ class Leadership(Leading, HeldLease):
             self.release()
 
     def _release_after_interrupt(self, end: EndOfBody) -> None:
-        """Resign after an interrupt. Unlike other leases, a leadership is released only at its orderly end."""
+        """Resign after an interrupt. Unlike other leases, a leadership is released only after its work and callbacks
+        have ended, or after the grace."""
         last = self._body_ends(end)
         self._term.body_ends()
         if last:
@@ -178,8 +179,8 @@ class Election(ForWith, Candidacy[Leadership]):
     def run(self, work: Callable[[Leadership], R]) -> R | None:
         """Campaign, run ``work(leadership)`` in this thread while leading, and campaign again after a loss.
 
-        ``work``: A function that should check ``leadership.is_held()`` often, because nothing else stops it. If it ends
-        while this node leads, this node resigns, and `run` returns its result or raises its exception.
+        ``work``: A function that should check ``leadership.is_held()`` often, because nothing else stops it. If the
+        function ends while this node leads, this node resigns, and `run` returns its result or raises its exception.
 
         Returns None after `stop`, and when the client is closed. Raises RuntimeError if this election runs already,
         BackendRejected if the backend refuses the request, and TypeError if ``work`` is a coroutine function.
@@ -246,7 +247,8 @@ class Election(ForWith, Candidacy[Leadership]):
             raise
 
     def _end_interrupted(self, grace: float | None = None) -> None:
-        """End the candidacy without waiting, after an interrupt. A grant that is on its way is resigned on arrival."""
+        """End the candidacy without waiting, after an interrupt. If a grant is on its way, this node resigns when it
+        arrives."""
         self._call_off()
         if self._term:
             self._term.abdicate(INTERRUPTED, grace)

@@ -37,7 +37,7 @@ class InContext:
         """A copy of the context (`contextvars`) in which acquire() was called, for example with its trace. See
         `Context.run`.
 
-        None for an event that belongs to no acquire(), or to one before the first subscription.
+        None for an event that belongs to no acquire(), or to an acquire() before the first subscription.
         """
         context: Context | None = getattr(self, "_context", None)
         return context.copy() if context else None
@@ -107,7 +107,7 @@ class AtRisk(Event):
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
-    """The lease ended without being released. ``held_for`` is the seconds from the grant to the loss."""
+    """The lease ended without being released. ``held_for`` is the number of seconds from the grant to the loss."""
 
     loss: Loss
     held_for: float
@@ -115,8 +115,8 @@ class Lost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """The holder released the lock. ``at`` is the time of the call of release(), and ``held_for`` the seconds from the
-    grant until then."""
+    """The holder released the lock. ``at`` is the time of the call of release(), and ``held_for`` the number of seconds
+    from the grant until then."""
 
     held_for: float
 

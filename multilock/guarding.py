@@ -68,8 +68,8 @@ Ask = Callable[[str, tuple[Any, ...]], bool]
 
 
 class Session(NamedTuple):
-    """A connection that the user passed. ``dialect`` is the kind of its database. ``raw`` is for SQLite the driver's
-    own connection, or None."""
+    """A connection that the user passed. ``dialect`` is the kind of its database. ``raw`` is the driver's own
+    connection for SQLite, otherwise None."""
 
     dialect: str
     ask: Ask
@@ -105,16 +105,17 @@ def guard(
     There are two ways to call it:
 
     * ``guard(connection, name=…, token=…)`` does what `Lease.guard` does, for a lock on ``postgresql://`` that another
-      process holds. ``name`` and ``token`` are those of its lease, ``prefix`` and ``schema`` the options of its client.
+      process holds. ``name`` and ``token`` are those of the lease, ``prefix`` and ``schema`` the options of the
+      holder's client.
     * ``guard(connection, lease)`` is for a lease of any backend, and a database with the table ``multilock_fence``:
-      PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and older ones
-      are refused. It does not keep others from acquiring the lock meanwhile. So call it in each transaction that reads
-      or writes the protected data, before reading what the writes depend on. In REPEATABLE READ and SERIALIZABLE call
-      it first. If an older lease has written meanwhile, the server reports a serialization failure: roll back, begin
-      again.
+      PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and transactions
+      of older leases are refused. It does not keep others from acquiring the lock meanwhile. So call it in each
+      transaction that reads or writes the protected data, before reading what the writes depend on. In REPEATABLE READ
+      and SERIALIZABLE call it first. If an older lease has written meanwhile, the server reports a serialization
+      failure: roll back, begin again.
 
-    ``idle_limit`` is as for `Lease.guard`. Raises LockLost if the lease is over, or if a newer one has written:
-    then roll back. Raises ConfigurationError if no transaction is open, or if the connection is of another kind.
+    ``idle_limit`` is as for `Lease.guard`. Raises LockLost if the lease is over, or if a newer lease has written: then
+    roll back. Raises ConfigurationError if no transaction is open, or if guard() does not know this kind of connection.
     Raises CapabilityMissing if the lease has no token that grows, as with readers and permits.
     """
     session = _session(connection)
@@ -251,7 +252,7 @@ def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) ->
 
 
 def _keep_open(session: Session, idle_limit: float | None) -> None:
-    """Set how long the transaction may be idle. Raises ConfigurationError if it is over already."""
+    """Set how long the transaction may be idle. Raises ConfigurationError if the transaction is over already."""
     if session.dialect == "sqlite":
         if idle_limit is not None:
             raise ConfigurationError("SQLite ends no transaction by itself: leave idle_limit out")
@@ -265,7 +266,7 @@ def _keep_open(session: Session, idle_limit: float | None) -> None:
 
 
 def _session(connection: Any) -> Session:
-    """Return how to ask this connection, whose class may be derived from one that we know."""
+    """Return the `Session` of this connection, whose class may be derived from a class that we know."""
     known = "a connection of psycopg, psycopg2, Django or sqlite3, or a Connection or Session of SQLAlchemy"
     if _is_async(connection):
         raise _unknown(connection, f"{known} (with SQLAlchemy: await connection.run_sync(multilock.guard, …))")
@@ -308,7 +309,7 @@ def _asker_by_rows(connection: Any) -> Ask:
 
 
 def _asker_by_count(connection: Any) -> Ask:
-    """Return an asker that reads no row, because a connection of psycopg may turn its rows into anything."""
+    """Return a function that reads no row, because a connection of psycopg may turn its rows into anything."""
 
     def ask(sql: str, arguments: tuple[Any, ...]) -> bool:
         with connection.cursor() as cursor:
@@ -325,7 +326,7 @@ def _asker_by_count(connection: Any) -> Ask:
 
 
 def _styled(sql: str, style: str) -> str:
-    """Return the statement with the marks that the driver wants for its arguments."""
+    """Return the statement with the placeholders that the driver expects."""
     first, *rest = sql.split("%s")
     if style == "qmark":
         return sql.replace("%s", "?")

@@ -82,7 +82,7 @@ class AnyLease(Protocol):
 
 @runtime_checkable
 class Lease(AnyLease, Protocol):
-    """One holding of a lock, returned by ``acquire()``. After it was released or lost it is never held again.
+    """A lock that is held, as ``acquire()`` returns it. After the lease was released or lost, it is never held again.
 
     A lease is a context manager: the end of ``with`` releases it, and raises LockLost if it was lost. If several
     ``with`` have entered the same lease, the last to end releases it. Any thread may use and release it.
@@ -125,7 +125,7 @@ class Lease(AnyLease, Protocol):
 
         Raises LockLost if the lock is no longer ours; the transaction can then only be rolled back. Raises NotHeld
         after a release, ConfigurationError if no transaction is open, and any error of the connection itself. Raises
-        CapabilityMissing on other backends: `multilock.guard` has a table for their leases.
+        CapabilityMissing on other backends: `multilock.guard` uses a table for their leases.
         """
 
     def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
@@ -143,7 +143,7 @@ class Lease(AnyLease, Protocol):
 
 @runtime_checkable
 class AsyncLease(AnyLease, Protocol):
-    """One holding of a lock, returned by ``await lock.acquire()``. The asyncio twin of `multilock.Lease`.
+    """A lock that is held, as ``await lock.acquire()`` returns it. The asyncio twin of `multilock.Lease`.
 
     A lease is an asynchronous context manager. If the lease is lost, the body of ``async with`` is cancelled at that
     moment (unless the lock was made with ``cancel_on_lost=False``), and the end raises LockLost.
@@ -165,8 +165,8 @@ class AsyncLease(AnyLease, Protocol):
     async def renew(self) -> None:
         """Send one renewal now, which also asks the backend whether the lock is still ours.
 
-        Raises LockLost if it is not, NotHeld after a release, and BackendUnavailable if the backend does not answer.
-        The lease is then held until its deadline: see `multilock.Lease.renew`.
+        Raises LockLost if it is not, and NotHeld after a release. Raises BackendUnavailable if the backend does not
+        answer: the lease is then held until its deadline. See `multilock.Lease.renew`.
         """
 
     async def guard(self, connection: Any, *, idle_limit: float | None = None) -> None:

@@ -131,7 +131,7 @@ class DistributedLock(AnyLock, Protocol):
     Each ``with lock`` ends the lease that it began, even if its end runs in another thread, as the end of a generator
     may. An exit stack that was given the lock object must guess which lease to end, and so must an ``__exit__`` called
     by hand. The stack then ends the newest lease of its thread, otherwise a lost lease, otherwise the only lease. If
-    there are several leases of other threads, it raises NotHeld. To avoid the guess, give the stack a lease:
+    there are several leases of other threads, NotHeld is raised. To avoid the guess, give the stack a lease:
     ``stack.enter_context(lock.acquire())``.
     """
 

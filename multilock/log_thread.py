@@ -118,7 +118,7 @@ class _Entry:
         self._context = contextvars.copy_context()  # a filter may add the current request to every record
 
     def tell(self) -> None:
-        """Call the handlers. A failure is printed as `logging` prints that of a handler."""
+        """Call the handlers. A failure is printed as `logging` prints the failure of a handler."""
         try:
             self._context.run(self._tell)
         except BaseException:  # SystemExit too: the next record must still be logged

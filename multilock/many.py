@@ -63,7 +63,7 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
     already held are released within the remaining time. A release that takes longer continues in the background.
     """
     deadline = math.inf if timeout is None else kernel.now() + timeout
-    held: list[tuple[Holding, EndOfBody]] = []  # this call counts as one body of `with` of each part
+    held: list[tuple[Holding, EndOfBody]] = []  # this call counts as one `with` body of each part
     try:
         while True:
             stop = Stop()  # called when a part ends, so that we stop waiting for later parts

@@ -69,7 +69,7 @@ class Claim(NamedTuple):
 
     ``id`` is ``<client>.<32 hex digits>``. Each acquisition has a new id, and a request that is sent again has the same
     id. ``owner`` is the id followed by a description of the holder, as one word (see `owner_text`). ``ttl`` is in
-    seconds, already rounded to what the backend grants. ``permits`` is, for the kind "permit", how many claims may hold
+    seconds, already rounded to what the backend grants. For the kind "permit", ``permits`` is how many claims may hold
     the name together. ``arrived`` is when acquire() was called, in µs of the wall clock. It is the same for all claims
     of that call, and is used only to order waiters.
     """
@@ -157,7 +157,7 @@ class Capabilities:
     survives_failover: bool  #: a lock outlives the failure of one server
     ttl_min: float  #: seconds; a smaller ttl is rounded up to it
     ttl_max: float  #: seconds; a greater ttl is a ValueError
-    ttl_step: float  #: seconds; a ttl is rounded up to a multiple
+    ttl_step: float  #: seconds; a ttl is rounded up to a multiple of it
     takeover_bound: float  #: seconds until another client can hold the lock of a killed holder, with the client's ttl
     lock_delay: float = 0.0  #: seconds the server itself waits after a holder's session ended
     ttl_floor: float | None = None  #: seconds; the smallest ttl a server may allow, if ``ttl_min`` is only its default
@@ -194,8 +194,8 @@ class LockInfo:
     resting_until: datetime | None = None  #: released, and kept taken until then (``hold_at_least``)
     # : seconds until the server ends the lock, unless it is renewed before
     remaining: float | None = field(default=None, compare=False)
-    holders: int | None = None  #: how many hold it together; None if only one holder is possible
-    permits: int | None = None  #: how many may hold it together
+    holders: int | None = None  #: how many claims hold the name together; None if only one holder is possible
+    permits: int | None = None  #: how many claims may hold the name together
     others: tuple[LockInfo, ...] = ()  #: inspect() of one name: the other holders, at most the first 99
 
 

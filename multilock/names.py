@@ -73,7 +73,7 @@ def check_seconds(value: object, what: str) -> float:
 
 
 def check_timeout(value: object) -> float | None:
-    """Return the seconds to wait, or None to wait forever: for None, inf and anything above 31 years."""
+    """Return a timeout in seconds. Returns None (wait forever) for None, inf and anything above 31 years."""
     if value is None:
         return None
     seconds = _number(value, "timeout")
@@ -83,7 +83,7 @@ def check_timeout(value: object) -> float | None:
 
 
 def check_grace(value: object) -> float | None:
-    """Return the seconds for an orderly end, or None for the default. inf means as long as it takes."""
+    """Return the grace of an election in seconds, or None for the default. inf means as long as it takes."""
     if value is None:
         return None
     seconds = _number(value, "grace")
@@ -96,8 +96,9 @@ def check_grace(value: object) -> float | None:
 def escape(name: str) -> str:
     """Return the part of a key that stands for ``name``. It is readable, and different names have different parts.
 
-    Letters, digits and ``-_.~:`` stay. Everything else is percent-encoded UTF-8, also ``/``, so that the lock ``a``
-    never sees ``a/b``. ``.`` and ``..`` are encoded completely because ZooKeeper forbids them as node names.
+    Letters, digits and ``-_.~:`` stay. Everything else is percent-encoded UTF-8, also ``/``, so that the keys of the
+    lock ``a`` never include those of ``a/b``. ``.`` and ``..`` are encoded completely because ZooKeeper forbids them as
+    node names.
     """
     from urllib.parse import quote  # the import takes 5 ms, and many programs never need it
 

@@ -129,7 +129,8 @@ def user_info(login: str) -> dict[str, str]:
 
 
 def host_list(hosts: str, port: int, called: str) -> list[str]:
-    """Return the hosts of ``h1:1,h2``, each with a port. ``called`` is its name in messages: "host of an etcd URL"."""
+    """Return the hosts of ``h1:1,h2``, each with a port. ``called`` is the name of such a host in messages: "host of an
+    etcd URL"."""
     return [_host(host, port, called) for host in hosts.split(",")]
 
 

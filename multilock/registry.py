@@ -119,7 +119,7 @@ def _open_ours(ours: Ours, scheme: str, url: str, options: dict[str, Any]) -> Ba
 def _not_frozen(ours: Ours, scheme: str) -> ConfigurationError:
     """Return the error for a frozen program (PyInstaller or similar) that was built without the backend.
 
-    Such a tool packs the modules that the program imports. multilock imports its backends only for a URL.
+    Such a tool packs the modules that the program imports, but multilock imports a backend only when a URL needs it.
     """
     modules = [module for module in (ours.module, ours.library) if module]
     options = " ".join(f"--hidden-import {module}" for module in modules)

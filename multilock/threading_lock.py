@@ -88,7 +88,7 @@ class ThreadingLock(OfThisProcess):
             self._taken.pop(key, None)
             self._lock._kernel.releases.take_back(lease)
             raise
-        lease._open += 1  # the end of a body releases it, with or without `with`
+        lease._open += 1  # each acquire counts as a body, whose end releases the lease
         return True
 
     def _tidy(self) -> None:
@@ -100,7 +100,7 @@ class ThreadingLock(OfThisProcess):
 
     def release(self) -> None:
         """Release the lock. Raises NotHeld (a RuntimeError) if it is not acquired, and LockLost if it was lost."""
-        self.__exit__(None, None, None)  # this raises LockLost, and finds no `with` of this frame
+        self.__exit__(None, None, None)  # `__exit__` raises LockLost, and finds no `with` statement in this frame
 
     def locked(self) -> bool:
         """Return whether anybody holds the lock. Asks the backend, unless it is held through this object."""
@@ -141,7 +141,7 @@ class ThreadingLock(OfThisProcess):
 
         These are the entries of this frame's ``with`` statement, or else of this thread. If there is none and the lock
         is not reentrant, an entry of any thread is returned. A ``with`` of another thread ends its own entry, so
-        entries without one come first. Among these entries, a lost lease is preferred to a held one.
+        entries without a ``with`` come first. Among these entries, a lost lease is preferred to a held one.
         """
         taken = list(self._taken.items())[::-1]
         thread = _this_thread()

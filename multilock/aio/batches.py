@@ -24,8 +24,8 @@ Results = Sequence[Granted | Busy | Exception]
 
 
 class Batches:
-    """Gathers attempts on one loop and sends them in batches, so that the number of requests depends on the round
-    trip, and not on the number of waiters.
+    """Gathers attempts on one loop and sends them in batches, so that the number of requests depends on the round-trip
+    time, and not on the number of waiters.
 
     ``send(claims, end)`` sends a batch, and returns a future with one result for each claim. ``end`` is on the loop's
     clock.
@@ -50,7 +50,7 @@ class Batches:
             self._loop.call_soon(self._send_next)  # together with all that are added meanwhile
 
     def drop(self, result: asyncio.Future[Any]) -> bool:
-        """Forget an attempt that its caller has given up. Returns whether it was not sent."""
+        """Forget an attempt that its caller has given up. Returns True if it had not been sent yet."""
         return self._gathered.pop(result, None) is not None
 
     def _send_next(self) -> None:

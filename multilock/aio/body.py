@@ -12,7 +12,7 @@ __all__ = ["Body"]
 
 
 class Body:
-    """The body of one ``async with``. Its task is cancelled when the lease is lost, in the way of `asyncio.timeout`."""
+    """The body of one ``async with``. Its task is cancelled when the lease is lost, as `asyncio.timeout` does it."""
 
     __slots__ = ("_before", "_cancelled", "_lease", "_loop", "_task")
 
@@ -28,7 +28,7 @@ class Body:
     def watch(self) -> None:
         """Cancel the body when the lease is lost, or soon if it is lost already."""
         if not self._lease._at_end(self._tell):
-            # Cancel it by a call that the loop makes later. A task that is cancelled while it runs receives the
+            # Cancel the body by a call that the loop makes later. A task that is cancelled while it runs receives the
             # cancellation at its next await, which may come after the body.
             self._tell()
 

@@ -156,7 +156,7 @@ class LoopChannel:
         """Send a request and return the result of `Channel.answer`. Returns None if ``send`` could not send it.
 
         ``send`` calls one of the request methods of `Channel`. A time limit or a cancellation of the wait for
-        ``answer`` closes the channel, because its late answer must not be taken for the next one.
+        ``answer`` closes the channel, because its late answer must not be taken for the answer to the next request.
         """
         try:
             if not send(self._channel):

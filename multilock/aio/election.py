@@ -159,7 +159,7 @@ class LoopTerm(Term[AsyncLeadership]):
         try:
             await self.office.condition.wait_for(lambda: task.done() or self.over())
         except asyncio.CancelledError:
-            self.abdicate(INTERRUPTED)  # before the work has ended, which may take long
+            self.abdicate(INTERRUPTED)  # called before the work has ended, because that may take long
             raise
         finally:
             if not task.done():

@@ -179,7 +179,7 @@ def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
 class _Progress:
     """The text of the progress line during a run."""
 
-    before: int | None = None  # cycles of earlier pieces, which took no time of this run
+    before: int | None = None  # cycles that were done before this run began (--resume)
 
     def line(self, at: Progress, width: int) -> str:
         """Return how far the run is, the time that is left, and the faults that run now, as far as ``width`` allows."""

@@ -58,7 +58,7 @@ def code_of(error: BaseException) -> int:
 
 
 class _Voice:
-    """stderr, written by a thread of its own.
+    """Writes messages to stderr on a thread of its own.
 
     If nobody reads stderr (``2>&1 | less``, Ctrl-S), a write never returns. The thread that prints a message must be
     able to continue nevertheless, and to end CMD.

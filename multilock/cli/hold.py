@@ -88,7 +88,7 @@ def _works_in_children(client: Client) -> None:
 
 
 def _tell_waiting(client: Client) -> None:
-    """Print a line when the lock is awaited, if a person reads stderr."""
+    """If stderr is a terminal, print a line when this process begins to wait for the lock."""
 
     if not sys.stderr.isatty():
         return
@@ -140,7 +140,7 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
         if loss := lease.wait_lost(0):
             signals.forget_survived()
             _end(child, loss, command[0], signals)
-            # Only once CMD has ended, because this reports the end of the work, and the name is released then.
+            # Called only once CMD has ended, because this reports the end of the work, and frees the name.
             lease.release()
         child.close()
     return code if ours else None

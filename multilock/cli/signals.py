@@ -95,7 +95,7 @@ class Signals:
 
     def forget_survived(self) -> None:
         """Forget the signals that were passed on to CMD and did not end it, such as a SIGHUP that made it read its
-        files again.
+        configuration again.
 
         A SIGTERM is kept: CMD may just be ending because of it.
         """

@@ -67,7 +67,7 @@ class Clients:
     def add(
         self, client: Client | AsyncClient, name_label: NameLabel, also: Callable[[events.Event], None] | None = None
     ) -> Callable[[], None]:
-        """Add a client until the returned function is called. A second call for a client replaces the first.
+        """Instrument a client until the returned function is called. A second call for a client replaces the first.
 
         ``also`` gets each event of this client after ``hear`` did.
         """

@@ -149,8 +149,8 @@ def _holder(name: str, entry: Entry) -> LockInfo:
 def _together(
     name: str, entries: Sequence[Entry], kind: str, *, permits: int | None = None, waiting: int | None = None
 ) -> LockInfo:
-    """Return one `LockInfo` for claims that share a name. It describes the claim that has held the name longest, and
-    contains the other claims."""
+    """Return one `LockInfo` for claims that share a name. The `LockInfo` describes the claim that has held the name
+    longest, and contains the other claims."""
     oldest = sorted(entries, key=lambda entry: entry.index)[: OTHERS_MAX + 1]
     first, *others = (replace(_holder(name, entry), kind=kind, permits=permits) for entry in oldest)
     return replace(first, holders=len(entries), waiting=waiting, others=tuple(others))

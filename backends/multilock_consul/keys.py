@@ -134,8 +134,8 @@ def names_of(response: Response, folder: str) -> frozenset[str]:
 
 
 def index_of(response: Response) -> int:
-    """Return the Consul index of a reply, after which to wait for the next change. Raises `BackendUnavailable` if it
-    has none."""
+    """Return the Consul index of a reply, after which to wait for the next change. Raises `BackendUnavailable` if the
+    reply has no index."""
     try:
         return int(response.headers["x-consul-index"])
     except (LookupError, ValueError) as error:

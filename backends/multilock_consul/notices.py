@@ -90,7 +90,7 @@ class Listener:
     """The blocking queries of one client, and the thread that reads their replies.
 
     ``exists(session_id, within)`` asks the server for a session. ``ended(session_id, within)`` is called if a reply did
-    not show this session. It returns whether the session is gone.
+    not show this session, and returns whether the session is gone.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class Listener:
             if kind != SESSION and len(self._queries) >= at_most:
                 return None
             query = self._queries[kind, subject] = Query(kind, subject, index)
-        elif query.index > index:  # the changes in between were reported before any claim asked for them
+        elif query.index > index:  # the changes in between were reported before any claim needed them
             self._hang_up(query)
             query.index = index
             query.seen = None

@@ -1,14 +1,14 @@
 """The lock on Consul: what is requested from the servers, and what their replies mean.
 
-An exclusive lock is the key ``<prefix><name>/.lock``, locked by a session. It has the flags of the lock in Consul's own
-Go client, so our locks, those of ``consul lock`` and those of that client exclude one another
+An exclusive lock is the key ``<prefix><name>/.lock``, locked by a session. The key has the flags of the lock in
+Consul's own Go client, so our locks, those of ``consul lock`` and those of that client exclude one another
 (https://developer.hashicorp.com/consul/docs/dynamic-app-config/sessions/application-leader-election):
 
 1. Make a session. 2. Lock the key for it. 3. If another session has locked the key, wait until it changes and go to 2.
 4. Renew the session as long as the lock is held. 5. To release, delete the key.
 
-`readers` and `semaphore` describe which keys a claim locks that shares the name with other claims. Everything else is
-the same.
+`readers` and `semaphore` describe which keys a claim locks that shares the name with other claims. In all other
+respects such a claim is like an exclusive one.
 
 Two things differ from that client. A free lock has no key: a release deletes it, and so does the server when the
 session ends. And a lock is taken by a transaction that creates the key. The bare verb ``lock`` would succeed a second
@@ -197,9 +197,9 @@ class Recipe:
     def _announce(self, session: Session, claim: Claim, still: dict[str, Any], until: float) -> int:
         """Lock the key of the name once more, now that the readers have left, and return the new token.
 
-        When the key was first locked, clients that follow the name read it, and nobody held the name then. So they need
-        a second change of the key. A server ignores a write that changes nothing, so the same transaction first unlocks
-        the key.
+        When the key was first locked, clients that follow the name read it, and nobody held the name then. So these
+        clients need a second change of the key. A server ignores a write that changes nothing, so the same transaction
+        first unlocks the key.
         """
         key = self._keys.place(claim, session.id)
         value = b64encode(encode_value(claim)).decode()
@@ -253,8 +253,8 @@ class Recipe:
         return Busy(0.0)
 
     def _unlocked(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
-        """Deal with a key that no session locks. It is the key of a free lock, which Consul's Go client keeps, or of a
-        semaphore, or of an application."""
+        """Deal with a key that no session locks. Such a key belongs to a free lock, for which Consul's Go client keeps
+        it, or to a semaphore, or to an application."""
         key = self._keys.of(claim.name)
         first = [operation("check-index", key, Index=entry.index)]
         if entry.flags != LOCK_FLAGS:

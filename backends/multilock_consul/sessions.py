@@ -12,9 +12,9 @@ of the session reads the key, until the key has not been locked for the claim fo
 remembered as well, even after their release: a proxy may repeat any PUT, and we would then keep renewing the lock that
 the repeated PUT acquires.
 
-A name rests if ``hold_at_least`` keeps it taken after its release. It is then locked by a session that this module does
-not remember: the session is not renewed, `close` does not destroy it, and the server's clock ends it. Until the name
-has moved to that session, the session that holds it must not end, and no renewal may delete its key.
+A name rests if ``hold_at_least`` keeps it taken after its release. The name is then locked by a session that this
+module does not remember: the session is not renewed, `close` does not destroy it, and the server's clock ends it. Until
+the name has moved to that session, the session that holds it must not end, and no renewal may delete its key.
 """
 
 from __future__ import annotations
@@ -514,8 +514,8 @@ class Sessions:
     def to_look_at(self, session: Session, held: Iterable[str]) -> dict[str, bool]:
         """Return the keys to read, in order, each with whether the key is expected to exist.
 
-        Keys that may be locked for an unwanted claim come first, then held keys. Held keys for which the last renewal
-        had no time come first among these.
+        Keys that may be locked for an unwanted claim come first, then held keys. Among the held keys, those for which
+        the last renewal had no time come first.
         """
         now = self._now()
         with self._lock:

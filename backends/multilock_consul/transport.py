@@ -53,8 +53,8 @@ class Address:
 class Wire:
     """One connection to one agent, used by one thread at a time.
 
-    It closes itself when it breaks, or when a call is interrupted: a response that arrives later must never be taken
-    for that of another request.
+    A connection closes itself when it breaks, or when a call is interrupted: a response that arrives later must never
+    be taken for that of another request.
     """
 
     __slots__ = ("_first", "_head", "_now", "_poll", "address", "alive", "sock")
@@ -165,7 +165,7 @@ class Agents:
         return judged(response), sent_at
 
     def exchange(self, method: str, target: str, within: float, body: bytes = b"", *, urgent: bool = False) -> Answer:
-        """Return any response. Raises `BackendUnavailable` if there is none.
+        """Return the response, whatever its status. Raises `BackendUnavailable` if no response came.
 
         At most `AT_A_TIME` requests are under way, besides those that are ``urgent``. Many threads of this client must
         not use up the connections that the agent allows, because the renewals need them.

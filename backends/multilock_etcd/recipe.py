@@ -8,8 +8,8 @@ under ``<prefix><name>/`` holds the lock. That revision is the fencing token.
 just before ours. 4. When that key is deleted, go to 2. A release deletes our key.
 
 To return a few of the newest keys, etcd reads every key of the name. So a waiter far behind does not read the queue at
-each request. It only compares that its own key and the watched key still exist, and reads the queue again when one of
-them is gone.
+each request. Such a waiter only compares that its own key and the watched key still exist. It reads the queue again
+when one of the two is gone.
 
 A waiter near the front does not repeat step 2. Steps 1 and 2 have read which keys are ahead, and one watch of the whole
 name counts them down as they are deleted (`multilock_etcd.queue`). Once no key is ahead, the watcher grants the claim.

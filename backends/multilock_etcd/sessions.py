@@ -39,8 +39,8 @@ class EtcdSession:
         self.turn = 0  # index of the key where the next read of unwatched keys begins
 
     def granted(self, revision: int | None) -> Granted:
-        """Return the grant for the key with this revision on this lease. It is valid as long as the lease certainly
-        lives."""
+        """Return the grant for the key with this revision on this lease. The grant is valid as long as the lease
+        certainly lives."""
         return Granted(revision, self.ttl, self.sent_at, self.ttl, self.ttl / RENEWALS, self.lease, revision)
 
 

@@ -111,10 +111,10 @@ class Position:
         """Return which of the keys ahead of it a claim watches while it is not near the front.
 
         If too many keys exclude the claim for a count, it watches the key whose deletion leaves few enough. The watch
-        then counts it down long before its turn, so that it needs no request at its turn. If fewer keys exclude it, it
-        watches the newest of them. If none does, it watches the newest keys of its own kind, as many as can hold the
-        name together: the claim has room as soon as any of these is deleted. If these are too many, no keys are
-        returned, and the claim watches the whole range.
+        then counts it down long before its turn, so that it needs no request at its turn. If fewer keys exclude the
+        claim, it watches the newest of these. If none does, it watches the newest keys of its own kind, as many as can
+        hold the name together: the claim has room as soon as any of these is deleted. If these are too many, no keys
+        are returned, and the claim watches the whole range.
         """
         if self.others:
             newest_first = sorted(self.others.items(), key=itemgetter(1), reverse=True)
@@ -232,8 +232,9 @@ class EtcdTransactions:
     ) -> Position | Behind | None:
         """Read which keys are ahead of the claim's key. Returns None if the key does not exist at this revision.
 
-        If the claim is ``behind`` some keys, the server first compares them and the claim's key. It reads the keys
-        ahead only if one of these is gone, because for that read it reads every key of the name, whatever the limit.
+        If the claim is ``behind`` some keys, the server first compares them and the claim's key. The server reads the
+        keys ahead only if one of the compared keys is gone, because that makes it read every key of the name, whatever
+        the limit.
         """
         ahead, own = self._keys.ahead(claim), self._keys.own(claim)
         still = [created(own, revision), *starmap(created, behind.items())]

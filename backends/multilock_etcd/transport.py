@@ -1,7 +1,7 @@
 """Requests to an etcd cluster: blocking, bounded in time, and never repeated once they may have been executed.
 
-Each endpoint has one gRPC channel, and this module chooses among them. It uses one endpoint until this endpoint does
-not reply, then the next endpoint over a new connection. gRPC's own balancing and retries are off, because its
+Each endpoint has one gRPC channel, and this module chooses among them. Requests go to one endpoint until it does not
+reply, and then to the next endpoint over a new connection. gRPC's own balancing and retries are off, because its
 ``pick_first`` stays with a frozen member. Every request says ``hasleader``, so a member that is cut off from its leader
 refuses at once. This module also translates grpc's exceptions into multilock's.
 """
@@ -130,8 +130,8 @@ class _Traffic:
     """Counts the calls into gRPC that are under way, and lets a fork wait for them.
 
     A child survives a fork only if no thread was inside gRPC at that moment, nor inside an import that gRPC's functions
-    do. So a fork waits briefly for the calls and then ends them. The outcome of an ended call is unknown, and the
-    kernel repeats the request.
+    do. So a fork waits briefly for the calls that are under way, and then ends them. The outcome of an ended call is
+    unknown, and the kernel repeats the request.
     """
 
     PATIENCE = 0.25  # seconds that a fork waits for calls; most calls end sooner
@@ -505,7 +505,7 @@ class EtcdTransport:
 
 
 class _Connection:
-    """The channel of one endpoint. It is closed once it was given up and no call uses it any longer."""
+    """The channel of one endpoint. The channel is closed once it was given up and no call uses it any longer."""
 
     def __init__(self, cluster: Cluster, target: str) -> None:
         self.target = target

@@ -100,7 +100,7 @@ class Waiters:
         mapping unless more than `NEAR` claims of this client wait.
 
         When that key is gone, at most `NEAR` keys should be left. Some joins have no reply yet, so their keys are in
-        the queue too. That is why the key is only half as far from the end.
+        the queue too. That is why this method returns a key that is only half as far from the end.
         """
         if claim.name not in self._queued:
             return {}

@@ -37,7 +37,7 @@ GROUP = "memory"
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> MemoryBackend:
-    """Return the backend for the store ``memory://`` or ``memory://name``. It has no options besides the common
+    """Return the backend for the store ``memory://`` or ``memory://name``. The store has no options besides the common
     ones."""
     reject_unknown(options, (), "memory")
     return MemoryBackend(

@@ -1,11 +1,11 @@
 """The algorithm, on the names of one store.
 
 A name has holders, all of one mode, each with the time when its lease ends, and it has a queue. A release does not hand
-the name over. It wakes the waiters that can enter, in order, and a waiter becomes a holder by its next `attempt`. Until
-then the waiter keeps its place, but only while it shows that it is alive: each attempt keeps the place for `liveness`
-seconds. After that the waiter is skipped. A fair claim waits for every earlier claim that excludes it. An unfair claim
-waits only for the fair ones among these earlier claims. No lease ends by itself: the next call about the name finds
-that the lease has ended.
+the name over. A release wakes the waiters that can enter, in order, and a waiter becomes a holder by its next
+`attempt`. Until then the waiter keeps its place, but only while it shows that it is alive: each attempt keeps the place
+for `liveness` seconds. After that the waiter is skipped. A fair claim waits for every earlier claim that excludes it.
+An unfair claim waits only for the fair ones among these earlier claims. No lease ends by itself: the next call about
+the name finds that the lease has ended.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Name:
 class Store:
     """The names of one store, and all decisions about them.
 
-    Every method is called with ``mutex`` held. It leaves its notices in the outbox, and the caller delivers them after
-    it has released the mutex.
+    Every method is called with ``mutex`` held. The method leaves its notices in the outbox, and the caller delivers
+    them after it has released the mutex.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class Store:
         )
 
     def forget(self, notices: Notices) -> None:
-        """Remove a closed client, so that it no longer follows or waits. Its locks end with their ttl."""
+        """Remove a closed client, so that it no longer follows or waits. The client's locks end with their ttl."""
         self.outbox.forget(notices)
         for key, name in list(self.names.items()):
             name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.notices is not notices}

@@ -28,8 +28,8 @@ class Channel:
         now: Callable[[], float],
         request_timeout: float | None,
     ) -> None:
-        """``request_timeout`` is the user's option in seconds. It limits for how long the server waits for a locked
-        row."""
+        """``request_timeout`` is the user's option in seconds. This option limits for how long the server waits for a
+        locked row."""
         wire.watched = True
         self._wire = wire
         self._recipe = recipe

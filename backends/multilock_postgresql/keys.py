@@ -31,5 +31,5 @@ class LockKeys:
 
 
 def after(beginning: str) -> str | None:
-    """Return the least key after all keys that begin with ``beginning``. Returns None if there is none."""
+    """Return the least key after all keys that begin with ``beginning``. Returns None if no such key exists."""
     return beginning[:-1] + chr(ord(beginning[-1]) + 1) if beginning else None

@@ -1,9 +1,9 @@
 """Receive what the server pushes: hand-overs and wake-ups for waiters, and changes of names that are held or followed.
 
-A client has one connection that listens, and a thread that reads it. Both begin with the first waiter, or with the
-first lock that is held for a quarter of a second. The notification of a hand-over is a grant (`Recipe.pushed`). Every
-other notification is a hint: a waiter is woken, and for a holder the thread asks the server whether its claim has lost
-the name. A followed name is a name whose changes of holder this client reports.
+A client has one connection that listens, and a thread that reads it. Connection and thread start with the first waiter,
+or with the first lock that is held for a quarter of a second. The notification of a hand-over is a grant
+(`Recipe.pushed`). Every other notification is a hint: a waiter is woken, and for a holder the thread asks the server
+whether its claim has lost the name. A followed name is a name whose changes of holder this client reports.
 
 The connection also holds a shared advisory lock on the client's number. If a client does not hold that lock, its
 process has ended, so the server passes over its waiters. Behind a pooler that changes server processes between

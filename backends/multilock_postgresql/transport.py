@@ -4,7 +4,8 @@ here.
 Requests go through libpq, as psycopg's ``pq`` module offers it, and not through psycopg's cursors. With libpq a request
 has a time limit, an event loop can send it without a thread, and a pair of acquire and release takes less time.
 
-A wire is one connection. It is at rest while it is idle: alive, without an open transaction or a missing reply.
+A wire is one connection. A wire is *at rest* while it is alive and idle, without an open transaction or a missing
+reply.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ _PIPELINE = (pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.PIPELINE_ABORTED)
 class PgWire:
     """One connection, used by one thread at a time.
 
-    It closes itself when it breaks, or when a call is interrupted: a reply that arrives later must never be taken for
-    that of another request. A connection that an event loop watches (`watched`) only sets ``alive`` to False then, and
-    its owner closes it.
+    A connection closes itself when it breaks, or when a call is interrupted: a reply that arrives later must never be
+    taken for that of another request. A connection that an event loop watches (`watched`) only sets ``alive`` to False
+    then, and its owner closes it.
     """
 
     def __init__(self, connection: pq.abc.PGconn, endpoint: PgEndpoint, where: str, now: Callable[[], float]) -> None:
@@ -310,8 +311,8 @@ class PgWire:
 
 
 def _into(warnings: list[str]) -> Callable[[pq.abc.PGresult], None]:
-    """Return a handler that records warnings. It does not refer to the connection, because a reference cycle would keep
-    a dropped connection open."""
+    """Return a handler that records warnings. The handler does not refer to the connection, because a reference cycle
+    would keep a dropped connection open."""
 
     def note(result: pq.abc.PGresult) -> None:
         if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
@@ -373,7 +374,7 @@ class PgEndpoint:
         ) from outcome
 
     def _dial(self, deadline: float, now: Callable[[], float]) -> PgWire:
-        """Try each host in turn. Each gets an equal share of the time, so that a silent host leaves time for the
+        """Try each host in turn. Each host gets an equal share of the time, so that a silent host leaves time for the
         others.
 
         The last host may finish the login after the deadline, if it has accepted the connection. The server has then

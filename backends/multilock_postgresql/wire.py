@@ -65,7 +65,8 @@ _REFUSED_LOGIN = (
 
 
 class NotThere(Exception):
-    """The tables or functions do not exist yet: nothing was executed. Make them, and send the request again."""
+    """The tables or functions do not exist yet: nothing was executed. Make the tables and functions, and send the
+    request again."""
 
 
 class NotReadCommitted(Exception):

@@ -320,7 +320,7 @@ class ClusterBackend:
 class _Importing(Node):
     """A node to which another node has redirected one request with ``ASK``. ``ASKING`` precedes each request.
 
-    It uses the connections and the notices of the node itself.
+    Such an object uses the connections and the notices of the node itself.
     """
 
     def __init__(self, node: Node, keys: Keyspace, now: Callable[[], float]) -> None:

@@ -97,7 +97,7 @@ def replicas_of(options: Mapping[str, object]) -> Replicas:
 
 
 def tls_settings(options: Mapping[str, object], scheme: str) -> dict[str, Any]:
-    """Return the options of TLS as settings of a connection. Only a scheme with TLS may have them."""
+    """Return the options of TLS as settings of a connection. Only a scheme with TLS may have these options."""
     secure = speaks_tls(scheme)
     files = tls_only(options, scheme, scheme if secure else other_scheme(scheme))
     if files.get("key") and not files.get("cert"):
@@ -216,8 +216,8 @@ def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) 
 def sentinels_of_url(url: str, scheme: str, options: Mapping[str, object]) -> SentinelEndpoint:
     """Read ``redis+sentinel://[user:password@]s1[:port],s2,s3/name[/db]`` or ``rediss+sentinel://…``.
 
-    The user and password of the URL are for the primary. Those for the Sentinels are ``sentinel_username`` and
-    ``sentinel_password``.
+    The user and password of the URL are for the primary. The options ``sentinel_username`` and ``sentinel_password``
+    are for the Sentinels.
     """
     login, _, hosts = urlsplit(url).netloc.rpartition("@")
     name, _, db = urlsplit(url).path.removeprefix("/").partition("/")
@@ -322,7 +322,7 @@ def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -
 def _is(kind: type, redis_s: type) -> bool:
     """Return whether ``kind`` is this class of redis-py, the corresponding class of valkey-py, or a subclass of these.
 
-    valkey-py is a fork of redis-py. Its classes are recognised by name, so that it need not be installed.
+    valkey-py is a fork of redis-py. The classes of valkey-py are recognised by name, so that it need not be installed.
     """
     module, name = redis_s.__module__.replace("redis", "valkey"), redis_s.__name__.replace("Redis", "Valkey")
     return any(each is redis_s or (each.__module__, each.__name__) == (module, name) for each in kind.__mro__)

@@ -40,7 +40,7 @@ class Keyspace:
     """
 
     def __init__(self, prefix: str, slot_of: Callable[[bytes], int] | None = None) -> None:
-        """``slot_of`` returns the slot of a key. It is needed if keys of two slots must not be in one request."""
+        """``slot_of`` returns the slot of a key. Give it if keys of two slots must not be in one request."""
         self.prefix = prefix
         self._slot_of = slot_of
         self.in_slots = slot_of is not None

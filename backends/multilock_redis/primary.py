@@ -3,12 +3,12 @@ thread.
 
 A reply contains an *epoch*, a number that each failover increases. A greater epoch counts at once: it is enough that
 one Sentinel knows of a failover. A reply with a lower epoch, or with another primary and the same epoch, is doubtful.
-It may come from a Sentinel that was cut off, from Sentinels that were set up anew, or from Sentinels that an operator
-pointed to another primary. The client follows such a reply only at the end of a *doubt*. A doubt begins when no counted
-reply names the followed primary, or when a counted reply names another primary with the same epoch. Replies to later
-questions then decide: as many Sentinels as a failover needs must name the new primary, and all Sentinels must have
-replied. If a Sentinel does not reply, the client waits for `COUNTS_FOR` seconds, because that Sentinel may have led a
-failover. The other Sentinels learn of a failover within seconds.
+Such a reply may come from a Sentinel that was cut off, from Sentinels that were set up anew, or from Sentinels that an
+operator pointed to another primary. The client follows such a reply only at the end of a *doubt*. A doubt begins when
+no counted reply names the followed primary, or when a counted reply names another primary with the same epoch. Replies
+to later questions then decide: as many Sentinels as a failover needs must name the new primary, and all Sentinels must
+have replied. If a Sentinel does not reply, the client waits for `COUNTS_FOR` seconds, because that Sentinel may have
+led a failover. The other Sentinels learn of a failover within seconds.
 
 A reply counts for `COUNTS_FOR` seconds, but only until its Sentinel reports something else or does not reply.
 tests/models/sentinel.cpp tries every order of events.

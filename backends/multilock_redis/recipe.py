@@ -64,8 +64,8 @@ class Replicas:
     of_renewals: int = 0
 
     def wait(self, wanted: int, within: float) -> bytes:
-        """Return the ``WAIT`` request. It waits for at most three quarters of ``within``, so that time is left for its
-        reply."""
+        """Return the ``WAIT`` request. The server waits for at most three quarters of ``within``, so that time is left
+        for the reply."""
         return pack("WAIT", wanted, max(1, int(within * 750)))
 
     def too_few(self, wanted: int, reached: int) -> BackendUnavailable | None:

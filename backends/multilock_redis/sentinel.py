@@ -39,7 +39,7 @@ LISTEN = pack("SUBSCRIBE", "+promoted-slave", "+switch-master")
 ASK_WITHIN = 1.0  # seconds for the reply of a Sentinel to a background thread
 TEND_EVERY = 2.0  # seconds between two questions to the subscribed Sentinel, and between two questions to all others
 
-# The errors of a Sentinel, and what to do about them. Its login is separate from the primary's.
+# The errors of a Sentinel, and what to do about them. The login at a Sentinel is separate from the primary's.
 _REMEDIES = {
     "unknown command": "it is not a Sentinel: give redis:// with this address, or the port of a Sentinel, often 26379",
     "NOAUTH": "give sentinel_password=, and sentinel_username= if the Sentinel has users",
@@ -49,8 +49,8 @@ _CHECK_LOGIN = "check sentinel_username= and sentinel_password="
 
 
 class Sentinel(Endpoint):
-    """One Sentinel. It has separate threads for connecting, so that a DNS look-up that hangs does not delay questions
-    to other Sentinels."""
+    """One Sentinel. Each Sentinel has separate threads for connecting, so that a DNS look-up that hangs does not delay
+    questions to other Sentinels."""
 
     def __init__(
         self, scheme: str, kind: Callable[..., Any], settings: Mapping[str, Any], *, learnt: bool = False

@@ -5,8 +5,8 @@ contradicts the table. So does silence, because a replica may have taken over fr
 
 A node that was cut off from the others still replies, but its table is old. The table's epoch shows its age, because
 the epoch of a cluster grows with each failover. So a table of a lower epoch counts only if the cluster was made anew.
-That is so if no node that replies has a greater epoch, and most primaries that the table names reply with the same
-epoch.
+The cluster counts as made anew if no node that replies has a greater epoch, and most primaries that the table names
+reply with the same epoch.
 """
 
 from __future__ import annotations

@@ -77,10 +77,10 @@ class Open(OpenWires["Wire"]):
 class Wire:
     """One connection, used by one thread at a time.
 
-    It closes itself when it breaks, or when a call is interrupted: a reply that arrives later must never be taken for
-    that of another request. A connection that an event loop watches (`never_block`) only sets ``alive`` to False then,
-    and its owner closes it. The loop must stop watching the descriptor first, because the number of a closed descriptor
-    may at once belong to another connection.
+    A connection closes itself when it breaks, or when a call is interrupted: a reply that arrives later must never be
+    taken for that of another request. A connection that an event loop watches (`never_block`) only sets ``alive`` to
+    False then, and its owner closes it. The loop must stop watching the descriptor first, because the number of a
+    closed descriptor may at once belong to another connection.
     """
 
     __slots__ = (
@@ -402,9 +402,9 @@ class Endpoint:
         self._settings = settings
         self._open = Open()
         self._dialling = Dialling[Wire]("multilock-redis-connect", CONNECTING_AT_ONCE)
-        #: Returns whether another server has taken over. It is called after each connection is made. Once it returns
-        #: True, all connections are ended. So a connection that is made at that moment ends too: by this call, or with
-        #: the others.
+        #: Returns whether another server has taken over. This function is called after each connection is made. Once it
+        #: returns True, all connections are ended. So a connection that is made at that moment ends too: by this call,
+        #: or with the others.
         self.is_left: Callable[[], bool] = _never
 
     def close(self) -> None:

@@ -52,7 +52,8 @@ POLL_BEHIND = 1.0
 def open_backend(url: str, options: Mapping[str, object]) -> SqliteBackend:
     """Return the backend for the file of ``sqlite:////absolute/path`` (or three slashes).
 
-    It has no options besides the common ones. Raises `ConfigurationError` if the URL does not name an absolute path.
+    This backend has no options besides the common ones. Raises `ConfigurationError` if the URL does not name an
+    absolute path.
     """
     reject_unknown(options, (), "sqlite")
     return SqliteBackend(
@@ -84,7 +85,8 @@ def _path(url: str) -> str:
 
 @dataclass(slots=True)
 class QueuedClaim:
-    """A claim of this client in the queue. It keeps its place for ``lives`` seconds after the waiter's last attempt."""
+    """A claim of this client in the queue. The claim keeps its place for ``lives`` seconds after the waiter's last
+    attempt."""
 
     since: float
     lives: float
@@ -301,7 +303,7 @@ class SqliteBackend:
 
     def _look(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
         """Return the holder or waiter that keeps the claim out, or None if only a transaction can decide whether it is
-        kept out. This only reads, so it never refuses a claim."""
+        kept out. This method only reads, so it never refuses a claim."""
         with contextlib.suppress(OtherNumber, sqlite3.DatabaseError):
             return self._recipe.ahead(sql, key, claim, now)
         return None

@@ -50,8 +50,8 @@ class Exclusion:
 
     def __init__(self, locks: _Locks, connection: sqlite3.Connection) -> None:
         self._locks = locks
-        # An interrupt can end a close early. The callback then opens the gate when the connection is gone. It closes no
-        # descriptor, because SQLite still has the file open at that moment.
+        # An interrupt can end a close early. The callback then opens the gate when the connection is gone. The callback
+        # closes no descriptor, because SQLite still has the file open at that moment.
         self.user = weakref.ref(connection, lambda _: self.leave())
 
     @classmethod
@@ -75,7 +75,7 @@ class Exclusion:
 
     @property
     def lasts(self) -> bool:
-        """Whether the system has these locks. That is certain once the connection has been inside the gate."""
+        """Whether the system has these locks. The answer is certain once the connection has been inside the gate."""
         return self._locks.last is True
 
     def enter(self, deadline: float) -> None:
@@ -147,7 +147,7 @@ class Exclusion:
 
 
 class _Locks:
-    """The locks of this process on one file. They have two descriptors, however many connections are open.
+    """The locks of this process on one file. The locks have two descriptors, however many connections are open.
 
     The descriptors are closed only once this process has no connection to the file, because each closing drops SQLite's
     own locks.

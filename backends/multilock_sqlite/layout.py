@@ -1,9 +1,9 @@
 """The tables of the file, and what a new boot does with the rows of an earlier one.
 
-A committed transaction survives the death of every process at once. It survives a power failure only after some time,
-because the file is not synced each time (``synchronous=NORMAL``). That is enough for leases, because no holder survives
-a power failure either. But tokens must never repeat. So a ``durable`` transaction, which is on the disk before it ends,
-reserves them in blocks, and each boot starts after the last reserved block.
+A committed transaction survives the death of every process at once. A transaction survives a power failure only after
+some time, because the file is not synced each time (``synchronous=NORMAL``). For leases this is enough, because no
+holder survives a power failure either. But tokens must never repeat. So a ``durable`` transaction, which is on the disk
+before it ends, reserves them in blocks, and each boot starts after the last reserved block.
 """
 
 from __future__ import annotations

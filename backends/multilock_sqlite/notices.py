@@ -38,7 +38,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | _OPEN
 
 
 class Mailbox:
-    """The FIFO of one client, and its messages to other clients. Its methods raise nothing but interrupts."""
+    """The FIFO of one client, and its messages to other clients. The methods of a mailbox raise nothing but
+    interrupts."""
 
     def __init__(self, notices: Notices, group: Hashable, called: Callable[[str], object]) -> None:
         self._notices = notices
@@ -80,8 +81,8 @@ class Mailbox:
         return False
 
     def send(self, database: str, woken: Sequence[str], taken: Sequence[str] = ()) -> None:
-        """Wake these waiters, and have the clients of these holders renew at once. Both are lists of claim ids, which
-        may belong to any client."""
+        """Wake these waiters, and have the clients of these holders renew at once. Waiters and holders are given by
+        claim ids, which may belong to any client."""
         if not woken and not taken:  # most requests end here
             return
         post: dict[str, dict[bytes, None]] = {}  # the messages to each client, in order and without repetitions
@@ -134,8 +135,8 @@ class Mailbox:
 
 
 class _Fifo:
-    """A FIFO that this process has open. It is open for writing too, because otherwise a read would return the end of
-    the file."""
+    """A FIFO that this process has open. The FIFO is open for writing too, because otherwise a read would return the
+    end of the file."""
 
     reader: Worker | None = None
     ended = False
@@ -199,7 +200,7 @@ def _inode(found: os.stat_result) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _directory(database: str) -> Iterator[int]:
-    """Open the directory of the FIFOs. Raises OSError if there is none that can be trusted.
+    """Open the directory of the FIFOs. Raises OSError if no directory can be trusted.
 
     If others may write beside the file, they may put anything there. So a symbolic link is not followed, the directory
     must belong to the owner of the file, and only that user or root makes it. Everything in it is reached by this

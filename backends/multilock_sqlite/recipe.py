@@ -209,7 +209,7 @@ class Recipe:
             sql.execute("DELETE FROM locks WHERE key = ? AND id = ?", (key, claim_id))
             sql.execute("DELETE FROM queue WHERE id = ?", (claim_id,))
         if unsure:
-            # A call with this id may still run in a thread that was paused. It must find the id cancelled.
+            # A call with this id may still run in a thread that was paused. Such a call must find the id cancelled.
             sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + LATE_REQUEST))
         return held
 
@@ -247,7 +247,7 @@ class Recipe:
         return held
 
     def inspect(self, sql: Connection, key: str, now: float) -> LockInfo | None:
-        """Return the oldest holder, how many there are, and up to 99 more of them."""
+        """Return the oldest holder, the number of holders, and up to 99 more holders."""
         rows = sql.execute(
             "SELECT id, owner, token, since, until, mode, space, pid, start FROM locks WHERE key = ? AND until > ? "
             "ORDER BY token",
@@ -262,7 +262,7 @@ class Recipe:
         return replace(first, waiting=waiting, holders=None if alone else len(living), others=tuple(others))
 
     def _first(self, sql: Connection, query: str, key: str, now: float) -> Stand | None:
-        """Return the first living row. One is enough to keep a claim out, so most calls read a single row."""
+        """Return the first living row. One row is enough to keep a claim out, so most calls read a single row."""
         rows = sql.execute(query, (key, now))
         try:
             return next((Stand(*row) for row in self._living(rows)), None)

@@ -113,7 +113,8 @@ def look(connection: Connection, read: Callable[[], T]) -> T:
 
 
 class Database:
-    """The file at ``path``. It is created at the first request, and opened again if another program has replaced it."""
+    """The file at ``path``. The file is created at the first request, and opened again if another program has replaced
+    it."""
 
     def __init__(self, path: str, set_up: Callable[[Connection], None]) -> None:
         self._path = path

@@ -352,7 +352,7 @@ class Watcher:
             self._holding.clear()
         self._notices.group_gone(session.number, ENDED)
         self._notices.pushes(self._name, None)  # no claim holds or waits until the next session
-        # A client that follows names reads them now. That opens the next session, in which the names are watched.
+        # A client that follows names reads them now. The read opens the next session, in which the names are watched.
         self._notices.changed(None)
 
     def _forget_watches(self) -> None:
@@ -412,7 +412,7 @@ class _Worker:
             return number
 
     def drop(self, number: int) -> None:
-        """Drop a job. It stays in the heap until it is due, or until most jobs of the heap are dropped ones."""
+        """Drop a job. The job stays in the heap until it is due, or until most jobs of the heap are dropped ones."""
         with self._changed:
             self._dropped.add(number)
             if len(self._dropped) > 64 and len(self._dropped) * 2 > len(self._jobs):

@@ -82,7 +82,7 @@ class Recipe:
 
     def _step(self, claim: Claim, waiter: ZkWaiter, join: bool, deadline: float) -> Granted | Busy | None:
         """Send one round of requests. Returns None if the node or its session vanished, or if the parent was missing.
-        Then the caller tries again."""
+        In these cases the caller tries again."""
         session = self._transport.session(deadline)
         if waiter.unsure:
             self._find(claim, waiter, session, deadline)

@@ -244,7 +244,7 @@ class Transport:
         return self._up.is_set()
 
     def present(self) -> Session | None:
-        """Return the session, unless its end was reported. Returns None if there is none."""
+        """Return the session, unless its end was reported. Returns None if no session exists."""
         return self._session
 
     def is_present(self, number: object) -> bool:

@@ -1,6 +1,6 @@
 """The parts between kazoo and the network: its sockets, threads and log, and a few bytes of the protocol.
 
-kazoo does not show which session timeout a server granted. It also uses up the time of the session on a host that is
+kazoo does not show which session timeout a server granted. And kazoo uses up the time of the session on a host that is
 dead, that sends nothing, or that turns us away. So kazoo connects, reads and waits through this module. kazoo makes
 about thirty system calls for a request and its reply; through this module it makes six.
 """
@@ -160,7 +160,8 @@ def drop_what_is_not_understood(connection: Any) -> None:
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads and sockets. It records when and how a connection was made, and limits the time for dead hosts.
+    """kazoo's threads and sockets. A handler records when and how a connection was made, and limits the time for dead
+    hosts.
 
     A server that lost its data, or was given older data, turns away any client that has seen newer data. kazoo tries
     again until the server reports that the session has expired. A server that turns us away cannot report the expiry.

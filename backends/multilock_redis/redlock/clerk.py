@@ -1,4 +1,5 @@
-"""The clerk: the background thread of a client. It reads late replies, acts for waiting claims, and repeats releases.
+"""The clerk: the background thread of a client. The clerk reads late replies, acts for waiting claims, and repeats
+releases.
 
 A late reply is a reply that was still missing when its thread returned the fan (one connection to each server) to the
 pool. The clerk never blocks on a server. It sends over a fan of its own, whose connections other threads make.

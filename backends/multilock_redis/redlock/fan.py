@@ -222,7 +222,7 @@ class Lane:
         """End the connection after an error.
 
         If the error proves that a request was not executed, it proves this of the first request only. The server may
-        have executed the others.
+        have executed the later requests.
         """
         if self.owed and not getattr(error, "unknown", True):
             self.owed.popleft().handle(error)
@@ -252,7 +252,7 @@ class Lane:
     def end(self, why: Exception, *, late: bool = False, defer: bool = False) -> None:
         """Close the connection. Each missing reply is replaced by the error ``why``.
 
-        `Fan.settle` handles these errors. It is called here, or with ``defer`` by the next use of the fan.
+        `Fan.settle` handles these errors. This method calls it, or with ``defer`` the next use of the fan does.
         """
         wire, self.wire = self.wire, None
         owed, self.owed = self.owed, deque()
@@ -347,7 +347,7 @@ class Fan:
             missing = [lane for lane in missing if not lane.connect(again=True)]
 
     def connected(self) -> int:
-        """Return how many servers are connected, and ask for a connection to each of the others."""
+        """Return how many servers are connected, and ask for a connection to each server that is not."""
         return sum(lane.connect() is not None for lane in self.lanes)
 
     def owes(self) -> bool:

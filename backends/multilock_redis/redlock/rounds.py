@@ -108,7 +108,7 @@ class Round:
         return BUSY if answers >= rounds.need else SHORT
 
     def _replied(self, now: float) -> None:
-        """Record that a majority has replied. The other replies usually arrive just after these."""
+        """Record that a majority has replied. The replies of the other servers usually arrive just after that."""
         if not self._timed:
             self._timed = True
             took = now - self._evidence.round_at

@@ -123,7 +123,7 @@ class Servers:
     ) -> BackendUnavailable | BackendRejected:
         """Return the error to raise if no majority replies, or with ``counts`` if too few servers count.
 
-        It is BackendRejected if so many servers refuse that asking again cannot help.
+        The error is BackendRejected if so many servers refuse that asking again cannot help.
         """
         if counts and (restarted := self.restarted()):
             return BackendUnavailable(restarted, unknown=False, backend=self.scheme)

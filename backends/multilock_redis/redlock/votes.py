@@ -60,7 +60,8 @@ class Counted(Protocol):
 
 
 class Proof(NamedTuple):
-    """A majority that votes for the claim with one stamp. It is valid for ``valid_for`` µs from ``sent_at``."""
+    """A majority that votes for the claim with one stamp. The majority is valid for ``valid_for`` µs from
+    ``sent_at``."""
 
     token: int
     sent_at: int
@@ -318,7 +319,7 @@ class Evidence:
     def stays(self, which: int, now: int) -> bool:
         """Return whether this server may still keep something of a claim that was given up.
 
-        After it has confirmed the release, it keeps nothing. Without a confirmation its entries end with the ttl,
+        A server that has confirmed the release keeps nothing. Without a confirmation its entries end with the ttl,
         because nobody renews the claim. A request without a reply needs more time, because the server may execute it
         late.
         """

@@ -1,4 +1,4 @@
-"""Three servers: the fate of a lock when one of them fails or freezes, or when the majority does."""
+"""Locks on three servers: the leader dies or freezes, or the majority is gone for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ pytestmark = pytest.mark.timeout(150)
 
 @pytest.mark.oracle
 def test_a_lock_survives_the_loss_of_the_leader_and_tokens_grow(cluster: ZooKeeperCluster, connect: Connect) -> None:
-    """Its validity must outlast the election, in which a server may accept a connection and not answer for T/3."""
+    """The validity of the lease must outlast the election of a leader. Meanwhile a server may accept a connection and
+    not reply for a third of the session timeout."""
     client, other = connect(cluster.url, ttl=36), connect(cluster.url, ttl=36)
     lease = client.lock("job").acquire()
     token = lease.fence()

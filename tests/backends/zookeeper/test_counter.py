@@ -1,4 +1,5 @@
-"""The counter of a parent is a signed number of 32 bits and stays at its end, so that later claims get no place."""
+"""ZooKeeper numbers the nodes below a parent with 32 bits. At the greatest number, further nodes have no order, so
+claims are refused."""
 
 from __future__ import annotations
 

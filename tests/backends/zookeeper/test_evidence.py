@@ -1,4 +1,4 @@
-"""Replies that prove something about the ensemble, and the remains of a refused request."""
+"""Tests of which replies prove that the session lives, and of the nodes that a refused request leaves."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def connections_of_ours() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("multilock-zookeeper")}
 
 
-# ---- refused after the server had done something
+# ---- requests that are refused after the server has created a node
 
 
 @pytest.mark.oracle
@@ -161,12 +161,13 @@ def test_a_waiter_behind_an_unreadable_node_is_woken_by_its_end(
     assert client.lock("job").try_acquire() is None
     waits = background(lambda: (client.lock("job").acquire(timeout=50), now()))
     eventually(lambda: len(contenders(theirs)) == 2)
-    time.sleep(0.5)  # wait until the client watches
+    time.sleep(0.5)  # wait until the client watches the node
     with Pulse() as pulse:
         released_at = now()
         theirs_lock.release()
         lease, granted_at = waits.result(55)
-    assert granted_at - released_at < 3 + pulse.stopped()  # the waiter's own timer is a minute
+    # Without the watch, the waiter would ask again after a minute.
+    assert granted_at - released_at < 3 + pulse.stopped()
     lease.release()
     eventually(lambda: contenders(theirs) == [])
 
@@ -223,7 +224,7 @@ def test_a_node_with_another_acl_costs_no_other_lock_of_its_session(
     assert leases["b" if first else "a"].is_held()
 
 
-# ---- which proof a renewal by hand carries
+# ---- validity after a renewal by hand
 
 
 def test_a_renewal_by_hand_gives_the_same_validity_as_a_fresh_grant(server: ZooKeeperServer, connect: Connect) -> None:
@@ -254,7 +255,7 @@ def test_renewals_of_the_session_do_not_extend_a_lease_without_renewal(
     assert loss.detected_at - begun <= 4.5
 
 
-# ---- notifications while the grant is on its way
+# ---- notifications between the reply and the lease
 
 
 def test_a_claim_is_notified_if_its_session_ended_before_its_watch(shared: ZooKeeperServer) -> None:

@@ -49,17 +49,17 @@ def backend_of(client: Client) -> ZooKeeperBackend:
 
 
 def session_of(client: Client) -> Any:
-    """Return the session's id and password, as an attacker could have them."""
+    """Return the id and the password of the client's session, which an attacker may know."""
     return backend_of(client)._transport._client.client_id
 
 
 def watched(client: Client) -> int:
-    """Return how many of the client's nodes it watches for deletion."""
+    """Return how many of its own nodes the client watches for deletion."""
     return len(backend_of(client)._watcher._covered)
 
 
 def risks(client: Client) -> Recorder[Event]:
-    """Record each lease that is at risk, even for a short while."""
+    """Return a recorder of each event AtRisk, however short the risk was."""
     told = Recorder[Event]()
     client.events.subscribe(lambda event: told(event) if isinstance(event, AtRisk) else None)
     return told
@@ -68,8 +68,8 @@ def risks(client: Client) -> Recorder[Event]:
 def steal_and_close(server: ZooKeeperServer, client_id: Any) -> None:
     """Close the session from another client that has its id and password.
 
-    The owner reconnects at once, and so takes the session back before a slow thief has closed it. Then the thief tries
-    again.
+    The owner reconnects at once, and thereby takes the session over again. If the thief was too slow to close the
+    session before, it tries again.
     """
     eventually(lambda: _closed(server, client_id), within=20)
 
@@ -84,7 +84,8 @@ def _closed(server: ZooKeeperServer, client_id: Any) -> bool:
     if len(said) < 12:
         return False
     length, _, granted = struct.unpack_from("!iii", said)
-    return bool(granted == 0 or len(said) > 4 + length)  # it had ended before, or the close has a reply
+    # The session had ended before, or the server has replied to the close.
+    return bool(granted == 0 or len(said) > 4 + length)
 
 
 @contextmanager
@@ -160,7 +161,7 @@ def test_a_renewal_whose_reply_is_lost_costs_nothing(
 ) -> None:
     client = connect(proxy.url, ttl=9)
     lease = client.lock("job").acquire()
-    eventually(lambda: watched(client) == 1)  # the request for its watch contains the node's name, too
+    eventually(lambda: watched(client) == 1)  # the request for the watch contains this name too, so let it pass first
     lost = proxy.drop_reply(b"__lock__", then="hold")
     lost.wait(5)
     eventually(lambda: lease.remaining() > 4.5)  # a later renewal got its reply, on another connection
@@ -183,7 +184,7 @@ def test_a_node_created_after_its_timeout_is_found_and_deleted(
     held.release()
 
     def given_back() -> bool:
-        with suppress(BackendUnavailable):  # the connection without replies ends at about this time
+        with suppress(BackendUnavailable):  # the client closes the connection without replies at about this time
             return backend.release(claim, None, True, 5.0).ours
         return False
 
@@ -221,7 +222,8 @@ def test_a_client_that_was_frozen_until_it_had_a_session_creates_nothing_late(
 def test_a_node_of_an_earlier_session_is_deleted_and_never_reused(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
-    """The node has our id but another session, as after a reconnect to a server that still shows the old node."""
+    """The node contains the id of our claim but belongs to another session. This happens after a reconnect to a server
+    that still shows the old node."""
     ear = Ear()
     backend = open_backend(server.url, {"ttl": 6.0})
     backend.open(ear)
@@ -287,7 +289,7 @@ def test_a_wait_continues_through_an_outage_and_notices_a_release_during_it(
         holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 8  # the safety timer of the watch would take ten seconds
+    assert time.monotonic() - begun < 8  # without the watch, a safety timer would wake the waiter after ten seconds
 
 
 def test_a_node_deleted_during_a_broken_connection_is_a_loss_after_the_reconnect(
@@ -308,7 +310,7 @@ def test_a_node_deleted_during_a_broken_connection_is_a_loss_after_the_reconnect
 def test_a_silent_connection_is_replaced_by_another(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
-    """kazoo keeps such a connection for minutes while it has something to send."""
+    """kazoo itself would keep a silent connection for minutes while it has something to send."""
     client = connect(proxy.url, ttl=6)
     at_risk = risks(client)
     lease = client.lock("job").acquire()
@@ -318,7 +320,7 @@ def test_a_silent_connection_is_replaced_by_another(
 
 
 def test_a_connection_without_a_handshake_reply_is_replaced_by_another(proxy: FaultProxy, connect: Connect) -> None:
-    """With one address, kazoo waits for that reply as long as the whole session lasts."""
+    """With one address, kazoo itself would wait for the handshake's reply as long as the whole session lasts."""
     lost = Recorder[Loss]()
     client = connect(proxy.url, ttl=9)
     at_risk = risks(client)
@@ -365,7 +367,8 @@ def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
 def test_a_session_revived_by_a_restored_server_is_not_used_again(
     server: ZooKeeperServer, connect: Connect, tmp_path: Path
 ) -> None:
-    """The nodes of that session belong to no client, and would stay forever if this client kept the session alive."""
+    """No claim needs the nodes of that session any longer. If the client kept the session alive, they would stay
+    forever."""
     client = connect(server.url, ttl=2)
     client.lock("job").acquire()
     server.kill()
@@ -386,7 +389,7 @@ def test_a_session_revived_by_a_restored_server_is_not_used_again(
 
 
 def test_a_lock_survives_an_outage_that_its_session_survives(server: ZooKeeperServer, connect: Connect) -> None:
-    """A server that starts counts every session from its start."""
+    """A server that restarts counts the timeout of every session from its restart."""
     client = connect(server.url, ttl=6)
     client.lock("job").acquire()
     before = session_of(client)
@@ -417,9 +420,9 @@ def test_a_missing_reason_delays_no_notice_of_a_loss(
     begun = now()
     by.delete(f"/multilock/job/{contenders(by)[0]}")
     assert lost.wait().reason is LossReason.TAKEN
-    assert lost.times[0] - begun < 1.5  # an ordinary request waits for five seconds
+    assert lost.times[0] - begun < 1.5  # an ordinary request would wait for a reply for five seconds
     asked.wait(5)
-    proxy.cut()  # closing the client waits for replies, too
+    proxy.cut()  # otherwise close() would wait for replies
 
 
 def test_a_session_closed_elsewhere_loses_each_of_its_locks_once(server: ZooKeeperServer, connect: Connect) -> None:
@@ -548,7 +551,7 @@ def test_an_uncontended_lock_costs_one_round_trip_to_acquire_and_one_to_release(
     before = packets(server)
     for _ in range(100):
         lock.acquire().release()
-    # Create and list in one round trip, then the delete, and the request of this test.
+    # Each lock costs a create, a listing and a delete. The request of this test comes in addition.
     assert packets(server) - before - 1 <= 302
 
 
@@ -562,7 +565,7 @@ def test_a_release_wakes_one_waiter(server: ZooKeeperServer, connect: Connect) -
     holder.release()
     eventually(lambda: any(each.done() for each in waits))
     time.sleep(0.2)
-    # The delete, one listing, the request of this test, and a ping of any client.
+    # The requests are a delete, one listing, that of this test, and perhaps a ping of some client.
     assert packets(server) - before <= 3 + 1
     assert sum(each.done() for each in waits) == 1
     while waits:

@@ -39,7 +39,7 @@ def curator_style(connect: Connect, shared: ZooKeeperServer, prefix: str) -> Cli
 
 @pytest.fixture
 def kazoo(operator: Operator, shared: ZooKeeperServer, prefix: str) -> Callable[..., Any]:
-    """Make a kazoo.Lock, or another recipe of kazoo's, for a name, on a session of its own."""
+    """Make a kazoo.Lock or another recipe of kazoo for a name. Each has its own session."""
     return lambda name, recipe="Lock", **words: getattr(operator(shared.endpoint), recipe)(f"/{prefix}{name}", **words)
 
 
@@ -145,7 +145,7 @@ def test_the_other_node_style_is_refused_and_leaves_no_node(
 
 def test_a_name_with_a_slash_is_one_escaped_name(client: Client, kazoo: Callable[..., Any]) -> None:
     with client.lock("a/b"):
-        assert kazoo("a/b").acquire(blocking=False)  # another lock, because its name is not escaped
+        assert kazoo("a/b").acquire(blocking=False)  # this is another lock, because kazoo does not escape names
         assert not kazoo("a%2Fb").acquire(blocking=False)
 
 
@@ -263,7 +263,7 @@ def test_curators_read_write_lock_and_ours_exclude_each_other(
 def test_known_limit_curators_mutex_ignores_read_write_locks_but_waits_for_our_permits(
     curator_style: Client, curator: Callable[[str], Curator]
 ) -> None:
-    """Curator's mutex does not see Curator's read-write locks either. We wait for all of them."""
+    """Curator's mutex ignores Curator's own read-write locks too. multilock waits for both kinds."""
     theirs, permit = curator("job"), OURS["permit"](curator_style)
     with permit:
         assert theirs.tell("try").result(WITHIN) == "taken"

@@ -19,7 +19,7 @@ from tests.backends.zookeeper.islands import Archipelago, possible
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")
 
-CUTS, LOCKS = 2, 5  # number of cuts, and of locks held at a time, each by its own client
+CUTS, LOCKS = 2, 5  # how often a follower is cut off, and how many locks are held then, each by its own client
 TTL = 2.4
 
 
@@ -35,10 +35,10 @@ def entered_at(client: multilock.Client, name: str) -> float:
 
 
 def gaps(islands: Archipelago) -> list[float]:
-    """Return for each lock the seconds from the end of our belief, or from our callback if that was later, to the next
-    holder.
+    """Return for each lock the seconds between two moments. At the first one its holder has stopped believing and its
+    lost callback has begun. At the second one the next client has acquired the lock.
 
-    The seconds for which this process was paused are added, because nobody can be notified in time then.
+    The seconds for which this process was paused are added, because a paused process cannot be notified in time.
     """
     cut_off, other = islands.followers()
     found, held = [], []
@@ -77,6 +77,6 @@ def test_a_cut_off_holder_stops_believing_before_the_next_one_enters(islands: Ar
 def test_if_reads_counted_as_proof_two_clients_would_believe(
     islands: Archipelago, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shows that the test above finds an overlap if reads count as proof."""
+    """Show that the test above would find an overlap if reads counted as proof of a session."""
     monkeypatch.setattr(Transport, "put", lambda transport, path, value: transport.exists(path))
     assert min(gaps(islands)) < 0

@@ -46,7 +46,7 @@ def test_a_lock_of_one_user_is_protected_from_other_users(
                 connect(stranger, ttl=10).lock("job").acquire(timeout=10)
             assert time.monotonic() - begun < 5
             assert "s3cret" not in str(caught.value)
-        lease.renew()  # renewals are allowed, too
+        lease.renew()  # the server allows renewals too
 
 
 def test_several_users_may_share_a_directory_made_by_hand(
@@ -224,7 +224,7 @@ def test_a_kazoo_client_object_is_used_with_its_session_and_never_closed(
     client = connect("zookeeper://", client=theirs, ttl=30)
     before = server.metric("zk_global_sessions")
     lease = client.lock("job").acquire()
-    # A second session would end by itself only after 10 seconds.
+    # If the client had a second session, the server would keep it for 10 seconds.
     eventually(lambda: server.metric("zk_global_sessions") == before)
     assert lease.ttl == 10.0
     assert connect(server.url, ttl=10).lock("job").try_acquire() is None

@@ -59,7 +59,8 @@ def test_two_hundred_nodes_deleted_at_once_are_reported_at_once(
             deleted.get(10)
         done = now()
         lost.wait(200, within=10)
-    assert lost.times[-1] - done < 1.0 + pulse.stopped()  # seconds; requests that wait for each other would take 2.4
+    # Seconds; if the requests waited for each other, they would take 2.4.
+    assert lost.times[-1] - done < 1.0 + pulse.stopped()
     assert {loss.reason for loss in lost.calls} == {LossReason.TAKEN}
 
 
@@ -96,7 +97,7 @@ def test_a_name_whose_watch_got_no_reply_does_not_count_as_watched(
 def test_observing_many_names_advances_with_each_turn(
     backend: ZooKeeperBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each call has time for only some of the names."""
+    """Each call of `follow` has time for only some of the names."""
     backend.ping(5.0)
     transport = backend._transport
     exists, asked = transport.exists, []
@@ -135,7 +136,7 @@ def test_a_renewal_succeeds_although_some_nodes_could_not_be_read(
 def test_leases_without_renewal_that_end_leave_the_session_renewals_alone(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
-    """Each round trip takes longer than the time until the next lease ends."""
+    """Each round trip takes longer than the time until the next of the leases ends."""
     failed = Recorder[Event]()
     client = connect(proxy.url, ttl=6)
     kept = client.lock("kept").acquire()
@@ -166,7 +167,7 @@ def test_the_ttl_of_a_lease_without_renewal_counts_from_its_grant_and_not_from_i
         holder.release()
         lease, remaining = waits.result(10)
     assert lease.ttl == 4
-    assert remaining > 2.5 - pulse.stopped()  # 4 seconds, less the tenth for the callback
+    assert remaining > 2.5 - pulse.stopped()  # the ttl is 4 seconds, of which the last tenth belongs to the callback
 
 
 def test_a_waiter_keeps_its_place_for_longer_than_its_ttl(
@@ -194,13 +195,15 @@ def test_a_waiter_keeps_its_place_for_longer_than_its_ttl(
 
 
 def test_a_released_lease_without_renewal_is_not_deleted_again(server: ZooKeeperServer, connect: Connect) -> None:
-    client = connect(server.url, ttl=60, request_timeout=10.0)  # a repeated request would cost more
+    # So that no request is repeated, which would count twice.
+    client = connect(server.url, ttl=60, request_timeout=10.0)
     client.lock("job", renew=False, ttl=1).acquire().release()
     before = packets(server)
     for _ in range(50):
         client.lock("job", renew=False, ttl=1).acquire().release()
     time.sleep(2)
-    # Create, listing, delete; the request of this test, and a renewal or two.
+    # Each lock costs a create, a listing and a delete. The request of this test and one or two renewals come in
+    # addition.
     assert packets(server) - before - 1 <= 153 + 3
 
 

@@ -1,4 +1,4 @@
-"""The findings about an ensemble's members. Tested without a server."""
+"""The findings of diagnose() about the members of an ensemble, without a server."""
 
 from __future__ import annotations
 

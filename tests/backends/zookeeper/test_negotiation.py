@@ -33,8 +33,8 @@ def restart_with(server: ZooKeeperServer, **settings: object) -> None:
 
 
 def gap(lease: Lease, lost: Recorder[Loss], other: Client, proxy: FaultProxy) -> float:
-    """Cut the holder off. Return the seconds from the end of its belief, or from its callback if that was later, to the
-    next holder.
+    """Cut the holder off. Return the seconds from when it has stopped believing and its lost callback has begun, to the
+    acquire of the next holder.
 
     The seconds for which this process was paused are added.
     """
@@ -60,7 +60,7 @@ def test_a_server_restarted_with_a_lower_limit_has_one_holder(
     restart_with(server, maxSessionTimeout=int(SHORT * 1000))
     other = connect(server.url, ttl=LONG)
     eventually(lambda: answers(other) and answers(client), within=20)
-    if lease.is_held():  # it is lost if the restart took longer than the shorter lease
+    if lease.is_held():  # it is lost if the restart took longer than the shorter ttl
         assert lease.ttl == SHORT
         assert lease.remaining() < SHORT * 2 / 3
         assert gap(lease, lost, other, proxy) > 0
@@ -99,7 +99,7 @@ def test_moving_to_a_server_with_a_lower_limit_causes_no_second_holder(
         first.cut()
         eventually(lambda: session_ttl(client) == SHORT, within=20)
         assert lease.ttl == SHORT
-        first.accept()  # within this session the longer grant of this server does not count again
+        first.accept()  # within this session, the longer timeout that this server grants does not count again
         second.cut()
         first.black_hole()
         assert gap(lease, lost, other, second) > 0
@@ -116,7 +116,7 @@ def test_held_leases_are_shortened_before_anything_is_sent_on_the_new_connection
     server.restart()
     eventually(lambda: session_ttl(client) == SHORT, within=20)
     eventually(lambda: lease.remaining() < SHORT * 2 / 3)
-    # If the restart took long, the shortened session is the end of the lease.
+    # If the restart took long, the lease was lost at the end of the shortened session.
     assert lease.ttl == SHORT or not lease.is_held()
     held.release()
 
@@ -161,7 +161,7 @@ def test_the_kernel_is_told_of_a_session_before_anything_is_granted_in_it(
 def test_the_timeout_is_read_from_the_handshake_itself(server: ZooKeeperServer, connect: Connect) -> None:
     before = server.metric("zk_packets_received")
     connect(server.url, ttl=LONG).ping()
-    # Handshake, exists, the request of this test; no second session.
+    # The requests are a handshake, an `exists`, and that of this test, but no second session.
     assert server.metric("zk_packets_received") - before <= 4
 
 

@@ -20,8 +20,8 @@ GONE = object()
 
 
 class Server:
-    """A `multilock_zookeeper.transport.Transport` that has every reply at once, unless the test does something
-    first."""
+    """A replacement of `multilock_zookeeper.transport.Transport`. Every reply is there at once, after `before_answer`
+    was called."""
 
     connected = True
     name = "zookeeper of the test"
@@ -76,7 +76,7 @@ def watcher(server: Server, ear: Ear) -> Watcher:
 
 
 def test_a_watch_from_an_earlier_connection_does_not_count(server: Server, watcher: Watcher) -> None:
-    """The reply to the watch came just before the connection broke, and is read just after that."""
+    """The reply to the request for the watch came just before the connection broke, and is read just after that."""
     server.before_answer = lambda: watcher.suspended(server.session)
     watcher.hold({"/job/1": "claim"}, now() + 1)
     assert not watcher.covers("/job/1")
@@ -122,7 +122,8 @@ def test_a_reconnect_does_not_wait_for_the_retry_of_a_failed_read(
 
 
 def test_a_session_is_renewed_once_its_connection_is_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last renewal may have failed a moment ago, and the next would come only after its locks have ended."""
+    """The last renewal may have failed a moment before, and the next regular one would come after the locks of the
+    session have ended."""
     renewed: list[Hashable] = []
     ear = Ear()
     monkeypatch.setattr(ear, "silent", renewed.append)
@@ -182,7 +183,8 @@ def test_a_waiter_behind_many_nodes_watches_their_parent_and_each_change_wakes_i
         assert server.asked[turn:] == ["/job"]
         watcher._event(WatchedEvent(EventType.CHILD, KeeperState.CONNECTED, "/job"))
         assert ear.wakes == ["claim"] * (turn + 1)
-    watcher._event(WatchedEvent(EventType.CHILD, KeeperState.CONNECTED, "/job"))  # the waiter has not asked again
+    # No further wake-up, because the waiter has not asked again.
+    watcher._event(WatchedEvent(EventType.CHILD, KeeperState.CONNECTED, "/job"))
     assert len(ear.wakes) == 2
 
 

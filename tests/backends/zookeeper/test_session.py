@@ -48,7 +48,7 @@ def test_a_third_of_the_timeout_after_a_silence_writes_prove_as_before() -> None
 def test_a_reconnect_ends_a_silence_because_the_leader_confirms_the_session() -> None:
     session = Session(1, T, 100.0)
     session.touch(104.0)
-    assert until(session) == pytest.approx(100 + T * 2 / 3)  # only an acknowledged write moves validity
+    assert until(session) == pytest.approx(100 + T * 2 / 3)  # only an acknowledged write extends the validity
     session.prove(104.1)
     assert until(session) == pytest.approx(104.1 + T * 2 / 3)
 

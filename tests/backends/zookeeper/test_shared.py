@@ -21,8 +21,8 @@ from tests.backends.zookeeper.conftest import Operator
 from tests.backends.zookeeper.kit import Ours
 from tests.servers_zookeeper import ZooKeeperServer
 
-LONG = 30.0  # seconds to wait at most for a waiter to be woken; otherwise it sleeps forever
-QUICK = 6.0  # seconds: the ttl; a silent connection is replaced after a sixth of it
+LONG = 30.0  # seconds to wait at most until a waiter is woken; by then it would never be
+QUICK = 6.0  # seconds: a ttl; the client replaces a silent connection after a sixth of it
 MODES = {"mutex": Ours.mutex, "writer": Ours.writer, "reader": Ours.reader, "permit": Ours.permit}
 
 
@@ -243,13 +243,13 @@ def test_forty_waiters_are_served_in_any_order_of_releases_without_a_timer(
             waiting[claim.id] = client, claim
 
     def hear() -> int:
-        """Let every waiter ask again that was notified since the last call. Return how many notifications there
+        """Let every waiter that was notified since the last call ask again. Return how many notifications there
         were."""
         told = 0
         for client in clients:
             for claim_id in client.ear.wakes[heard[client] :]:
                 heard[client] += 1
-                # None stands for every waiter, after a reconnect.
+                # None stands for every waiter: it is reported after a reconnect.
                 for waiter in [claim_id] if claim_id else list(waiting):
                     if waiter in waiting:
                         told += claim_id is not None
@@ -279,7 +279,7 @@ def test_forty_waiters_are_served_in_any_order_of_releases_without_a_timer(
 
 @pytest.mark.oracle
 def test_tokens_grow_although_the_parent_node_is_recreated_with_low_numbers(us: Ours, them: Ours, below: Below) -> None:
-    """A writer's token exceeds those of all readers before it, and is exceeded by those of all after it."""
+    """The token of a writer is greater than those of all earlier readers, and less than those of all later ones."""
     tokens = []
     for make in (Ours.writer, Ours.reader, Ours.permit, Ours.writer):
         for ours in (us, them) if make is Ours.reader else (us,):

@@ -1,5 +1,5 @@
-"""Readers and permits in processes that are stopped or killed. Each delays the others by its own session, not
-longer."""
+"""Readers and permits in processes that are stopped or killed. Such a process delays the others only until its own
+session has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.backends.in_order import writes_and_reads_are_in_order
 from tests.backends.zookeeper.conftest import Connect
 from tests.servers_zookeeper import ZooKeeperServer
 
-QUICK = 2.0  # seconds: ttl of the sessions that end
+QUICK = 2.0  # seconds: ttl of sessions that end during the test
 STEADY = 20.0  # seconds: ttl of sessions that survive an overloaded machine
 START = 30.0  # seconds for a process to start on an overloaded machine
 LATE = 3.0  # seconds by which a process may be late on a machine that freezes at times

@@ -1,5 +1,5 @@
-"""The socket that kazoo reads through: replies in parts or together, waits, and watches that report events. Without a
-server."""
+"""The socket through which kazoo reads: replies in parts or together, waits, and watches that report events. No server
+is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREETING = struct.pack("!iiiq", 16, 0, 6000, 1)  # length, version, milliseconds
 
 @pytest.fixture
 def pair() -> Iterator[tuple[_Buffered, socket.socket]]:
-    """Return the socket that kazoo reads from, and the server's end of it."""
+    """Return the socket from which kazoo reads, and the server's end of the connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield _Buffered(ours), theirs

@@ -35,7 +35,7 @@ def server(package_server: RedisServer) -> RedisServer:
 
 @pytest.fixture
 def bare(server: RedisServer) -> Iterator[Bare]:
-    """Return a redis-py client, like that of any other program."""
+    """Return a plain redis-py client, as another program would use it."""
     with redis.Redis(port=server.port) as client:
         yield client
 

@@ -1,4 +1,5 @@
-"""Check which file descriptors a loop watches when one of our connections ends, on asyncio's own loop and on uvloop."""
+"""Check that an event loop no longer watches the descriptor of a connection that has ended, on asyncio's own loop and
+on uvloop."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ __all__ = ["its_number_is_free"]
 
 
 class Successor:
-    """Another connection of the program that gets our file descriptor number at the moment when ours is closed."""
+    """Another connection of the program. It gets the number of multilock's file descriptor at the moment when multilock
+    closes that."""
 
     def __init__(self, line: Any) -> None:
         self._ours, self._theirs = socket.socketpair()
@@ -46,7 +48,8 @@ class Successor:
 
 
 async def its_number_is_free(proxy: FaultProxy, ends: str) -> None:
-    """Check that the next user of our file descriptor number is notified of its data, however our connection ends."""
+    """Check that the next user of the descriptor's number is notified of its own data, however multilock's connection
+    ends."""
     async with multilock.connect_async(proxy.url, ttl=2.0, request_timeout=1.0) as client:
         await (await client.lock("a").acquire()).release()
         face: Any = client._kernel.face

@@ -1,4 +1,5 @@
-"""A backend without a kernel: claims, a recorder of its notifications, and a plain client to read the server's data."""
+"""Helpers for tests of the backend without the kernel: claims, a recorder of the backend's reports, and a plain client
+that reads the server's data."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ Bare = Any
 
 R = TypeVar("R")
 
-WITHIN = 2.0  # seconds: a report that takes longer may come from the check of connections, which runs every two seconds
+# Seconds to wait for a report; a later one may come from the check of connections, which runs every two seconds.
+WITHIN = 2.0
 
 
 class Ear:
-    """`multilock.backend.Notices` that records every call. ``heard`` contains tuples: the kind of event, and its
-    subject."""
+    """`multilock.backend.Notices` that records every call. ``heard`` contains a tuple for each call: the kind of event,
+    and its subject."""
 
     def __init__(self) -> None:
         self.client = os.urandom(8).hex()
@@ -48,7 +50,7 @@ class Ear:
         self._hear("wake", claim_id)
 
     def granted(self, claim_id: str, granted: Granted) -> None:
-        """Record a wake-up, and keep the grant that came with it."""
+        """Record this as a wake-up, and keep the grant in ``pushed``."""
         self.pushed[claim_id] = granted
         self._hear("wake", claim_id)
 
@@ -78,7 +80,7 @@ class Ear:
                 self.refused |= refused
 
     def hears(self, *what: Any, within: float = WITHIN) -> float:
-        """Wait for this event, take it out of the record, and return when it was seen."""
+        """Wait for this event, remove it from ``heard``, and return the present time."""
         with self._changed:
             assert self._changed.wait_for(lambda: what in self.heard, within), f"{what} not in {self.heard}"
             self.heard.remove(what)
@@ -116,8 +118,8 @@ class Ours:
     def be_patient(self, within: float) -> None:
         """Repeat each later attempt or renewal that gets no reply, as the kernel does.
 
-        A client that learns of another primary ends its connections, perhaps while a request is under way on one of
-        them.
+        When a client learns of another primary, it closes its connections. Then a pending request on one of them gets
+        no reply.
         """
         self.within = within
         self._patient = True
@@ -161,8 +163,8 @@ class Ours:
 
 
 def connected(bare: Bare) -> set[str]:
-    """Return the ids of all connections of the server. Those of other tests may be among them until garbage
-    collection."""
+    """Return the ids of all connections to the server. Connections of earlier tests may be among them until the garbage
+    collector closes them."""
     return {client["id"] for client in bare.client_list()}
 
 

@@ -56,15 +56,16 @@ class Place:
     def connect(
         self, login: str = "", *, insecure: bool = False, server: str = "redis", **options: object
     ) -> multilock.Client:
-        """Connect a client; with ``insecure`` it uses no TLS although the server demands it. ``server`` is the scheme's
-        first part."""
+        """Connect a client. With ``insecure`` it uses no TLS although the server demands it. ``server`` is the first
+        part of the scheme, such as ``valkey``."""
         ports = self._secured or [str(each.port) for each in (*self.servers, *([self.guard] if self.guard else []))]
         asked = ports[-1:] if self.guard else ports[: len(self.servers)]
         each = login if self.scheme == "redlock" else ""
         hosts = f",{each}".join(f"localhost:{port}" for port in asked)
         scheme = secured(self.scheme) if self._secured and not insecure else self.scheme
         scheme = scheme.replace("redis", server)
-        # Each server may take a tenth of the ttl for its reply. An overloaded machine needs that much.
+        # The ttl is long, because each server may take a tenth of it for its reply, and an overloaded machine needs
+        # that much.
         fixed: dict[str, Any] = {"ttl": 60} | ({"restart_guard": 0} if self.scheme == "redlock" else {})
         return multilock.connect(f"{scheme}://{login}{hosts}/{'m' if self.guard else '0'}", **(fixed | options))
 
@@ -191,7 +192,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
                     "ACL", "SETUSER", "app", "on", f">{SECRET}", "allcommands", "allkeys", "allchannels"
                 )
                 bare.config_set("requirepass", "of-operators")
-        if place.guard:  # the Sentinel needs a password to follow the primary as before
+        if place.guard:  # the Sentinel needs this password to monitor the primary
             with place.guard.client() as guard:
                 guard.execute_command("SENTINEL", "SET", "m", "auth-pass", "of-operators")
         yield place
@@ -218,7 +219,8 @@ def test_a_certificate_without_tls_raises_an_error(place: Place) -> None:
 
 @pytest.fixture(scope="module")
 def longer_up() -> Iterator[Place]:
-    """Return shared servers that have been up for a while: a guard against restarts makes clients wait for new ones."""
+    """Return shared servers that have been up for a while, because `restart_guard` makes clients wait for servers that
+    have just started."""
     with Place("redlock") as place:
         yield place
 

@@ -1,4 +1,4 @@
-"""Attempts that asyncio sends together, at each fault of the request that carries them."""
+"""Attempts that an asyncio client sends together, when the one request that carries them fails in some way."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def run(main: Callable[[], Awaitable[Any]]) -> None:
 
 async def until(ready: Callable[[], object]) -> None:
     async with asyncio.timeout(LIMIT):
-        while not ready():  # noqa: ASYNC110 - no event tells of the server's data
+        while not ready():  # noqa: ASYNC110 - no event reports a change of the server's data
             await asyncio.sleep(0.002)
 
 
 @contextlib.asynccontextmanager
 async def client(url: str, **options: Any) -> AsyncIterator[AsyncClient]:
     async with multilock.connect_async(url, **{"ttl": 30.0, "request_timeout": 10.0, **options}) as client:
-        await (await client.lock("b").acquire()).release()  # from here on the server knows the script
+        await (await client.lock("b").acquire()).release()  # this loads the scripts into the server
         yield client
 
 
 @contextlib.contextmanager
 def no_turns(client: AsyncClient) -> Iterator[None]:
-    """Leave no free turn to first attempts, so that they are sent together."""
+    """Use up all free turns of the client inside the block, so that first attempts are sent together."""
     turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
     free, turns.free = turns.free, 0
     try:
@@ -56,7 +56,8 @@ def no_turns(client: AsyncClient) -> Iterator[None]:
 
 
 async def waiters(client: AsyncClient, number: int = 3, sent: Callable[[], object] = lambda: None) -> Waiters:
-    """Begin to wait for "a", in one request. ``sent()`` is called on the loop once it is passed to its thread."""
+    """Start tasks that wait for "a", and whose attempts are sent in one request. ``sent()`` is called on the loop once
+    the request was passed to its thread."""
     batches: Any = client._kernel.face._batches  # type: ignore[attr-defined]
     send, together = batches._send, []
 
@@ -172,7 +173,8 @@ def test_waiters_cancelled_during_a_common_request_take_nothing(
             await cancelled(tasks[:number])
             if late:
                 way.release()
-            await until(lambda: executed(bare) >= before + len(tasks) + number)  # the attempts, and their cancels
+            # The attempts and their cancels were executed.
+            await until(lambda: executed(bare) >= before + len(tasks) + number)
             await served(tasks[number:])
             await until(lambda: nothing_left(server))
 

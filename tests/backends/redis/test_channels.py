@@ -1,5 +1,5 @@
-"""asyncio without threads: the event loop sends and reads by itself. The tests show possible faults between the two
-steps."""
+"""asyncio without threads: the event loop itself sends a request and later reads the reply. The tests cause faults
+between these two steps."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ async def until(ready: Callable[[], object]) -> None:
 
 
 async def cancelled_under_way(ours: AsyncClient, bare: Bare, task: asyncio.Task[Any], fault: Fault) -> None:
-    """Cancel the task while its request is under way. Its connection has then ended, and the server keeps nothing of
-    it."""
+    """Cancel the task while its request is under way. Check that the client closes the connection, and that the server
+    keeps nothing of the request."""
     await until(lambda: fault.happened)
     [channel] = channels(ours).living
     task.cancel()
@@ -74,7 +74,8 @@ async def cancelled_under_way(ours: AsyncClient, bare: Bare, task: asyncio.Task[
 def test_a_free_lock_is_acquired_and_released_over_one_connection(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url) as ours:
-            await (await ours.lock("a").acquire()).release()  # this runs in a thread, which loads the scripts first
+            # The first request runs in a thread, which loads the scripts.
+            await (await ours.lock("a").acquire()).release()
             before = bare.info("stats")["total_connections_received"]
             for _ in range(20):
                 await (await ours.lock("a").acquire()).release()
@@ -129,7 +130,7 @@ def test_a_cancelled_request_ends_its_connection_and_is_undone(proxy: FaultProxy
 
 
 class LateSocket:
-    """A socket of a process that is paused just before it sends its bytes."""
+    """A socket that behaves as if the process was paused just before it sent its bytes."""
 
     def __init__(self, sock: socket.socket, by: float) -> None:
         self._sock = sock
@@ -169,7 +170,7 @@ def test_a_cancelled_release_continues_in_the_background(proxy: FaultProxy, bare
             held = proxy.hold_request(b"multilock/a")
             task = asyncio.create_task(lease.release())
             await cancelled_under_way(ours, bare, task, held)
-            held.release()  # the request arrives late, and finds another holder
+            held.release()  # the delayed request arrives now, and finds another holder
             other = await ours.lock("a").try_acquire()
             assert other
             await asyncio.sleep(0.2)
@@ -200,7 +201,7 @@ def test_a_release_whose_reply_waited_for_a_blocked_loop_succeeds(
 ) -> None:
     async def main() -> None:
         async with client(server.url, request_timeout=1.0) as ours:
-            await (await ours.lock("a").acquire()).release()  # from here on the server knows the script
+            await (await ours.lock("a").acquire()).release()  # this loads the scripts into the server
             lease = await ours.lock("a").acquire()
             [channel] = channels(ours).living
             task = asyncio.create_task(lease.release())
@@ -263,7 +264,7 @@ def test_a_client_whose_loop_was_closed_during_a_request_works_on_another_loop(
         async with ours:
             assert await ours.lock("b").try_acquire()
             proxy.hold_request(b"multilock/c")
-            # The deadline of the first request, which is over too, does not hide that of this one.
+            # The deadline of the first request is over as well. It must not hide the deadline of this request.
             with pytest.raises(BackendUnavailable):
                 await ours.lock("c").try_acquire()
             assert not task.done()
@@ -352,7 +353,7 @@ def test_requests_beyond_the_limit_of_connections_use_threads(server: RedisServe
 
 
 def made_slowly(ours: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], threading.Event]:
-    """Delay the connections that the backend opens from now on, until the event is set."""
+    """Let the backend finish the connections that it opens from now on only when the returned event is set."""
     backend: Any = ours._kernel.backend
     connect = backend.channel
     made: list[Any] = []
@@ -387,7 +388,7 @@ def test_a_connection_without_a_waiting_request_is_closed(server: RedisServer, m
 def test_a_connection_completed_during_the_cancel_of_its_request_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cancel comes between the step that receives the reply and the step that uses it."""
+    """The cancel comes after the step that receives the reply and before the step that uses it."""
     settle = _Request._settle
 
     async def main() -> None:

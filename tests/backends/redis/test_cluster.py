@@ -1,4 +1,4 @@
-"""A Redis Cluster: each name is kept by the primary of its slot, even after that has changed."""
+"""A Redis Cluster: the primary of a name's slot keeps the name, even after the slot has moved to another primary."""
 
 from __future__ import annotations
 
@@ -69,9 +69,11 @@ def them(connect: Connect, cluster: RedisCluster) -> Ours:
 
 
 def slots_asked(cluster: RedisCluster) -> int:
-    """Return how often any client except this test has asked any node for the table of slots."""
+    """Return how many requests for the table of slots all nodes together have got. Requests of this test do not
+    count."""
     said = [node.bare.info("commandstats") for node in cluster.members]
-    # Before 7.0 the server counts all CLUSTER commands together, and each CLUSTER SLOTS goes with a CLUSTER INFO.
+    # Before 7.0 the server counts all CLUSTER commands together. The client sends a CLUSTER INFO with each CLUSTER
+    # SLOTS.
     names = (("cmdstat_cluster|slots", 1), ("cmdstat_cluster", 2))
     return sum(stats.get(name, {}).get("calls", 0) // each for stats in said for name, each in names)
 
@@ -112,7 +114,7 @@ def test_a_waiter_follows_a_moved_slot_and_subscribes_there(us: Ours, them: Ours
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     moving.whole()
-    them.wait(waiting)  # this is the waiter's heartbeat
+    them.wait(waiting)  # the second attempt of the waiter is a heartbeat
     us.release(held)
     them.ear.hears("wake", waiting.id)
     granted = them.attempt(waiting, join=True)
@@ -180,11 +182,12 @@ def test_a_request_for_a_missing_key_counts_as_silence_until_the_move_ends(
 
 
 def test_a_request_whose_keys_have_all_moved_is_answered_by_the_new_node(us: Ours, them: Ours, moving: Moving) -> None:
-    """Only a missing key refuses an acquire, so all six exist here: lock, holders, queue, live, token and tombstone."""
+    """A node refuses an acquire only if one of its six keys is missing. So all of them exist here: lock, holders,
+    queue, live, token and tombstone."""
     us.take(us.reader(moving.name))
     them.wait(them.claim(moving.name))
     late = us.reader(moving.name)
-    us.release(late, unsure=True)  # its tombstone is the last of the six keys
+    us.release(late, unsure=True)  # this makes the tombstone, the last of the six keys
     moving.begin()
     moving.keys()
     assert isinstance(us.attempt(late), Busy)
@@ -193,13 +196,14 @@ def test_a_request_whose_keys_have_all_moved_is_answered_by_the_new_node(us: Our
 def test_a_waiter_whose_place_was_moved_is_overtaken_only_until_its_heartbeat(
     us: Ours, them: Ours, moving: Moving
 ) -> None:
-    """The waiter is not subscribed at the new node, so no script may hand the name to it, but it keeps its place."""
+    """The waiter has not subscribed at the new node yet, so no script there may hand the name to it. But it keeps its
+    place."""
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     moving.whole()
     us.release(held)
     assert moving.holder(moving.there) is None
-    later, _ = us.take(us.claim(moving.name))  # as may happen while a waiter connects again
+    later, _ = us.take(us.claim(moving.name))  # a new claim may get the name until the waiter has subscribed
     assert isinstance(them.attempt(waiting, join=True), Busy)
     us.release(later)
     them.ear.hears("wake", waiting.id)
@@ -207,8 +211,8 @@ def test_a_waiter_whose_place_was_moved_is_overtaken_only_until_its_heartbeat(
 
 
 def test_a_push_is_only_a_hint_because_every_node_forwards_it(us: Ours, them: Ours, moving: Moving) -> None:
-    """One node's clock wrote the waiter's deadline, and another node hands the name over after the move. Its message
-    reaches subscribers at both nodes, unless it is lost between them."""
+    """The waiter's deadline was written by the clock of one node, and after the move another node hands the name over.
+    The nodes forward the notification to each other, so it reaches subscribers at both, unless it is lost."""
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     other = moving.cluster.name_on(moving.there)
@@ -234,9 +238,9 @@ def test_after_a_move_only_a_deletion_at_the_new_node_is_a_loss(us: Ours, moving
     witness = us.take(us.claim(moving.cluster.name_on(moving.here, "w")))
     us.watch(witness)
     moving.here.bare.delete(f"multilock/{witness[0].name}")
-    us.ear.hears("gone", witness[0].id, TAKEN)  # earlier pushes were handled before this push
+    us.ear.hears("gone", witness[0].id, TAKEN)  # any earlier notification was handled before this one
     assert us.ear.heard == []
-    # The lock is watched there as soon as the move is known. This needs no renewal.
+    # The client watches the lock at the new node as soon as it knows of the move, without a renewal.
     eventually(lambda: held[0].id in listener_at(us, moving.there)._watched, within=10)
     moving.there.bare.delete(f"multilock/{moving.name}")
     us.ear.hears("gone", held[0].id, TAKEN)

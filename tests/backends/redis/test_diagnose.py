@@ -67,7 +67,7 @@ def test_settings_that_cannot_be_read_are_a_finding_and_not_an_error(
 ) -> None:
     bare.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-config"], reset=True)
     ours = connect(server.url.replace("//", "//app:x@"))
-    assert found(ours).keys() == {"hidden", "persistence"}  # INFO reports persistence too
+    assert found(ours).keys() == {"hidden", "persistence"}  # INFO reports the persistence even without CONFIG
     bare.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+ping"], reset=True)
     ours = connect(server.url.replace("//", "//app:x@"))
     assert found(ours).keys() == {"hidden"}

@@ -143,7 +143,7 @@ def test_a_missing_permission_leaves_no_key_without_an_expiry(
     assert whole.release(held)
 
 
-# The rights that the documentation page on Redis demands for a user.
+# The rights that a user needs according to the documentation page on Redis.
 KEYS_AND_CHANNELS = ("~multilock/*", "~{multilock/*", "&multilock:wake:*", "&__redis__:invalidate")
 COMMANDS = (
     *("+evalsha", "+script|load", "+client|id", "+client|tracking", "+client|caching", "+subscribe", "+publish"),
@@ -235,7 +235,7 @@ def test_a_name_lookup_that_hangs_occupies_few_threads(connect: Connect, monkeyp
     release.set()
     eventually(lambda: connecting() == 0)
     started = now()
-    with silent(unknown=False):  # and the next connection is tried at once
+    with silent(unknown=False):  # the next request must try to connect at once, without a pause
         us.take()
     assert now() - started < 1
     eventually(lambda: connecting() == 0)
@@ -252,7 +252,7 @@ def test_a_missing_socket_file_raises_backend_unavailable(connect: Connect) -> N
 
 def test_a_server_that_accepts_and_never_replies_ends_in_time(connect: Connect, proxy: FaultProxy) -> None:
     proxy.black_hole()
-    # With a handshake before the request, and without one.
+    # The first options need a handshake before the request, and the second do not.
     for options, unknown in (({"password": "x"}, False), ({}, True)):
         started = now()
         with silent(unknown=unknown):
@@ -271,16 +271,16 @@ def test_a_replica_counts_as_silence_and_is_named(us: Ours, server: RedisServer,
             replica.take(replica.claim("b"))
         assert "replica" in str(caught.value)
         eventually(lambda: bare.info("replication")["master_link_status"] == "up", within=10)
-    with silent(unknown=False):  # although the primary never had the lock
+    with silent(unknown=False):  # raised although the primary never had the lock
         replica.release(claim)
     replica.close()
 
 
 def empty_replica(bare: Bare) -> None:
-    """Turn the server into a replica that has not reached its primary yet."""
+    """Turn the server into an empty replica that has not reached its primary yet."""
     bare.replicaof("127.0.0.1", 1)
     bare.config_set("replica-read-only", "no")
-    # The step is atomic, because a reader in between would find an empty replica that accepts writes.
+    # Both commands run in one transaction. Otherwise another client could find an empty replica that accepts writes.
     at_once = bare.pipeline(transaction=True)
     at_once.flushall()
     at_once.config_set("replica-read-only", "yes")

@@ -1,4 +1,4 @@
-"""A release makes the first live waiter the holder and notifies it, in spite of the failures tested here."""
+"""A release makes the first live waiter the holder and notifies it, also after the failures that these tests cause."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUEUE, LIVE = "{multilock/a}:queue", "{multilock/a}:live"
 
 
 def waiting(url: str) -> None:
-    """A process with one waiter in the queue."""
+    """Run a process with one waiter in the queue."""
     ours = Ours(url)
     claim = ours.wait()
     say("waiting", claim.owner)
@@ -95,7 +95,8 @@ def test_a_client_that_may_not_count_subscribers_assumes_that_all_waiters_live(
 
 
 def test_the_last_holder_of_a_deleted_lock_hands_it_over(server: RedisServer, bare: Bare) -> None:
-    """The watchdog's clean-up sends the first request, because the waiters' next heartbeats are 1.8 s away."""
+    """The client of the former holder notices the deletion, and the release with which it cleans up hands the name
+    over. The waiter itself would ask only 1.8 s later."""
     with multilock.connect(server.url) as ours, multilock.connect(server.url) as theirs:
         former = ours.lock("a").acquire()
         waiter = threading.Thread(target=theirs.lock("a").acquire, daemon=True)
@@ -116,8 +117,9 @@ def test_a_frozen_waiter_delays_the_next_one_only_by_its_own_liveness(
         alive = them.wait()
         with stopped.paused():
             us.release(claim)
-            assert holder_of(bare) == owner  # its connection is open, so the waiter may only be slow
-            bare.pexpire("multilock/a", 1)  # the lease of that waiter expires
+            # The connection of the stopped process is open, so the server cannot know that it is not running.
+            assert holder_of(bare) == owner
+            bare.pexpire("multilock/a", 1)  # the lease of the stopped process expires
             eventually(lambda: holder_of(bare) is None)
             assert isinstance(them.attempt(alive, join=True), Granted)
 
@@ -134,7 +136,7 @@ def test_a_waiter_without_a_subscription_keeps_its_place_until_it_subscribes_aga
     us.release(claim)
     assert holder_of(bare) == second.owner
     proxy.accept()
-    away.ear.hears("wake", None)  # the waiter asks again, since a push may be lost in the meantime
+    away.ear.hears("wake", None)  # all waiters must ask again, because a notification may have been lost
     away.wait(first)
     listening.release(second)
     away.ear.hears("wake", first.id)
@@ -148,7 +150,7 @@ def test_after_a_broken_subscription_all_twenty_waiters_look_again(
     queue = [cut.wait() for _ in range(20)]
     proxy.cut()
     cut.ear.hears("wake", None)
-    with suppress(BackendUnavailable):  # its other connection was closed too
+    with suppress(BackendUnavailable):  # the connection for requests was closed too
         cut.backend.ping(1)
     us.release(claim)
     for waiter in queue:

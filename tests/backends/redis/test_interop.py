@@ -43,7 +43,7 @@ def test_our_lock_and_a_plain_set_nx_exclude_each_other(us: Ours, bare: Bare) ->
     answer = us.attempt(waiter, join=True)
     assert isinstance(answer, Busy)
     assert answer.expires_in is not None
-    # Exactly that long, because nothing reports the end of another program's lock in time.
+    # Wait exactly that long, because nothing reports that another program's lock has ended.
     time.sleep(answer.expires_in)
     assert isinstance(us.attempt(waiter, join=True), Granted)
 

@@ -1,4 +1,5 @@
-"""A KeyboardInterrupt at any point of the caller's work on push connections loses no push of the client."""
+"""If a KeyboardInterrupt comes while a caller works on a connection for notifications, the client loses no
+notification."""
 
 from __future__ import annotations
 

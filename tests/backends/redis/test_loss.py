@@ -1,4 +1,5 @@
-"""A deleted or taken key is reported at once: the server tracks the keys that the renewing connection has read."""
+"""A holder is notified at once if its key is deleted or taken. The server tracks the keys that the tracked connection
+has read."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_a_release_is_not_a_loss(us: Ours, bare: Bare) -> None:
         us.release(held[0])
     witness = us.take()
     us.watch(witness)
-    bare.delete(LOCK)  # its push comes after every earlier push
+    bare.delete(LOCK)  # the notification of this deletion comes after every earlier one
     us.ear.hears("gone", witness[0].id, TAKEN)
     assert us.ear.heard == []
 
@@ -84,7 +85,7 @@ def test_a_release_is_not_a_loss(us: Ours, bare: Bare) -> None:
 def test_a_renewal_over_another_connection_is_not_a_loss_and_keeps_the_watch(us: Ours, bare: Bare) -> None:
     held = us.take()
     us.watch(held)
-    bare.pexpire(LOCK, 20_000)  # like a renewal that found the tracked connection in use
+    bare.pexpire(LOCK, 20_000)  # this changes the key as a renewal over another connection does
     us.backend._node.listener._using_tracked.acquire()
     us.renew(held)
     us.backend._node.listener._using_tracked.release()
@@ -103,7 +104,7 @@ def test_renewals_over_the_tracked_connection_cause_no_notification(us: Ours, ba
     for _ in range(10):
         us.renew(held)
     time.sleep(0.1)
-    assert reads(bare) - before == 10  # each renewal reads its own key again, and no push causes a read
+    assert reads(bare) - before == 10  # each renewal reads its key once, and no notification causes a further read
 
 
 def reads(bare: Bare) -> int:
@@ -117,7 +118,8 @@ def test_a_killed_connection_is_replaced_and_the_watch_continues(us: Ours, bare:
     listener = us.backend._node.listener
     before = listener._tracked
     bare.client_kill_filter(_type=which, skipme=True)
-    # The next renewal, push or two-second check finds it, and then every key is read again.
+    # The next renewal, notification or two-second check finds that the connection has ended. Then the client reads
+    # every key again.
     eventually(lambda: listener._tracked is not before and listener._tracked.alive, within=6)  # type: ignore[union-attr]
     us.ear.heard.clear()
     bare.delete(LOCK)
@@ -148,7 +150,7 @@ def test_acquiring_a_name_again_in_the_same_client_ends_the_old_claim(us: Ours, 
 
 
 def two_leases_of_one_name(us: Ours) -> tuple[tuple[Claim, Granted], tuple[Claim, Granted]]:
-    """Make two leases of one name, like those of two readers: the key has the same value for both."""
+    """Make two leases of one name for which the key has the same value, as for two readers."""
     first = us.take()
     second = us.claim(), first[1]
     us.watch(first)
@@ -172,7 +174,7 @@ def test_a_second_lease_of_a_name_is_not_a_loss_of_the_first(us: Ours, bare: Bar
 def test_a_released_lease_ends_only_its_own_watch(us: Ours, bare: Bare, released: int) -> None:
     leases = two_leases_of_one_name(us)
     us.backend._node.listener.unwatch(leases[released][0].id)
-    us.renew(leases[0])  # the server does not push a connection's own changes to it
+    us.renew(leases[0])  # the server does not notify a connection of its own changes
     bare.delete(LOCK)
     us.ear.hears("gone", leases[1 - released][0].id, TAKEN)
     time.sleep(0.05)
@@ -245,7 +247,7 @@ def test_a_server_that_was_busy_during_a_reconnect_pushes_later_losses(
         us.watch(held)
         with busy(redis_server):
             proxy.cut()
-            eventually(lambda: "BUSY" in caplog.text, within=5)  # the server was asked for a subscription
+            eventually(lambda: "BUSY" in caplog.text, within=5)  # the client has requested a subscription again
         us.ear.hears("wake", None, within=6)
         assert us.backend._node.listener.refused == {}
         with redis.Redis(port=redis_server.port) as bare:
@@ -346,7 +348,7 @@ def test_the_cost_of_a_look_depends_only_on_its_own_names(us: Ours) -> None:
     listener = us.backend._node.listener
 
     def cost(step: Callable[[], object]) -> float:
-        """Return the processor time of this thread in the cheapest of thirty runs."""
+        """Return the least processor time that this thread needed in thirty runs of ``step``."""
         begun = [(time.thread_time(), step(), time.thread_time()) for _ in range(30)]
         return min(end - start for start, _, end in begun)
 
@@ -359,8 +361,8 @@ def test_the_cost_of_a_look_depends_only_on_its_own_names(us: Ours) -> None:
 
 
 def test_removing_claims_skips_none_that_other_threads_add() -> None:
-    """The last claim of a name leaves while another one comes. The entry of the name is removed, or remains with the
-    new claim."""
+    """The last watched claim of a name is removed while another one is added. The entry of the name must be removed, or
+    remain with the new claim."""
     watched = Watched()
 
     def work(me: int) -> None:

@@ -145,7 +145,7 @@ def test_a_fake_redis_is_refused_at_once_with_the_remedy() -> None:
 
 
 def test_the_retries_of_a_client_object_passed_to_connect_are_not_used(server: RedisServer) -> None:
-    with redis.Redis(host="127.0.0.1", port=1) as client:  # by default ten retries with a back-off
+    with redis.Redis(host="127.0.0.1", port=1) as client:  # redis-py would retry ten times by default
         ours = Ours("redis://", client=client)
         with pytest.raises(BackendUnavailable):
             ours.take()

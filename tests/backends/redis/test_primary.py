@@ -1,4 +1,5 @@
-"""The choice of the primary, for single orders of events. tests/models/sentinel.cpp tries all orders."""
+"""The choice of the primary for some orders of events, without servers. The model tests/models/sentinel.cpp tries all
+orders."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Client:
 
 
 def led(*sentinels: str) -> Client:
-    """Return a client that has learnt of the failover to B from these."""
+    """Return a client to which these Sentinels have reported the failover to B."""
     client = Client()
     for each in sentinels:
         assert client.hears(each, 5, B)

@@ -24,7 +24,7 @@ from tests.servers import RedisServer
 
 
 def forking(url: str) -> None:
-    """Hold a lock, wait for another and watch; then fork, and use the same backend object in both processes."""
+    """Hold and watch a lock, and wait for another. Then fork, and use the same backend object in both processes."""
     ours = Ours(url)
     held = ours.take()
     ours.watch(held)
@@ -39,7 +39,7 @@ def forking(url: str) -> None:
         ours.release(claim)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    # The parent's connections are the same as before.
+    # The connections of the parent must not have changed.
     say("child", os.waitstatus_to_exitcode(status))
     say("parent", ours.renew(held) != [None], ours.backend._node.listener._subscribed is not None)
     hear()
@@ -56,7 +56,8 @@ def test_a_forked_child_opens_its_own_connections_and_leaves_the_parents_alone(s
 
 
 def leaving_a_child(url: str) -> None:
-    """Wait, watch and open connections of every kind; then fork. The child stays alive and uses none of them."""
+    """Open connections of every kind, by waiting, watching and opening a channel. Then fork. The child lives on and
+    uses none of them."""
     ours = Ours(url)
     ours.watch(ours.take(ours.claim("mine")))
     channel = ours.backend.channel(2)
@@ -65,7 +66,7 @@ def leaving_a_child(url: str) -> None:
     if os.fork() == 0:
         ours.backend.open(Ear())
         say("child")
-        hear()  # the helper runs until the test ends
+        hear()  # the child lives until the test ends
         os._exit(0)
     say("waiting", waiter.owner)
     threading.Event().wait()
@@ -79,7 +80,7 @@ def test_a_forked_child_keeps_no_connection_of_a_killed_parent(
     with Helper(f"{__name__}:leaving_a_child", server.url) as parent:
         parent.wait_for("waiting", within=10)
         parent.wait_for("child", within=10)
-        # Connections for requests, for the subscription, for tracking, and a channel.
+        # The four connections are for requests, for the subscription, for tracking, and for the channel.
         assert len(connections(bare) - before) == 4
         parent.signal(signal.SIGKILL)  # only the parent has these, not its child
         eventually(lambda: connections(bare) <= before)
@@ -89,7 +90,7 @@ def test_a_forked_child_keeps_no_connection_of_a_killed_parent(
 
 
 def forking_while_it_connects(url: str) -> None:
-    """Fork a child when the connection has been made but is not registered yet."""
+    """Fork a child at a moment when a new connection is open, but not in the list of connections yet."""
     connect = Connection.connect
     children: list[int] = []
 
@@ -130,7 +131,7 @@ def connections(bare: Bare) -> set[str]:
 def exiting(url: str) -> None:
     """Hold a lock that another thread of this process waits for, and exit."""
     client = multilock.connect(url, ttl=30)
-    client.lock("n").acquire().release()  # the server knows the scripts
+    client.lock("n").acquire().release()  # this loads the scripts into the server
     client.lock("n").acquire()
     threading.Thread(target=client.lock("n").acquire, daemon=True).start()
     eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)

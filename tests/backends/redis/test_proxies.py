@@ -27,11 +27,12 @@ PAUSE = 0.02  # seconds between two pieces of a reply
 
 
 class Mangler:
-    """Forward requests unchanged, and replies as ``mangle`` changes them: each piece is sent by itself."""
+    """A proxy that forwards requests unchanged, and passes each reply to ``mangle``. It sends each piece that
+    ``mangle`` returns separately."""
 
     def __init__(self, server: RedisServer) -> None:
         self.mangle: Mangle | None = None
-        self.done = threading.Event()  # set when a reply in several pieces was sent
+        self.done = threading.Event()  # set when all pieces of a reply were sent
         self._target = server.port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sides: list[socket.socket] = []
@@ -46,7 +47,7 @@ class Mangler:
             side.close()
 
     def once(self, first: bytes, mangle: Mangle) -> None:
-        """Change the next reply that begins with ``first`` by ``mangle``."""
+        """Use ``mangle`` only for the next reply that begins with ``first``."""
 
         def only_once(data: bytes) -> list[bytes]:
             if not data.startswith(first):
@@ -108,7 +109,7 @@ def test_a_duplicated_reply_grants_no_other_lock(connect: Connect, mangler: Mang
 
 
 def test_a_reply_right_behind_another_grants_no_other_lock(connect: Connect, mangler: Mangler) -> None:
-    """This is checked even if the connection was in use a moment ago."""
+    """The client looks for unexpected bytes even if it used the connection a moment ago."""
     us, them = connect(mangler.url), connect()
     us.release(us.take()[0])
     them.take(them.claim("b"))
@@ -201,7 +202,7 @@ def test_an_error_of_a_proxy_loses_no_lock_of_an_asyncio_client(mangler: Mangler
 
 
 def answered(pool: Connections, number: int) -> list[Wire]:
-    """Return connections that are open at the proxy too, since a request was answered on each."""
+    """Return so many connections. The proxy has certainly accepted each, because it has answered a request on it."""
     wires = [pool._take(5)[0] for _ in range(number)]
     for wire in wires:
         wire.call(pack("PING"), 5)

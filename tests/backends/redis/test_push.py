@@ -1,5 +1,5 @@
-"""The push of a handover is a grant: what it contains, from when it counts, and which waiters must ask in spite of
-it."""
+"""The notification (push) of a handover is a grant. These tests show what it contains, from when it counts, and which
+waiters must ask the server all the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Connect = Callable[..., Ours]
 
 
 def handed_over(us: Ours, them: Ours, claim: Claim) -> Granted | None:
-    """Hand the name over to this waiter of theirs, and return the grant from its push."""
+    """Hand the name over to this claim of ``them``, and return the grant that the notification contains."""
     held, _ = us.take()
     them.wait(claim)
     us.release(held)
@@ -125,7 +125,8 @@ def test_force_release_sends_the_holder_a_hint_and_the_next_waiter_a_grant(us: O
 
 
 def test_a_waiter_without_a_subscription_is_pushed_no_grant(us: Ours, them: Ours, connect: Connect, bare: Bare) -> None:
-    """A replica passes a push on to its own subscribers, although nobody listens here."""
+    """A replica forwards a notification to its own subscribers. So the server must not send one, although nobody is
+    subscribed at the server itself."""
     held, _ = us.take()
     dead, alive = them.wait(), connect().wait()
     them.close()
@@ -148,7 +149,7 @@ def test_no_grant_is_pushed_if_a_full_server_refuses_the_handover(us: Ours, them
     finally:
         bare.config_set("maxmemory", 0)
     assert holder_of(bare) is None
-    us.release(held)  # this release hands over the free name
+    us.release(held)  # this release hands the free name over to the waiter
     bare.publish(f"multilock:wake:{them.ear.client}", "after")
     them.ear.hears("wake", "after")
     assert them.ear.heard == [("wake", waiter.id)]
@@ -176,7 +177,7 @@ def test_anything_else_published_on_the_channel_is_only_a_hint(
     them.ear.hears("wake", waiter.id)
     assert waiter.id not in them.ear.pushed
     bare.publish(f"multilock:wake:{them.ear.client}", "after")
-    them.ear.hears("wake", "after")  # the client still reads pushes
+    them.ear.hears("wake", "after")  # the client still reads notifications
 
 
 def client(server: RedisServer, url: str | None = None, **options: Any) -> multilock.Client:
@@ -215,10 +216,10 @@ def test_a_late_push_for_a_taken_name_is_not_believed(server: RedisServer, bare:
         held = one.lock("a").acquire()
         with acquiring(two.lock("a", fair=True)) as acquired:
             eventually(lambda: bare.zcard("{multilock/a}:queue") == 1)
-            proxy.black_hole()  # neither the push nor a heartbeat arrives
+            proxy.black_hole()  # the proxy now loses the notification and all heartbeats
             held.release()
             assert str(holder_of(bare)).startswith(two._kernel.client)
-            third = one.lock("a").acquire(timeout=15)  # acquired once the handover has expired
+            third = one.lock("a").acquire(timeout=15)  # granted once the handover to the silent waiter has expired
             proxy.heal()
             eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=10)
             assert third.is_held()
@@ -232,7 +233,7 @@ def test_a_late_push_for_a_taken_name_is_not_believed(server: RedisServer, bare:
 def test_a_push_before_a_hint_of_a_force_release_is_checked_by_a_request(
     server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both come during a heartbeat, and its reply does not mention them."""
+    """The notification and the hint arrive during a heartbeat, and the heartbeat's reply mentions neither."""
     with FaultProxy.before(server.url) as proxy, client(server) as one, client(server, proxy.url) as two:
         held = one.lock("a").acquire()
         with acquiring(two.lock("a", fair=True)) as acquired:
@@ -277,8 +278,8 @@ def acquiring(lock: multilock.DistributedLock) -> Iterator[Callable[[], multiloc
 
 
 def test_a_refused_waiter_does_not_believe_an_older_push(server: RedisServer, bare: Bare) -> None:
-    """An operator deletes a name that was just handed over. Another client takes it and refuses the waiter, and only
-    then the push arrives."""
+    """An operator deletes a name that was just handed over. Another client acquires it, and the server refuses the
+    waiter. Only then the notification of the handover arrives."""
     with (
         multilock.connect(server.url, ttl=1) as us,
         multilock.connect(server.url, ttl=1) as them,
@@ -288,7 +289,7 @@ def test_a_refused_waiter_does_not_believe_an_older_push(server: RedisServer, ba
         waiting = pool.submit(them.lock("a").try_acquire, 1.5)
         eventually(lambda: bare.hlen(LIVE))
         [(owner, first)] = bare.hgetall(LIVE).items()
-        eventually(lambda: bare.hget(LIVE, owner) != first)  # the next request of the waiter, which was refused
+        eventually(lambda: bare.hget(LIVE, owner) != first)  # the waiter has sent its next request, which was refused
         claim_id, echo = owner.decode().partition("@")[0], first.decode().rpartition(":")[2]
         token = int(bare.get(TOKEN)) + 1
         bare.publish(f"multilock:wake:{claim_id[:16]}", f"{claim_id} {echo} {token} {owner.decode()}")

@@ -1,4 +1,4 @@
-"""``replicas=N``: a grant counts when N replicas have it. Otherwise nothing of it remains."""
+"""``replicas=N``: a grant counts when N replicas have it. Otherwise the client removes it from all servers."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_a_lock_on_too_few_replicas_is_not_granted(us: Ours, replica: RedisServe
 
 
 def test_a_possibly_granted_request_never_counts_as_unsent(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The primary vanishes between the grant and the wait for replicas. The lock is held there and must be
-    cancelled."""
+    """The primary becomes unreachable between the grant and the wait for replicas. It keeps the lock, so the claim must
+    be cancelled there."""
 
     def refused(requests: object, within: float) -> NoReturn:
         raise BackendUnavailable("refused", unknown=False)
@@ -95,8 +95,8 @@ def test_a_possibly_granted_request_never_counts_as_unsent(us: Ours, monkeypatch
 def test_a_grant_before_a_move_of_its_slot_may_still_exist(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a cluster the grant moved with its slot. The redirection concerns only the second request, the wait for
-    replicas."""
+    """In a cluster the grant has moved with its slot. Only the second request, which waits for replicas, is
+    redirected."""
 
     def moved(requests: list[bytes], within: float) -> list[Answer]:
         return [(refusal("MOVED 1 h:1", "redis://h"), 0.0) for _ in requests]
@@ -184,7 +184,7 @@ def test_a_client_that_may_not_use_wait_is_refused_and_leaves_nothing(
 
 
 def the_replicas_of(cluster: RedisCluster, name: str) -> tuple[Bare, ClusterNode]:
-    """Return a client of the primary that keeps the name, and the replica of that primary."""
+    """Return a plain client of the primary that keeps the name, and the replica of that primary."""
     primary = cluster.owner(cluster.slot_of(name))
     return primary.bare, cluster.replica_of(primary)
 

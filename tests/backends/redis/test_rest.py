@@ -119,7 +119,7 @@ def test_a_force_release_ends_a_rest_and_notifies_only_waiters(us: Ours, them: O
     assert them.backend.force_release("a", 1) is True
     assert holder_of(bare) == waiter.owner
     them.ear.hears("wake", waiter.id)
-    us.watch(us.take(us.claim("another")))  # everything pushed before has arrived by now
+    us.watch(us.take(us.claim("another")))  # by now the client has received all earlier notifications
     assert us.ear.heard == []
 
 
@@ -182,7 +182,8 @@ def test_a_script_that_the_server_lost_is_loaded_again_for_a_rest(us: Ours, bare
 @pytest.mark.parametrize("loops", [1, 2])
 def test_a_rest_under_asyncio_uses_the_same_connections(server: RedisServer, bare: Bare, loops: int) -> None:
     before = connected(bare)
-    ours = multilock.connect_async(server.url, ttl=30.0)  # a request has five seconds on a busy machine
+    # With this ttl a request has five seconds, enough for a busy machine.
+    ours = multilock.connect_async(server.url, ttl=30.0)
 
     async def main() -> None:
         async with asyncio.timeout(20):

@@ -64,9 +64,9 @@ def test_waiters_get_the_name_in_order_of_arrival(us: Ours, them: Ours) -> None:
 def test_a_fair_newcomer_does_not_overtake_a_live_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     waiter = us.wait()
-    bare.delete(LOCK)  # like an expiry: no script hands the name over
+    bare.delete(LOCK)  # the name becomes free without a script that hands it over, as when a lease expires
     assert isinstance(them.attempt(them.claim()), Busy)
-    assert holder_of(bare) == waiter.owner  # the newcomer's request handed it over
+    assert holder_of(bare) == waiter.owner  # the new claim's request has handed the name over
 
 
 def test_an_unfair_try_takes_a_free_name_despite_waiters(us: Ours, them: Ours, bare: Bare) -> None:
@@ -103,7 +103,8 @@ def test_a_waiter_is_dropped_after_its_deadline(us: Ours, them: Ours, bare: Bare
 
 
 def killed(bare: Bare, count: int, *, until: int = 5000) -> list[str]:
-    """Add waiters of a process that was killed: they keep their places for ``until`` ms, and none is subscribed."""
+    """Add waiters of a process that was killed, and return their owners. They keep their places for ``until`` ms, and
+    are not subscribed."""
     seconds, micros = bare.time()
     client, deadline = "d" * 16, seconds * 1000 + micros // 1000 + until
     dead = [f"{client}.{number:032x}@lock:h:1:me:10" for number in range(count)]
@@ -117,7 +118,7 @@ def test_a_newcomer_never_overtakes_a_waiter_behind_many_dead_ones(us: Ours, the
     dead = killed(bare, 300)
     waiter = them.wait()
     us.release(holder)
-    assert holder_of(bare) is None  # the script does not know the first live waiter
+    assert holder_of(bare) is None  # the script checks too few waiters to find the first live one
     answer = us.attempt(us.claim())
     assert isinstance(answer, Busy), "a newcomer was first"
     assert answer.expires_in is None
@@ -139,7 +140,7 @@ def test_a_waiter_keeps_its_liveness_after_the_server_clock_steps_back(us: Ours,
     waiter = them.wait(them.claim(ttl=30))
     deadline = bare.hget(LIVE, waiter.owner)
     mode, till, echo = deadline.decode().split(":")
-    # As if the entry was written before the clock was stepped by an hour.
+    # Change the entry as if it was written before the clock was stepped back by an hour.
     bare.hset(LIVE, waiter.owner, f"{mode}:{int(till) + 3_600_000}:{echo}")
     us.release(holder)
     assert holder_of(bare) == waiter.owner
@@ -161,7 +162,7 @@ def test_only_the_first_three_waiters_are_told_when_the_holders_lease_ends(us: O
     *three, fourth = (answer.expires_in for answer in answers)
     assert all(3 < each < 5.05 for each in three)
     assert fourth is None
-    assert answers[0].heartbeat == 2.0  # a third of 6 s, the longest time that a dead waiter can keep its place
+    assert answers[0].heartbeat == 2.0  # a third of 6 s, for which a waiter keeps its place without a heartbeat
 
 
 def test_the_first_three_waiters_look_one_after_the_other(us: Ours) -> None:
@@ -207,7 +208,7 @@ def test_a_cancel_during_the_handover_passes_the_name_on(us: Ours, them: Ours, b
     leaving, staying = us.wait(), them.wait()
     us.release(holder)
     assert holder_of(bare) == leaving.owner
-    assert us.release(leaving) is True  # the waiter did not know of its grant
+    assert us.release(leaving) is True  # the waiter had not read the notification of its grant
     assert holder_of(bare) == staying.owner
 
 
@@ -235,7 +236,8 @@ def test_a_tombstone_ends_after_a_minute_and_an_ordinary_release_leaves_none(us:
 def test_a_release_of_a_free_name_wakes_the_next_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     former, _ = us.take()
     waiter = them.wait()
-    bare.delete(LOCK)  # like a force release; the release of the former holder is the first request after that
+    # The name becomes free as after a force release, and the release of the former holder is the next request.
+    bare.delete(LOCK)
     assert us.release(former) is False
     assert holder_of(bare) == waiter.owner
     them.ear.hears("wake", waiter.id)
@@ -272,7 +274,7 @@ def test_a_token_ahead_of_the_clock_is_followed_by_a_greater_one(us: Ours, bare:
     bare.set(TOKEN, ahead)
     claim, granted = us.take()
     assert granted.token == ahead + 1
-    # The token is kept until ten minutes after the clock has passed it, so that it cannot be issued again.
+    # The key of the token is kept until ten minutes after the clock has passed the token. So no token is issued twice.
     assert 3600 + 600 < bare.ttl(TOKEN) <= 3600 + 610
     us.release(claim)
     assert us.take()[1].token == ahead + 2

@@ -1,4 +1,5 @@
-"""``redis+sentinel://`` on real Sentinels: which server is used, and the fate of locks when the primary changes."""
+"""``redis+sentinel://`` on real Sentinels: which server a client uses, and which locks survive a change of the
+primary."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def them(guarded: Guarded, connect: Connect) -> Ours:
 
 
 def on(server: RedisServer, name: str = "a") -> str | None:
-    """Return the holder of the name according to this server."""
+    """Return the holder of the name as stored on this server."""
     with redis.Redis(port=server.port) as bare:
         return holder_of(bare, name)
 
@@ -113,7 +114,7 @@ def test_a_sentinel_whose_name_lookup_hangs_does_not_block_the_others(
             assert on(server) == claim.owner
             assert str(endpoint.sentinels[0]) == guard.endpoint
             eventually(lambda: client.client_list(_type="pubsub"), within=WITHIN)
-            # The client listens to the other Sentinel first, and to this one later.
+            # The client first listens to the other Sentinel. After the kill it listens to this one.
             endpoint.sentinels = endpoint.sentinels[::-1]
             client.client_kill_filter(_type="pubsub")
             with pytest.raises(BackendUnavailable, match=r"slow\.example.*not connected"):
@@ -147,7 +148,7 @@ def test_a_sentinel_that_missed_the_last_failover_is_not_believed(guarded: Guard
         with redis.Redis(port=guarded.primary().port) as bare:
             bare.client_kill_filter(_type="normal", skipme=True)
         ours.be_patient(WITHIN)
-        at_b, _ = ours.take(ours.claim("b"))  # only a Sentinel that no URL names leads there
+        at_b, _ = ours.take(ours.claim("b"))  # only a Sentinel that is not in the URL names this primary
         assert on(other, "b") is None
         assert on(guarded.primary()) == claim.owner
         assert on(guarded.primary(), "b") == at_b.owner
@@ -160,10 +161,11 @@ def test_a_client_learns_of_a_failover_although_its_sentinel_is_isolated(connect
 
     with RedisServer() as former, RedisServer() as new, knows(former, 1) as cut_off, knows(new, 2) as other:
         ours = connect(f"redis+sentinel://{cut_off.endpoint},{other.endpoint}/{NAME}", within=WITHIN)
-        with suppress(BackendUnavailable):  # the failover may become known during this
+        with suppress(BackendUnavailable):  # the client may notice the failover during this request
             ours.take()
         ours.be_patient(WITHIN)
-        with redis.Redis(port=former.port) as bare:  # the connection of the Sentinel stays
+        # Only connections of the Sentinel may be left on the former primary.
+        with redis.Redis(port=former.port) as bare:
 
             def is_left() -> bool:
                 others = [each for each in bare.client_list() if not each["name"].startswith("sentinel-")]
@@ -176,8 +178,8 @@ def test_a_client_learns_of_a_failover_although_its_sentinel_is_isolated(connect
 
 
 def test_a_stale_sentinel_behind_a_shared_host_name_is_not_believed(guarded: Guarded, connect: Connect) -> None:
-    """The host name leads to a different Sentinel at each connection, and then to an isolated one that reports another
-    primary."""
+    """The host name leads to a different Sentinel at each connection. Later it leads to an isolated Sentinel that
+    reports another primary."""
     guarded.failover()
     with RedisServer() as former, SentinelServer(list) as stale, ExitStack() as stack:
         with stale.client() as guard:
@@ -192,7 +194,7 @@ def test_a_stale_sentinel_behind_a_shared_host_name_is_not_believed(guarded: Gua
         name._target = (stale.host, stale.port)
         name.cut()
         for i in range(4):
-            endpoint.interrupt()  # new connections are made
+            endpoint.interrupt()  # the client must make new connections
             claim, _ = ours.take(ours.claim(f"b{i}"))
             assert on(guarded.primary(), f"b{i}") == claim.owner
         assert led_to(ours, guarded.primary())
@@ -224,7 +226,7 @@ def test_recreated_sentinels_are_followed_at_the_next_failover(guarded: Guarded,
     us.release(us.take()[0])
     endpoint = us.backend._endpoint
     assert isinstance(endpoint, SentinelEndpoint)
-    for _ in range(5):  # a message of a former Sentinel may come late, and give its epoch to the new ones
+    for _ in range(5):  # a late message of a former Sentinel may give the former epoch to the new ones
         guarded.make_sentinels_anew()
         with suppress(AssertionError):
             eventually(lambda: endpoint.told is not None and endpoint.told.epoch == 0, within=8.0)
@@ -309,7 +311,8 @@ def test_a_lock_that_the_new_primary_has_stays_held(guarded: Guarded, us: Ours, 
     assert renewed is not None
     assert renewed.token == held[1].token
     assert on(new) == held[0].owner
-    them.ear.hears("wake", None, within=WITHIN)  # the waiter asks again, so that the new primary knows of it
+    # All waiters must ask again, because the new primary does not know them.
+    them.ear.hears("wake", None, within=WITHIN)
     them.wait(waiter)
     assert us.release(held[0])
     them.ear.hears("wake", waiter.id, within=WITHIN)
@@ -332,7 +335,7 @@ def test_a_holder_that_lost_its_lock_by_a_failover_is_notified_at_once(guarded: 
 def test_a_former_primary_that_still_believes_in_its_role_grants_no_lock(
     guarded: Guarded, us: Ours, them: Ours
 ) -> None:
-    """An operator demands this failover, so no connection breaks."""
+    """An operator orders this failover, so no connection breaks."""
     us.release(us.take()[0])
     them.release(them.take()[0])
     with guarded.slow_to_demote():
@@ -385,7 +388,7 @@ def test_a_reply_of_a_former_primary_that_was_frozen_does_not_count(guarded: Gua
             them.be_patient(WITHIN)
             held = them.take()
             eventually(lambda: led_to(us, new), within=WITHIN)
-        # The former primary returns, executes the requests that it had received, and replies.
+        # The former primary runs again, executes the requests that it had received, and replies.
         eventually(lambda: on(former), within=WITHIN)
         with pytest.raises(BackendUnavailable) as caught:
             asked.result(WITHIN)
@@ -416,7 +419,7 @@ def test_a_waiter_gets_the_lock_from_the_new_primary_on_both_faces(guarded: Guar
         async with multilock.connect_async(guarded.url, ttl=20) as client, client.lock("a").acquire(timeout=4 * WITHIN):
             order.append("asyncio")
 
-    # The client is closed first and releases its lock, so that the waiter ends however this test ends.
+    # The `with` closes the client first, and so releases its lock. So the waiter ends even if this test fails.
     with ThreadPoolExecutor() as pool, multilock.connect(guarded.url, ttl=20) as client:
         lease = client.lock("a").acquire()
         done = pool.submit(asyncio.run, wait())
@@ -432,7 +435,7 @@ def test_a_waiter_gets_the_lock_from_the_new_primary_on_both_faces(guarded: Guar
 
 
 def one_waits(client: multilock.Client) -> bool:
-    """Return True if one claim waits. A request that comes while the primary vanishes gets no reply."""
+    """Return True if one claim waits for "a". While the primary is failing, a request may get no reply."""
     with suppress(BackendUnavailable):
         info = client.inspect("a")
         return info is not None and info.waiting == 1
@@ -454,7 +457,7 @@ def test_without_sentinels_the_client_keeps_using_its_connections(guarded: Guard
             server.client_kill_filter(_type="normal", skipme=True)
     with redis.Redis(port=guarded.servers[2].port) as bare:
         bare.client_kill_filter(_type="normal", skipme=True)
-    with suppress(BackendUnavailable):  # the request fails on the connection that was just ended
+    with suppress(BackendUnavailable):  # this request uses the connection that was just closed, and fails
         us.backend.ping(1)
     with pytest.raises(BackendUnavailable, match=r"\(a Sentinel\) cannot be reached") as caught:
         us.take(us.claim("d"))
@@ -462,7 +465,7 @@ def test_without_sentinels_the_client_keeps_using_its_connections(guarded: Guard
 
 
 def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server: RedisServer, connect: Connect) -> None:
-    """This holds for ``redis://`` too: the address may lead to another server by now."""
+    """This holds for ``redis://`` too, because its address may lead to another server by now."""
     ours = connect(redis_server.url)
     together = threading.Barrier(3)
 
@@ -473,7 +476,7 @@ def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server:
     with redis.Redis(port=redis_server.port) as bare, redis.Redis(port=redis_server.port) as other:
         mine = {bare.client_id(), other.client_id()}
         with ThreadPoolExecutor(3) as pool:
-            bare.execute_command("CLIENT", "PAUSE", 1000)  # so that each needs a connection of its own
+            bare.execute_command("CLIENT", "PAUSE", 1000)  # so that each thread needs its own connection
             list(pool.map(take, "abc"))
         assert len({client["id"] for client in bare.client_list()} - {str(each) for each in mine}) == 3
         bare.replicaof("127.0.0.1", free_port())

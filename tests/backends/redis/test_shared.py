@@ -1,4 +1,4 @@
-"""Readers and permits: which claims hold a name together, which wait, what each gets, and what remains."""
+"""Readers and permits: which claims hold a name together, which wait, which tokens they get, and which keys remain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sharing(bare: Bare) -> set[str]:
 
 
 def end_lease(bare: Bare, claim: Claim) -> None:
-    """Let the lease of this holder expire, before anybody has looked at it again."""
+    """Let the lease of this holder expire. No script has run since then."""
     bare.zadd(HOLDERS, {claim.owner: 1}, xx=True)
 
 
@@ -75,7 +75,8 @@ def test_a_waiter_rejected_for_its_number_of_permits_blocks_no_later_waiter(us: 
     first, other, behind = us.wait(us.permit(3)), them.wait(them.permit(5)), us.wait(us.permit(3))
     us.release(alone)
     assert sharing(bare) == {first.owner}
-    them.ear.hears("wake", other.id)  # not by its heartbeat: until then it would block every claim behind it
+    # The waiter is woken at once, because until its next heartbeat it would block every claim behind it.
+    them.ear.hears("wake", other.id)
     with pytest.raises(BackendRejected, match="has 3 permits"):
         them.attempt(other, join=True)
     assert sharing(bare) == {first.owner, behind.owner}
@@ -271,7 +272,7 @@ def test_when_a_writer_gives_up_the_readers_behind_it_enter(us: Ours, them: Ours
         them.release(writer)
         assert sharing(bare) == {reader.owner, behind.owner}
         us.ear.hears("wake", behind.id)
-    else:  # the process was killed or stopped: any next request finds that the claim was cancelled
+    else:  # the process of the writer was killed or stopped, so the next request of any client finds its place expired
         bare.hset(LIVE, writer.owner, "x:1")
         us.take(behind)
 
@@ -290,7 +291,7 @@ def test_a_killed_writer_that_waited_blocks_no_reader(us: Ours, connect: Connect
     us.take(us.reader())
     killed = connect()
     killed.wait()
-    killed.close()  # after that, no connection is subscribed to its channel
+    killed.close()  # then no connection is subscribed to this client's channel any longer
     eventually(lambda: not bare.pubsub_numsub(f"multilock:wake:{killed.ear.client}")[0][1])
     us.take(us.reader())
 
@@ -406,7 +407,7 @@ def test_two_leases_of_one_name_in_one_client_end_independently(us: Ours, bare: 
     first, second = us.take(us.reader()), us.take(us.reader())
     us.watch(first, second)
     assert us.release(first[0])
-    us.watch(us.take(us.claim("another")))  # everything pushed before has arrived by now
+    us.watch(us.take(us.claim("another")))  # by now the client has received all earlier notifications
     assert us.ear.heard == []
     assert us.renew(second) != [None]
     bare.delete(LOCK)
@@ -441,7 +442,7 @@ def test_the_end_of_one_reader_is_not_reported_to_another(us: Ours, them: Ours, 
     us.watch(stopped)
     them.watch(alive)
     end_lease(bare, stopped[0])
-    assert isinstance(them.attempt(them.claim()), Busy)  # this request reads the holders
+    assert isinstance(them.attempt(them.claim()), Busy)  # this request removes holders whose leases have expired
     assert us.renew(stopped) == [None]
     assert them.renew(alive) != [None]
     them.watch(them.take(them.claim("another")))

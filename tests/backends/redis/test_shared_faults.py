@@ -1,4 +1,4 @@
-"""Readers and permits under failures, beside other programs, and in thousands."""
+"""Readers and permits: under failures, beside locks of other programs, and with thousands of them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_cancel_during_the_handover_passes_the_name_on(us: Ours, them: Ours, b
     holder, _ = us.take()
     leaving, staying = us.wait(make(us)), them.wait()
     us.release(holder)
-    assert us.release(leaving) is True  # the waiter did not know of its grant
+    assert us.release(leaving) is True  # the waiter had not read the notification of its grant
     assert holder_of(bare) == staying.owner
 
 
@@ -293,7 +293,7 @@ def test_few_requests_renew_a_thousand_readers_and_a_writer_enters_after_the_las
     writer = them.wait()
     for number, (claim, _) in enumerate(held):
         if number % 100 == 0:
-            # This waits for its heartbeat: on an overloaded machine the loop takes longer than the server keeps its
+            # Send a heartbeat of the writer. On an overloaded machine the loop takes longer than the server keeps its
             # place.
             them.wait(writer)
         assert holder_of(bare) != writer.owner
@@ -336,8 +336,8 @@ def test_renewals_of_readers_rarely_notify_the_other_readers(connect: Connect, b
         time.sleep(0.5)
         for ours, each in zip(clients, held, strict=True):
             assert ours.renew(each) != [None]
-    time.sleep(0.2)  # the pushes are handled by then
+    time.sleep(0.2)  # by then the client has handled all notifications
     looks = int(bare.info("commandstats")["cmdstat_mget"]["calls"]) - before
-    pushed = looks - rounds * len(clients)  # each renewal itself reads once
+    pushed = looks - rounds * len(clients)  # each renewal itself reads the keys once
     assert pushed <= 3 * (1 + (now() - begun) / ttl) * len(clients)
     assert [ours.ear.heard for ours in clients] == [[]] * len(clients)

@@ -1,4 +1,5 @@
-"""Readers and permits in processes that are stopped or killed. Each delays the others by its own lease, not longer."""
+"""Readers and permits in processes that are stopped or killed. Such a process delays the others only until its own
+lease has ended."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def test_a_frozen_reader_delays_a_writer_by_its_own_lease_and_other_readers_are_
         Helper("tests.backends.holders:read", server.url, PREFIX, TTL) as stopped,
     ):
         stopped.wait_for("held", START)
-        assert writing.inspect(NAME)  # so that it is connected before its time becomes short
+        assert writing.inspect(NAME)  # so that this client is connected before its time becomes short
         others = [client.read_write_lock(NAME).reader().acquire() for _ in range(9)]
         with stopped.paused(), Pulse() as pulse:
             began = now()
@@ -60,10 +61,12 @@ def test_a_frozen_waiting_writer_blocks_readers_for_its_liveness_and_a_killed_on
             began = now()
             with reader.acquire(timeout=START):
                 assert now() - began < TTL + LATE + pulse.stopped()
-        eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=START)  # the writer is back
+        # The writer has joined the queue again.
+        eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=START)
         assert reader.try_acquire() is None
         writer.kill()
-        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1, within=START)  # the key of this process
+        # Only the subscription of this process is left.
+        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1, within=START)
         lease = reader.try_acquire()
         assert lease is not None
         lease.release()

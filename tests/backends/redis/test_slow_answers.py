@@ -39,7 +39,8 @@ def test_a_late_reply_is_never_taken_for_the_reply_to_the_next_request(connect: 
 def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim may have been cancelled in the meantime, and the server remembers this for no longer than a minute."""
+    """While the client was frozen, the claim may have been cancelled, and the server remembers this for a minute
+    only."""
     connections = us.backend._node.connections
     stood_still = [0.0]
     connect = connections._endpoint.connect
@@ -55,7 +56,7 @@ def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
         us.attempt(us.claim())
     assert caught.value.unknown is False
     assert list(bare.scan_iter()) == []
-    us.take()  # this happens on the old connection
+    us.take()  # this request uses the old connection
 
 
 @pytest.mark.parametrize("within", [0.0, -60.0])

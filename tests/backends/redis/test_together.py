@@ -14,12 +14,12 @@ from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
 from tests.servers import RedisServer
 
-WITHIN = 20.0  # seconds to wait at most: much longer than needed, for an overloaded machine
+WITHIN = 20.0  # seconds to wait at most, on an overloaded machine
 
 
 @pytest.fixture
 def us(connect: Connect, proxy: FaultProxy) -> Ours:
-    """Return a client behind the proxy that is subscribed, and whose server knows the script."""
+    """Return a client behind the proxy. It has subscribed, and its server has loaded the script."""
     us = connect(proxy.url, within=WITHIN)
     claim = us.claim()
     together(us, claim)
@@ -91,7 +91,7 @@ def test_waiters_cancelled_during_a_common_heartbeat_keep_no_place(
             async with multilock.connect_async(proxy.url, ttl=2) as client:
                 waiters = [asyncio.create_task(client.lock("a", fair=True).acquire()) for _ in range(3)]
                 await asyncio.to_thread(eventually, lambda: waiting(holder) == 3, WITHIN)
-                late = proxy.hold_request(b"multilock/a")  # the next heartbeats
+                late = proxy.hold_request(b"multilock/a")  # delays the next heartbeats
                 await asyncio.to_thread(late.wait, WITHIN)
                 for waiter in waiters:
                     waiter.cancel()

@@ -1,4 +1,5 @@
-"""A client of a cluster chooses the nodes that it asks and the replies that it believes. Tested without a cluster."""
+"""The client of a cluster chooses which nodes it asks for the table of slots, and which replies it believes. No cluster
+is needed."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def table(*primaries: Address, replicas: Sequence[Address] = ()) -> SlotTable:
 
 
 class Nodes:
-    """Replies of the nodes of a cluster that are asked for the table of slots. Nodes without one are silent."""
+    """The nodes of a cluster, with the reply of each to a request for the table of slots. A node without a reply is
+    silent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *seeds: Address) -> None:
         self.say: dict[Address, Any] = {}
@@ -62,7 +64,7 @@ class Nodes:
         return Endpoint(f"redis://{address}/0", Connection, {"host": "127.0.0.1", "port": self.servers[address]})
 
     def look(self) -> list[Address]:
-        """Return the nodes that are asked when the table is in doubt."""
+        """Make the client doubt its table of slots, and return the nodes that it then asks."""
         self.asked.clear()
         self.topology.forget()
         self.topology.table(WITHIN)
@@ -98,8 +100,8 @@ def test_an_empty_slot_table_counts_as_silence(nodes: Nodes) -> None:
 
 
 def test_the_addresses_of_the_url_are_asked_after_the_learnt_ones(nodes: Nodes) -> None:
-    """Another cluster may use this address by now. So its reply counts only if no other node replies or may still
-    reply."""
+    """An address of the URL may belong to another cluster by now. So its reply counts only if no other node has replied
+    or may still reply."""
     nodes.say[SEED] = lines(C)
     for _ in range(6):
         nodes.look()
@@ -174,7 +176,7 @@ def hanging() -> Iterator[socket.socket]:
 
 
 def test_a_late_reply_of_a_former_primary_does_not_count(nodes: Nodes, hanging: socket.socket) -> None:
-    """The new table names another primary: the request ends, and its late reply does not count."""
+    """When the new table names another primary, the pending request fails, and its late reply does not count."""
     nodes.servers[A] = hanging.getsockname()[1]
     ended: list[BackendUnavailable] = []
 
@@ -221,8 +223,8 @@ def test_a_client_that_left_a_former_primary_no_longer_asks_it(
     step: str,
     watched: bool,
 ) -> None:
-    """The table changes between the step and the connection. The former primary does not know this, and would grant the
-    lock."""
+    """The table changes between the step that chose the node and the connection to it. The former primary does not know
+    this, and would grant the lock."""
     nodes.servers = {A: redis_server.port, B: server.port}
     if watched:
         nodes.topology.node(A).listener._watched.add("claim", "other", b"")
@@ -246,8 +248,9 @@ def test_a_client_that_left_a_former_primary_no_longer_asks_it(
 
 
 def test_one_node_that_hangs_delays_no_watch_on_other_nodes(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of a node have moved to two other nodes, and one of these hangs. Its names are kept and tried again; the
-    other node gets its own. Both orders are tried."""
+    """Watched names have moved from one node to two others, and one of these hangs. The client keeps its names and
+    tries them again. Meanwhile the other node gets the watches of its own names. The test runs with each of the two as
+    the first."""
     to = {"first": B, "second": C}
     owners: list[Address | None] = [A] * SLOTS
     for name, owner in to.items():
@@ -274,7 +277,7 @@ def test_one_node_that_hangs_delays_no_watch_on_other_nodes(nodes: Nodes, monkey
 
 
 class Renewing:
-    """Two leases, on A and on B, both of the group of A: the second one has just moved."""
+    """Two leases in the group of node A. The second lease has just moved to node B."""
 
     def __init__(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
         nodes.servers = dict.fromkeys((A, B), 1)
@@ -333,7 +336,8 @@ def test_the_first_node_of_a_group_is_asked_first_and_leaves_time_for_its_replie
 
 
 def test_at_most_one_thread_of_a_group_waits_for_a_node_that_hangs(renewing: Renewing) -> None:
-    """Meanwhile the other threads renew only the rest. When the node replies, all threads use it again."""
+    """While one thread waits for this node, the other threads renew only leases of other nodes. When the node replies,
+    all threads use it again."""
     asked, over = threading.Event(), threading.Event()
 
     def hangs() -> None:

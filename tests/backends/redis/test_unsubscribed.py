@@ -1,5 +1,5 @@
-"""Push connections that break, are refused or were dropped: waiters are served, losses are reported, and all
-connections return."""
+"""Connections for notifications that break, are refused or were dropped. Waiters are still served, losses are still
+reported, and the client restores all connections."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_waiter_is_served_in_order_while_its_subscription_is_down(
     change_password(bare)
     bare.client_kill_filter(_type="pubsub")
     eventually(lambda: not us.backend._node.recipe.told, within=10)
-    us.wait(waiter)  # this is the waiter's heartbeat
+    us.wait(waiter)  # this attempt is the waiter's heartbeat
     eventually(lambda: last.backend._node.listener._subscriber, within=10)
     first.release(held)
     assert holder_of(bare) == waiter.owner
@@ -175,7 +175,7 @@ def test_a_silent_tracked_connection_delays_a_watch_by_only_a_second(connect: Co
 
 
 def test_an_observer_sees_its_own_clients_locks_although_their_watch_is_down(us: Ours, them: Ours, bare: Bare) -> None:
-    """The observer of an election in the leading client observes such a name: the renewal uses the tracked
+    """A client that leads an election and observes it watches its own name. So its renewals use the tracked
     connection."""
     other = us.take(us.claim("other"))
     us.watch(other)

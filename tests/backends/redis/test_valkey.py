@@ -1,4 +1,4 @@
-"""Valkey by its own name: the schemes, what messages call them, and clients of valkey-py."""
+"""Valkey by its own name: the schemes, their names in messages, and clients of valkey-py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_place_is_shown_with_the_scheme_of_the_user(url: str, options: dict[st
 
 
 class Own(valkey.Connection):
-    """A class with an unknown way to connect."""
+    """A connection class of the user's own, whose way to connect is unknown."""
 
 
 @pytest.mark.parametrize(

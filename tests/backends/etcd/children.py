@@ -19,12 +19,12 @@ FORKS = 15
 
 
 def fork_after_use(url: str) -> None:
-    """Fork like gunicorn: a client was used before the fork, it holds a lock, a watch runs, and a thread waits."""
+    """Fork as gunicorn does, after the client was used. It holds a lock, a watch is open, and a thread waits."""
     client = multilock.connect(url, ttl=10)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()
     threading.Thread(target=_wait_for, args=(client, "parent"), daemon=True).start()
-    time.sleep(0.6)  # wait until both watches run
+    time.sleep(0.6)  # wait until the watches of holder and waiter are open
     children = [_forked(_child, client, lease, str(number)) for number in range(3)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     say("children", codes)
@@ -77,7 +77,7 @@ def _child(client: multilock.Client, lease: multilock.Lease, number: str) -> Non
     mine = client.lock(f"child-{number}", ttl=4).acquire(timeout=5)
     lost = threading.Event()
     mine.on_lost(lambda _: lost.set())
-    time.sleep(2.5)  # after two renewals the watch runs too
+    time.sleep(2.5)  # by then there were two renewals, and the watch is open
     mine.check()
     client.force_release(f"child-{number}")
     assert lost.wait(5)

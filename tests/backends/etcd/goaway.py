@@ -1,7 +1,8 @@
 """A proxy in front of etcd that understands HTTP/2 frames and sends GOAWAY in the server's name.
 
-A member that is stopped does that, a load balancer that is being drained, and a server that was pinged too often. The
-sender of GOAWAY finishes the requests that it has accepted, and the client must send the next ones elsewhere.
+GOAWAY is sent by a member that is stopped, by a load balancer that is being drained, and by a server that was pinged
+too often. The sender of GOAWAY finishes the requests that it has accepted. The client must send further requests on
+another connection.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ ALL_STREAMS = 2**31 - 1
 
 
 class _Connection:
-    """One proxied connection. It forwards bytes to the server at once, and whole frames to the client, so that another
-    frame fits in between."""
+    """One connection through the proxy. It forwards bytes to the server at once, but only whole frames to the client,
+    so that the proxy can insert its own frame between two of them."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self._client = client
@@ -39,7 +40,7 @@ class _Connection:
     def say_goodbye(self, error: int, text: bytes, last_stream: int) -> None:
         payload = struct.pack("!II", last_stream, error) + text
         frame = struct.pack("!I", len(payload))[1:] + struct.pack("!BBI", GOAWAY, 0, 0) + payload
-        with self._down, contextlib.suppress(OSError):  # the client has left already
+        with self._down, contextlib.suppress(OSError):  # the client has closed the connection
             self._client.sendall(frame)
 
     def end(self) -> None:
@@ -81,7 +82,7 @@ class _Connection:
 
 
 class GoawayProxy:
-    """A proxy in front of ``host:port``, on a port of its own."""
+    """A proxy in front of ``host:port`` that listens on its own port."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.rpartition(":")
@@ -101,8 +102,8 @@ class GoawayProxy:
     def say_goodbye(
         self, error: int = NO_ERROR, text: bytes = b"", *, last_stream: int = ALL_STREAMS, close: bool = False
     ) -> int:
-        """Send GOAWAY on every connection that has not had it, and end these connections if ``close`` is set. Return
-        their number."""
+        """Send GOAWAY on every connection on which it was not sent yet. If ``close`` is set, end these connections.
+        Return their number."""
         with self._lock:
             present, self._connections = self._connections, []
         for connection in present:

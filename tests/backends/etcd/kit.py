@@ -1,4 +1,4 @@
-"""A backend without a kernel, and a record of what it reported."""
+"""Helpers for tests of the backend without the kernel, and a record of its reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TTL = 60.0  # seconds: so long that no lease expires during a test
 
 
 class Ours:
-    """One client of one name."""
+    """One client, whose claims are for one name."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self.ear = Ear()
@@ -65,7 +65,7 @@ class Ours:
         self.backend.watch(held[0][1].group, held, WITHIN)
 
     def woken(self) -> set[str]:
-        """Return the waiters that were woken since the last call."""
+        """Return the claim ids of the waiters that were woken since the last call."""
         wakes, self.ear.wakes = self.ear.wakes, []
         return {claim_id for claim_id in wakes if claim_id}
 

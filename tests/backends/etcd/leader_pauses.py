@@ -1,4 +1,4 @@
-"""Count how often a cluster ends a lease that was renewed in time, because a former leader resumes with old knowledge.
+"""Count how often a cluster ends a lease that was renewed in time, because a former leader that was frozen resumes.
 
 python -m tests.backends.etcd.leader_pauses 20
 MULTILOCK_TEST_ETCD_RELEASE=trixie python -m tests.backends.etcd.leader_pauses 20
@@ -23,9 +23,9 @@ TTL = 4.0
 
 
 def ended_early(pauses: int) -> tuple[int, int]:
-    """Return how many pauses ended a renewed lease before its time, and how many it survived.
+    """Return in how many pauses a renewed lease ended too early, and in how many it did not end.
 
-    The other leases ended because a reply was late, for which the cluster is not to blame.
+    In the remaining pauses the lease ended because a reply was late, which is no fault of the cluster.
     """
     early = kept = 0
     with EtcdCluster() as cluster, multilock.connect(cluster.url, ttl=TTL) as client:
@@ -33,7 +33,7 @@ def ended_early(pauses: int) -> tuple[int, int]:
             lease = client.lock("job").acquire(timeout=30)
             leader = cluster.leader()
             leader.pause()
-            # When the old leader resumes, it believes that the lease has expired.
+            # The pause is longer than the ttl, so the former leader believes that the lease has expired.
             time.sleep(TTL * random.uniform(1.0, 1.4))
             leader.resume()
             loss = lease.wait_lost(timeout=TTL / 2)

@@ -1,5 +1,5 @@
-"""A cluster of three members: the leader dies or freezes, the quorum is lost and returns, endpoints are down or cut
-off."""
+"""Locks on a cluster of three members: the leader dies or freezes, the majority fails and returns, endpoints are down
+or cut off."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_waiter_is_woken_by_a_release_although_its_watched_member_has_gone(
     holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 8  # the safety timer of the watch would take twenty seconds
+    assert time.monotonic() - begun < 8  # without the watch, a safety timer would wake the waiter after 20 s
     if how == "pause":
         first.resume()
 
@@ -98,7 +98,7 @@ def test_a_dead_first_endpoint_costs_no_try(cluster: EtcdCluster, connect: Conne
     getattr(first, how)()
     cluster_without = EtcdCluster()
     cluster_without.members = rest
-    cluster_without.leader()  # wait for the election
+    cluster_without.leader()  # wait until the other members have elected a leader
     lease = connect(url_of(first, *rest), ttl=20).lock("job").try_acquire()
     assert lease is not None
     if how == "pause":
@@ -106,8 +106,8 @@ def test_a_dead_first_endpoint_costs_no_try(cluster: EtcdCluster, connect: Conne
 
 
 def test_the_client_leaves_a_member_without_a_leader(cluster: EtcdCluster, connect: Connect) -> None:
-    """Two clusters represent a partition: the member that is asked first has lost its peers, and reports that it has no
-    leader."""
+    """The test uses members of two clusters. The member that is asked first has lost its peers, and reports that it has
+    no leader."""
     with EtcdCluster() as island:
         alone, *gone = island.members
         for member in gone:

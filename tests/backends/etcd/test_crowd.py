@@ -1,4 +1,5 @@
-"""Waiters far behind: which of their requests make the server read the queue, and which keys they compare instead."""
+"""Waiters that are far behind in the queue: which of their requests make the server read the whole queue, and which
+only compare some keys."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ KINDS = pytest.mark.parametrize("kind", [Ours.claim, Ours.reader, Ours.writer, l
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list of the names of the attempts for which the server has read keys of a whole queue."""
+    """Return a list. Each request that makes the server read a whole queue adds its kind to this list, ``join`` or
+    ``look``."""
     execute, read = EtcdTransactions.execute, []
 
     def recorded(self: EtcdTransactions, compare: Any, success: Any, failure: Any, deadline: float) -> Any:
@@ -35,13 +37,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that sets how many keys ahead of it a waiter counts down."""
+    """Return a function that sets the limit of keys ahead, above which a waiter watches only one of them."""
     return lambda keys: monkeypatch.setattr("multilock_etcd.transactions.NEAR", keys)
 
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lose every event for a waiter that is far behind."""
+    """Lose every event that concerns a waiter that is far behind."""
     monkeypatch.setattr(EtcdWatcher, "wait", lambda *_: None)
 
 
@@ -62,7 +64,7 @@ def test_a_crowd_of_one_client_seldom_reads_its_queue(
         reads.clear()
         for claim in crowd:
             us.wait(claim)
-        assert reads == ["look"] * 4  # those that count
+        assert reads == ["look"] * 4  # only these waiters read the queue
 
 
 @KINDS
@@ -166,7 +168,7 @@ def test_a_join_whose_reply_is_lost_does_not_wait_for_a_later_key(
     us.wait(us.claim())
     waiter = us.backend._recipe._waiters.enter(first)
     assert waiter is not None
-    waiter.revision = None  # as before the reply
+    waiter.revision = None  # the state of a claim before the reply to its first request
     us.wait(first)
     them.release(holding)
     us.hears_a_wake_for(first)
@@ -194,7 +196,8 @@ def test_a_comparison_without_a_reply_is_repeated_or_cancelled(
     executed: bool,
     asks_again: bool,
 ) -> None:
-    """Of a join, and of a later attempt. A request that the server executes after the cancel puts no key."""
+    """The request that compares is a join or a later attempt. If the server executes it after the cancel, it puts no
+    key."""
     near(0)
     holding, behind, claim = them.claim(), us.claim(), us.claim()
     them.take(holding)

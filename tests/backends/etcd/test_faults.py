@@ -164,12 +164,12 @@ def test_a_later_renewal_deletes_old_tombstones(server: EtcdServer, monkeypatch:
 def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The cancel of a claim without renewal stops after 2 × ttl.
+    # The cancel of such a claim stops after 2 × ttl, as this limit is lower now.
     monkeypatch.setattr("multilock.kernel.cancel.AT_LEAST", 0.5)
     client = connect(proxy.url, ttl=2)
     client.lock("another").acquire()
     lost = proxy.drop_reply(b"multilock/job/", then="hold")
-    proxy.refuse()  # the cancel does not arrive either
+    proxy.refuse()  # the cancels do not arrive either
     with pytest.raises(BackendUnavailable):
         client.lock("job").try_acquire()
     lost.wait(5)
@@ -177,7 +177,8 @@ def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server.kill()
     proxy.accept()
     time.sleep(6)
-    # All leases restart, and the client renews this one, so it would keep the key forever.
+    # The restarted server counts the ttl of all leases anew. The client renews its lease for another lock, so the lease
+    # would keep the unwanted key forever.
     server.start()
     eventually(lambda: keys(server, "multilock/job/") == [], within=10)
 
@@ -194,7 +195,7 @@ def test_a_full_server_stores_no_tombstone_but_frees_the_lock(server: EtcdServer
     granted = backend.attempt(claim, False, 2.0)
     assert isinstance(granted, Granted)
     out_of_space(server, "ACTIVATE")
-    with pytest.raises(BackendRejected):  # the release is not confirmed: a late request would find no tombstone
+    with pytest.raises(BackendRejected):  # the release is refused, because a late request would find no tombstone
         backend.release(claim, granted, True, 2.0)
     assert keys(server) == []
     out_of_space(server, "DEACTIVATE")
@@ -245,7 +246,7 @@ def test_a_silent_server_costs_its_holder_the_lock_before_another_client_gets_it
     server.resume()
     begun = time.monotonic()
     assert other.lock("job").acquire(timeout=10).is_held()
-    assert time.monotonic() - begun < 8  # the safety timer of the watch would take ten seconds
+    assert time.monotonic() - begun < 8  # without the watch, a safety timer would wake the waiter after 10 s
     assert lost.stays_at(1)
 
 
@@ -260,11 +261,11 @@ def test_a_wait_continues_through_a_restart_and_notices_a_release_during_it(
         holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 8  # the safety timer of the watch would take twenty seconds
+    assert time.monotonic() - begun < 8  # without the watch, a safety timer would wake the waiter after 20 s
 
 
 def is_counted(client: multilock.Client) -> bool:
-    """Return True if the watch of the name admits a waiter, which sends no request in this time."""
+    """Return True if the watch of the name counts for a waiter, so that the waiter sends no requests."""
     backend: Any = client._kernel.backend
     watcher = backend._watcher
     with watcher._lock:
@@ -289,7 +290,7 @@ def test_a_key_deleted_while_the_watch_is_broken_is_reported_after_the_reconnect
     client = connect(proxy.url, ttl=20)
     client.lock("job", on_lost=lost).acquire()
     kept = client.lock("kept").acquire()
-    time.sleep(0.5)  # the watch is created after a quarter of a second
+    time.sleep(0.5)  # the client creates the watch 0.25 s after the grant
     with outage(proxy):
         etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
     assert lost.wait().reason is LossReason.TAKEN
@@ -362,7 +363,7 @@ def test_over_a_slow_network_thousands_of_locks_survive_a_broken_connection(
 ) -> None:
     count = 2500
     lost = Recorder[Loss]()
-    client = connect(proxy.url, ttl=30)  # so that the locks outlive a stop of an overloaded machine, too
+    client = connect(proxy.url, ttl=30)  # so that the locks outlive a pause of an overloaded machine too
     held = {f"job-{number}": client.lock(f"job-{number}", on_lost=lost).acquire() for number in range(count)}
     watched = "etcd_debugging_mvcc_watcher_total"
     eventually(lambda: server.metric(watched) == count, within=60)
@@ -419,12 +420,12 @@ def test_the_keys_of_each_lease_are_read_in_turns_of_their_own(
         return [(claim, take(backend, claim)) for claim in claims]
 
     many, few = hold(15, 30.0), hold(3, 20.0)
-    proxy.delay(0.1)  # there is time for one request about ten keys
+    proxy.delay(0.1)  # there is time for only one request, which reads ten keys
     backend.renew(many[0][1].group, many, 0.9)
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job-30-8/")
     for _ in range(5):
         backend.renew(few[0][1].group, few, 5.0)
-        backend.renew(many[0][1].group, many[:1], 5.0)  # these claims are renewed like by `Lease.renew()`
+        backend.renew(many[0][1].group, many[:1], 5.0)  # one claim is renewed alone, as by `Lease.renew()`
         if None in backend.renew(many[0][1].group, many, 0.9):
             break
     else:
@@ -461,14 +462,15 @@ def test_a_watch_created_after_a_compaction_still_finds_the_loss(server: EtcdSer
 
 @pytest.fixture
 def renewed_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renew a lease of 5 s for the first time when it is 3 s old, so that the test has time before that."""
+    """Renew a lease of 5 s for the first time when it is 3 s old. Before that the test has time to act."""
     monkeypatch.setattr("multilock_etcd.sessions.RENEWALS", 1.5)
 
 
 def overlap(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> float:
-    """Return the seconds for which two holders believe in a lock that was acquired late in the life of its lease.
+    """Acquire a lock late in the life of its etcd lease, and cut its holder off. Return the seconds for which two
+    holders believe.
 
-    The first holder is then cut off. A negative result is the time between the two.
+    A negative result is the time between the beliefs of the first and the second holder.
     """
     client, other = connect(proxy.url, ttl=5), connect(server.url, ttl=5)
     client.lock("first").acquire()
@@ -526,7 +528,7 @@ def test_a_missing_reason_delays_no_notice_of_a_loss(
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
     begun = now()
     assert lost.wait().reason is LossReason.TAKEN
-    assert lost.times[0] - begun < 1.5  # an ordinary request waits for two seconds or more
+    assert lost.times[0] - begun < 1.5  # an ordinary request would wait for a reply for two seconds or more
     unanswered.wait(5)
 
 
@@ -625,7 +627,8 @@ def test_a_lock_that_is_not_renewed_counts_from_its_grant(server: EtcdServer, co
     time.sleep(4.5)
     with Pulse() as pulse:
         assert holder.release()
-        assert waits.result(5).remaining() > 2.0 - pulse.stopped()  # the callback has the last tenth of the validity
+        # The last tenth of the validity belongs to the callback.
+        assert waits.result(5).remaining() > 2.0 - pulse.stopped()
 
 
 def test_a_waiter_without_renewal_keeps_its_place_longer_than_its_ttl(server: EtcdServer, connect: Connect) -> None:
@@ -723,7 +726,7 @@ def test_closing_takes_no_longer_with_many_locks_that_are_not_renewed(
     proxy.delay(0.01)
     begun = now()
     with Pulse() as pulse:
-        client.close()  # waits for one request timeout for callbacks, and one for replies
+        client.close()  # close() waits one request timeout for callbacks, and another one for replies
         assert now() - begun < 3.5 + pulse.stopped()
     assert keys(server) == []
 
@@ -774,7 +777,7 @@ def sent(server: EtcdServer, method: str) -> float:
 
 
 def settled(server: EtcdServer) -> float:
-    """Return the number of transactions, once no more are sent."""
+    """Wait until the clients send no further transactions, and return the number of all transactions."""
     count = -1.0
     while count != (count := sent(server, "Txn")):
         time.sleep(0.5)
@@ -784,7 +787,8 @@ def settled(server: EtcdServer) -> float:
 def test_an_uncontended_lock_costs_one_request_to_acquire_and_one_to_release(
     server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)  # no lock is held long enough to be watched
+    # So that no lock is held long enough to be watched.
+    monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)
     lock = connect(server.url, ttl=60).lock("job")
     lock.acquire().release()
     before = server.metric("grpc_server_started_total")
@@ -798,7 +802,7 @@ def test_a_release_wakes_one_waiter(server: EtcdServer, connect: Connect) -> Non
     clients = [connect(server.url, ttl=60) for _ in range(5)]
     waits = [background(client.lock("job").acquire) for client in clients]
     eventually(lambda: queued(clients[0], "job") == 5)
-    before = settled(server)  # a waiter that joined at the same time as others sends one more request
+    before = settled(server)  # waiters that joined at the same time each send one more request
     holder.release()
     eventually(lambda: any(each.done() for each in waits))
     assert settled(server) == before
@@ -818,7 +822,7 @@ def test_a_thousand_locks_are_renewed_by_one_request(server: EtcdServer, connect
     before, started = {m: sent(server, m) for m in ("LeaseKeepAlive", "Txn")}, time.monotonic()
     eventually(lambda: sent(server, "LeaseKeepAlive") > before["LeaseKeepAlive"], within=30)
     periods = (time.monotonic() - started) / 5
-    # One keep-alive may be repeated.
+    # The limit is greater by 2, because a keep-alive may be repeated.
     assert sent(server, "LeaseKeepAlive") - before["LeaseKeepAlive"] <= periods * 1.25 + 2
     assert sent(server, "Txn") == before["Txn"]
     assert all(lease.is_held() for lease in held)

@@ -46,8 +46,9 @@ def test_a_held_lock_moves_to_a_new_connection_and_its_loss_is_still_pushed(
     lost = Recorder[Loss]()
     client = connect(polite.url, ttl=4)
     lease = client.lock("kept", on_lost=lost).acquire()
-    pushed = client.lock("job", ttl=60, on_lost=lost).acquire()  # no renewal is soon enough to find the loss
-    time.sleep(0.5)  # the watch is created after a quarter of a second
+    # With this ttl no renewal comes soon enough to find the loss.
+    pushed = client.lock("job", ttl=60, on_lost=lost).acquire()
+    time.sleep(0.5)  # the client creates the watch 0.25 s after the grant
     made = polite.made
     assert say_goodbye(polite) > 0
     until_renewed(lease, within=4)
@@ -74,7 +75,7 @@ def test_a_waiter_is_woken_although_the_member_asks_its_clients_to_leave(
     eventually(lambda: answers(ours) and polite.made > made)
     begun = time.monotonic()
     assert holder.release()
-    assert waits.result(20) - begun < 8  # the safety timer of the watch would take twenty seconds
+    assert waits.result(20) - begun < 8  # without the watch, a safety timer would wake the waiter after 20 s
 
 
 def test_locks_work_while_a_member_keeps_asking_its_clients_to_leave(

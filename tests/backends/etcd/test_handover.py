@@ -1,4 +1,4 @@
-"""One watch of the name admits each waiter without another request. Failures of that watch are tested too."""
+"""One watch of the name admits each waiter without a further request, also after failures of that watch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def pushed(ours: Ours, claim: Claim) -> Granted:
 
 
 def listening(ours: Ours, *waiting: Claim) -> None:
-    """Wait until the server has reported where the watch begins. Each waiter that read the queue before that reads it
-    again."""
+    """Wait until the server has confirmed the watch. Let each waiter that read the queue before that read it again."""
     watcher = ours.backend._watcher
     eventually(lambda: all(watch.confirmed for watch in list(watcher._queues.values())))
     for claim in waiting:
@@ -66,7 +65,7 @@ def test_the_watch_grants_the_next_waiter_with_the_token_and_validity_of_its_lea
 def test_a_handover_takes_one_request_to_join_and_one_to_release(
     server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, granted: int
 ) -> None:
-    """A server grants no ttl of less than 1.5 times its election timeout."""
+    """A server may grant a longer ttl than requested, because it grants at least 1.5 times its election timeout."""
     really = EtcdTransport.call
 
     def call(transport: EtcdTransport, method: Method, request: Any, within: float) -> Any:
@@ -82,7 +81,7 @@ def test_a_handover_takes_one_request_to_join_and_one_to_release(
         lock.try_acquire()
     before = 0.0
     for turn in range(12):
-        if turn == 2:  # by now each client has a watch that stays open
+        if turn == 2:  # from now on each client has a watch that stays open
             before = server.metric("grpc_server_started_total")
         joined = sent(server, "Txn") + 1
         waits = background(lambda: locks[(turn + 1) % 2].acquire(timeout=START))  # noqa: B023
@@ -167,7 +166,7 @@ def test_a_waiter_far_behind_is_counted_in_before_its_turn(
     assert isinstance(them.attempt(far, join=True), Busy)
     listening(them, far)
     us.release(third)
-    pushed(them, far)  # without a request at its turn
+    pushed(them, far)  # the waiter gets the name without a further request
 
 
 def test_a_reader_behind_many_readers_watches_only_one_key(

@@ -1,4 +1,4 @@
-"""Our lock and etcd's own tools on the same name: each waits for the other, in one queue."""
+"""Locks of multilock and of etcd's own tools on the same name: each waits for the other, in one queue."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Tool:
         )
 
     def key(self) -> str:
-        """Return the key of the program, once it holds."""
+        """Wait until the tool holds the lock, and return its key."""
         assert self._process.stdout is not None
         return background(self._process.stdout.readline).result(10).strip()
 
     def holds(self) -> bool:
-        """Return True if the tool reports within a while that it holds."""
+        """Return True if the tool has reported that it holds the lock."""
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         return bool(self._process.stdout.readline())
@@ -140,7 +140,7 @@ def test_a_name_with_a_slash_is_one_escaped_name_for_other_tools(
 ) -> None:
     with client.lock("a/b"):
         stranger = start(tools, shared, "lock", f"{request.node.name}/a/b")
-        stranger.key()  # another lock, because its name is not escaped
+        stranger.key()  # this is another lock, because the tool does not escape names
         tool = start(tools, shared, "lock", f"{request.node.name}/a%2Fb")
         eventually(lambda: queued(client, "a/b") == 1)
         assert not tool.holds()
@@ -206,7 +206,8 @@ def test_no_reader_writer_or_permit_overtakes_a_waiting_etcdctl(
 def test_our_locks_see_the_keys_of_gos_read_write_recipe_as_readers_and_writers(
     client: Client, shared: EtcdServer, request: pytest.FixtureRequest
 ) -> None:
-    """That recipe is experimental in Go and has no tool, so the test puts its keys by hand."""
+    """The read-write lock of etcd's Go client is experimental and has no tool. So the test itself puts the keys that it
+    would put."""
     below = f"{request.node.name}/job"
     lease = etcdctl(shared.endpoint, "lease", "grant", "60").split()[1]
     locks = shared_locks(client)

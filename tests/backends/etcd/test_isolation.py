@@ -20,7 +20,7 @@ from tests.servers_etcd import EtcdServer
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")
 
-CUTS, LOCKS = 2, 5  # number of cuts, and of locks held at a time, each by its own client
+CUTS, LOCKS = 2, 5  # how often a follower is cut off, and how many locks are held then, each by its own client
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,10 @@ def entered_at(client: multilock.Client, name: str) -> float:
 
 
 def gaps(islands: Archipelago) -> list[float]:
-    """Return for each lock the seconds from the end of the former holder's belief, or of its callback, to the next
-    holder.
+    """Return for each lock the seconds between two moments. At the first one the former holder has stopped believing
+    and its lost callback has begun. At the second one the next client has acquired the lock.
 
-    The seconds for which this process was paused are added, because nobody can be notified in time then.
+    The seconds for which this process was paused are added, because a paused process cannot be notified in time.
     """
     cut_off, other = islands.followers()
     found, held = [], []
@@ -65,7 +65,7 @@ def gaps(islands: Archipelago) -> list[float]:
             for (_, lost), belief, next_one in zip(held, believing, waits, strict=True):
                 loss = lost.wait(within=20)
                 gap = next_one.result(20) - max(belief.result(20), lost.times[0])
-                if loss.reason is not LossReason.PAUSED:  # a holder that was paused itself promises nothing
+                if loss.reason is not LossReason.PAUSED:  # there is no promise for a holder that was paused itself
                     found.append(gap)
             stopped = pulse.stopped()
     eventually(lambda: in_touch(cut_off), within=10)

@@ -1,4 +1,5 @@
-"""The client with any protobuf and any other etcd package, and with an etcd3 client passed to connect()."""
+"""The client works with each supported version of protobuf, beside other etcd packages, and with an etcd3 client that
+is passed to connect()."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import multilock
 from multilock import Client
 from tests.servers_etcd import EtcdServer
 
-# The versions below, and the installed one.
+# The versions of protobuf in this list are tested, and the installed one.
 PROTOBUFS = ["3.20.3", *(pytest.param(each, marks=pytest.mark.rare) for each in ("4.25.8", "5.29.5")), "6.33.0"]
 
 LOCK = """
@@ -53,7 +54,7 @@ def install(folder: Path, *packages: str) -> None:
 
 
 def run(program: str, folder: Path, *arguments: str) -> str:
-    """Run it in a separate process, with the packages of ``folder`` before the installed ones."""
+    """Run ``program`` in a separate process, which finds the packages of ``folder`` before the installed ones."""
     path = os.pathsep.join([str(folder), *filter(None, sys.path)])
     ended = subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -86,7 +87,7 @@ def test_an_etcd3_client_is_used_through_its_channel_and_stays_open(
 
 
 class Theirs:
-    """The part of an etcd3 client that multilock uses."""
+    """An etcd3 client, as far as multilock uses it."""
 
     def __init__(self, server: EtcdServer, metadata: object) -> None:
         import grpc

@@ -1,4 +1,4 @@
-"""A server with smaller limits than the usual ones, and names so long that they reach the usual limits."""
+"""Servers with smaller limits than usual, and names so long that they reach the usual limits."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_the_stream_is_opened_although_the_read_before_it_is_refused(
         proxy.cut()
         eventually(lambda: watcher._call not in (None, before), 20)
         eventually(lambda: watcher._watches and all(watch.confirmed for watch in watcher._watches.values()), 20)
-        # So renewals continue to read the key.
+        # The key is not watched, so each renewal must read it.
         assert not any(watcher.covers(inner(lease).claim.id) for lease in leases)
         etcdctl(server.endpoint, "del", "--prefix", "multilock/a/")
         eventually(lambda: [loss.lease.name for loss in recorder.calls] == ["a"], 20)
@@ -168,8 +168,8 @@ NINES = "9" * 5000
 
 @pytest.fixture
 def foreign(shared: EtcdServer, prefix: str) -> str:
-    """Put another program's key on a lease, among the keys of our permits. Its number of permits is one that multilock
-    never writes."""
+    """Put a key of another program, with a lease, among the keys of multilock's permits. It looks like a permit, but
+    with a number that multilock never writes."""
     lease = etcdctl(shared.endpoint, "lease", "grant", "600").split()[1]
     etcdctl(shared.endpoint, "put", f"{prefix}job/permit/{NINES}/x", "v", f"--lease={lease}")
     return lease

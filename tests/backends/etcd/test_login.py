@@ -1,4 +1,4 @@
-"""Login of the client: user and password, tokens that expire, permissions, certificates."""
+"""How a client logs in: user and password, tokens that expire, permissions, certificates."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def test_a_watch_refused_on_an_open_stream_is_created_with_a_new_token(guarded: 
     ours, theirs = (connect(login(guarded, "app:s3cret"), ttl=60) for _ in range(2))
     holder = theirs.lock("job").acquire()
     kept = ours.lock("kept").acquire()
-    eventually(lambda: guarded.metric("etcd_debugging_mvcc_watcher_total") == 2)  # the stream is open, with its token
+    # The watch stream is open, with the token of its login.
+    eventually(lambda: guarded.metric("etcd_debugging_mvcc_watcher_total") == 2)
     time.sleep(4)  # twice the life of an unused token
     waits = background(lambda: ours.lock("job").acquire(timeout=20))
     later = ours.lock("later").acquire()

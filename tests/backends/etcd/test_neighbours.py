@@ -1,4 +1,5 @@
-"""Other keys beside and below ours: an application's data, and the locks of clients with a nested prefix."""
+"""Other keys beside and below the keys of a lock: the data of an application, and the locks of clients with a longer
+prefix."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.backends.etcd.test_faults import keys
 from tests.servers_etcd import EtcdServer, etcdctl
 
 Put = Callable[[str], None]
-NESTED = 700  # keys: more than are read at once
+NESTED = 700  # number of keys, more than the client reads at once
 
 
 def names(client: Client) -> list[str]:
@@ -62,7 +63,7 @@ def test_inspect_shows_no_data_of_an_application_as_a_lock(server: EtcdServer, c
 def test_a_key_that_an_operator_wrote_again_is_shown_and_can_be_released(
     server: EtcdServer, connect: Connect, kind: str
 ) -> None:
-    """The put detaches the key from its lease. If its holder dies, no lease ends the lock."""
+    """The operator's put detaches the key from its lease. If the holder dies then, no end of a lease frees the lock."""
     client, other = connect(server.url), connect(server.url)
     locks = {"lock": client.lock("n"), "read": client.read_write_lock("n").reader(), "permit": client.semaphore("n", 2)}
     lease = locks[kind].acquire()
@@ -155,7 +156,7 @@ def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_released(server: Etcd
     assert outer.inspect("jobs") is None
     assert names(outer) == []
     assert outer.force_release("jobs") is False
-    time.sleep(0.5)  # a loss would be pushed by now
+    time.sleep(0.5)  # by now the holder would have been notified of a loss
     assert lease.is_held()
     assert names(inner) == ["x"]
 
@@ -163,7 +164,7 @@ def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_released(server: Etcd
 def test_a_holder_is_found_among_the_locks_below_its_name(server: EtcdServer, connect: Connect, put: Put) -> None:
     outer = connect(server.url, prefix="app/")
     lease = outer.lock("jobs").acquire()
-    for neighbour in ("0", "a", "zz"):  # keys before, among and after our ids
+    for neighbour in ("0", "a", "zz"):  # these keys are sorted before, among and after the ids of claims
         put(f"app/jobs/{neighbour}/1")
     info = outer.inspect("jobs")
     assert info is not None
@@ -178,7 +179,7 @@ def test_a_holder_is_found_among_the_locks_below_its_name(server: EtcdServer, co
 def test_the_holder_is_found_among_very_many_keys_below_its_name(server: EtcdServer, connect: Connect) -> None:
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
     lease = outer.lock("jobs").acquire()
-    # Their keys begin with `%21`, which sorts before any id.
+    # The keys of these locks begin with `%21`, which is sorted before any id of a claim.
     held = [inner.lock(f"!{number}").acquire() for number in range(NESTED)]
     info = outer.inspect("jobs")
     assert info is not None
@@ -201,7 +202,8 @@ def test_a_key_below_a_prefix_without_a_final_slash_is_ignored(server: EtcdServe
 
 
 def test_a_name_waits_for_locks_of_a_longer_prefix_below_it(server: EtcdServer, connect: Connect) -> None:
-    """The server compares a range of keys that includes them, as docs/backends/etcd.md says."""
+    """The range of keys that the server compares includes the locks of a longer prefix, as docs/backends/etcd.md
+    says."""
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
     lease = inner.lock("x").acquire()
     assert outer.lock("jobs").try_acquire() is None

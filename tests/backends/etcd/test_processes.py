@@ -1,4 +1,4 @@
-"""Forks after use, and client objects passed to connect()."""
+"""Forks after the client was used, and client objects that are passed to connect()."""
 
 from __future__ import annotations
 

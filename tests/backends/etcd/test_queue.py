@@ -1,4 +1,4 @@
-"""The count of keys ahead of a waiter, without a server: which deletions reduce it, and which prove nothing."""
+"""How a waiter counts down the keys ahead of it, without a server: which deletions count, and which prove nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADMITTED, ASK_AGAIN, TAKEN_BACK = Admission.ADMITTED, Admission.ASK_AGAIN, Admis
 def waiter(
     kind: str = "lock", *others: str, like: Sequence[str] = (), permits: int = 0, revision: int = 10, at: int = 10
 ) -> Waiter:
-    """Make a waiter behind these keys, or behind ``one``."""
+    """Make a waiter behind the keys ``others``, or behind the key ``one`` if none is given."""
     claim_id = f"{os.urandom(8).hex()}.{ID}"
     owner = owner_text(claim_id, kind, "host", os.getpid(), "me", 60.0)
     claim = Claim("job", kind, claim_id, owner, 60.0, True, True, "me", permits)

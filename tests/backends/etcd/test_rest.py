@@ -1,4 +1,5 @@
-"""While a name rests, no client renews, remembers or revokes the lease of its key, which stays first in the queue."""
+"""While a name rests (stays taken after an early release), no client renews or revokes the lease of its key. The key
+stays first in the queue."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def lease_of_key(server: EtcdServer) -> int:
 
 
 def rows(server: EtcdServer) -> list[dict[str, Any]]:
-    """Return the keys of the contenders."""
+    """Return the rows of the name: the key of each claim with its fields."""
     begin, end = (base64.b64encode(key).decode() for key in (b"multilock/job/", b"multilock/job0"))
     found: list[dict[str, Any]] = server.post("kv/range", {"key": begin, "range_end": end}).get("kvs", [])
     return found
@@ -85,7 +86,7 @@ def test_if_granting_a_lease_for_a_rest_gets_no_reply_another_is_made(
     assert lease_of_key(server) == granted.group, "the name stays held until it rests"
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     assert len(leases(server)) == 3
-    eventually(lambda: len(leases(server)) == 2)  # that lease expires by itself
+    eventually(lambda: len(leases(server)) == 2)  # the lease whose grant had no reply has no key, and expires by itself
     assert keys(server)
 
 
@@ -107,8 +108,8 @@ def test_a_move_to_the_resting_session_is_done_once_even_if_its_reply_is_lost(
 def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request that moves the key to the lease of the rest is executed after it was given up, and is then sent again
-    with a longer time."""
+    """The client gives up the request that moves the key to the lease of the rest, and sends another one with a longer
+    time. The first request is executed before the second one."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)
@@ -127,7 +128,8 @@ def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
 def test_a_move_executed_after_the_release_changes_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
-    """The rest would already be over, so the kernel releases the name. Then another client takes it."""
+    """The time of the rest is already over, so the kernel releases the name. Another client acquires it before the late
+    move is executed."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)
@@ -144,7 +146,7 @@ def test_a_move_executed_after_the_release_changes_nothing(
 def test_a_move_after_the_end_of_its_lease_changes_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
-    """This process was paused between the two requests."""
+    """This process was paused between the request that makes the lease of the rest and the one that moves the key."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     really = EtcdTransport.call
@@ -279,7 +281,8 @@ def test_a_force_release_that_ends_a_rest_leaves_no_lease(server: EtcdServer, op
 def test_a_queue_keeps_its_order_during_a_rest(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)  # each waiter is woken once, by the one ahead of it
+    # Each waiter watches only the key just ahead of it, and is woken once.
+    monkeypatch.setattr("multilock_etcd.transactions.NEAR", 0)
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     waiters = [ear.claim("job", fair=True) for _ in range(3)]

@@ -1,5 +1,5 @@
-"""Readers and permits: which clients hold a name together, which wait for which, which losses they get, and the cost of
-each."""
+"""Readers and permits: which clients hold a name together, which wait for which, which losses are reported, and the
+cost of requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ joining = pytest.mark.parametrize("join", [True, False], ids=["joins", "tries"])
 
 @pytest.fixture
 def standing(shared: EtcdServer, prefix: str) -> Callable[[], list[str]]:
-    """Return the keys below the name."""
+    """Return a function that returns the keys below the name."""
     return lambda: [key.removeprefix(f"{prefix}job/") for key in keys(shared, f"{prefix}job/")]
 
 
@@ -102,7 +102,7 @@ def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
 def test_a_claim_refused_for_its_permit_count_leaves_no_key_in_the_queue(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
-    """Not even if the client fails before it could delete the key: the key is never put."""
+    """The key is never put. So it does not remain even if the client fails at any moment."""
     held = us.permit(3)
     us.take(held)
 
@@ -182,7 +182,7 @@ def test_a_refused_permit_that_could_not_be_undone_reports_an_unknown_outcome(
 def test_waiters_enter_in_any_order_of_releases(
     us: Ours, them: Ours, permits: int, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No timer is quick enough: a waiter asks only after it was woken."""
+    """The timers of waiters are longer than this test, so each waiter must have been woken before it asks."""
     monkeypatch.setattr("multilock_etcd.transactions.NEAR", near)
     order = random.Random(8)
     holding: list[Claim] = []
@@ -251,7 +251,7 @@ def test_a_waiter_keeps_only_the_watches_that_it_still_needs(
     them.hears_a_wake_for(last)
     assert isinstance(them.attempt(last, join=True), Busy)
     kept = before.items() & watched().items()
-    assert len(kept) == 3  # the two keys directly ahead of it, and its own key
+    assert len(kept) == 3  # these are the two keys directly ahead of the waiter, and its own key
     assert len(watched()) == 4
 
 
@@ -337,7 +337,7 @@ def test_the_end_of_one_reader_is_not_reported_to_other_clients(
 
 
 def test_force_release_removes_every_holder_and_no_waiter(us: Ours, them: Ours, standing: Standing) -> None:
-    """The request takes more than one transaction."""
+    """So many holders need more than one transaction."""
     held = [(claim, us.take(claim)) for claim in [us.reader() for _ in range(130)]]
     us.watch(*held)
     writer = them.wait(them.writer())
@@ -368,7 +368,7 @@ def test_force_release_removes_the_remaining_holders_if_some_leave_meanwhile(
         patched.setattr(EtcdTransactions, "execute", leave_first)
         assert them.backend.force_release("job", WITHIN) is True
     assert staying.id not in str(standing())
-    # The claim that joined later is still there, since it joined after the holders were listed.
+    # The claim that joined after the holders were listed is still there.
     assert len(standing()) == 1
 
 
@@ -443,7 +443,7 @@ def test_a_reader_sends_and_reads_as_much_beside_a_thousand_readers_as_beside_on
         us.take(us.reader())
     beside_thousand = cost()
     assert [rows for _, rows in beside_thousand] == [rows for _, rows in beside_one]
-    # Only revision numbers may be greater.
+    # Only the revision numbers in the replies may be longer.
     assert max(size for size, _ in beside_thousand) <= max(size for size, _ in beside_one) + 8
 
 

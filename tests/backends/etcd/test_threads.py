@@ -1,4 +1,4 @@
-"""Threads that the process refuses to start, some of them gRPC's, and the notifications after that."""
+"""If the process refuses to start a thread of multilock or of gRPC, notifications still arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.servers_etcd import EtcdServer
 
 TTL = 120.0  # seconds: a waiter's timer is 120 s, and renewals come every 40
 PUSHED = 20.0  # seconds: an event that is noticed within this time was pushed, even on an overloaded machine
-OURS, OF_GRPC = "multilock-", "(_run)"  # how the names of our threads begin, and how those of gRPC's end
+# How the names of multilock's threads begin, and how those of gRPC's threads end.
+OURS, OF_GRPC = "multilock-", "(_run)"
 
 
 @pytest.mark.parametrize("nth", range(1, 13))
@@ -61,7 +62,7 @@ def test_a_watch_stream_that_is_down_is_reported_until_it_is_back(shared: EtcdSe
         proxy.refuse()
         proxy.cut()
         assert ours.ear.wait(lambda: CONNECTION in ours.ear.down, PUSHED)
-        assert not watcher.covers(claim.id)  # the key is not watched, so renewals read it
+        assert not watcher.covers(claim.id)  # the key is not watched, so each renewal must read it
         proxy.heal()
         assert ours.ear.wait(lambda: ours.ear.down == {}, PUSHED)
         eventually(lambda: watcher.covers(claim.id), PUSHED)

@@ -1,4 +1,4 @@
-"""Single requests to a cluster: which reply counts, from when, and what silence means."""
+"""Single requests to a cluster: which reply counts, from when it counts, and what a missing reply means."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_() -> Iterator[Open]:
 
 
 def nowhere() -> str:
-    """Return an endpoint where nothing listens."""
+    """Return an endpoint at which no server listens."""
     return f"127.0.0.1:{free_port()}"
 
 
@@ -52,7 +52,7 @@ def test_a_request_counts_from_its_sending(server: EtcdServer, proxy: FaultProxy
 
 
 class Throttled(grpc.RpcError):  # type: ignore[misc]
-    """An error as gRPC raises it for this text."""
+    """The error that gRPC raises if a server replies with this text."""
 
     def __init__(self, said: str) -> None:
         self._said = said
@@ -147,7 +147,7 @@ def test_a_dead_connection_is_replaced(server: EtcdServer, proxy: FaultProxy, op
     transport = open_(f"{proxy.host}:{proxy.port}")
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     for connection in proxy.connections:
-        connection.black_hole()  # forever; a new connection would work
+        connection.black_hole()  # these connections stay silent forever, and a new one works
     with pytest.raises(BackendUnavailable):
         transport.call(calls.TXN, wire.TxnRequest(), 0.3)
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)
@@ -166,7 +166,7 @@ def test_a_connection_that_takes_longer_than_one_request_is_completed(
 def test_a_request_with_too_little_time_does_not_mark_its_endpoint_as_down(
     server: EtcdServer, proxy: FaultProxy, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The usual 10 ms pass too quickly on an overloaded machine.
+    # On an overloaded machine a reply may take longer than the usual limit of 10 ms.
     monkeypatch.setattr("multilock_etcd.transport.SILENT_AFTER", 5.0)
     transport = open_(f"{proxy.host}:{proxy.port}")
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)

@@ -1,6 +1,7 @@
-"""Functions that helper processes run with readers, writers and permits of one name, on any backend: see `Helper`.
+"""Functions that helper processes run, on any backend: they hold readers, writers and permits of one name. See
+`Helper`.
 
-Code that only the tests need is in `in_order`, because it would import pytest in each process.
+Code that only the tests need is in `in_order`, because it imports pytest, which the helper processes should not.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def hold_permit(url: str, prefix: str, ttl: str) -> None:
 
 
 def stream(url: str, prefix: str, ttl: str) -> None:
-    """Read all the time, alternately with waiting and with a single try. Report each token, when it was asked for, when
-    it was granted, and when the read ended."""
+    """Acquire and release a reader all the time, alternately by `acquire` and by a single try. Report each token with
+    the times of the request, of the grant and of the release."""
     with _connect(url, prefix, ttl) as client:
         lock = client.read_write_lock(NAME).reader()
         say("begins")
@@ -61,8 +62,8 @@ def stream(url: str, prefix: str, ttl: str) -> None:
 
 
 def count_with_all(url: str, file: str, rounds: str, *names: str) -> None:
-    """Wait for the start signal, then increment the counter in the file so many times, each time holding all these
-    names."""
+    """Wait for the start signal. Then increment the counter in the file ``rounds`` times, each time while holding all
+    these names."""
     path = Path(file)
     with multilock.connect(url) as client:
         locks = client.lock_all(names)

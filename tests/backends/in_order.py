@@ -10,12 +10,13 @@ from tests.backends.holders import NAME
 
 __all__ = ["ORDERS", "together", "writes_and_reads_are_in_order"]
 
-#: The names in the order in which each process passes them to the set of locks.
+#: For each process, the names in the order in which it passes them to `lock_all`.
 ORDERS = [("a", "b", "c"), ("c", "b", "a"), ("b", "c"), ("c", "a", "b")]
 
 
 def together(counters: list[Helper], within: float) -> None:
-    """Start the processes that run `count_with_all` once all are ready, and wait until all have finished."""
+    """Wait until all processes that run `count_with_all` are ready, start them together, and wait until all have
+    finished."""
     for counter in counters:
         counter.wait_for("ready", within)
     for counter in counters:
@@ -27,8 +28,8 @@ def together(counters: list[Helper], within: float) -> None:
 def writes_and_reads_are_in_order(client: Client, readers: list[Helper], within: float) -> None:
     """Check that a writer enters five times among processes that run `stream`.
 
-    It must enter before each reader that asks while it waits. Earlier reads have ended by then, and later ones begin
-    after it.
+    It must enter before each reader that asks while the writer waits. All earlier reads must have ended by then, and
+    all later ones must begin after it.
     """
     both = client.read_write_lock(NAME)
     for reader in readers:

@@ -1,4 +1,4 @@
-"""A backend without a kernel: the test makes the claims, sends the requests and releases the claims itself."""
+"""A backend without the kernel: the test itself makes the claims, sends their requests and releases them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ WITHIN = 10.0
 
 
 class ByHand:
-    """One client driven by hand. A waiter sends requests only when the test orders it, and nothing is renewed."""
+    """A client without timers. A waiter sends a request only when the test calls a method, and no lease is renewed by
+    itself."""
 
-    queues: ClassVar[bool]  #: whether readers, writers and permits keep their order
+    queues: ClassVar[bool]  #: whether the backend serves readers, writers and permits in order of arrival
 
     def __init__(self, backend: Backend) -> None:
         self.ear = Ear()
@@ -48,7 +49,7 @@ class ByHand:
         return answer
 
     def holds(self, claim: Claim, join: bool = False) -> bool:
-        """Ask once for the name, and stay in the queue if ``join``. Return True if the claim holds it."""
+        """Send one attempt, which joins the queue if ``join`` is True. Return True if the claim now holds the name."""
         return isinstance(self.attempt(claim, join), Granted)
 
     def take(self, claim: Claim) -> Claim:
@@ -72,7 +73,7 @@ class ByHand:
         return self.opened.release(claim, self._granted.get(claim.id), unsure, WITHIN).ours
 
     def woken(self, claim: Claim, times: int = 1) -> bool:
-        """Return True if the claim is notified at least so many times."""
+        """Wait until the claim was notified at least so many times. Return False if it was not."""
         return self.ear.wait(lambda: self.ear.wakes.count(claim.id) >= times, SOON)
 
     def close(self) -> None:
@@ -80,10 +81,10 @@ class ByHand:
 
 
 def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -> bool:
-    """Call the function with an interrupt at one moment of these modules.
+    """Call ``call`` with an interrupt at the given moment of its run in these modules.
 
-    CPython looks for signals where a Python function begins, or where a call of a C function returns. Returns False if
-    the call has fewer such moments.
+    A moment is a place at which CPython may handle a signal: a Python function begins, or a C function returns. Returns
+    False if the run has fewer moments.
     """
     left = moment
     files = {module.__file__ for module in modules}
@@ -105,4 +106,4 @@ def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -
         pass
     finally:
         sys.setprofile(before)
-    return left <= 0  # Python ignores an interrupt in a finalizer
+    return left <= 0  # True even if the interrupt came in a finalizer, where Python ignores it

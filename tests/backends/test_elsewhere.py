@@ -1,4 +1,4 @@
-"""A URL that leads to another service, or to TLS where none is expected: the error says so."""
+"""If a URL leads to another service, or to a TLS port although it uses no TLS, the error says so."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def test_a_password_is_never_shown(url: str, caplog: pytest.LogCaptureFixture) -
 def test_the_error_about_a_refused_connection_names_the_scheme_and_the_cause(
     scheme: str, path: str, ask: Callable[[Client], object]
 ) -> None:
-    """The error names the scheme of the URL, even if the backend uses another one internally. The cause of the error is
-    an exception of a library."""
+    """The error names the scheme of the URL, even if the backend uses another one internally. The `__cause__` of the
+    error is the exception of the client library."""
     hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(3 if scheme == "redlock" else 1))
     client = multilock.connect(f"{scheme}://{hosts}{path}", ttl=10, request_timeout=2)
     with client, pytest.raises(BackendUnavailable) as caught:

@@ -1,4 +1,4 @@
-"""An interrupt at any point of a request costs the client neither a lock nor a place."""
+"""An interrupt at any point of a request leaves no internal lock taken, and no place in a pool used up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Driven(ByHand):
 
 
 def has_no_session(kind: str, backend: Any) -> None:
-    """Make the next request create or look for a session. In the other backends a claim with a new ttl does this."""
+    """Let the next request to ZooKeeper create a session. On the other backends a claim with a new ttl is enough for
+    this."""
     if kind == "zookeeper":
         backend._recipe._transport._session = None
 
@@ -68,7 +69,7 @@ def test_an_interrupt_at_any_point_around_a_fork_leaves_the_file_usable() -> Non
 
     moment = 1
     while interrupted(fork, moment, sqlite):
-        sqlite._after_in_parent()  # if one of these functions raises, Python still calls the others
+        sqlite._after_in_parent()  # Python calls the remaining fork hooks even if one of them raises
         assert not sqlite._opening.locked()
         moment += 1
     assert moment > 10

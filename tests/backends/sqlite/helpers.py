@@ -60,7 +60,8 @@ def wait_fairly(url: str) -> None:
 
 
 def count(url: str, file: str, rounds: str) -> None:
-    """Read, add one, write. The file loses an increment if two processes do this at the same time."""
+    """Increment the number in a file repeatedly, each time under the lock. If two processes did this at the same time,
+    an increment would be lost."""
     path = Path(file)
     with multilock.connect(url) as client:
         lock = client.lock("n")
@@ -73,14 +74,14 @@ def count(url: str, file: str, rounds: str) -> None:
 
 
 def try_as_nobody(url: str) -> None:
-    """Print what a user without any rights sees."""
+    """Try the lock as a user without any rights, and print the result."""
     become_nobody()
     try_once(url)
 
 
 def become_nobody() -> None:
     with multilock.connect("memory://") as client, client.lock("n"):
-        pass  # imports modules that the user may be unable to read
+        pass  # import modules now, because the other user may be unable to read them
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -98,7 +99,8 @@ def wait_by_a_mount(source: str, at: str, file: str) -> None:
 
 
 def wait_for_messages(url: str) -> None:
-    """Wait for a lock without ever looking by a timer. Print the name of the FIFO."""
+    """Print the name of the client's FIFO, and wait for a lock. Only a message can wake the waiter, because it never
+    reads the file by a timer."""
     _never_look_by_a_timer()
     with multilock.connect(url) as client:
         say("waiting", client._kernel.client)
@@ -112,8 +114,8 @@ def _never_look_by_a_timer() -> None:
 
 
 def fork_while_waiting(url: str) -> None:
-    """Fork while a thread waits for the lock. The child waits too. Print which locks each finds, and whether the FIFO
-    remains once this process was killed and its child lives."""
+    """Fork while a thread waits for the lock, and let the child wait too. Both print what they find. Then this process
+    kills itself, and the child prints whether the FIFO still has a reader."""
     _never_look_by_a_timer()
     client, holder = multilock.connect(url), multilock.connect(url)
     lease = holder.lock("n").acquire()
@@ -161,7 +163,8 @@ def try_with_few_files(url: str) -> None:
 
 
 def apart(function: str, *arguments: str) -> None:
-    """Call ``function`` as the first process of a new pid namespace with its own mounts. It dies with this process."""
+    """Call ``function`` in the first process of a new pid namespace, which has its own mounts. That process dies with
+    this one."""
     libc = ctypes.CDLL(None, use_errno=True)
     me = os.geteuid()
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID) != 0:
@@ -195,7 +198,7 @@ def try_once_by_a_mount(source: str, at: str, file: str = "") -> None:
 
 
 def try_once_under_a_boot_id_of_its_own(url: str, file: str) -> None:
-    """Try the lock under another boot id, which systemd-nspawn gives each container."""
+    """Try the lock under a different boot id. systemd-nspawn gives each container its own boot id."""
     before = host.boot_id()
     Path(file).write_text("6d756c74-696c-6f63-6b00-000000000000\n")
     subprocess.run(["mount", "--bind", file, "/proc/sys/kernel/random/boot_id"], check=True)
@@ -204,7 +207,7 @@ def try_once_under_a_boot_id_of_its_own(url: str, file: str) -> None:
 
 
 def fill_the_disk(directory: str) -> None:
-    """Hold a lock, fill the disk, then print the result of each call."""
+    """Hold a lock and fill the disk. Then make different calls and print the result of each."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", directory], check=True)
     with multilock.connect(f"sqlite://{directory}/locks.db", ttl=30) as client:
         lease = client.lock("held").acquire()
@@ -236,7 +239,7 @@ def read_only_mount(directory: str) -> None:
 
 
 def fork_and_hold(url: str) -> None:
-    """Use a client before the fork. The parent ends at once, and the child continues to use the client."""
+    """Use a client, and fork. The parent ends at once, and the child continues to use the client."""
     client = multilock.connect(url)
     client.lock("before").acquire().release()
     if os.fork():
@@ -259,9 +262,9 @@ time.sleep(float(sys.argv[2]))
 
 
 def block(url: str, seconds: float) -> subprocess.Popen[bytes]:
-    """Write in another program for that many seconds.
+    """Start another program that holds the write lock for that many seconds.
 
-    It must be a separate process, because SQLite in a forked child would believe that it has the locks of its parent.
+    It must not be a forked child, because SQLite would believe there that it has the locks of its parent.
     """
     command = [sys.executable, "-c", BLOCK, url.removeprefix("sqlite://"), str(seconds)]
     blocker = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -271,7 +274,8 @@ def block(url: str, seconds: float) -> subprocess.Popen[bytes]:
 
 
 def fork_while_asking(url: str) -> None:
-    """Fork while another thread waits for the write lock: no connection may be open at the fork."""
+    """Fork while another thread waits for the write lock. The fork must wait, because no connection may be open
+    then."""
     client = multilock.connect(url, request_timeout=3)
     client.ping()
     blocker = block(url, 0.5)
@@ -295,8 +299,8 @@ def fork_while_asking(url: str) -> None:
 
 
 def fork_while_another_file_is_locked(locked: str, healthy: str) -> None:
-    """Print how long the fork took, how long the slowest request to the healthy file took meanwhile, and whether its
-    lease survived."""
+    """Fork while another program locks one file. Print how long the fork took, how long the slowest request to the
+    other file took meanwhile, and whether its lease survived."""
     slow, client = multilock.connect(locked, request_timeout=5), multilock.connect(healthy, ttl=3)
     slow.ping()
     lease = client.lock("n").acquire()
@@ -340,7 +344,8 @@ def _is_asked(file: tuple[int, int]) -> bool:
 
 
 def fork_often(url: str, times: str) -> None:
-    """Fork while other threads send requests all the time. Every child must work, and no fork may wait long."""
+    """Fork repeatedly while other threads send requests all the time. Every child must work, and no fork may wait
+    long."""
     client = multilock.connect(url)
     done = threading.Event()
 
@@ -383,7 +388,7 @@ def fork_inside_a_request(url: str) -> None:
 
 
 def fork_by_c_code(url: str) -> None:
-    """Fork without Python's knowledge, so that none of its handlers is called."""
+    """Fork by C code, so that Python calls none of its fork hooks."""
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     asker.hold(asker.claim())
     pid = ctypes.PyDLL(None).fork()
@@ -399,8 +404,8 @@ def fork_by_c_code(url: str) -> None:
 
 
 def die_at_every_statement(url: str) -> None:
-    """Fork children that kill themselves at the first, second, third … statement. Print their number and the last
-    token."""
+    """Fork children, one after the other. The first kills itself at its first SQL statement, the second at its second
+    one, and so on. Print their number and the last token."""
     deaths, token = 0, 0
     while True:
         children, pid = os.pipe(), os.fork()
@@ -428,7 +433,7 @@ def die_at_every_statement(url: str) -> None:
 
 
 def live_until(url: str, statement: int, told: int) -> None:
-    """Run each operation that writes once, and kill this process at the given statement."""
+    """Run each writing operation once. Kill this process at the SQL statement with this number."""
     statements = itertools.count(1)
     prepare = Database._prepare
 
@@ -441,7 +446,7 @@ def live_until(url: str, statement: int, told: int) -> None:
         prepare(self, connection)
 
     Database._prepare = counted  # type: ignore[method-assign]
-    askers._numbers = itertools.count(time.time_ns())  # so that its ids differ from the parent's
+    askers._numbers = itertools.count(time.time_ns())  # so that the ids of claims differ from those of the parent
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     claim, waiting = asker.claim("n"), asker.claim("n", fair=True)
     granted = asker.hold(claim)
@@ -457,7 +462,8 @@ def live_until(url: str, statement: int, told: int) -> None:
 
 
 def interrupt_often(url: str, times: str) -> None:
-    """Acquire and release while KeyboardInterrupt arrives at any point; then run one clean cycle."""
+    """Acquire and release while KeyboardInterrupt arrives at random points. Then acquire and release once without an
+    interrupt."""
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     struck = 0
 
@@ -500,7 +506,8 @@ def end_the_main_thread() -> None:
 
 
 def daemon_of_c_code(url: str) -> None:
-    """Call daemon(3) between connect() and the first request: the parent ends, and Python does not notice."""
+    """Call daemon(3) between connect() and the first request. It forks and ends the parent, and Python does not notice
+    this."""
     client = multilock.connect(url, ttl=30)
     ctypes.PyDLL(None).daemon(1, 1)
     with client.lock("n"):
@@ -510,7 +517,8 @@ def daemon_of_c_code(url: str) -> None:
 
 
 def end_inside_a_request(url: str) -> None:
-    """Kill this process inside a transaction. A child that it forked lives on with everything inherited."""
+    """Kill this process inside a transaction. A child that it forked before lives on, with all inherited
+    descriptors."""
     multilock_sqlite.transport.FORK_WAIT = 0.1
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     with asker.backend._database.request(5) as sql, transaction(sql):  # type: ignore[attr-defined]
@@ -522,7 +530,7 @@ def end_inside_a_request(url: str) -> None:
 
 
 def count_and_read(url: str, file: str, rounds: str) -> None:
-    """Count, and meanwhile read the files of the lock repeatedly, as a backup does."""
+    """Increment the number in the file, and meanwhile read the files of the lock repeatedly, as a backup does."""
     path = url.removeprefix("sqlite://")
 
     def read() -> None:
@@ -537,13 +545,13 @@ def count_and_read(url: str, file: str, rounds: str) -> None:
 
 
 def count_anew(url: str, file: str, rounds: str) -> None:
-    """Count with a new client each time."""
+    """Increment the number in the file, with a new client each time."""
     for _ in range(int(rounds)):
         count(url, file, "1")
 
 
 def count_in_threads(url: str, file: str, threads: str, rounds: str) -> None:
-    """Count in several threads, each with a client of its own, and read the files meanwhile."""
+    """Increment the number in several threads, each with its own client, and read the files of the lock meanwhile."""
     counters = [threading.Thread(target=count_and_read, args=(url, file, rounds)) for _ in range(int(threads))]
     for counter in counters:
         counter.start()
@@ -553,9 +561,10 @@ def count_in_threads(url: str, file: str, threads: str, rounds: str) -> None:
 
 
 def fork_while_closing(url: str) -> None:
-    """Fork while another thread gives the locks of a connection back.
+    """Fork while another thread closes a connection and releases its locks.
 
-    The child prints whether the thread had finished, and how many descriptors of the files the child has.
+    The child prints whether the other thread had finished before the fork, and how many descriptors of the files the
+    child has.
     """
     client = multilock.connect(url)
     client.ping()

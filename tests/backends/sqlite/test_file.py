@@ -206,7 +206,7 @@ def test_holder_is_notified_that_the_file_was_deleted(path: Path, url: str, ask:
         assert client.lock("n").try_acquire() is None
 
 
-# ---- the log is deleted under its users, as some people recommend against "database is locked"
+# ---- the log is deleted while it is in use, as some people recommend against "database is locked"
 
 
 def delete(path: Path, *endings: str) -> None:
@@ -288,7 +288,7 @@ def test_file_with_two_names_is_refused_under_each_of_them(path: Path, tmp_path:
         os.link(path, other)
         assert "2 names" in rejection(other)
         assert "2 names" in rejection(path)
-        lease.renew()  # on its open connection; another process cannot open one with the same log
+        lease.renew()  # the client renews over its open connection, although a new one would be refused
         assert lease.is_held()
     other.unlink()
     with multilock.connect(f"sqlite://{path}") as client, client.lock("n"):
@@ -313,7 +313,7 @@ def test_symbolic_links_in_two_directories_lead_to_one_lock(path: Path, tmp_path
         link.parent.mkdir()
         link.symlink_to(path)
     with (
-        multilock.connect(f"sqlite://{links[0]}") as one,  # creates the file that the link leads to
+        multilock.connect(f"sqlite://{links[0]}") as one,  # this creates the file to which the link leads
         multilock.connect(f"sqlite://{links[1]}") as two,
         multilock.connect(f"sqlite://{path}") as three,
         one.lock("n"),
@@ -347,7 +347,7 @@ def boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
 
 
 def reboot(boot: Callable[[str | None], None], clock: Clock, now: float) -> None:
-    """Simulate a reboot: another boot id, and a clock that begins again."""
+    """Simulate a reboot, with another boot id and a clock that begins again."""
     boot("after")
     clock.now = now
 
@@ -374,7 +374,7 @@ def test_lease_from_before_a_reboot_lasts_for_its_ttl_at_most(
 ) -> None:
     boot("before")
     one = ask(clock)
-    one.hold(one.claim(ttl=30, renew=False))  # no process checks whether its holder lives
+    one.hold(one.claim(ttl=30, renew=False))  # for such a lock, no process checks whether the holder lives
     reboot(boot, clock, clock.now + 10)
     two = ask(clock)
     assert two.wait(two.claim()).expires_in == pytest.approx(20)
@@ -482,7 +482,8 @@ def test_diagnose_finds_nothing_on_a_healthy_file(url: str, monkeypatch: pytest.
 def test_kernel_without_open_file_locks_is_reported_and_sqlites_locks_are_used(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exclusion, "_SETLK", 9999)  # the kernel answers EINVAL to a command that it does not know
+    # The system answers EINVAL to a command that it does not know, as an old one does to this.
+    monkeypatch.setattr(exclusion, "_SETLK", 9999)
     with multilock.connect(url) as client, client.lock("n"):
         with multilock.connect(url) as other:
             assert other.lock("n").try_acquire() is None

@@ -34,7 +34,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for an
 
 
 class Waiter(Asker):
-    """A client that records its messages."""
+    """A client that records the messages that it receives."""
 
     def __init__(self, url: str, clock: Callable[[], float] = now) -> None:
         super().__init__(multilock_sqlite.open_backend(url, {}), clock)
@@ -139,7 +139,7 @@ def test_a_new_holder_of_a_permit_wakes_the_next_waiter_that_fits(one: Waiter, t
     for permit in waiting:
         two.wait(permit)
     with one.backend._database.request(WITHIN) as sql:  # type: ignore[attr-defined]
-        sql.execute("DELETE FROM locks")  # as if their process was killed: no message is sent
+        sql.execute("DELETE FROM locks")  # as if the process of the holders was killed, so no message is sent
     two.hold(waiting[0])
     assert two.ear.told == [("wake", waiting[1].id), ("wake", waiting[2].id)]
     two.hold(waiting[1])
@@ -168,7 +168,8 @@ def test_a_resting_name_wakes_its_first_waiter_once(one: Waiter, two: Waiter) ->
 
 
 def test_the_first_waiter_of_a_client_looks_again_soon(one: Waiter, two: Waiter) -> None:
-    """The waiter has joined without a FIFO, and the holder may have released the name before the FIFO existed."""
+    """The waiter joined the queue before its client had a FIFO, and the holder may have released the name in
+    between."""
     one.hold(one.claim())
     one.wait(one.claim())
     first, second = two.claim(), two.claim()
@@ -224,7 +225,7 @@ def test_a_full_fifo_wakes_every_waiter_and_renews_every_lease(one: Waiter, path
         one.hears("silent", "sqlite")
 
 
-# ---- how often a waiter looks
+# ---- how often a waiter reads the file
 
 
 @pytest.mark.parametrize("why", ["no room", "no right", "no thread", "planted link", "another owner"])
@@ -258,7 +259,7 @@ def test_without_a_fifo_waiters_look_at_their_usual_intervals(
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
     monkeypatch.undo()
     two.backend.close()
-    worker.try_again()  # a thread whose start was refused ends now
+    worker.try_again()  # a thread whose start was refused starts and ends now
 
 
 def test_a_woken_waiter_looks_at_a_time_that_depends_on_its_place(url: str) -> None:
@@ -441,8 +442,8 @@ def test_an_invalid_claim_id_never_becomes_a_file_name(one: Waiter, path: Path) 
 
 
 def reads_its_fifo(waiter: Helper, path: Path) -> None:
-    """Wait until messages reach the waiter. It joins the queue before it makes its FIFO, and the test forbids the look
-    that makes up for a message that was lost between the two."""
+    """Wait until the FIFO of the waiter exists. The waiter joins the queue before that. If a message was lost in
+    between, a timer would help, but the test switches it off."""
     fifo = waiter.wait_for("waiting", START)[1]
     eventually((Path(f"{path}-wake") / fifo).exists, START)
 
@@ -465,7 +466,8 @@ def test_users_of_a_shared_file_wake_each_other(url: str, path: Path, common: Pa
     shared = common / "locks.db"
     with multilock.connect(f"sqlite://{shared}") as maker:
         maker.inspect("n")
-        for file in common.iterdir():  # before a FIFO's directory is made, which gets the rights of the file
+        # This comes before the directory of the FIFOs is made, because it gets the rights of the file.
+        for file in common.iterdir():
             file.chmod(0o666)
     common.chmod(0o777)
     with multilock.connect(f"sqlite://{shared}") as client:
@@ -515,8 +517,8 @@ def test_a_lost_message_delays_a_waiter_only_until_its_next_look(url: str, monke
 
 
 def test_a_forked_child_keeps_the_fifo_of_its_parent(url: str) -> None:
-    """The kernel opens the backend again in its own fork hook, in the child: that must not delete the parent's FIFO.
-    And once the parent is killed, its FIFO has no reader, although the child lives."""
+    """In the child, the kernel's fork hook opens the backend again. This must not delete the FIFO of the parent. When
+    the parent is killed, its FIFO must have no reader, although the child lives."""
     with Helper(f"{HELPERS}:fork_while_waiting", url) as helper:
         assert helper.wait_for("child", START)[1:] == ["True", "held"]
         assert helper.wait_for("parent", START)[1:] == ["True", "woken"]

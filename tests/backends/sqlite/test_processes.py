@@ -25,7 +25,7 @@ from tests.backends.sqlite.helpers import descriptors_of
 
 HELPERS = "tests.backends.sqlite.helpers"
 START = 30.0  # seconds for a process to start on an overloaded machine
-AT_ONCE = 1.5  # seconds at most for a hand-over: a waiter looks every 40 ms, but the machine may freeze
+AT_ONCE = 1.5  # seconds at most for a handover: a waiter reads the file every 40 ms, but the machine may freeze
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def client(url: str) -> Iterator[multilock.Client]:
 
 
 def apart(function: str, *arguments: object) -> Helper:
-    """Run a helper in namespaces of its own. The test is skipped where the kernel forbids that."""
+    """Run a helper process in its own namespaces. The test is skipped if the operating system forbids that."""
     helper = Helper(f"{HELPERS}:apart", function, *arguments)
     if helper.wait_for("apart", within=10)[1] == "refused":
         helper.close()
@@ -188,7 +188,7 @@ def test_client_from_before_a_fork_works_in_the_child_after_the_parent_ended(
 ) -> None:
     with Helper(f"{HELPERS}:fork_and_hold", url) as helper:
         (_, token) = helper.wait_for("held", within=10)
-        # The last process that closes a file deletes the log, unless another process has it open.
+        # A process that closes the file deletes the log if it believes that no other process has the file open.
         with multilock.connect(url) as last:
             assert last.lock("n").try_acquire() is None
         helper.tell("continue")
@@ -246,7 +246,7 @@ def test_lock_of_a_daemon_made_by_c_code_names_the_daemon(url: str) -> None:
     with Helper(f"{HELPERS}:daemon_of_c_code", url) as helper, multilock.connect(url) as other:
         _, pid, recorded = helper.wait_for("held", within=START)
         assert pid == recorded != str(helper.pid)
-        helper.wait(within=START)  # the daemon's parent ended
+        helper.wait(within=START)  # wait until the daemon's parent has ended
         assert other.lock("n").try_acquire() is None
         helper.tell("end")
 
@@ -277,7 +277,7 @@ def test_shared_memory_counts_as_used_although_its_process_reads_it(path: Path, 
     with multilock.connect(url) as client, client.lock("n"):
         read_files(path)
         with open(f"{path}-shm", "r+b") as memory, pytest.raises(BlockingIOError):
-            # The byte whose lock means that the shared memory is in use.
+            # A process locks this byte as long as it uses the shared memory.
             fcntl.lockf(memory, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
 
 
@@ -309,7 +309,7 @@ def test_an_interrupt_that_ends_a_close_early_blocks_no_other_process(
         patch.setattr(Exclusion, "give_back", interrupt)
         with pytest.raises(KeyboardInterrupt):
             client.close()
-    gc.collect()  # the exception had a reference to the connection
+    gc.collect()  # the exception referred to the connection until now
     with Helper(f"{HELPERS}:try_once", url) as other:
         other.wait_for("held", within=START)
 

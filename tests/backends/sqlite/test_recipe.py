@@ -1,4 +1,4 @@
-"""The SQLite backend itself: its decisions on a clock driven by hand, and its transactions."""
+"""The SQLite backend without the kernel: its decisions on a clock that the test sets, and its transactions."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class TestSqlite(SharedRules):
     def test_places_end_after_their_liveness_if_nobody_can_write(
         self, one: Asker, two: Asker, path: Path, clock: Clock, stopped: bool
     ) -> None:
-        """A process that is stopped in the middle of a transaction prevents all waiters from renewing their places. At
-        any other time a stopped process costs no waiter its place."""
+        """If a process is stopped in the middle of a transaction, no waiter can send its heartbeat, so places expire. A
+        process that is stopped at another time does not affect the places of others."""
         early, late, held = one.claim(fair=True), two.claim(fair=True), one.claim()
         granted = one.hold(held)
         one.wait(early)
@@ -115,7 +115,7 @@ class TestSqlite(SharedRules):
         one.hold(last)
         assert self.leftovers(one) == [last.id]
 
-    # ---- several rows of one name, left by programs that know shared modes in a file of this format
+    # ---- several holders of one name, whose rows the test puts by hand
 
     def test_several_holders_keep_a_name_until_the_last_has_left(
         self, one: Asker, two: Asker, path: Path, clock: Clock
@@ -175,7 +175,8 @@ class TestSqlite(SharedRules):
     def test_permit_released_between_two_reads_of_one_look_is_free(
         self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch, permits: int
     ) -> None:
-        """A look is not a transaction: its second read may find no holder where the first found all permits taken."""
+        """A waiter reads the file twice without a transaction. The first read may find all permits taken, and the
+        second one no holder."""
         held = [one.permit(permits) for _ in range(permits)]
         granted = [one.hold(claim) for claim in held]
         waiting = two.permit(permits)
@@ -218,7 +219,8 @@ class TestSqlite(SharedRules):
         self, one: Asker, two: Asker, path: Path, clock: Clock
     ) -> None:
         def steps() -> int:
-            """Return how many tens of SQLite's machine instructions a reader's whole life takes."""
+            """Return how many instructions of SQLite's virtual machine, in tens, one reader takes from its attempt to
+            its release."""
             database = one.backend._database  # type: ignore[attr-defined]
             count = 0
 
@@ -250,7 +252,7 @@ class TestSqlite(SharedRules):
 
 ME = Process.current()
 assert ME is not None
-GONE = (ME.space, ME.pid, ME.start - 1)  # another process had the same pid before
+GONE = (ME.space, ME.pid, ME.start - 1)  # a process that had the same pid earlier, and has ended
 NOBODYS = (None, None, None)
 
 
@@ -266,7 +268,7 @@ def put(
 
 @contextlib.contextmanager
 def writer(path: Path) -> Iterator[None]:
-    """Hold the write lock with another connection inside the block."""
+    """Hold the write lock of the file, over another connection, inside the block."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as sql:
         sql.execute("BEGIN IMMEDIATE")
         yield

@@ -26,7 +26,7 @@ def time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[ConsulServer]:
-    """Start one server for the tests that only send requests to it, each under names of its own."""
+    """Start one server for the tests that only send requests to it. Each test uses its own names."""
     with ConsulServer() as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""A backend without a kernel: the test makes the claims, sends the requests and releases the claims itself."""
+"""A backend without the kernel: the test itself makes the claims, sends their requests and releases them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ours(ByHand):
         self.prefix = prefix
 
     def is_over(self, claim: Claim) -> bool:
-        """Return True if an attempt with this cancelled id can no longer take the lock."""
+        """Try the name with a claim that was cancelled. Return True if the claim cannot get the name any longer."""
         try:
             return not self.holds(claim, join=True)
         except BackendUnavailable as refused:

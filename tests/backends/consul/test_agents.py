@@ -1,5 +1,4 @@
-"""Agents between a client and the servers: they restart, are killed, leave, or freeze and are removed from the
-cluster."""
+"""Agents and servers of Consul that restart, are killed, leave, or freeze and are removed from the cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def agents(*servers: ConsulServer) -> str:
 
 
 def acquired_at(client: multilock.Client, name: str, within: float) -> Future[float]:
-    """Acquire the lock in the background. Return a future with the time when it was acquired."""
+    """Acquire the lock in the background. Return a future of the time at which it was acquired."""
     return entered_at(client.lock(name), within)
 
 
@@ -83,7 +82,8 @@ class _Forward(http.server.BaseHTTPRequestHandler):
 
 
 class Balancer(http.server.ThreadingHTTPServer):
-    """Forward each request to the chosen server, whatever its connection was used for before."""
+    """A load balancer that forwards each request to the server at ``port_now``, even on a connection that it used for
+    another one before."""
 
     daemon_threads = True
     block_on_close = False
@@ -100,7 +100,7 @@ class Balancer(http.server.ThreadingHTTPServer):
         """Ignore the error: the client has closed its connection."""
 
     def note_answer(self, asked: int, answered: int) -> None:
-        """Record the reply to a query that asked for changes after an index."""
+        """Record the index in the reply to a query that asked for changes after the index ``asked``."""
         if asked > answered:
             self.went_back += 1
         elif self.went_back:
@@ -117,7 +117,8 @@ def balancer(server: ConsulServer) -> Iterator[Balancer]:
 def test_if_the_index_of_a_query_goes_back_the_query_starts_again(
     server: ConsulServer, balancer: Balancer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that has not reached the index in a query replies only when the query's waiting time is over."""
+    """If a query names an index that the server has not reached yet, the server replies only when the query's waiting
+    time is over."""
     monkeypatch.setattr(notices, "WAIT", 2)
     for number in range(100):
         server.ask("PUT", f"kv/noise/{number}", b"")
@@ -155,7 +156,7 @@ def test_restarting_the_agent_costs_neither_a_lock_nor_a_wake_up(
     assert lease.state is LeaseState.HELD
     begun = now()
     assert holder.release()
-    # The safety timer of the watch takes ten seconds, counted from before the restart.
+    # Without the watch, a safety timer would wake the waiter ten seconds after it was set, before the restart.
     assert waits.result(WITHIN) - begun < 5
     assert lost.stays_at(0)
     assert lease.release()
@@ -172,7 +173,8 @@ def renewed(lease: Any) -> bool:
 def test_a_killed_agent_costs_no_lock_if_the_url_also_names_a_server(
     server: ConsulServer, agent: ConsulServer, connect: Connect
 ) -> None:
-    """The agent's node fails but stays in the catalog, and no health check of that node ends a session."""
+    """The node of the agent counts as failed but stays in the catalog. Sessions of multilock have no health checks, so
+    its failure ends none of them."""
     lost = Recorder[multilock.Loss]()
     lease = connect(agents(agent, server), ttl=6).lock("job", on_lost=lost).acquire()
     [session] = server.sessions()
@@ -185,7 +187,7 @@ def test_a_killed_agent_costs_no_lock_if_the_url_also_names_a_server(
 
 
 def health(server: ConsulServer, node: str) -> str:
-    """Return the state of this node according to gossip."""
+    """Return the state of this node according to Consul's gossip between the nodes."""
     [serf] = [check for check in server.ask("GET", f"health/node/{node}") if check["CheckID"] == "serfHealth"]
     status: str = serf["Status"]
     return status
@@ -214,7 +216,7 @@ def test_a_node_that_leaves_ends_its_sessions_and_their_holder_is_notified_first
 
 
 def taken_out(by: ConsulServer, node: str) -> bool:
-    """Return True if the catalog no longer lists the node. Its sessions ended at that moment."""
+    """Return True if the catalog no longer lists the node. The servers ended its sessions when they removed it."""
     try:
         return node not in [each["Node"] for each in by.ask("GET", "catalog/nodes", within=1.0)]
     except OSError:
@@ -230,7 +232,8 @@ def codes(client: multilock.Client) -> set[str]:
 def test_a_frozen_server_is_removed_before_its_holder_gives_up_and_diagnose_reports_it(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
-    """A short lock delay does not protect the holder. A longer one does, as in the next test, or a fencing token."""
+    """A short lock delay does not protect the holder. A longer one does, as the next test shows, and so does a fencing
+    token."""
     frozen, *others = *cluster.followers(), cluster.leader()
     client = connect(agents(frozen), ttl=150, lock_delay=1)
     assert "server-agent" in codes(client)
@@ -252,7 +255,7 @@ def test_a_frozen_server_is_removed_before_its_holder_gives_up_and_diagnose_repo
 def test_the_lock_delay_excludes_others_until_the_holders_of_a_frozen_server_gave_up(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
-    """One waiter queued before the freeze, another comes after the server was removed."""
+    """One waiter joined before the freeze, and another comes after the server was removed."""
     frozen, *others = *cluster.followers(), cluster.leader()
     client, other = connect(agents(frozen), ttl=20), connect(agents(*others), ttl=20)
     assert "server-agent" not in codes(client)
@@ -283,7 +286,8 @@ def test_diagnose_ends_in_time_whichever_of_its_requests_gets_no_reply(
             client.diagnose()
         assert lost.happened
         proxy.heal()
-        proxy.delay(0.9, "down")  # three requests that are together too late, although each alone is in time
+        # diagnose() sends three requests: each alone is in time, but together they are too late.
+        proxy.delay(0.9, "down")
         begun = now()
         with pytest.raises(multilock.BackendUnavailable):
             client.diagnose()

@@ -1,4 +1,4 @@
-"""Number of requests that each operation on a lock costs the servers, as the server itself counts them."""
+"""How many requests each operation on a lock costs, as the server itself counts them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server() -> Iterator[ConsulServer]:
 
 @contextlib.contextmanager
 def counted(server: ConsulServer) -> Iterator[Counter[str]]:
-    """Yield a counter that holds the requests answered inside the block, once the block has ended."""
+    """Yield a counter. After the block it contains the requests that the server answered inside the block."""
     before = settled(server)
     made: Counter[str] = Counter()
     yield made
@@ -47,7 +47,7 @@ def settled(server: ConsulServer) -> Counter[str]:
 
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delay the watch of each lock beyond the end of the test."""
+    """Delay the watch of each lock so long that none is made during the test."""
     monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)
 
 
@@ -135,14 +135,14 @@ def test_a_handover_takes_one_push_and_one_request(server: ConsulServer, connect
         assert entered.wait(5)
         thread.join()
     assert made.pop("PUT txn") == 3  # the name is released, acquired, released
-    # These are the queries that were open. On an overloaded machine there may also be the waiter's first look, and a
-    # watch of the briefly held lock.
+    # The other requests are the queries that were open. On an overloaded machine there may also be the waiter's first
+    # read, and a watch of the briefly held lock.
     assert sum(made.values()) <= 4
 
 
 def test_waits_that_time_out_share_one_connection_to_the_agent(server: ConsulServer) -> None:
-    """An agent accepts 200 connections from one address, and keeps a connection for a query even if its client has
-    gone."""
+    """An agent accepts 200 connections from one address. If a client abandons a query, its connection still counts
+    until the query ends."""
     holder, waiter = Ours(server.url), Ours(server.url)
     holder.take(holder.mutex())
     sockets: list[int] = []
@@ -190,7 +190,8 @@ def test_a_released_lock_leaves_no_key_and_close_leaves_no_session(
     client = connect(server.url)
     for number in range(5):
         client.lock(f"job-{number}", renew=renew).acquire().release()
-    server.ask("PUT", "kv/any", b"")  # a server without any key has no list of keys
+    # This key makes sure that the server returns a list, because it returns none if it has no key.
+    server.ask("PUT", "kv/any", b"")
     assert server.ask("GET", "kv/?keys") == ["any"]
     assert len(server.sessions()) == int(renew)
     client.close()

@@ -1,4 +1,4 @@
-"""Failures between a client and Consul, each on a real server, and the consequences that they must not have."""
+"""Failures between a client and a real Consul server, which must have no effect on the promises of a lock."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.servers_consul import ConsulCluster, ConsulServer
 
 Connect = Callable[..., multilock.Client]
 WITHIN = 10.0
-# Seconds for one pushed loss on an overloaded machine. A renewal takes longer than this. Another test measures the
-# usual delay.
+# Seconds within which a holder is notified of a loss on an overloaded machine. The next renewal would come later.
+# Another test measures the usual delay.
 NOTICE = 2.0
 KEY = "multilock/job/.lock"
 
@@ -47,7 +47,7 @@ def session_of(server: ConsulServer, key: str = KEY) -> str:
 
 
 def test_a_list_stays_as_it_was_if_the_second_reply_is_lost(proxy: FaultProxy, connect: Connect) -> None:
-    """If a list comes back empty, the client asks a second time whether its token may read there."""
+    """If a list is empty, the client sends a second request, to find out whether its token may read there."""
     client = connect(proxy.url)
     asked = proxy.drop_reply(b"GET /v1/kv/multilock/", nth=2)
     with pytest.raises(multilock.BackendUnavailable):
@@ -60,7 +60,7 @@ def test_a_list_stays_as_it_was_if_the_second_reply_is_lost(proxy: FaultProxy, c
 def test_an_ended_session_is_reported_even_if_its_confirmation_is_lost(
     server: ConsulServer, proxy: FaultProxy, connect: Connect, then: Literal["cut", "hold"]
 ) -> None:
-    """The pushed loss counts even if the renewal that would explain it is cut off or gets no reply."""
+    """The notification of the loss counts even if the renewal that would explain it is cut off or gets no reply."""
     lost = Recorder[multilock.Loss]()
     lease = connect(proxy.url, ttl=60, lock_delay=1).lock("job", on_lost=lost).acquire()
     time.sleep(0.6)  # wait until every key is watched
@@ -80,12 +80,12 @@ def test_a_missing_reason_delays_no_notice_of_a_loss(
     lost = Recorder[multilock.Loss]()
     connect(proxy.url, ttl=60, lock_delay=1).lock("job", on_lost=lost).acquire()
     time.sleep(0.6)  # wait until every key is watched
-    for nth in (1, 2):  # the requests that ask what became of the session and of the key
+    for nth in (1, 2):  # these two requests ask for the state of the session and of the key
         proxy.drop_reply(b"/v1/session/renew", nth=nth, then="hold")
     begun = now()
     server.ask("PUT", f"session/destroy/{session_of(server)}")
     assert lost.wait(1, WITHIN).confirmed
-    assert lost.times[0] - begun < 1.5  # an ordinary request waits for two seconds or more
+    assert lost.times[0] - begun < 1.5  # an ordinary request would wait for a reply for two seconds or more
 
 
 def test_an_acquire_executed_after_its_cancel_finds_its_session_ended(
@@ -98,7 +98,7 @@ def test_an_acquire_executed_after_its_cancel_finds_its_session_ended(
     with pytest.raises(multilock.BackendUnavailable):
         client.lock("job").try_acquire()
     held.wait(WITHIN)
-    eventually(lambda: server.sessions() == [])  # the cancel ends a session that holds nothing
+    eventually(lambda: server.sessions() == [])  # the cancel ends the session, because it holds no key
     held.release()
     time.sleep(0.3)
     assert server.key(KEY) is None
@@ -114,9 +114,10 @@ def test_an_acquire_executed_after_its_cancel_is_released_beside_other_locks_of_
     with pytest.raises(multilock.BackendUnavailable):
         client.lock("job").try_acquire()
     held.wait(WITHIN)
-    time.sleep(0.5)  # the cancel got its reply: there was nothing to release
+    time.sleep(0.5)  # by now the cancel got its reply, that there was nothing to release
     held.release()
-    eventually(lambda: server.key(KEY) is not None)  # the next renewal will release it
+    # The late request has locked the key, and the next renewal will release it.
+    eventually(lambda: server.key(KEY) is not None)
     with connect(server.url).lock("job").acquire(timeout=WITHIN):
         assert other_lease.is_held()
 
@@ -151,10 +152,10 @@ def test_a_session_whose_creation_got_no_reply_is_not_used(
     with client.lock("job").acquire(timeout=WITHIN):
         assert len(server.sessions()) == 2
     client.close()
-    eventually(lambda: len(server.sessions()) == 1)  # the session holds nothing, and expires by itself
+    eventually(lambda: len(server.sessions()) == 1)  # the other session holds no key, and expires by itself
 
 
-# ---- more waiters than there is room for queries
+# ---- more waiters than a client may have queries
 
 
 def test_a_burst_of_waiters_beyond_the_limit_of_queries_loses_no_wake_up(
@@ -170,7 +171,8 @@ def test_a_burst_of_waiters_beyond_the_limit_of_queries_loses_no_wake_up(
     begun = now()
     for lease in leases:
         lease.release()
-    # The waiters ask every second. The timer that covers a lost notification would take nine to eleven.
+    # Waiters without a query ask every second. Without notifications the other waiters would ask only after nine to
+    # eleven seconds.
     assert max(future.result(30) for future in taken) - begun < 4.0
 
 
@@ -248,7 +250,8 @@ def test_a_key_with_an_overwritten_value_stays_ours_until_its_release(server: Co
 
 
 def test_a_waiter_treats_a_key_with_an_overwritten_value_as_held(server: ConsulServer, connect: Connect) -> None:
-    """``consul kv put`` writes no flags, and does not take the lock from its holder."""
+    """``consul kv put`` overwrites the value and removes the flags, but the session of the holder still locks the
+    key."""
     client, waiter, candidate = (connect(server.url) for _ in range(3))
     lease = client.lock("job").acquire()
     server.cli("kv", "put", KEY, "nobody knows why")
@@ -292,7 +295,7 @@ def test_a_lock_delay_of_zero_gives_the_lock_away_at_once(server: ConsulServer, 
     server.ask("PUT", f"session/destroy/{session_of(server)}")
     assert server.key(KEY) is None
     with connect(server.url).lock("job").acquire(timeout=WITHIN):
-        assert now() - begun < 5  # the default lock delay would need 25 seconds
+        assert now() - begun < 5  # with the default lock delay, this would take 25 seconds
 
 
 def test_waiters_are_woken_after_a_restored_snapshot_set_the_index_back(server: ConsulServer, connect: Connect) -> None:
@@ -321,9 +324,9 @@ def test_waiters_are_woken_after_a_restored_snapshot_set_the_index_back(server: 
 
 
 SAMPLES = 21
-SAMPLES_AT_ONCE = 7  # an agent answers about eight keys at once
-# Seconds besides a round trip. Both are compared by their lower quartile, since an overloaded machine is sometimes
-# late.
+SAMPLES_AT_ONCE = 7  # number of locks at a time, because an agent replies to about eight queries at once
+# Seconds that a notification may take longer than a round trip. The lower quartiles of both are compared, because an
+# overloaded machine is sometimes late.
 PUSHED = 0.05
 
 
@@ -395,8 +398,8 @@ def test_a_lock_survives_the_restart_of_a_server_with_a_disk(connect: Connect) -
 def test_a_new_leader_with_an_unread_log_ends_no_session(
     server: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, denied: int, silent: int
 ) -> None:
-    """In one of eight restarts such a leader denied a session that was on its disk. Consistent requests never got that
-    reply."""
+    """In one of eight restarts, a new leader reported a session as missing although it was on the leader's disk. To
+    consistent requests it never did."""
     answers = Agents.call
     denials = [b"Session id '%b' not found"] * denied
     silences = [multilock.BackendUnavailable("no answer")] * silent
@@ -444,7 +447,7 @@ def test_a_waiter_continues_after_the_server_restarts(server: ConsulServer, conn
     thread = threading.Thread(target=wait)
     thread.start()
     time.sleep(0.3)
-    server.restart()  # after that time nobody holds the lock
+    server.restart()  # after the restart nobody holds the lock
     assert entered.wait(5), "before its safety timer, or the next renewal, which tells that the session has gone too"
     thread.join()
 

@@ -1,4 +1,4 @@
-"""Replies as they arrive over HTTP: where each ends, and to which request it belongs."""
+"""HTTP responses as they arrive: where each ends, and to which request it belongs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NO_ANSWERS = {
 
 
 def feed(wire: bytes, size: int = 65536) -> Response | None:
-    """Feed the bytes in pieces of this size, and return the response."""
+    """Feed the bytes to the parser in pieces of this size, and return the response."""
     reading = Reading()
     for start in range(0, len(wire), size):
         response = reading.feed(wire[start : start + size])
@@ -159,7 +159,7 @@ def test_responses_are_parsed_as_the_standard_library_parses_them(wire: bytes, s
 def test_damaged_bytes_are_refused_or_parsed_as_the_standard_library_parses_them(
     wire: bytes, data: st.DataObject
 ) -> None:
-    """Reading such bytes ends, and raises nothing except ValueError."""
+    """The parser ends on any bytes, and raises no exception except ValueError."""
     wrong = bytearray(wire)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(wrong)))

@@ -1,4 +1,5 @@
-"""Locks shared with Consul's own tools: ``consul lock``, and the Go client behind it, in both directions."""
+"""Locks of multilock and of Consul's own tools (``consul lock`` and its Go client) on the same name: each waits for the
+other."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def name() -> str:
 
 @pytest.fixture
 def start(shared: ConsulServer) -> Iterator[Start]:
-    """Run ``consul lock …`` in the background. Its child prints "held" as soon as it runs."""
+    """Return a function that runs ``consul lock …`` in the background. The command that it runs prints "held"."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*words: str) -> subprocess.Popen[str]:
@@ -124,7 +125,7 @@ def test_killing_consul_lock_admits_us_after_its_session_and_its_lock_delay(
     official.kill()
     begun = now()
     with connect(shared.url).lock(name).acquire(timeout=55):
-        assert 40 < now() - begun < 50  # twice the ttl of 15 s, and 15 s of lock delay
+        assert 40 < now() - begun < 50  # the sum of twice the ttl of 15 s, and 15 s of lock delay
 
 
 # ---- readers and permits
@@ -240,7 +241,7 @@ def test_known_limit_consul_lock_does_not_see_readers_and_enters_beside_them(
 def test_the_remains_of_a_semaphore_without_living_holders_are_replaced(
     shared: ConsulServer, connect: Connect, name: str, holders: dict[str, bool], kind: str
 ) -> None:
-    """`consul lock -n` leaves its key behind if it is killed, and also when its last holder leaves."""
+    """`consul lock -n` leaves its key `.lock` behind if it is killed, and also when its last holder leaves."""
     left = json.dumps({"Limit": 3, "Holders": holders}).encode()
     shared.ask("PUT", f"kv/multilock/{name}/.lock?flags={SEMAPHORE_FLAGS}", left)
     client = connect(shared.url)

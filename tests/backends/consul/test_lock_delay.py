@@ -1,4 +1,4 @@
-"""Limits of Consul's lock delay. No client can avoid them, so the docs name them and a plain client shows them here."""
+"""Gaps of Consul's lock delay, shown with plain requests. No client can close them, so the docs describe them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def contend(server: ConsulServer, holder: str, over: threading.Event, got: list[
 
 
 def free_after_under_load(server: ConsulServer) -> float:
-    """Return the same while other sessions keep asking for the lock."""
+    """Return the seconds from the end of the holder's session until one of many sessions that keep asking has the
+    lock."""
     holder = session(server)
     assert lock(server, holder)
     over, got = threading.Event(), list[float]()
@@ -70,7 +71,8 @@ def free_after_under_load(server: ConsulServer) -> float:
 
 
 def test_an_acquire_sent_before_its_session_ended_starts_no_lock_delay() -> None:
-    """The leader checks the lock delay before Raft, and takes the lock after it."""
+    """The leader checks the lock delay before it sends the request through Raft. The lock is acquired only after
+    that."""
     with ConsulServer(keep=True) as server:
         for _ in range(TRIALS):
             if free_after_under_load(server) < AT_ONCE:
@@ -80,8 +82,8 @@ def test_an_acquire_sent_before_its_session_ended_starts_no_lock_delay() -> None
 
 
 def test_a_server_that_starts_within_a_lock_delay_ends_the_next_delay_too_early() -> None:
-    """After the restart the server reads the old end of the first session in its log. The server begins a lock delay
-    for it, whose timer also ends the next delay."""
+    """After the restart the server finds the end of the first session in its log, and begins a lock delay for it once
+    more. The timer of this delay also ends the next one."""
     with ConsulServer(keep=True) as server:
         first, second, third = (session(server) for _ in range(3))
         assert lock(server, first)

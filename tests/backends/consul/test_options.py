@@ -171,8 +171,8 @@ class OldHttp:
 
 
 class OldConsul(consul.base.Consul):  # type: ignore[misc]
-    """A client like that of python-consul, which cannot be installed beside py-consul. It has no timeouts, and its
-    certificate and key are in one file."""
+    """A client as python-consul makes it. (That package cannot be installed beside py-consul.) It has no timeouts, and
+    its certificate and key are in one file."""
 
     def __init__(self, http: OldHttp, token: str | None = None) -> None:
         self.http, self.token, self.dc, self.scheme, self.consistency = http, token, None, http.scheme, "default"
@@ -234,7 +234,7 @@ def test_a_revoked_permission_does_not_prove_a_loss(connect: Connect, watched: b
         lost = Recorder[multilock.Loss]()
         connect(server.url, token=made["SecretID"], ttl=3).lock("job", on_lost=lost).acquire()
         if watched:
-            time.sleep(0.6)  # otherwise the first query is sent after the right was revoked
+            time.sleep(0.6)  # wait until the first query was sent, before the right is revoked
         server.ask("PUT", "acl/policy", {"Name": "less", "Rules": kept or 'key "other" { policy = "read" }'})
         server.ask("PUT", f"acl/token/{made['AccessorID']}", {"Policies": [{"Name": "less"}]})
         loss = lost.wait(1, 10.0)
@@ -263,7 +263,7 @@ def test_a_session_that_ends_after_its_permission_was_revoked_is_lost(connect: C
 
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a certificate authority, and a certificate for 127.0.0.1 that serves both ends."""
+    """Create a certificate authority, and a certificate for 127.0.0.1 that both server and client use."""
     folder = tmp_path_factory.mktemp("pem")
     (folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
     for words in (

@@ -1,5 +1,5 @@
-"""Blocking queries that were refused, broke or lost their thread: the notified claims, and the restart of the
-queries."""
+"""Blocking queries that were refused, or that ended with their connection or thread: which claims are notified, and
+when the queries begin again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.backends.consul.kit import Ours
 from tests.backends.kit import NAME, WITHIN
 from tests.servers_consul import ConsulServer
 
-SOON = 3.0  # seconds: what happens within this time was pushed, as renewals and timers of waiters take ten seconds
+# Seconds: an event within this time was a notification, because renewals and timers of waiters take ten seconds.
+SOON = 3.0
 SESSIONS = 'session_prefix "" { policy = "write" }'
 
 
@@ -156,12 +157,13 @@ def test_a_refused_query_is_named_and_repeated(guarded: ConsulServer, monkeypatc
 
 
 def test_a_reply_from_before_the_grant_reports_no_loss(server: ConsulServer) -> None:
-    """That reply reports a deleted key: this client had released its previous lock."""
+    """The late reply reports a deleted key, because this client had released its previous lock."""
     with FaultProxy.before(server.url) as proxy:
         ours = Ours(proxy.url)
         claim = watch(ours)
         proxy.black_hole("down", which="present")
-        ours.backend._agents._leave(ours.backend._agents._address())  # the requests of the test use new connections
+        # So that the following requests use new connections.
+        ours.backend._agents._leave(ours.backend._agents._address())
         assert ours.release(claim)
         again = ours.take(ours.mutex())
         ours.backend.watch(ours.grant(again).group, [(again, ours.grant(again))], WITHIN)
@@ -177,7 +179,7 @@ def test_a_reply_from_before_the_grant_reports_no_loss(server: ConsulServer) -> 
 
 
 def test_many_permits_are_renewed_in_time_over_a_slow_network(shared: ConsulServer) -> None:
-    """Each permit has a session. If they were renewed one after the other, this would take twelve seconds."""
+    """Each permit has its own session. If they were renewed one after the other, this would take twelve seconds."""
     with FaultProxy.before(shared.url) as proxy:
         ours = Ours(proxy.url, f"far-{now()}/")
         claims = [ours.take(ours.permit(70)) for _ in range(60)]

@@ -1,4 +1,4 @@
-"""The backend by itself: the proof of a grant, the session of a lock, and the remains after a cancel."""
+"""The backend without the kernel: what proves a grant, which session a lock has, and what a cancel leaves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_a_renewal_counts_from_its_sending(server: ConsulServer, proxy: FaultPro
 def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
     shared: ConsulServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim may have been cancelled during the pause. A late execution is searched for during one minute only."""
+    """The claim may have been cancelled during the pause. After a cancel the client searches for a late execution for
+    one minute only."""
     backend = open_(shared.url)
     take(backend, ear.claim("stands-still-1"))
     agents = backend._agents

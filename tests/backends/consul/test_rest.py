@@ -1,4 +1,5 @@
-"""While a name rests, no client renews, remembers or ends its session. Only the server's clock ends it."""
+"""While a name rests (stays taken after an early release), no client renews or ends the session of its key. Only the
+server's clock ends that session."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_if_creating_a_session_for_a_rest_gets_no_reply_another_one_is_made(
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     unused = ids(server) - {granted.key, key_session(server)}
     assert len(unused) == 1
-    eventually(lambda: not unused & ids(server))  # that session expires by itself
+    eventually(lambda: not unused & ids(server))  # the session of the lost request has no key, and expires by itself
     assert server.key(KEY)
 
 
@@ -91,8 +92,8 @@ def test_a_move_to_the_resting_session_is_done_once_even_if_its_reply_is_lost(
 def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """The request that moves the key to the session of the rest is executed after it was given up, and is then sent
-    again."""
+    """The client gives up the request that moves the key to the session of the rest, and repeats it. The first request
+    is executed before the second one."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)
@@ -113,7 +114,8 @@ def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
 def test_a_move_executed_after_the_release_changes_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """The rest would already be over, so the kernel releases the name. Then another client takes it."""
+    """The time of the rest is already over, so the kernel releases the name. Another client acquires it before the late
+    move is executed."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)
@@ -131,7 +133,8 @@ def test_a_move_executed_after_the_release_changes_nothing(
 def test_a_move_in_an_ended_session_changes_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
-    """This process or the server was paused between the two requests."""
+    """This process or the server was paused between the request that makes the session of the rest and the one that
+    moves the key."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)
@@ -182,8 +185,8 @@ def unanswered_rest(backend: ConsulBackend, proxy: FaultProxy, claim: Claim, gra
 def test_the_key_of_a_resting_name_is_not_removed_before_its_end(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
-    """Renewals keep its session, and so the name, for the client that asks again. After the rest no client wants the
-    session."""
+    """While the request for the rest has no reply, renewals keep the session of the key, so the name stays taken. When
+    the time of the rest is over, a renewal removes the key."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     begun = now()
@@ -199,7 +202,8 @@ def test_the_key_of_a_resting_name_is_not_removed_before_its_end(
 def test_a_cancel_in_the_same_session_ends_no_rest(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """Usually a cancel ends a session without locks."""
+    """A cancel usually ends a session without locks. Here it must not, because the session may have locked the key of a
+    resting name."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     unanswered_rest(backend, proxy, claim, granted, LONG)

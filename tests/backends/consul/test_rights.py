@@ -1,4 +1,4 @@
-"""A token without all rights on a name: the server leaves unreadable keys out of every list."""
+"""A client whose token may not read all keys of a name. The server omits unreadable keys from every list."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_token_that_cannot_see_readers_is_refused_instead_of_entering_beside_t
                 limited.attempt(claim, join)
             limited.release(claim)
     assert full.renewed(reading) == [True]
-    full.take(full.reader())  # a reader may enter
+    full.take(full.reader())  # a reader can enter, so the refused claim has left no lock
     full.close()
     limited.close()
 

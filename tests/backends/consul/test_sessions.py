@@ -26,7 +26,7 @@ from multilock_consul.keys import LOCK_FLAGS
 from tests.backends.consul.conftest import WITHIN, Connect, Open, take
 from tests.servers_consul import ConsulServer
 
-MANY = 640  # as many locks as ten requests for keys cover
+MANY = 640  # so many locks that their keys are read by ten requests
 FAR = 0.1  # seconds for a round trip
 KEY = "multilock/job/.lock"
 SESSIONS = 'session_prefix "" { policy = "write" }'
@@ -52,7 +52,7 @@ def test_over_a_slow_network_many_locks_are_renewed_and_their_keys_read_in_turns
         assert all(renewed)
         assert renewed[0].sent_at > held[0][1].sent_at  # type: ignore[union-attr]
     server.ask("DELETE", f"kv/multilock/job-{MANY - 1}/.lock")
-    for _ in range(5):  # a renewal of one second has time for some of the ten lookups
+    for _ in range(5):  # a renewal that takes one second has time for some of the ten requests
         renewed = backend.renew(group, held, 1.0)
         assert all(renewed[:-1])
         if renewed[-1] is None:
@@ -95,24 +95,24 @@ def test_a_renewal_of_one_lock_reads_its_key_first(
 ) -> None:
     monkeypatch.setattr("multilock_consul.sessions.RELEASED_EVERY", 0.0)
     backend = open_(proxy.url)
-    for number in range(330):  # as many claims as six requests for keys cover
+    for number in range(330):  # so many claims that their keys are read by six requests
         claim = ear.claim(f"former-{number}", ttl=30.0)
         backend.release(claim, take(backend, claim), False, WITHIN)
     [held] = held_in_one_session(backend, ear, ["job"], 30.0)
     server.ask("DELETE", f"kv/{KEY}")
-    proxy.delay(0.15)  # there is time for a few of them
+    proxy.delay(0.15)  # there is time for a few of the requests
     assert backend.renew(held[1].group, [held], 3.6) == [None]
 
 
-# ---- unwanted locks
+# ---- locks that are held for no claim
 
 
 @pytest.mark.parametrize("kept", ["", 'key_prefix "multilock/" { policy = "read" }'])
 def test_a_failed_release_is_completed_as_soon_as_possible(
     guarded: ConsulServer, open_: Open, ear: Ear, kept: str
 ) -> None:
-    """The server may execute the late request only after a long time. Until then renewals would keep the session, and
-    with it a lock without a holder."""
+    """The release was refused, so renewals keep the session, and with it a lock that no claim needs. The next renewal
+    that may do so must release it."""
     rights = 'key_prefix "multilock/" { policy = "write" } ' + SESSIONS
     policy = guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": rights})
     token = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]
@@ -122,7 +122,7 @@ def test_a_failed_release_is_completed_as_soon_as_possible(
     guarded.ask("PUT", f"acl/policy/{policy['ID']}", {"Name": "locks", "Rules": f"{kept} {SESSIONS}"})
     with pytest.raises(BackendRejected):
         backend.release(claim, granted, False, WITHIN)
-    with suppress(BackendRejected):  # the token may not even read
+    with suppress(BackendRejected):  # with one of the policies, the token may not even read
         backend.renew(granted.group, [], WITHIN)
     assert guarded.key(KEY)
     guarded.ask("PUT", f"acl/policy/{policy['ID']}", {"Name": "locks", "Rules": rights})
@@ -178,7 +178,7 @@ def test_renewing_a_key_by_hand_raises_if_the_key_may_not_be_read(guarded: Consu
 
 
 def rights_but_for_one_key(guarded: ConsulServer) -> tuple[Callable[[str], object], str]:
-    """Return a function that sets the right to that key, and a token with that policy."""
+    """Return a function that sets the right to the key ``KEY``, and a token whose policy this changes."""
     rights = f'key "{KEY}" {{ policy = "%s" }} key_prefix "multilock/" {{ policy = "write" }} {SESSIONS}'
     policy = guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": rights % "write"})
     token: str = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]
@@ -187,7 +187,7 @@ def rights_but_for_one_key(guarded: ConsulServer) -> tuple[Callable[[str], objec
 
 
 def send_again(server: ConsulServer, key: str = KEY) -> Any:
-    """Return a function that repeats the request that locked this key, as a proxy might."""
+    """Return a function that sends the request once more that locked this key, as a proxy might."""
     entry = server.key(key)
     assert entry is not None
     lock = {"Flags": LOCK_FLAGS, "Value": entry["Value"], "Session": entry["Session"]}
@@ -213,7 +213,7 @@ def test_an_acquire_that_a_proxy_repeats_after_the_release_is_released(
 def test_an_acquire_that_a_proxy_repeats_after_its_caller_gave_up_is_released(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear
 ) -> None:
-    """The request was refused, and its copy arrives when the lock is free."""
+    """The request itself was refused, and the copy of it arrives when the lock is free."""
     backend, holder = open_(proxy.url), open_(server.url)
     [(_, other)] = held_in_one_session(backend, ear, ["other"], 10.0)
     holding, claim = ear.claim("job"), ear.claim("job")

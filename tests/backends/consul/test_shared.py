@@ -1,4 +1,4 @@
-"""Readers and permits: which clients hold a name together, which wait for which, and their remains at the server."""
+"""Readers and permits: which clients hold a name together, which wait for which, and what they leave at the server."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ MODES: dict[str, Callable[[Ours], Claim]] = {
 
 
 class Below:
-    """Keys that the server stores for this name, as any other client sees them."""
+    """The keys that the server stores for this name, read by a plain client."""
 
     def __init__(self, server: ConsulServer, prefix: str) -> None:
         self.server = server
         self.folder = f"{prefix}{NAME}/"
 
     def left(self) -> list[str]:
-        self.server.ask("PUT", "kv/ready", b"")  # a server without any key has no list of keys
+        self.server.ask("PUT", "kv/ready", b"")  # the server returns no list if it has no key
         found: list[str] = self.server.ask("GET", "kv/?keys&consistent")
         return [key.removeprefix(self.folder) for key in found if key.startswith(self.folder)]
 
@@ -127,7 +127,8 @@ def test_only_equal_modes_hold_together_and_every_other_pair_excludes(us: Ours, 
 def test_a_client_that_created_the_writers_key_reports_an_unknown_outcome(
     us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str, join: bool
 ) -> None:
-    """A reader's session has ended. A second request reads its lock delay, and this request finds no leader."""
+    """The session of a reader has ended. So the client sends a second request to check the reader's lock delay, and
+    this request finds no leader."""
     below.end(us.session(us.take(us.reader())))
     claim = MODES[kind](them)
 
@@ -147,7 +148,7 @@ def test_a_client_that_created_the_writers_key_reports_an_unknown_outcome(
 def test_a_refused_try_that_could_not_be_undone_reports_an_unknown_outcome(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The reader enters between the two requests of the try: after the read, before the write."""
+    """The reader enters between the two requests of the single try, after the read and before the write."""
     us.take(us.reader())
     claim = MODES[kind](them)
 
@@ -175,7 +176,7 @@ def test_a_client_waiting_for_a_vanished_readers_lock_delay_holds_nothing(us: Ou
 def test_a_release_repeats_its_search_for_a_late_request_the_next_time(
     us: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The late request is executed during its release, before its session ends."""
+    """The late request is executed during the release of its claim, before the release ends the session."""
     claim = MODES[kind](us)
     late: list[Callable[[], object]] = []
     execute, destroy, leave = Transactions.execute, Sessions.destroy, Permits.leave
@@ -292,7 +293,7 @@ def test_a_vanished_reader_is_removed_and_observers_are_notified_of_the_writer(
 def test_vanished_readers_of_a_very_long_name_are_removed(
     open_ours: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """A key has 12 kB: seventy of them are more than a server accepts in one request."""
+    """A key of this name has 12 kB, and seventy of them are more than a server accepts in one request."""
     monkeypatch.setattr(transactions, "BYTES_AT_ONCE", at_once)
     us, them = open_ours(lock_delay=0), open_ours(lock_delay=0)
     name = "\U0001f512" * 1000
@@ -432,7 +433,7 @@ def test_a_writer_without_renewal_may_wait_for_readers_longer_than_its_session_l
     us, them = open_ours(), open_ours()
     reading = us.take(us.reader())
     waiting = them.writer(renew=False, ttl=1.0)
-    until = now() + 4.0  # a session ends at twice its ttl
+    until = now() + 4.0  # the server ends a session after twice its ttl
     while now() < until:
         busy = them.attempt(waiting, join=True)
         assert isinstance(busy, Busy)
@@ -737,7 +738,7 @@ def far(proxy: FaultProxy, open_ours: Callable[..., Ours]) -> Ours:
 def test_a_reader_whose_session_ended_during_its_acquire_does_not_wait_for_itself(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:
-    far.release(far.take(far.reader()))  # now its session exists
+    far.release(far.take(far.reader()))  # after this, the session of the client exists
     claim = far.reader()
     lost = proxy.drop_reply(b'"cas"')
     with pytest.raises(BackendUnavailable):
@@ -794,7 +795,7 @@ def test_a_reader_whose_reply_was_lost_holds_the_lock_although_a_writer_now_wait
     far: Ours, them: Ours, proxy: FaultProxy
 ) -> None:
     claim = far.reader()
-    far.release(far.take(far.reader()))  # now its session exists
+    far.release(far.take(far.reader()))  # after this, the session of the client exists
     lost = proxy.drop_reply(b'"cas"')
     with pytest.raises(BackendUnavailable):
         far.attempt(claim, join=True)
@@ -824,7 +825,7 @@ def test_a_writer_whose_reply_was_lost_still_waits_for_the_readers(
 def test_a_key_of_another_waiter_of_this_client_is_left_alone(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:
-    """Both waiters share a session, so the session alone does not show which of them created the key."""
+    """Both waiters share a session, so the session does not show which of the two created the key."""
     reading = us.take(us.reader())
     first, second = far.wait(far.writer()), far.writer()
     held = proxy.hold_request(b'"check-')
@@ -844,7 +845,8 @@ def test_a_key_of_another_waiter_of_this_client_is_left_alone(
 def test_a_cancel_also_stops_a_request_that_is_executed_later(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below, kind: str, others: bool
 ) -> None:
-    """Others may be in its session, or none. A reader holds the name, so a writer only blocks new readers."""
+    """Other claims may be in the session, or none. A reader holds the name, so a writer that joins only blocks new
+    readers."""
     reading = us.take(us.reader()) if kind != "permit" else us.take(us.permit())
     kept = far.take(far.reader() if kind != "permit" else far.permit()) if others else None
     if kind == "writer" and others:

@@ -1,6 +1,7 @@
-"""One client of a local backend, on a clock driven by hand.
+"""One client of a local backend without the kernel, on a clock that the test sets.
 
-Processes of the tests import this file, so it does not import pytest: that takes longer than the rest of their start.
+Helper processes import this file. So it does not import pytest, which would take longer than all other steps of their
+start.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from multilock.model import Busy, Claim, Granted, owner_text
 __all__ = ["WITHIN", "Asker", "Clock"]
 
 WITHIN = 5.0
-# Numbers never used before: a test may have cancelled the id of another process.
+# Numbers that no process has used before, because an earlier process may have cancelled a claim with the same number.
 _numbers = itertools.count(time.time_ns())
 
 
@@ -70,7 +71,7 @@ class Ear:
 
 
 class Asker:
-    """The backend of one client, and its claims."""
+    """One client: its backend, the claims that it makes, and a recorder of the backend's reports."""
 
     def __init__(self, backend: Backend, now: Callable[[], float]) -> None:
         self.backend = backend
@@ -84,7 +85,7 @@ class Asker:
         return Claim(name, kind, id_, owner_text(id_, kind, "host", 1, "me", ttl), ttl, renew, fair, "me")
 
     def reader(self, name: str = "n", *, ttl: float = 30.0, kind: str = "read") -> Claim:
-        """Make the claim of a reader as the kernel does: fair."""
+        """Make the claim of a reader. It is fair, as the kernel makes it."""
         return self.claim(name, ttl=ttl, fair=True, kind=kind)
 
     def writer(self, name: str = "n", *, ttl: float = 30.0) -> Claim:

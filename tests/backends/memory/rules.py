@@ -1,4 +1,5 @@
-"""Rules that the kernel demands of the local backends, on a clock driven by hand. Subclass `Rules` for each of them."""
+"""Tests of what the kernel demands of the local backends, on a clock that the test sets. Each backend has a subclass of
+`Rules`."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ __all__ = ["Rules"]
 
 
 class Rules:
-    """Rules for a local backend. ``ask`` makes one more client of the same store; ``leftovers`` lists the names and
-    claims that the store remembers."""
+    """The tests of one local backend. ``ask`` makes one more client of the same store. ``leftovers`` lists the names
+    and claims that the store still has."""
 
     scheme: str
     open_backend: Callable[..., Backend]

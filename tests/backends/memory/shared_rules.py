@@ -1,5 +1,4 @@
-"""Rules that the kernel demands of the local backends for readers and permits, on a clock driven by hand. They extend
-`Rules`."""
+"""Tests of what the kernel demands of the local backends for readers and permits, on a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ Row = tuple[Any, ...]
 
 
 class Database(PostgresqlServer):
-    """A server whose tables of locks a test may read and change."""
+    """A server whose lock tables a test may read and change."""
 
     def sql(self, statement: str, *arguments: object) -> list[Row]:
-        """Execute a statement as a superuser, in a transaction of its own. Returns its rows."""
+        """Execute a statement as a superuser, in a separate transaction. Returns its rows."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement, arguments or None)
             return cursor.fetchall() if cursor.description else []
@@ -40,7 +40,7 @@ def package_server() -> Iterator[Database]:
 
 @pytest.fixture
 def server(package_server: Database) -> Database:
-    """Return a server without locks. A test that stops or configures a server starts its own."""
+    """Return a server without locks. A test that stops or configures a server must start its own."""
     if package_server.sql("SELECT to_regclass('multilock.locks') IS NOT NULL")[0][0]:
         clear(package_server)
     return package_server

@@ -1,4 +1,4 @@
-"""The findings of diagnose(), from the reply of a server alone, and two replies of a real one."""
+"""The findings of diagnose(), computed from replies that the test makes, and from two replies of a real server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALM: dict[str, object] = {
 
 
 class OneReply:
-    """Transactions of a server that is in this state."""
+    """A replacement of the backend's transactions, with the reply of a server in this state."""
 
     def __init__(self, **state: object) -> None:
         state.setdefault("clock", system.wall() / 1e6)

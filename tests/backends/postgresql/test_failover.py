@@ -26,7 +26,7 @@ LONG = 30.0  # seconds to wait at most, on a busy machine
 
 
 class Standby(Database):
-    """A copy of a server, which follows it until `promote`."""
+    """A standby, which copies the primary until `promote` is called."""
 
     def __init__(self, primary: Database) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Standby(Database):
 
 @pytest.fixture
 def primary() -> Iterator[Database]:
-    # With a short delay the walwriter would flush what nobody waits for.
+    # With a short delay the walwriter would flush commits that no client waits for.
     with Database(wal_writer_delay="10s") as server:
         yield server
 
@@ -50,14 +50,14 @@ def primary() -> Iterator[Database]:
 @pytest.fixture
 def standby(primary: Database, ask: Ask) -> Iterator[Standby]:
     first = ask(primary.url)
-    first.release(first.take(first.mutex()))  # the copy has the tables from its start
+    first.release(first.take(first.mutex()))  # so that the standby has the tables from its start
     with Standby(primary) as server:
         yield server
 
 
 @pytest.fixture
 def client(primary: Database, standby: Standby, ask: Ask) -> Queued:
-    """Return a client that finds whichever of the two accepts writes."""
+    """Return a client that uses the one of the two servers that accepts writes."""
     return ask(f"postgresql://app@{primary.endpoint},{standby.endpoint}/postgres")
 
 
@@ -115,7 +115,8 @@ def test_after_a_synchronous_failover_nobody_enters_while_a_lost_hand_over_is_be
     assert caught.value.unknown
     waiting = ask(primary.url)
     waiter = waiting.wait(waiting.mutex(ttl=4.0))
-    assert client.release(held)  # the lease before it covers the hand-over, so it waits for no standby
+    # `sure` of the former lease protects the handover, so the commit does not wait for the standby.
+    assert client.release(held)
     assert waiting.ear.wait(lambda: waiter.id in waiting.ear.pushed, LONG)
     pushed = waiting.ear.pushed[waiter.id]
     primary.kill()

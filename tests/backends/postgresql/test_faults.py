@@ -1,4 +1,4 @@
-"""Servers, roles and connections that fail, and what the client makes of it."""
+"""Servers, roles and connections that fail, and which error the client raises then."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_clock_of_the_roles_own_ends_no_lease(one: Queued, server: Database, a
     server.sql("CREATE SCHEMA own_clock")
     body = "RETURNS timestamptz LANGUAGE sql AS 'SELECT timestamptz ''2000-01-01'''"
     server.sql(f"CREATE FUNCTION own_clock.clock_timestamp() {body}")
-    one.opened.inspect(NAME, WITHIN)  # makes the tables
+    one.opened.inspect(NAME, WITHIN)  # this makes the tables
     far = ask(as_role(server, "travels", "search_path = own_clock, pg_catalog"))
     server.sql("GRANT USAGE ON SCHEMA multilock, own_clock TO travels")
     server.sql("GRANT ALL ON ALL TABLES IN SCHEMA multilock TO travels")
@@ -132,7 +132,8 @@ def test_a_login_that_failed_leaves_no_connection_open(ask: Ask) -> None:
             taken.settimeout(SOON)
             while taken.recv(1000):
                 pass
-        assert not caught.value.unknown  # the error still exists, and with it the frames of its traceback
+        # Use the error here, so that it keeps the frames of its traceback alive until now.
+        assert not caught.value.unknown
 
 
 def test_a_wrong_database_is_refused(server: Database, ask: Ask) -> None:
@@ -142,7 +143,8 @@ def test_a_wrong_database_is_refused(server: Database, ask: Ask) -> None:
 
 def test_a_text_that_the_database_cannot_hold_is_refused_at_once(server: Database, ask: Ask) -> None:
     one = ask()
-    long = "".join(chr(0x4E00 + 7 * number) for number in range(1000))  # does not become short if it is compressed
+    # A text that hardly becomes shorter if it is compressed.
+    long = "".join(chr(0x4E00 + 7 * number) for number in range(1000))
     with pytest.raises(BackendRejected, match="too long for an index: shorten it"):
         one.attempt(one.mutex(name=long))
     server.sql("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
@@ -167,7 +169,8 @@ def test_a_grant_without_its_synchronous_standby_is_unknown(own: Database) -> No
         client = by_hand(own)
         client.release(client.take(client.mutex()))
         operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-        operator.execute("ALTER SYSTEM SET synchronous_commit = 'local'")  # a grant waits all the same
+        # A grant waits for the standby in spite of this setting.
+        operator.execute("ALTER SYSTEM SET synchronous_commit = 'local'")
         operator.execute("SELECT pg_reload_conf()")
         told: list[BackendUnavailable] = []
 

@@ -1,4 +1,4 @@
-"""multilock.guard(connection, lease): the tokens of any backend, in a table of the user's own database."""
+"""multilock.guard(connection, lease) compares the tokens of any backend in a table of the user's own database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, Isolati
 
 
 class Holders(NamedTuple):
-    """Two leases of one name, as if the older holder had not noticed yet that it lost the lock."""
+    """Two leases of one name. The holder of the older lease has not noticed yet that it lost the lock."""
 
     older: Lease
     newer: Lease

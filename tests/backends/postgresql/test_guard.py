@@ -25,7 +25,7 @@ KEY = f"multilock/{NAME}"
 
 @pytest.fixture(params=LEVELS, ids=lambda level: level.name)
 def session(server: Database, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
-    """A user's own connection, which begins transactions by itself."""
+    """Return a connection of the user's own, on which psycopg begins transactions."""
     connection = psycopg.connect(server.url)
     connection.isolation_level = request.param
     yield connection
@@ -99,7 +99,7 @@ def test_a_guard_after_the_lease_was_lost_in_any_way_fails(
 ) -> None:
     for way in WAYS:
         claim = one.take(modes(one)[mode])
-        session.execute("SELECT 1")  # an older snapshot
+        session.execute("SELECT 1")  # from here on the transaction has an older snapshot
         renew(one, claim)
         give_up_after(server, one, claim, way)
         with pytest.raises((LockLost, errors.SerializationFailure)):
@@ -281,7 +281,7 @@ def test_a_lease_that_was_lost_here_ends_the_transaction_too(server: Database, l
     server.sql("DELETE FROM multilock.locks")
     assert lease.wait_lost(SOON)
     back = "INSERT INTO multilock.locks (key, id, token, ttl, until) VALUES (%s, 'it@', %s, 0, 'infinity')"
-    server.sql(back, KEY, lease.token)  # so the server alone would not refuse
+    server.sql(back, KEY, lease.token)  # so a check at the server alone would not refuse
     with psycopg.connect(server.url) as connection:
         with pytest.raises(LockLost):
             lease.guard(connection)
@@ -297,7 +297,8 @@ def test_the_next_holder_writes_after_a_guarded_write_of_a_paused_one(server: Da
         psycopg.connect(server.url) as late,
         ThreadPoolExecutor(1) as thread,
     ):
-        lease = paused.lock(NAME, renew=False).acquire()  # from now on it takes itself for the holder
+        # This client is paused from now on, and believes that it holds the lock.
+        lease = paused.lock(NAME, renew=False).acquire()
         lease.guard(connection)
         end_lease(server)
         next_one = thread.submit(other.lock(NAME).acquire, timeout=SOON)

@@ -1,4 +1,4 @@
-"""The guard through the libraries by which programs reach PostgreSQL."""
+"""The guard, used through each of the libraries by which programs reach PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Opened = contextlib.AbstractContextManager[Any]
 
 
 class OwnConnection(psycopg.Connection[Any]):
-    """A subclass of a user's, in a module of the user's."""
+    """A connection class that a user has derived from psycopg's."""
 
 
 def by_psycopg(url: str, autocommit: bool) -> Opened:
@@ -127,7 +127,7 @@ def test_a_guard_works_through_each_library(
         lease.guard(connection, idle_limit=60)
         server.sql("UPDATE multilock.locks SET until = clock_timestamp(), sure = NULL")
         claim = two.wait(two.mutex())
-    assert two.holds(claim, join=True)  # nothing is left on the connection
+    assert two.holds(claim, join=True)  # the guard has left no lock on the connection
     assert lease.token is not None
     with pytest.raises(LockLost), library(server.url, False) as connection:
         multilock.guard(connection, name=NAME, token=lease.token)

@@ -1,4 +1,4 @@
-"""Notifications on the connection that listens are neither lost nor delayed."""
+"""Notifications on the connection on which a client listens are neither lost nor delayed."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def proxy(server: Database) -> Iterator[FaultProxy]:
 
 
 def inside(client: Queued) -> Any:
-    """Return the backend, of which these tests know more than the interface."""
+    """Return the backend of a client, whose private attributes these tests use."""
     return client.opened
 
 
 def pinged(wire: Any) -> None:
-    """Wait until the server was pinged several times."""
+    """Wait until the client has pinged the server several times over this connection."""
     sent: set[float] = set()
 
     def several() -> bool:
@@ -53,7 +53,8 @@ def test_a_waiter_that_waited_long_is_still_handed_the_name_by_push(
     held = one.take(one.mutex())
     waiter = two.wait(two.mutex())
     pinged(inside(two)._listener._wire)
-    monkeypatch.setattr(notices, "TEND_EVERY", 3600.0)  # no later reply may bring the push along
+    # So that the notification does not arrive together with the reply to a later ping.
+    monkeypatch.setattr(notices, "TEND_EVERY", 3600.0)
     assert one.release(held)
     assert two.ear.wait(lambda: waiter.id in two.ear.pushed, LONG)
 

@@ -34,7 +34,7 @@ def bouncer(package_server: Database) -> Iterator[PgBouncer]:
 
 @pytest.fixture(autouse=True)
 def short_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "TEST_WITHIN", 0.3)  # all of it passes only where no notification may arrive
+    monkeypatch.setattr(notices, "TEST_WITHIN", 0.3)  # a client waits this long only where no notification can arrive
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_an_own_address_for_listening_brings_the_pushes_back(
 def test_an_address_for_listening_that_leads_elsewhere_is_reported(
     bouncer: PgBouncer, ask: Ask, one: Queued, server: Database
 ) -> None:
-    server.sql("CREATE DATABASE session")  # the bouncer's database of this name is another one
+    server.sql("CREATE DATABASE session")  # PgBouncer uses this name for another database
     far = ask(bouncer.session_url, listen=server.endpoint)
     held = one.take(one.mutex())
     waiter = far.wait(far.mutex())

@@ -1,4 +1,4 @@
-"""The lock itself, each request by hand: which claims hold together, and what the server keeps."""
+"""The lock on PostgreSQL without the kernel: which claims may hold together, and which rows the server keeps."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_row_that_another_transaction_has_locked_costs_no_other_lease_its_rene
 
 def test_a_waiter_whose_process_ended_is_passed_over(one: Queued, two: Queued, server: Database) -> None:
     held = one.take(one.mutex())
-    dead = f"{0x1234:016x}.{7:032x}"  # nobody holds the advisory lock of this client
+    dead = f"{0x1234:016x}.{7:032x}"  # the id of a client whose advisory lock nobody holds
     server.sql(
         "INSERT INTO multilock.queue (key, id, who, mode, until, listens) "
         "VALUES (%s, %s, '@', 'x', clock_timestamp() + interval '1 minute', true)",

@@ -1,4 +1,5 @@
-"""A request whose reply is lost, that the server executes too late, or that is interrupted: what it leaves behind."""
+"""Requests whose reply is lost, that the server executes too late, or that are interrupted, and what they leave
+behind."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ HOLDERS: dict[str, Call] = {
     "repeated attempt": lambda opened, claim, _: opened.attempt(claim, False, WITHIN),
     "renewal": lambda opened, claim, granted: opened.renew(granted.group, [(claim, granted)], WITHIN),
 }
-# Each with bytes that only its own request contains.
+# Requests that change nothing, each with bytes that only its own message contains.
 LOOKS: dict[str, tuple[bytes, Callable[[Any], object]]] = {
     "inspect": (b"multilock/", lambda opened: opened.inspect(NAME, WITHIN)),
     "inspect_all": (b"multilock/", lambda opened: list(opened.inspect_all("", WITHIN))),
@@ -94,7 +95,7 @@ def test_a_join_whose_reply_is_lost_keeps_its_place(far: Queued, two: Queued, on
     held = one.take(one.mutex())
     first = far.mutex()
     one.take(one.mutex(name="other"))
-    far.wait(far.mutex(name="other"))  # from now on it listens, so that the next request joins
+    far.wait(far.mutex(name="other"))  # from now on the client listens, so that its next request joins the queue
     assert lost(proxy, first.id.encode(), lambda: far.attempt(first, join=True)).unknown
     second = two.wait(two.mutex())
     far.wait(first)
@@ -268,7 +269,7 @@ def test_an_endpoint_that_accepts_no_connection_is_given_up_with_the_request(
     monkeypatch.setattr(transport, "REQUEST_TIMEOUT_MAX", 600.0)
     with socket.socket() as server, socket.socket() as first:
         server.bind(("127.0.0.1", 0))
-        server.listen(0)  # the kernel drops further connections as long as nobody accepts the first
+        server.listen(0)  # the operating system drops further connections until the first one is accepted
         first.connect(server.getsockname())
         endpoint = transport.PgEndpoint("full", [("127.0.0.1", str(server.getsockname()[1]))], {"user": "app"})
         with pytest.raises(BackendUnavailable):
@@ -310,7 +311,7 @@ def test_a_channel_reports_lost_replies_as_unknown_and_is_closed(far: Queued, tw
 
 
 def answer(channel: Any) -> object:
-    """Wait for the answer as an event loop does."""
+    """Wait for the reply as an event loop does, and return it."""
     told: list[object] = []
 
     def arrived() -> bool:

@@ -1,4 +1,5 @@
-"""Redlock without a kernel: claims, a recorder of its notifications, and a proxy before each server."""
+"""Helpers for tests of Redlock without the kernel: claims, a recorder of the backend's reports, and a proxy in front of
+each server."""
 
 from __future__ import annotations
 
@@ -40,12 +41,12 @@ class Contender:
             self.connect()
 
     def connect(self) -> None:
-        """Open a connection to each server that is not cut off. Otherwise a request to three servers would reach only
-        two."""
+        """Open a connection to each server that is not cut off. Otherwise the first request might reach only some of
+        them."""
         fan = self.backend.rounds.pool.take()
         until = now() + WITHIN
         reached = min(self.servers, len(self.proxies) - len(self.cut))
-        fan.look(0)  # otherwise a connection that has ended counts as open
+        fan.look(0)  # this notices connections that have ended, which would otherwise count as open
         while fan.connected() < reached and now() < until:
             fan.look(0.005)
         self.backend.rounds.give(fan)
@@ -72,7 +73,7 @@ class Contender:
         self.give_back(held[0])
 
     def listen(self) -> None:
-        """Subscribe to each server. A claim that joins the queues later needs one request to each server for that."""
+        """Subscribe at each server. After that, a claim can join the queue of each server by one request."""
 
         def listens() -> bool:
             self.backend.servers.listen()
@@ -89,20 +90,21 @@ class Contender:
         return [view.state.value for view in self.evidence(claim).views]
 
     def settle(self, claim: Claim) -> None:
-        """Wait for the replies to all requests of this claim: a majority decides before the last one."""
+        """Wait for the replies to all requests of this claim. A call returns earlier, once a majority has replied."""
         evidence = self.evidence(claim)
         eventually(lambda: not evidence.pending(), within=WITHIN)
 
     def keep_its_votes(self) -> None:
-        """Stop a minority from returning its votes. On an overloaded machine the second push may come too late for the
-        waiter."""
+        """Keep a waiter with a minority of votes from giving them up. On an overloaded machine the notification of the
+        next server may come too late for it."""
         self.backend.rounds._later = lambda evidence, now: None  # type: ignore[method-assign]
 
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
         return self.backend.release(claim, None, unsure, WITHIN)
 
     def give_back(self, claim: Claim, *, unsure: bool = False) -> None:
-        """Release like the kernel: repeat until there is a reply, and wait until each server has confirmed."""
+        """Release as the kernel does, repeatedly until there is a reply. Then wait until each server has confirmed
+        it."""
 
         def given_back() -> bool:
             try:
@@ -124,7 +126,7 @@ class Contender:
             self.proxies[each].cut()
 
     def reach(self, *which: int) -> None:
-        """Undo `cut_off` for these servers, and ask them again at once."""
+        """Undo `cut_off` for these servers, and let the client use them again at once."""
         self.cut.difference_update(which)
         for each in which:
             self.proxies[each].accept()

@@ -1,4 +1,4 @@
-"""The effect of one claim on several servers, and what it leaves there."""
+"""Single claims on several servers: which votes they get, and what they leave at the servers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_majority_of_servers_grants_the_lock_and_a_minority_does_not(contend: 
     claim, _ = us.take()
     refused = them.attempt(them.claim())
     assert isinstance(refused, Busy)
-    assert refused.spent  # the claim got one of the servers, and must return that vote
+    assert refused.spent  # the claim got the vote of one server, which must be returned first
     assert holders(servers)[:2] == [claim.id, claim.id]
 
 
@@ -81,7 +81,7 @@ def test_the_token_is_greater_than_each_that_a_majority_has(contend: Contend, se
     assert (second.token or 0) > ahead
     us.give_back(claim)
     us.reach(2)
-    other, _ = us.take(us.claim("b"))  # connects again
+    other, _ = us.take(us.claim("b"))  # this connects to the third server again
     us.settle(other)
     us.cut_off(1)
     _, third = us.take()
@@ -94,7 +94,7 @@ def test_acquire_does_not_wait_for_replies_that_cannot_change_the_result(contend
     began = now()
     claim, _ = us.take()
     us.release(claim)
-    assert now() - began < 2.5  # because a server that does not reply has three seconds
+    assert now() - began < 2.5  # without waiting for the silent server, for which there are three seconds
 
 
 def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Contend) -> None:
@@ -104,7 +104,7 @@ def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Co
     us.proxies[1].black_hole()
     began = now()
     assert isinstance(us.attempt(us.claim(ttl=100.0)), Busy)
-    assert now() - began < 5.0  # because a server that does not reply has ten seconds
+    assert now() - began < 5.0  # without waiting for the silent server, for which there are ten seconds
 
 
 def test_all_servers_are_asked_at_the_same_time(contend: Contend, servers: RedisServers) -> None:
@@ -139,7 +139,7 @@ def test_a_reply_that_is_late_for_its_round_still_counts_and_keeps_its_connectio
     us = contend()
     us.teach()
     clerk = us.backend.rounds.clerk
-    clerk.start()  # its connections are not those of late replies
+    clerk.start()  # the clerk uses its own connections, not those of late replies
     assert clerk._fan is not None
     lanes = clerk._fan.lanes
     eventually(lambda: all(lane.wire or lane.link._spares for lane in lanes), within=WITHIN)
@@ -149,8 +149,8 @@ def test_a_reply_that_is_late_for_its_round_still_counts_and_keeps_its_connectio
     claim = us.claim(ttl=2.0)
     late = [proxy.hold_request(claim.id.encode()) for proxy in us.proxies]
     with pytest.raises(BackendUnavailable):
-        us.attempt(claim)  # the round ends after 0.25 s
-    time.sleep(0.35)  # a connection that ends with the round would have ended by now
+        us.attempt(claim)  # the round of requests ends after 0.25 s
+    time.sleep(0.35)  # a connection that was closed with the round would be closed by now
     for each in late:
         each.release()
     eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
@@ -163,7 +163,7 @@ def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: Re
     them, us = contend(), contend()
     held, _ = them.take()
     them.settle(held)
-    us.listen()  # otherwise the claim first asks without joining, and no server is asked again before its reply
+    us.listen()  # without a subscription, the first requests of the claim would not join
     claim = us.claim(arrived=time.time_ns() // 1000 - 10**6)
     for _ in range(2):
         assert isinstance(us.attempt(claim, join=True), Busy)
@@ -172,7 +172,7 @@ def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: Re
 
 
 def test_uptime_in_whole_seconds_counts_as_its_smallest_possible_value() -> None:
-    """A server that started at 0.9 s reports at 5.1 s that it has been up for 5 s."""
+    """A server that started at 0.9 s may report an uptime of 5 s at 5.1 s, because Redis rounds it."""
     guarded = Guarded.around(Endpoint("redis://h", redis.Connection, {}), 30.0)
     guarded._wait_for_those_before(b"5", 5.1)
     assert guarded.counts_from >= 0.9 + 30.0
@@ -277,7 +277,8 @@ def test_lost_replies_to_a_release_leave_nothing(contend: Contend, servers: Redi
         fault.wait(WITHIN)
     assert holders(servers) == ["", "", ""]
     us.reach(0, 1, 2)
-    eventually(lambda: not us.backend.rounds.claims, within=WITHIN)  # no request of the claim is sent
+    # The claim is removed, because no request of it was sent.
+    eventually(lambda: not us.backend.rounds.claims, within=WITHIN)
     us.give_back(claim, unsure=True)
     assert not us.backend.rounds.claims
 
@@ -289,14 +290,15 @@ def test_a_lost_reply_to_a_release_never_reports_a_lost_lock(contend: Contend) -
     us.settle(claim)
     for proxy in us.proxies[:2]:
         proxy.drop_reply(claim.id.encode())
-    us.proxies[2].delay(1.0)  # in the meantime the clerk repeats the release at the others, which then find nothing
+    # Meanwhile the clerk repeats the release at the other servers, which then have nothing to release.
+    us.proxies[2].delay(1.0)
     with pytest.raises(BackendUnavailable) as silence:
         us.release(claim)
     assert silence.value.unknown
 
 
 def test_a_server_whose_uptime_is_not_known_receives_no_acquire(contend: Contend) -> None:
-    """Otherwise the claim would be cancelled there for minutes, and the kernel would log a warning for each."""
+    """Otherwise the kernel would have to cancel the claim there for minutes, and would log a warning for each claim."""
     us = contend()
     us.proxies[0].black_hole()
     with pytest.raises(BackendUnavailable) as silence:
@@ -305,7 +307,7 @@ def test_a_server_whose_uptime_is_not_known_receives_no_acquire(contend: Contend
 
 
 def test_a_renewal_counts_although_newer_replies_arrived_first(contend: Contend) -> None:
-    """Newer replies arrive if the clerk asks for a missing vote, or the watchdog renews, at the same time."""
+    """Newer replies arrive if at the same time the clerk asks for a missing vote, or the watchdog renews."""
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
@@ -390,7 +392,7 @@ def test_a_renewal_loses_a_lease_that_only_a_minority_keeps(contend: Contend, se
 
 
 def test_a_server_that_granted_the_lease_again_reports_its_next_loss(contend: Contend, servers: RedisServers) -> None:
-    """This happens if servers restart one after the other while a majority always has the vote."""
+    """Servers lose their votes one after the other, while a majority always keeps its votes."""
     us = contend()
     held = us.take()
     us.settle(held[0])
@@ -400,7 +402,8 @@ def test_a_server_that_granted_the_lease_again_reports_its_next_loss(contend: Co
     for which in range(3):
         with redis.Redis(port=servers.members[which].port) as bare:
             bare.delete("multilock/a")
-        # Wait for `lost_at`, not for the view's state: by the next look the clerk may have asked for the vote again.
+        # Wait for `lost_at`, and not for the state of the view. The clerk may ask for the vote again before the test
+        # reads the state.
         eventually(lambda at=standing.views[which]: at.lost_at > 0, within=WITHIN)  # type: ignore[misc]
         standing.views[which].lost_at = -(10**12)  # long ago
         [renewed] = us.renew(held)
@@ -444,7 +447,8 @@ def test_a_force_release_is_reported_although_a_renewal_arrives_between_two_serv
     eventually(lambda: us.states(held[0])[0] == "out", within=WITHIN)
     [renewed] = us.renew(held)
     assert isinstance(renewed, Granted)
-    eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)  # the first server has the lease again
+    # The first server has voted for the lease again.
+    eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)
     assert nodes[1].inspection.force_release("a", WITHIN)
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
 
@@ -454,7 +458,7 @@ def test_the_later_of_two_claims_gives_its_votes_up(contend: Contend, servers: R
     arrived = 10**6 * int(time.time())
     claims = [each.claim(arrived=arrived + n) for n, each in enumerate((first, second, third))]
     everybody = list(zip((first, second, third), claims, strict=True))
-    for n, (each, claim) in enumerate(everybody):  # each contender has one vote
+    for n, (each, claim) in enumerate(everybody):  # each claim gets the vote of one server
         each.cut_off(*{0, 1, 2} - {n})
         with pytest.raises(BackendUnavailable):
             each.attempt(claim, join=True)
@@ -504,7 +508,7 @@ def test_a_token_never_falls_back_after_another_holder(contend: Contend) -> None
     us.backend.force_release("a", WITHIN)
     until = now() + 4 * WITHIN
     while not isinstance(granted := them.attempt(theirs := them.claim()), Granted):
-        them.give_back(theirs)  # on a busy machine, a round may be too late
+        them.give_back(theirs)  # on a busy machine, the replies of a round may be too late
         assert now() < until
     them.settle(theirs)
     them.give_back(theirs)
@@ -581,7 +585,8 @@ def test_inspect_reports_the_state_of_a_majority(contend: Contend, servers: Redi
     info = us.backend.inspect("a", WITHIN)
     assert info is not None
     assert info.owner == claim.owner
-    # With two servers, one may have issued its own token after the majority agreed.
+    # The two other servers may have different tokens, because one of them may have voted after a majority had agreed on
+    # a token.
     assert info.token in (granted.token, None)
     assert us.backend.inspect("stray", WITHIN) is None
     assert [each.name for each in us.backend.inspect_all("", WITHIN)] == ["a"]
@@ -712,7 +717,7 @@ def test_a_refusal_by_a_majority_leaves_no_vote_at_the_other_server(
         claim = us.claim()
         with pytest.raises(BackendRejected) as caught:
             us.attempt(claim) if face == "blocking" else by_loop(us, claim)
-        assert caught.value.unknown  # so the kernel releases the claim
+        assert caught.value.unknown  # so the kernel will cancel the claim
     finally:
         for one in bare:
             one.execute_command("ACL", "SETUSER", "default", "+evalsha")

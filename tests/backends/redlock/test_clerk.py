@@ -1,4 +1,4 @@
-"""Releases that one server has not confirmed: how many are under way to it at once, and when."""
+"""The clerk, which repeats releases that a server has not confirmed: how many it sends at once, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One connection to each server: which thread handles its replies, and what a call that ends early leaves behind."""
+"""The fan, with one connection to each server: which thread handles the replies, and what a call that ends early leaves
+behind."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def lane_of(wire: Any, now: Callable[[], float]) -> tuple[Fan, Lane]:
 
 
 def test_sending_a_request_handles_no_reply() -> None:
-    """The sender holds the lock of its claim, and a reply to another claim needs that claim's lock."""
+    """The sending thread holds the lock of its claim. To handle a reply to another claim it would need that claim's
+    lock, and might deadlock."""
     wire: Wire | Broken = Broken()
     fan, lane = lane_of(wire, lambda: 0.0)
     handled: list[Any] = []
@@ -85,7 +87,7 @@ def test_an_interrupt_ends_the_connection_so_that_no_reply_is_taken_for_another(
         lane.send(b"x", [Owed(handled.append, 1.0)], 0.0)
         lane.read()
     assert lane.wire is None
-    assert not handled  # the caller may hold the lock of a claim
+    assert not handled  # the reply is not handled here, because the caller may hold the lock of a claim
     fan.settle()
     assert handled[0].unknown
     fan.close()
@@ -180,7 +182,8 @@ def test_a_closing_pool_sends_again_the_script_that_a_server_lost() -> None:
 
 
 def test_callers_never_make_connections_themselves(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that hangs during the connect would delay the caller, and all callers that wait for it."""
+    """A server that hangs while the client connects would delay the caller, and all threads that wait for the
+    caller."""
     connected: set[int] = set()
     connect = Guarded.connect
 
@@ -199,7 +202,7 @@ def test_callers_never_make_connections_themselves(contend: Contend, monkeypatch
 def test_a_connection_that_is_dropped_while_it_is_made_ends_no_thread(
     contend: Contend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backend that is opened again drops all connections, also those that a thread is making."""
+    """A backend that is opened again drops all connections, including those that a thread is making."""
     dropped: list[Wire] = []
     connect = Guarded.connect
 
@@ -218,7 +221,8 @@ def test_a_connection_that_is_dropped_while_it_is_made_ends_no_thread(
 
 
 def test_a_try_that_does_not_join_leaves_nothing_in_any_queue(contend: Contend) -> None:
-    """The client has subscribed in the meantime, but the request that was sent counts."""
+    """The client has subscribed meanwhile. But whether the claim has joined depends on the request that was sent
+    before."""
     them, us = contend(), contend()
     held, _ = them.take()
     them.settle(held)
@@ -249,12 +253,12 @@ def before(proxies: list[FaultProxy]) -> str:
 
 
 def held_back(proxies: list[FaultProxy]) -> list[Fault]:
-    """Hold the requests of the next lock back from their servers."""
+    """Let the proxies delay the next requests to their servers."""
     return [proxy.hold_request(b"EVALSHA") for proxy in proxies]
 
 
 def nothing_comes_of(faults: list[Fault], servers: RedisServers) -> None:
-    """Let the servers execute the requests now, and check that whatever they take is released."""
+    """Let the servers execute the delayed requests now, and check that everything that these acquire is released."""
     for fault in faults:
         fault.release()
     eventually(lambda: holders(servers) == [""] * 3, within=WITHIN)
@@ -264,7 +268,7 @@ def nothing_comes_of(faults: list[Fault], servers: RedisServers) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a client that closes more time for its last requests, since a loaded machine connects slowly."""
+    """Give a client more time for its last requests at close(), because an overloaded machine connects slowly."""
     for module in (clerk, fan_module):
         monkeypatch.setattr(module, "LAST_WORDS", WITHIN)
 
@@ -352,7 +356,7 @@ def test_a_client_whose_last_words_have_no_reply_is_closed_all_the_same(
     proxies: list[FaultProxy], servers: RedisServers
 ) -> None:
     with multilock.connect(servers.url) as them, them.lock("a"):
-        pass  # each server knows the script of a release
+        pass  # this loads the script of a release into each server
     with multilock.connect(before(proxies), ttl=30) as client:
         lease = client.lock("a").acquire()
         eventually(lambda: "" not in holders(servers), within=WITHIN)
@@ -373,7 +377,7 @@ def test_a_client_that_closes_does_not_wait_for_a_server_that_accepts_no_connect
         proxies[2].black_hole(which="new")
         proxies[2].cut()
         lease.release()
-    assert proxies[2].connections  # it is still connecting
+    assert proxies[2].connections  # the client is still connecting to the third server
     proxies[2].heal()
     eventually(lambda: not proxies[2].connections, within=WITHIN)
 

@@ -27,14 +27,15 @@ def waits(contender: Contender, claim: Claim | None = None) -> Claim:
     claim = claim or contender.claim()
 
     def stands() -> bool:
-        """Ask again as the kernel does: on an overloaded machine one of three servers may be silent for a moment."""
+        """Send an attempt, and return True if the claim waits at all servers. The caller repeats it, because on an
+        overloaded machine a server may be silent for a moment."""
         assert isinstance(contender.attempt(claim, join=True), Busy)
         contender.settle(claim)
         return contender.states(claim) == ["waits"] * 3
 
     eventually(stands, within=WITHIN)
     contender.listen()
-    eventually(stands, within=WITHIN)  # now every server can notify the waiter
+    eventually(stands, within=WITHIN)  # by now every server can notify the waiter
     return claim
 
 
@@ -59,7 +60,7 @@ def test_a_handover_has_one_stamp_and_needs_no_further_round(contend: Contend) -
 
 
 def test_a_free_lock_takes_two_requests_for_each_server(contend: Contend, servers: RedisServers) -> None:
-    """The next lock, which is handed over, takes at most two more."""
+    """The next acquire of the lock, to which it is handed over, takes at most two more in all."""
     former, us = contend(), contend()
     former.teach()
     us.listen()
@@ -82,12 +83,13 @@ def test_a_free_lock_takes_two_requests_for_each_server(contend: Contend, server
     former.give_back(held)
     eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
     us.give_back(claim)
-    theirs = len(ports)  # requests for the release of the former lock
+    theirs = len(ports)  # the requests that release the former lock do not count
     assert asked() - before - theirs <= 2 * len(ports) + 2
 
 
 def test_a_look_after_a_handover_asks_only_servers_that_did_not_report_it(contend: Contend) -> None:
-    """A minority of votes starts the timer, and the votes of the others arrive before it ends."""
+    """When a minority of servers has reported its votes, a timer starts. The votes of the other servers arrive before
+    it ends."""
     us = contend()
     claim, _ = hand_over(contend(), us)
     eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)
@@ -102,7 +104,7 @@ def test_a_look_after_a_handover_asks_only_servers_that_did_not_report_it(conten
 
 
 def test_a_round_uses_replies_that_another_thread_reads(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other thread reads them just after this thread has found that they are missing."""
+    """Another thread reads the replies just after this thread has found that they are missing."""
     us = contend()
     rounds, evidence = us.backend.rounds, us.backend.rounds.enter(us.claim())
     assert evidence is not None
@@ -129,7 +131,8 @@ def test_a_round_uses_replies_that_another_thread_reads(contend: Contend, monkey
 
 
 def test_claims_with_a_minority_give_way_and_one_of_them_gets_the_name(contend: Contend, servers: RedisServers) -> None:
-    """Each of three claims has one server, and the kernel sends no request meanwhile."""
+    """Each of three claims has the vote of one server. Each then sends one attempt, which gives this vote up, and no
+    further request."""
     contenders = [contend() for _ in range(3)]
     arrived = time.time_ns() // 1000
     claims = [each.claim(arrived=arrived + n) for n, each in enumerate(contenders)]
@@ -177,7 +180,7 @@ def test_a_give_way_without_a_reply_ends_the_claim_at_once(contend: Contend) -> 
     them.cut_off(2)
     them.take()
     claim = us.claim(ttl=10.0)
-    assert isinstance(us.attempt(claim, join=True), Busy)  # the claim has the third server
+    assert isinstance(us.attempt(claim, join=True), Busy)  # the claim has the vote of the third server
     evidence = us.evidence(claim)
     with evidence.lock:
         evidence.asks(2, int(us.ear.now() * 1e6), None, gives_way=True)
@@ -195,7 +198,8 @@ def test_a_give_way_without_a_reply_ends_the_claim_at_once(contend: Contend) -> 
 
 
 def test_of_several_single_tries_on_a_free_name_one_succeeds(contend: Contend, servers: RedisServers) -> None:
-    """Two claims have one server each, and the third server is down. The earlier claim gets the other's server."""
+    """Two claims have the vote of one server each, and the third server is down. The later claim gives its vote up to
+    the earlier one."""
     first, second = contend(), contend()
     arrived = time.time_ns() // 1000
     later = second.claim(arrived=arrived + 1)
@@ -206,7 +210,7 @@ def test_of_several_single_tries_on_a_free_name_one_succeeds(contend: Contend, s
     second.reach(0)
     first.cut_off(2)
     claim = first.claim(arrived=arrived)
-    assert isinstance(first.attempt(claim, join=True), Busy)  # the claim has the first server
+    assert isinstance(first.attempt(claim, join=True), Busy)  # the claim has the vote of the first server
     granted = second.attempt(later)
     assert isinstance(granted, Granted) or holders(servers)[:2] == [claim.id] * 2
 

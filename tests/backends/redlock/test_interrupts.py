@@ -1,4 +1,5 @@
-"""A reply does not name its claim. After an interrupt it must not be taken for the reply to another claim's request."""
+"""A reply does not name its claim. So after an interrupted request its reply must not be taken for the reply to another
+claim's request."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.backends.redlock.kit import Contender, holders
 from tests.servers_redlock import RedisServers
 
 LONG = 30.0  # seconds to wait at most, on a busy machine
-FIRST, STEP = 3, 4  # the moments that are tried: about 18 of 71
+FIRST, STEP = 3, 4  # every fourth moment of a request is tried, about 18 of 71
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
@@ -48,7 +49,7 @@ def test_an_interrupt_at_any_point_gives_no_vote_to_another_claim(
         us.attempt(refused)
         us.give_back(refused)
         us.give_back(claim, unsure=True)
-    gc.collect()  # connections of interrupted calls, whose warnings this test ignores
+    gc.collect()  # close the connections of interrupted calls, whose warnings this test ignores
     assert moment > 10
     assert false_votes == []
     assert holders(servers, "held") == [held.id] * 3

@@ -23,7 +23,7 @@ from tests.backends.redlock.kit import WITHIN, Contender, holders
 from tests.servers_redlock import RedisServers, url_of
 
 Contend = Callable[..., Contender]
-IN_A_RAISE, IN_A_TOP_UP = bulks(RAISE), bulks(TOP_UP)  # bytes that only such a request contains
+IN_A_RAISE, IN_A_TOP_UP = bulks(RAISE), bulks(TOP_UP)  # bytes that only a request of this kind contains
 FREE = [""] * 3
 
 
@@ -38,7 +38,8 @@ def before(proxies: list[FaultProxy]) -> str:
 
 
 def make_stamps_differ(servers: RedisServers) -> int:
-    """Make each server give the next claim another stamp, so that the claim must raise them. Return the greatest."""
+    """Let the servers give different stamps to the next claim, so that it must raise them to one number. Return the
+    greatest stamp."""
     ahead = time.time_ns() // 1000 + 10**9
     for n, member in enumerate(servers.members):
         with redis.Redis(port=member.port) as bare:
@@ -57,7 +58,8 @@ def executed(servers: RedisServers) -> list[int]:
 
 
 def hold_a_bare_majority(us: Contender) -> tuple[Claim, Granted]:
-    """Return a lease that the third server lacks, although the client is connected to it again."""
+    """Acquire a lease while the third server is cut off. Return it after the client has connected to that server
+    again."""
     us.teach()
     us.cut_off(2)
     held = us.take()
@@ -87,7 +89,7 @@ def test_lost_replies_to_a_raise_leave_one_token_and_no_lease(
 
 
 def test_a_raise_has_as_much_time_as_a_round(contend: Contend) -> None:
-    """Two replies have shortened the round before the third one shows that the stamps differ."""
+    """The first two replies have shortened the round. Then the third reply shows that the stamps differ."""
     us = contend()
     rounds, fan = us.backend.rounds, us.backend.rounds.pool.take()
     evidence, sent = rounds.enter(us.claim()), now()
@@ -112,7 +114,7 @@ def test_a_raise_without_a_reply_proves_no_token_and_takes_nothing_later(
     us = contend()
     us.teach()
     make_stamps_differ(servers)
-    claim = us.claim(ttl=2.5)  # a round has 0.25 s
+    claim = us.claim(ttl=2.5)  # with this ttl a round of requests has 0.25 s
     faults = [proxy.hold_request(IN_A_RAISE) for proxy in us.proxies[:2]]
     with pytest.raises(BackendUnavailable):
         us.attempt(claim)
@@ -131,7 +133,7 @@ def test_a_lock_whose_raise_has_no_reply_is_taken_once_and_given_back(
     proxies: list[FaultProxy], servers: RedisServers
 ) -> None:
     with multilock.connect(before(proxies), ttl=30) as client:
-        client.lock("b").acquire().release()  # connects, and loads the scripts
+        client.lock("b").acquire().release()  # this connects to the servers and loads the scripts
         greatest = make_stamps_differ(servers)
         faults = [proxy.drop_reply(IN_A_RAISE) for proxy in proxies[:2]]
         lease = client.lock("a").acquire(timeout=WITHIN)
@@ -155,7 +157,7 @@ def test_a_lost_reply_to_a_top_up_is_no_vote_and_leaves_nothing(contend: Contend
     assert holders(servers) == [held[0].id] * 3
     us.reach(2)
     assert isinstance(us.renew(held)[0], Granted)
-    # The server itself reports that the lease is there.
+    # The third server reports that it has the lease after all.
     eventually(lambda: us.states(held[0]) == ["votes"] * 3, within=WITHIN)
     us.give_back(held[0])
     assert holders(servers) == FREE
@@ -208,5 +210,6 @@ def test_the_clerk_repeats_a_release_until_a_reply_comes(contend: Contend, serve
     for fault in faults:
         fault.wait(WITHIN)
     eventually(lambda: not us.backend.rounds.claims, within=WITHIN)
-    assert evidence.was_ours() is None  # the last releases found nothing, and that proves nothing
+    # The repeated releases found nothing, which does not prove that the lock was lost.
+    assert evidence.was_ours() is None
     assert holders(servers) == FREE

@@ -1,4 +1,4 @@
-"""The table of events: the meaning of each reply for one claim, without servers and without time."""
+"""A table of events, with the meaning of each reply for one claim. It needs neither servers nor a clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Server:
 
 
 class Told(Evidence):
-    """A claim on several servers, with the replies that they have sent."""
+    """The record of one claim on several servers. The test reports replies to it."""
 
     def __init__(self, servers: int = 3, *, deaf: Sequence[int] = ()) -> None:
         claim = Claim("a", "lock", "id", "owner", TTL / 1e6, True, True, "me", 0, 0)
@@ -265,7 +265,7 @@ def test_a_confirmed_renewal_extends_a_vote_and_a_denied_one_ends_it() -> None:
     told.ask(0, 100, 7)
     assert told.renewed(0, 500, True)
     assert told.views[0].until == 500 + TTL
-    assert not told.renewed(0, 400, False)  # an older reply
+    assert not told.renewed(0, 400, False)  # this reply is older than the one before
     assert told.states()[0] == "votes"
     assert not told.renewed(0, 600, False)
     assert told.states()[0] == "out"
@@ -286,7 +286,8 @@ def test_a_renewal_followed_by_a_newer_refusal_is_not_a_vote() -> None:
     told.ask(0, 600, TAKEN)
     assert not told.renewed(0, 500, True)
     assert told.pushed(0, 600, 1_000_000, 8)
-    assert not told.renewed(0, 500, True)  # the renewal would extend the vote, but the vote has ended
+    # A late renewal would extend the vote, but the notification shows that the vote has ended.
+    assert not told.renewed(0, 500, True)
 
 
 def test_a_majority_of_refusals_with_one_stamp_means_one_holder() -> None:
@@ -353,5 +354,6 @@ def test_a_repeated_release_that_finds_nothing_proves_nothing() -> None:
     for which in range(3):
         told.ask(which, 100, 7)
         told.views[which].released = which == 2
-        told.views[which].lost_release = which < 2  # the release may have ended the lease there
+        # An earlier release, whose reply was lost, may have ended the lease there.
+        told.views[which].lost_release = which < 2
     assert told.was_ours() is None

@@ -1,4 +1,4 @@
-"""Servers that die, restart without data, are slow, or are absent for long. Whole clients use servers of their own."""
+"""Clients on servers that die, restart without data, are slow, or are absent for long."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def client(five: RedisServers) -> Iterator[Client]:
 
 def test_locks_continue_to_work_when_two_of_five_servers_are_killed(five: RedisServers, client: Client) -> None:
     def all_have_it() -> bool:
-        lease.renew()  # a server that was silent for a moment is asked again after the silence
+        lease.renew()  # the client asks a server that was silent again after a moment
         return all(holders(five, escape(NAME)))
 
     with client.lock(NAME) as lease:
@@ -106,12 +106,12 @@ def test_a_server_that_lost_its_data_counts_only_after_its_former_grants_ended(
 ) -> None:
     us, them = contend(three, ttl=60.0), contend(three, guard=guard, ttl=60.0)
     for endpoint in them.backend._endpoints[::2]:
-        endpoint.guard = 0.0  # these servers have been up for long enough to count
+        endpoint.guard = 0.0  # let these servers count as up for long enough
     us.cut_off(2)
     ours, granted = us.take(us.claim(ttl=60.0))
     three.members[1].restart()
     claim = them.claim(ttl=60.0)
-    if not guard:  # from then on both clients believe that they hold the lock
+    if not guard:  # without the restart guard, both clients now believe that they hold the lock
         them.connect()
         them.take(claim)
         assert granted.sent_at + granted.valid_for > now()

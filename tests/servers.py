@@ -116,7 +116,8 @@ class Server(Service):
         return self._process is not None and self._process.poll() is None
 
     def command(self, folder: Path) -> list[str]:
-        """Write the files that the command line names, and return it. Skips the test if the program is missing."""
+        """Write the files that the command line names, and return the command line. Skips the test if the program is
+        missing."""
         raise NotImplementedError
 
     def answers(self) -> bool:
@@ -168,7 +169,7 @@ class Server(Service):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End the server and delete its data. Does nothing if it is not running."""
+        """End the server and delete its data. This does nothing if the server is not running."""
         self._end(self.ends_by)
         self._clear()
 
@@ -304,7 +305,7 @@ class RedisServer(Server):
 
     name = "redis"
     program = "redis-server"
-    start_within = 10.0  # a fresh server answers after 0.05 on an idle machine
+    start_within = 10.0  # a fresh server answers after 0.05 s on an idle machine
     keeps = False
 
     def __init__(self, *options: str) -> None:
@@ -369,7 +370,7 @@ def running(name: str) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def address(name: str) -> Iterator[str]:
-    """The URL of a server of this kind that tests may only talk to: the one that the environment names, else a fresh
+    """The URL of a server of this kind to which tests may only send requests: that of the environment, else a fresh
     one."""
     if url := os.environ.get(f"MULTILOCK_TEST_{name.upper()}_URL"):
         yield url

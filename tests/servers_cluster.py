@@ -190,7 +190,7 @@ class RedisCluster(Cluster[ClusterNode]):
                 to.bare.execute_command("CLUSTER", "MEET", member.host, member.port)
         # Two nodes that both change a slot before they know of each other use the same epoch. Then one of the two
         # changes is undone or ignored. The former owner was notified of the move above, but not of the epoch, so wait
-        # until each node has that, too.
+        # until each node has the epoch, too.
         until = time.monotonic() + AGREE_WITHIN
         while any(
             self._says(member, slot) != to.port or self._epochs(member)[to.id] < self._epochs(to)[to.id]

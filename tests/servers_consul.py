@@ -38,13 +38,13 @@ def program() -> str:
 class ConsulServer(Server):
     """One Consul server. ``config`` is added to its configuration.
 
-    A dev server loses everything when it ends. ``keep`` gives it a disk, so that its start takes seconds. `start`
-    returns once the server has a leader and a session can be made.
+    By default the server runs in dev mode and loses everything when it ends. ``keep`` gives it a disk, and then its
+    start takes seconds. `start` returns once the server has a leader and a session can be made.
     """
 
     name = "consul"
     program = "Consul"
-    start_within = 30.0  # a server answers after 0.3 on an idle machine, a cluster after 3
+    start_within = 30.0  # a server answers after 0.3 s on an idle machine, a cluster after 3 s
     ends_by = signal.SIGKILL  # SIGTERM makes it leave its cluster, which takes seconds
 
     def __init__(self, *, node: str = "n0", keep: bool = False, token: str = "", **config: Any) -> None:

@@ -51,7 +51,7 @@ class EtcdServer(Server):
     production."""
 
     name = program = "etcd"
-    start_within = 20.0  # a member answers after 0.4 on an idle machine
+    start_within = 20.0  # a member answers after 0.4 s on an idle machine
 
     def __init__(self, *options: str, member: str = "m0", tls: bool = False, synced: bool = False) -> None:
         super().__init__()

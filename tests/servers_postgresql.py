@@ -1,5 +1,5 @@
-"""PostgreSQL for the tests, a standby of it, and a PgBouncer before it. They refuse to run as root, so another user
-starts them.
+"""PostgreSQL for the tests, a standby of it, and a PgBouncer in front of it. They refuse to run as root, so another
+user starts them.
 
 ``tests/bootstrap/postgresql.sh`` and ``tests/bootstrap/pgbouncer.sh`` find or install the programs.
 """
@@ -55,7 +55,7 @@ class PostgresqlServer(Server):
 
     name = "postgresql"
     program = "PostgreSQL"
-    start_within = 30.0  # a server answers after 0.2 on an idle machine
+    start_within = 30.0  # a server answers after 0.2 s on an idle machine
     ends_by = signal.SIGQUIT  # with SIGTERM the server would wait for its clients
 
     def __init__(self, **settings: str) -> None:
@@ -113,7 +113,7 @@ class PostgresqlServer(Server):
 
 
 class PgBouncer(Server):
-    """A PgBouncer before this server. At most ``size`` sessions of the server are shared by its clients.
+    """A PgBouncer in front of this server. At most ``size`` sessions of the server are shared by its clients.
 
     Between transactions the clients of ``url`` change their session of the server. Those of ``session_url`` keep it.
     """

@@ -50,7 +50,7 @@ class ZooKeeperServer(Server):
 
     name = "zookeeper"
     program = "ZooKeeper"
-    start_within = 30.0  # a server answers after 0.5 on an idle machine
+    start_within = 30.0  # a server answers after 0.5 s on an idle machine
     ends_by = signal.SIGKILL
 
     def __init__(self, number: int = 1, java: Sequence[str] = (), **settings: object) -> None:

@@ -20,7 +20,7 @@ from tests.servers import unavailable
 __all__ = ["COMPOSE", "Project", "docker", "need_engine", "running"]
 
 COMPOSE = Path(__file__).parents[2] / "compose"
-UP_WITHIN = 240.0  # seconds to wait at most until all services work; the cluster takes 13 on an idle machine
+UP_WITHIN = 240.0  # seconds to wait at most until all services work; the cluster takes 13 s on an idle machine
 COMMAND_WITHIN = 60.0
 
 

@@ -73,7 +73,7 @@ class Holder:
         self.lease = self._client.lock(self.name, on_lost=self._lost).acquire(timeout=30)
 
     def hears_in_time(self) -> None:
-        """Assert that it is notified once of a silent server, before another client could get its lock."""
+        """Assert that the holder is notified once of a silent server, before another client could get the lock."""
         loss = self._lost.wait(within=3 * self.lease.ttl)
         assert not self.lease.is_held()
         assert self._lost.times[0] <= loss.valid_until + CALLBACK_SLACK
@@ -81,7 +81,7 @@ class Holder:
         assert self._lost.stays_at(1)
 
     def keeps_it(self) -> None:
-        """Assert that it is notified of no loss, for longer than a lease lasts without renewal."""
+        """Assert that the holder is notified of no loss, for longer than a lease lasts without renewal."""
         assert self._lost.stays_at(0, during=1.5 * self.lease.ttl)
         assert self.lease.is_held()
         assert self.lease.state is LeaseState.HELD

@@ -73,7 +73,7 @@ def waits_until(client: multilock.Client, name: str) -> None:
 
 
 def is_handed_over(holder: Holder, url: str) -> None:
-    """Assert that a waiter gets the lock with a greater token when it is released."""
+    """Assert that a waiter gets the lock with a greater token when the holder releases it."""
     with multilock.connect(url, ttl=30) as other, ThreadPoolExecutor(1) as pool:
         assert other.lock(holder.name).try_acquire() is None
         waits = pool.submit(other.lock(holder.name).acquire, timeout=WELL_WITHIN)

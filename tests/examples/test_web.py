@@ -73,7 +73,7 @@ def test_one_of_two_uvicorn_workers_leads(programs: Programs) -> None:
     assert service.get("/healthz") == (200, {"healthy": True})
     assert len(programs.lines("begins")) == 1
     programs.terminate(service.process)
-    # The supervisor notifies both workers at once, but the other may lead before it is notified.
+    # The supervisor notifies both workers at once, but the second one may lead before it is notified.
     lines = programs.lines("pid", "term")
     assert follow_each_other(lines), programs.said()
     assert len([line for line in lines if "cleaned up" in line]) == len([line for line in lines if "begins" in line])

@@ -347,7 +347,7 @@ class FaultProxy:
         """Forward the ``nth`` request from now on that contains ``request``, and drop its reply.
 
         The server executes the request, but the client receives no reply. Then the connection is cut. With
-        ``then="hold"`` it stays open instead, and silent forever. The proxy takes each piece that arrives for one
+        ``then="hold"`` it stays open instead, and silent forever. The proxy counts each piece that arrives as one
         request. So the client must wait for each reply before it sends its next request.
         """
         _check("then", then, Then)

@@ -108,7 +108,7 @@ class LateCallback(Sound):
 
 
 class NoCallback(Blocking):
-    """Our lock, except that it never calls the callback."""
+    """multilock's own lock, except that it never calls the callback."""
 
     @staticmethod
     def open(url: str, ttl: float) -> AdapterClient:
@@ -176,7 +176,7 @@ class Liar(Sound):
 
 
 class Chatty(Sound):
-    """Print text, also lines like our own."""
+    """Print text, including lines that look like those of a worker."""
 
     def believes(self, holding: _Holding) -> bool:
         print("held by", self)

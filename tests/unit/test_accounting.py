@@ -132,7 +132,7 @@ class Books:
     # The steps
 
     def step(self) -> None:
-        """Take a random step, and compare."""
+        """Take a random step, and compare the client with the model."""
         what = self.random.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
         recent = [*self.leases][-6:]
         if what in ("acquire", "with"):

@@ -361,7 +361,7 @@ class BackendConformance(Conformance):
     ) -> None:
         if not backend_.follow(frozenset({NAME}), WITHIN):
             return  # the kernel polls
-        ear.changes.clear()  # the present holder may have been reported
+        ear.changes.clear()  # a report about the present holder may have come
         claim = ear.claim()
         granted = take(backend_, claim)
         assert ear.wait(lambda: ear.changes)

@@ -49,7 +49,7 @@ def multilock_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """
     sites = request.config.stash[SITES]
     site = getattr(request, "param", sites.all[0])
-    if not isinstance(site, Site):  # given by the test itself, with indirect parametrization
+    if not isinstance(site, Site):  # the test itself gives the URL, by indirect parametrization
         site = Site(-1, "", str(site))
     url = _place(site, sites, request.node)
     if "multilock_faults" not in request.fixturenames:

@@ -5,7 +5,7 @@
     python docs/examples/apscheduler_two_hosts.py & python docs/examples/apscheduler_two_hosts.py
 
 You should see one line for each tick, from the host that was first. The clocks of the hosts may differ by less than
-HOLD, because the name stays taken for that long after the grant, however short the job is.
+HOLD, because the name stays taken for HOLD seconds after the grant, however short the job is.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ async def do(job: Path) -> None:
 
 
 async def work(client: AsyncClient, inbox: Path, done: Path) -> None:
-    """Work until the inbox is empty. Try another worker's job again in the next round: that worker may die."""
+    """Work until the inbox is empty. A job whose lock is taken is tried again in the next round, because its worker may
+    die."""
     while jobs := sorted(inbox.iterdir()):  # noqa: ASYNC240, a local folder
         for job in jobs:
             lease = await client.lock(f"jobs/{job.name}").try_acquire()

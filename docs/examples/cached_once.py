@@ -1,10 +1,11 @@
-"""A cache that is filled once, however many ask at the moment when its entry has ended.
+"""A cache that is filled once, however many processes need an entry at the moment when it expires.
 
     pip install 'multilock[redis]' redis
     export MULTILOCK_URL=redis://127.0.0.1:6379/0 CACHE_URL=redis://127.0.0.1:6379/1
     python cached_once.py & python cached_once.py & python cached_once.py; wait
 
-You should see "computed" once, and the same value from every process. The others wait for the one that computes.
+You should see "computed" once, and the same value from every process. The other processes wait for the one that
+computes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def compute() -> str:
 
 
 def front_page() -> str:
-    """Return the cached page. If the lock service is silent, compute it: a stampede is better than no page."""
+    """Return the cached page. If the backend does not answer, compute the page without a lock, which is better than no
+    page."""
     if found := cache.get("front-page"):
         return str(found)
     try:

@@ -7,8 +7,8 @@
     multilock elect beat -- celery -A celery_once beat -s /tmp/beat          # on every host
     python celery_once.py                                        # sends the same task twice
 
-You should see one of the two say "done" and the other "skipped", and one beat send tasks. If you end its
-`multilock elect`, the beat of the other host starts.
+You should see one of the two calls print "done" and the other "skipped", and one beat send tasks. If you end the
+`multilock elect` of that beat, the beat of the other host starts.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Put the same line into both crontabs:
 
     0 3 * * *  MULTILOCK_URL=redis://locks:6379/0 python cron_nightly.py
 
-You should see "made" once. The first host is done in milliseconds, and the second host's cron fires a second later.
-`hold_at_least` keeps the name taken for a minute after the grant, by the server's clock, even if this process is gone.
+You should see "made" once. The first host is done in milliseconds, and the second host's cron starts the job a second
+later. `hold_at_least` keeps the name taken for a minute after the grant, by the server's clock, even if this process is
+gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""FastAPI: one leader among all workers of all hosts, a health endpoint, and an end without an overlap.
+"""FastAPI: one leader among all workers of all hosts, a health endpoint, and a shutdown in which no two leaders work at
+once.
 
 Run it on two hosts (here on two ports), each with two workers, and ask which process leads:
 
@@ -8,8 +9,8 @@ Run it on two hosts (here on two ports), each with two workers, and ask which pr
     python docs/examples/fastapi_leader.py --port 8001 --workers 2 &
     curl localhost:8000/leader
 
-You should see one of the four processes work. End its server with SIGTERM: the next leader's first line comes after
-the old one's "cleaned up", because the lease is released only when the work has ended.
+You should see one of the four processes work. End its server with SIGTERM: the next leader's first line comes after the
+old leader's "cleaned up", because the lease is released only when the work has ended.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CONNECTIONS = 5  # seconds that uvicorn waits for open connections before the li
 
 
 async def work(leadership: AsyncLeadership) -> None:
-    """Do what only one process may do. It is cancelled when this node stops or loses the leadership."""
+    """Do the work that only one process may do. It is cancelled when this node stops or loses the leadership."""
     say = f"pid {os.getpid()}, term {leadership.term}:"
     print(say, "begins", flush=True)
     try:

@@ -5,8 +5,8 @@
     python docs/examples/fenced_sqlite.py report.db 0
     kill -CONT $!; wait
 
-You should see the second process say "wrote with token N", and then the first "refused". The first was frozen for
-longer than its lease, after its last check. A lock cannot stop its late write, but the token can.
+You should see the second process print "wrote with token N", and then the first print "refused". The first process was
+frozen after its last check, for longer than its lease. A lock cannot stop its late write, but the token can.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ON CONFLICT (name) DO UPDATE SET text = excluded.text, token = excluded.token WH
 
 
 class Stale(Exception):
-    """A process with a newer token has written."""
+    """Raised if a process with a newer token has already written."""
 
 
 def write(database: sqlite3.Connection, name: str, text: str, token: int) -> None:

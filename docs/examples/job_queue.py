@@ -6,11 +6,13 @@
     python docs/examples/job_queue.py 0
     kill -CONT $!; wait
 
-You should see the second worker do all jobs, and then the first say "lost job 1". The first was frozen during its work
-for longer than its lease. Its write comes too late, so the database refuses it: guard and write are one commit.
+You should see the second worker do all jobs, and then the first print "lost job 1". The first worker was frozen during
+its work for longer than its lease. Its write comes too late, so the database refuses it: guard and write are one
+commit.
 
 A worker could also lock the row itself, with SELECT … FOR UPDATE SKIP LOCKED. But then its transaction is open for as
-long as the job takes. VACUUM removes no newer row meanwhile, and with a lost connection the job is free unnoticed.
+long as the job takes. Meanwhile VACUUM cannot remove rows that are deleted, and if the connection is lost, another
+worker gets the job and the first is not notified.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ WRITE = "UPDATE jobs SET result = %s WHERE id = %s"
 
 def do(database: psycopg.Connection, job: int, lease: multilock.Lease, seconds: float) -> None:
     if database.execute(STILL_OPEN, [job]).fetchone() is None:
-        return  # the last holder has just done it
+        return  # the previous holder has just done this job
     print("begins job", job, flush=True)
     time.sleep(seconds)  # the work, without an open transaction
     with database.transaction():
-        lease.guard(database)  # LockLost if the job is another worker's by now
+        lease.guard(database)  # LockLost if another worker has taken the job
         database.execute(WRITE, [f"done by pid {os.getpid()}", job])
     print("wrote job", job, "in pid", os.getpid(), flush=True)
 

@@ -1,12 +1,12 @@
-"""Each partition has one consumer, and every process takes its share.
+"""Each partition has one consumer at a time, and the processes share the partitions.
 
     pip install 'multilock[redis]'
     export MULTILOCK_URL=redis://127.0.0.1:6379/0
     python partitions.py & python partitions.py
 
-You should see each partition consumed by one process at a time, in turns. If you end a process, the other takes its
-partitions over. There is one fair lock for each partition. A consumer keeps a partition for a limited time and then
-joins the queue again, so a process that starts later gets its share.
+You should see each partition consumed by one process at a time, in turns. If you end a process, the other process takes
+its partitions over. There is one fair lock for each partition. A consumer keeps a partition for a limited time and then
+joins the queue again, so a process that starts later gets some partitions, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEPT = 2.0  # seconds; in production minutes
 
 
 async def consume(partition: int) -> None:
-    """Consume for as long as the partition is kept. A consumer with a queue of its own commits its place here."""
+    """Consume for as long as this process keeps the partition. If your queue has offsets, commit the offset here."""
     print("partition", partition, "begins in pid", os.getpid(), flush=True)
     try:
         await asyncio.sleep(KEPT)
@@ -35,7 +35,7 @@ async def take_part(client: multilock.AsyncClient, partition: int) -> None:
     while True:
         async with client.lock(f"orders/{partition}", fair=True, ttl=10):  # a loss cancels the body at once
             await consume(partition)
-        await asyncio.sleep(random.uniform(0.05, 0.1))  # those that waited are served first
+        await asyncio.sleep(random.uniform(0.05, 0.1))  # processes that waited are served first
 
 
 async def main() -> None:

@@ -4,8 +4,9 @@
     export MULTILOCK_URL=redis://127.0.0.1:6379/0
     python rate_limited_api.py 4 & python rate_limited_api.py 4; wait
 
-You should see eight "answered", and never more than three requests at once. A permit that a killed process held is
-free when its ttl ends. A semaphore limits requests at the same time; for so many in a minute use a rate limiter.
+You should see eight "answered", and never more than three requests at once. A permit that a killed process held is free
+when its ttl ends. A semaphore limits the number of requests at the same time; to limit the requests per minute use a
+rate limiter.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""An OAuth token that many workers use, and one of them refreshes.
+"""An OAuth token that many workers use, and that only one of them refreshes.
 
     pip install 'multilock[redis]'
     export MULTILOCK_URL=redis://127.0.0.1:6379/0 TOKEN_URL=https://login.example.com/oauth/token
     python refreshed_token.py token.json & python refreshed_token.py token.json; wait
 
-You should see "refreshed" once, and every process use the same token. Many authorization servers accept a refresh
-token once. If two workers send the same one, the second is refused, and may even end the session of both. So a worker
-looks, takes the lock, looks again, and only then refreshes.
+You should see "refreshed" once, and every process use the same token. Many authorization servers accept a refresh token
+only once. If two workers send the same refresh token, the second request is refused, and some servers then end the
+session of both. So a worker checks the token, takes the lock, checks again, and only then refreshes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Any
 import multilock
 
 client = multilock.connect()  # $MULTILOCK_URL
-EARLY = 30.0  # seconds before its end at which a token is refreshed
+EARLY = 30.0  # a token is refreshed this many seconds before it expires
 
 
 def fresh(token: dict[str, Any]) -> bool:
-    """Return True if the token can still be used. The times are those of the hosts, which may differ by seconds."""
+    """Return True if the token can still be used. The times are from the clocks of the hosts, which may differ by
+    seconds."""
     return float(token["expires_at"]) - EARLY > time.time()
 
 
@@ -45,7 +46,7 @@ def access_token(store: Path) -> str:
     if not fresh(token):  # the usual case needs no lock
         with client.lock("oauth/crm").acquire(timeout=60) as lease:
             token = json.loads(store.read_text())
-            if not fresh(token):  # nobody refreshed it while we waited
+            if not fresh(token):  # no other worker refreshed it while we waited
                 token = refresh(token)
                 lease.check()  # raises LockLost: another worker may have refreshed meanwhile
                 beside = store.with_suffix(f".{os.getpid()}")

@@ -5,8 +5,8 @@
     cd docs/examples/alembic_project
     alembic upgrade head & alembic upgrade head; wait
 
-You should see "creating accounts" once. The second waits for the first, and then finds nothing to do. A replica that
-finds the database up to date takes no lock: a hundred replicas do not queue for nothing.
+You should see "creating accounts" once. The second replica waits for the first, and then finds nothing to do. A replica
+that finds the database up to date takes no lock, so a hundred replicas do not wait for nothing.
 
 On PostgreSQL the lock can be in the migrated database itself, with 'multilock[postgresql]' and without MULTILOCK_URL:
 
@@ -31,7 +31,8 @@ URL = engine.url.set(drivername="postgresql").render_as_string(hide_password=Fal
 
 
 def is_there() -> bool:
-    """Return True if the database has the revision that `alembic upgrade` asks for. The migration looks again."""
+    """Return True if the database has the revision that `alembic upgrade` asks for. The migration itself checks this
+    again."""
     try:
         wanted = context.get_revision_argument()
     except KeyError:  # a command without a revision, such as `alembic current`
@@ -49,8 +50,8 @@ def run_migrations(lease: multilock.Lease) -> None:
             context.run_migrations()
 
 
-# Take the lock before Alembic asks the database which migrations it has. If the lock is lost meanwhile, `with` raises,
-# so the deployment stops instead of starting with a half-migrated database.
+# Take the lock before Alembic asks the database which migrations it has. If the lock is lost during the migration,
+# `with` raises. So the deployment stops instead of starting with a half-migrated database.
 if not is_there():
     with multilock.connect(URL) as client, client.lock("alembic").acquire(timeout=600) as lease:
         run_migrations(lease)

@@ -18,12 +18,12 @@ import flask
 import multilock
 from multilock import Leadership
 
-# Created before the fork without I/O, and used after it: each worker opens its own connections.
+# The client is created before the fork, without I/O, and used after it: each worker opens its own connections.
 client = multilock.connect()  # $MULTILOCK_URL
 
 
 def work(leadership: Leadership) -> None:
-    """Do what only one worker of all hosts may do."""
+    """Do the work that only one worker of all hosts may do."""
     print(f"pid {os.getpid()}, term {leadership.term}: leads", flush=True)
     while leadership.is_held():  # False at once when this worker stops or loses the leadership
         leadership.wait_lost(1.0)

@@ -1,4 +1,4 @@
-"""Row 1, a Redis lock with a watchdog: a ttl, an owner id, renewal every ttl/3, and use as a threading.Lock.
+"""A Redis lock with a watchdog: a ttl, an owner id, renewal every ttl/3, and use as a threading.Lock.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row01_watchdog.py
 

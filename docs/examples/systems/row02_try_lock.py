@@ -1,4 +1,4 @@
-"""Row 2, TryLock, Lock and Unlock: "not obtained" is an answer, "no answer" is an error.
+"""TryLock, Lock and Unlock: "not obtained" is a result, and "no answer" is an error.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row02_try_lock.py
 

@@ -1,8 +1,9 @@
-"""Row 4, three conditions: one holder at a time; free after the client died; released only by its holder.
+"""The three conditions of a distributed lock: one holder at a time; free after its holder died; released only by its
+holder.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row04_three_conditions.py
 
-You should see each of the three, on any backend.
+You should see each of the three conditions hold, on any backend.
 """
 
 import subprocess

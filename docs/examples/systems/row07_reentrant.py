@@ -1,8 +1,8 @@
-"""Row 7, a reentrant lock: its holder may take it again, and it is free after as many releases.
+"""A reentrant lock: its holder may take it again, and it is free after as many releases.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row07_reentrant.py
 
-You should see it held through the inner `with`, still held after it, and free at the end.
+You should see the lock held in the inner `with`, still held after it, and free at the end.
 """
 
 import multilock

@@ -1,4 +1,4 @@
-"""Row 8, Redisson's lock: tryLock(wait, lease) with a fixed lease time, and a watchdog without one.
+"""Redisson's lock: tryLock(wait, lease) with a fixed lease time, and with a watchdog if no lease time is given.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row08_redisson.py
 

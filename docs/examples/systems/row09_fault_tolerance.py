@@ -1,9 +1,10 @@
-"""Row 9, fault tolerance: the server falls silent, and the holder is notified before another process can hold the lock.
+"""Fault tolerance: the server falls silent, and the holder is notified before another process can hold the lock.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row09_fault_tolerance.py
 
-You should see the lease lost with time to spare, and the next holder later than that. A lock that may have been taken
-during the outage is released. With several independent servers (`redlock://`) a lock survives the silence of one.
+You should see the lease lost with time to spare, and the next holder after that. If an unanswered request took the lock
+during the outage, multilock releases it. With several independent servers (`redlock://`) a lock survives the silence of
+one server.
 """
 
 import os
@@ -17,7 +18,7 @@ with (
     multilock.connect() as other,
 ):
     lease = client.lock("stock").acquire()
-    proxy.black_hole()  # nothing gets through, and no connection is closed
+    proxy.black_hole()  # from now on no byte arrives, and no connection is closed
     try:
         client.lock("another").acquire()
     except multilock.BackendUnavailable:

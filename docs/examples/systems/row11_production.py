@@ -1,4 +1,4 @@
-"""Row 11, production: settings from a file, log lines with an id to follow, metrics, and a drill.
+"""A lock in production: settings from a file, log lines with the id of a lease, metrics, and a drill.
 
     cd docs/examples/systems && python row11_production.py        # reads multilock.toml
 

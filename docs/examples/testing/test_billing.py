@@ -1,4 +1,4 @@
-"""How to test a service that locks: with a loss, a silent server and a lost reply made on purpose.
+"""How to test a service that uses locks. The tests cause a loss, a silent server and a lost reply on purpose.
 
     pip install 'multilock[redis]' pytest
     pytest docs/examples/testing --multilock-url memory:// --multilock-url redis://127.0.0.1:6379/0 --multilock-compare
@@ -20,14 +20,14 @@ from multilock.testing import Network
 
 
 def bill(lease: Lease, orders: list[str]) -> list[str]:
-    """Bill the orders until the lock is lost. Return those that were billed."""
+    """Bill the orders until the lock is lost. Return the orders that were billed."""
     billed = []
     for order in orders:
         if not lease.is_held():
             break
         billed.append(order)
         if order == "slow":
-            lease.wait_lost(20.0)  # a pause that ends early when the lock is lost
+            lease.wait_lost(20.0)  # stands for work; the pause ends early when the lock is lost
     return billed
 
 

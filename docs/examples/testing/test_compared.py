@@ -1,4 +1,5 @@
-"""A scenario of `multilock compare` as a test: with the team's own server, beside controls that must fail."""
+"""A scenario of `multilock compare` as a test, on the team's own server. Beside it run weak locks (controls) that must
+fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A first test, on every backend that you name.
+"""A first test, which runs on every backend that you name.
 
 pip install multilock pytest
 pytest docs/examples/testing/test_first.py

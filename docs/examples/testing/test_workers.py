@@ -1,4 +1,5 @@
-"""Workers in separate processes are frozen and killed while they hold a lock; no two may believe at once."""
+"""Workers in separate processes are frozen and killed while they hold a lock. No two may believe at once that they hold
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ WITHIN = 30.0  # seconds; each step takes two or three
 
 
 def work(url: str, believers: str) -> None:
-    """Hold the lock until it is lost, as a worker of the service."""
+    """Hold the lock until it is lost. The process stands for a worker of the service."""
     with multilock.connect(url, ttl=2.0) as client:
         Believers(believers).watch(client)
         lease = client.lock("work").acquire()

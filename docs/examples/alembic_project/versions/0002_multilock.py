@@ -1,7 +1,7 @@
 """The tables of multilock in this database, for programs whose role may not create tables.
 
-The SQL is what `multilock doctor --sql` prints. It may run again, and beside locks that are held: the lock of this
-migration is in the same tables. If a later multilock needs more, add a revision that runs the new SQL.
+The SQL is what `multilock doctor --sql` prints. It may run again, also while locks are held: the lock of this migration
+is in the same tables. If a later multilock needs more, add a revision that runs the new SQL.
 """
 
 from alembic import op
@@ -24,4 +24,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Leave the tables: this migration holds a lock in them, and programs may hold others."""
+    """Keep the tables: this migration holds a lock in them, and programs may hold other locks."""

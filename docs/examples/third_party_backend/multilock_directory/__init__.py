@@ -1,7 +1,8 @@
-"""Locks in a directory of one host, with one file for each held name: a complete backend for multilock.
+"""A complete backend for multilock: locks in a directory of one host, with one file for each held name.
 
-A name is free if it has no file, or if the time in its file is over. Every call works under a lock of the operating
-system on the file ``token``, so what it reads stays true until it ends. A server would use a transaction or a script.
+A name is free if it has no file, or if the time in its file is over. Every call locks the file ``token`` with a lock of
+the operating system, so nothing changes between its reads and its writes. With a server, a transaction or a script
+would do that.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
 from multilock.timing import JITTER, LATE_REQUEST, RENEWALS
 
-POLL = 0.05  # seconds between two looks of a waiter, which nothing wakes
+POLL = 0.05  # seconds after which a waiter asks again, because nothing wakes it
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> DirectoryBackend:
-    """Return the backend for ``directory:///srv/locks``. Does no I/O. It has only the common options."""
+    """Return the backend for ``directory:///srv/locks``. Does no I/O. The backend has only the common options."""
     reject_unknown(options, (), "directory")
     path = Path(unquote(url.partition("://")[2]))
     if not path.is_absolute():
@@ -66,7 +67,7 @@ class DirectoryBackend:
             ttl_min=0.1,
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
-            takeover_bound=ttl + (1 + JITTER) * POLL,  # the lease ends, and then the waiter looks
+            takeover_bound=ttl + (1 + JITTER) * POLL,  # the lease ends, and then the waiter asks again
             why_one="it has one file for each name",
         )
 
@@ -85,14 +86,14 @@ class DirectoryBackend:
                 holder = {"key": key, "id": claim.id, "owner": claim.owner, "since": system.wall() / 1_000_000}
                 holder["token"] = int(os.pread(mutex, 20, 0) or 0) + 1
                 os.pwrite(mutex, b"%020d" % holder["token"], 0)
-                os.fsync(mutex)  # after a power failure, no token may come twice
+                os.fsync(mutex)  # so that no token is issued twice after a power failure
             return self._keep(claim, holder, now)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
         with self._alone(within) as (_, now):
             if unsure:
                 for tombstone in self._path.glob("*.cancelled"):
-                    _live(tombstone, now)  # deletes an old one
+                    _live(tombstone, now)  # deletes the file if its time is over
                 _save(self._tombstone(claim), {"ttl": LATE_REQUEST, "until": now + LATE_REQUEST})
             holder = _live(self._file(claim.name), now)
             ours = holder is not None and holder["id"] == claim.id
@@ -117,7 +118,7 @@ class DirectoryBackend:
             return _info(name, holder, now) if holder else None
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        with self._alone(within) as (_, now):  # not while the caller iterates: that may take hours
+        with self._alone(within) as (_, now):  # the lock is not kept while the caller iterates, which may take hours
             holders = [holder for file in sorted(self._path.glob("*.held")) if (holder := _live(file, now))]
         for holder in holders:
             key = holder["key"]
@@ -147,7 +148,8 @@ class DirectoryBackend:
 
     @contextmanager
     def _alone(self, within: float) -> Iterator[tuple[int, float]]:
-        """Exclude all other users of the directory. Yields the file ``token``, and the time, which is read now.
+        """Exclude all other users of the directory. Yields the descriptor of the file ``token``, and the time after the
+        lock was obtained.
 
         Errors of the operating system become errors of multilock here, and nowhere else.
         """
@@ -176,7 +178,8 @@ class DirectoryBackend:
         return Granted(holder["token"], claim.ttl, now, claim.ttl, claim.ttl / RENEWALS, self.scheme)
 
     def _file(self, name: str) -> Path:
-        """Return the file of a name. A file name has at most 255 bytes, and a key may have more, so it is a hash."""
+        """Return the file of a name. Its file name is a hash, because a file name has at most 255 bytes and a key may
+        be longer."""
         return self._path / f"{sha256((self._prefix + escape(name)).encode()).hexdigest()}.held"
 
     def _tombstone(self, claim: Claim) -> Path:
@@ -195,7 +198,7 @@ def _live(file: Path, now: float) -> dict[str, Any] | None:
     """Return the content of the file if its time is not over. Otherwise delete the file."""
     try:
         content: dict[str, Any] = json.loads(file.read_bytes())
-        # The clock starts again at a reboot. A time that is further away than a ttl was written before that.
+        # The clock starts again at a reboot. So a time that is further away than a ttl was written before a reboot.
         if now < content["until"] <= now + content["ttl"]:
             return content
     except FileNotFoundError:
@@ -207,7 +210,7 @@ def _live(file: Path, now: float) -> dict[str, Any] | None:
 
 
 def _save(file: Path, content: dict[str, Any]) -> None:
-    """Replace the file whole: a process that is killed here leaves the old one."""
+    """Replace the file in one step: if the process is killed here, the old file remains."""
     new = file.with_suffix(".new")
     new.write_text(json.dumps(content))
     new.replace(file)

@@ -1,5 +1,5 @@
-"""Run `migrate` under a lock. Every replica may run it when it starts: one migrates, and the others wait for it. A
-replica that finds the database up to date takes no lock."""
+"""Run `migrate` under a lock. Every replica may run this command when it starts: one replica migrates, and the others
+wait for it. A replica that finds the database up to date takes no lock."""
 
 from typing import Any
 

@@ -19,6 +19,6 @@ class Command(BaseCommand):
                 self.stdout.write("another host makes it, or has just made it")
                 return
             with lease:
-                time.sleep(1.0)  # make the report
+                time.sleep(1.0)  # stands for the work: make the report
                 report = Report.objects.create(text="all is well", token=lease.fence())
                 self.stdout.write(f"made report {report.pk}")

@@ -7,7 +7,8 @@ states. Several threads may call any method at the same time. A backend takes lo
 `start_worker`, as the kernel does.
 
 A claim is the demand of one caller for one name. A grant is the reply that makes the claim the holder. A session is a
-set of claims that the server keeps alive together.
+set of claims that the server keeps alive together. A group is what one request renews: a session, or the claims at one
+server. A push is a message that the server sends without a request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The blocking API of leader election: `Election` and `Leadership`."""
+"""The blocking API of leader election: `Election` and `Leadership`.
+
+The work is the user's code that runs while this node leads. The grace is the time that work and callbacks have to end
+after a resignation.
+"""
 
 from __future__ import annotations
 

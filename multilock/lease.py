@@ -1,7 +1,7 @@
 """The public interface of a lease: `Lease` in the blocking API, `AsyncLease` in the asyncio API.
 
 Both are protocols, so a function annotated with one accepts the lease of any kind of lock, or a test double. ``help()``
-of a lease shows the docstrings of this file.
+of a lease shows the docstrings of this file. A proof is a reply of the backend that extends the lease.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The blocking API of one lock: the interface `DistributedLock`, and `Lock`, the class behind `Client.lock`."""
+"""The blocking API of one lock: the interface `DistributedLock`, and `Lock`, the class behind `Client.lock`.
+
+A body is the block of a ``with`` statement.
+"""
 
 from __future__ import annotations
 

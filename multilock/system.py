@@ -2,7 +2,7 @@
 
 No other module imports threading, queue, time, random, select or selectors: an architecture test checks that. Every
 other module uses their names through this one: ``system.Lock()``. So a simulation that replaces the names here runs the
-whole library in virtual time. Only `multilock.kernel.worker` starts threads.
+whole library in virtual time. A bell wakes a thread that waits for it. Only `multilock.kernel.worker` starts threads.
 """
 
 from __future__ import annotations

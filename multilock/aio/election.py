@@ -1,4 +1,7 @@
-"""The asyncio API of leader election, with the members of `multilock.election`."""
+"""The asyncio API of leader election, with the members of `multilock.election`.
+
+A term is one leadership, and its work is the user's code that runs meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """`LoopFace`: requests run on a few worker threads or on channels, and waits are futures of the event loop.
 
-Only a backend that answers at once is called on the loop itself. The loop never blocks on a backend. The kernel never
-waits for the loop: leases are renewed and lost on threads, even while the loop is stuck.
+Only a backend that answers at once is called on the loop itself. The loop never blocks on a backend. A turn is the
+permission to send one request (`Turns`). A heartbeat is the request by which a waiter keeps its place in the queue of
+the server. The kernel never waits for the loop: leases are renewed and lost on threads, even while the loop is stuck.
 """
 
 from __future__ import annotations

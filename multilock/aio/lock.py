@@ -1,5 +1,8 @@
 """The asyncio API of one lock. It has the members of `multilock.lock`, which are awaited if they send a request or
-wait."""
+wait.
+
+A body is the block of an ``async with`` statement.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""CMD, the command that ``multilock run`` and ``multilock elect`` start: a process group that dies with multilock."""
+"""CMD, the command that ``multilock run`` and ``multilock elect`` start: a process group that dies with multilock.
+
+The launcher (launch.py) is the process that becomes CMD.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +88,8 @@ class Child:
     def go(self, seconds: Callable[[], float], pause: Pause) -> bool:
         """Let CMD begin. Returns False if it never began, because ``seconds()`` was 0. Raises CannotStart.
 
-        ``seconds()`` returns for how long CMD may still begin. The launcher (launch.py) is the process that becomes
-        CMD. It is slow on a busy machine: a lease that was valid when it was started may have ended when it is ready.
+        ``seconds()`` returns for how long CMD may still begin. The launcher is slow on a busy machine: a lease that was
+        valid when the launcher was started may have ended when it is ready.
         """
         ready = told = False  # the launcher waits for the permission to begin, or has got it
         while True:

@@ -1,4 +1,7 @@
-"""``multilock compare``: cause faults on the user's own servers, and report what each lock did."""
+"""``multilock compare``: cause faults on the user's own servers, and report what each lock did.
+
+A cycle is one trial of a lock under one fault. The card is a picture of the results.
+"""
 
 from __future__ import annotations
 

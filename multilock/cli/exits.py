@@ -1,4 +1,7 @@
-"""The end of a command: its exit code, and one line on stderr instead of a traceback."""
+"""The end of a command: its exit code, and one line on stderr instead of a traceback.
+
+CMD is the command that ``multilock run`` and ``multilock elect`` start.
+"""
 
 from __future__ import annotations
 

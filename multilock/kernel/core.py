@@ -3,7 +3,8 @@ leases, the watchdog and the backend of the client.
 
 A lease passes through `Kernel.claim`, the loop in `multilock.kernel.acquire`, `Kernel.adopt`, renewals by the watchdog,
 and then `Releases.release` or `Monitor.lose`. State changes happen under `Kernel.lock`, which is never held during a
-request or a callback.
+request or a callback. The ticking thread is the thread of a client that watches deadlines and runs timers, in short
+steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """`End`: how a client ends (close(), garbage collector, exit of the process), and its reset in a forked child.
 
 SIGTERM's default action and ``os._exit`` skip the end of the client. The locks then end with their ttl.
+
+A claim is the demand of one caller for one name. The work of an election is the user's code that runs while this node
+leads.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """The differences between the two faces, the blocking and the asyncio API: how each sends requests, waits for a
-wake-up, and runs callbacks."""
+wake-up, and runs callbacks.
+
+A claim is the demand of one caller for one name. A bell wakes the thread or the coroutine that waits for the claim.
+"""
 
 from __future__ import annotations
 

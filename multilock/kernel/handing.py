@@ -1,5 +1,8 @@
 """`Handing`: how a new lease gets to the caller of acquire(). If an interrupt comes before the caller has the lease,
-the lease is released."""
+the lease is released.
+
+A scope has the leases of one thread or task.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 A lease is lost exactly once, by the thread that notices first. The loss may be noticed by the watchdog's timer, by
 is_held() when it reads the clock, by a notice from the server, or by a release that finds the lock gone.
+
+A claim is the demand of one caller for one name. A bell wakes the waiter of a claim. A session is a group of leases
+that the server keeps alive together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Report who leads an election: ``observe()``, ``on_leader_changed``, the event LeaderChanged.
 
 `Followers` knows which names the client follows. `Observer` returns the present leader and each change. `Reporter`
-passes the changes to an election's callback.
+passes the changes to an election's callback. A bell wakes one observer. A push is a message that the server sends
+without a request.
 """
 
 from __future__ import annotations

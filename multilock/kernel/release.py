@@ -1,4 +1,8 @@
-"""The release of a lease: one request, and the background cancel (`cancel.py`) if it is not answered in time."""
+"""The release of a lease: one request, and the background cancel (`cancel.py`) if it is not answered in time.
+
+A body is the block of a ``with`` statement. A part is one lock of a lease of several locks. The ticking thread is the
+thread of a client that watches deadlines: it releases for callers that cannot wait.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """`Runtime`: the kernel's clock, waits and threads. `Threads` is the real one. Unit tests use one with a fake clock.
 
 The threads, locks and clocks themselves come from `multilock.system`.
+
+A bell wakes the thread or task that waits for it. The ticking thread of a client calls a step function at planned
+times, and a poke makes the next step come earlier.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The leases of each thread or task (`Scope`), and those of each ``with`` statement (`Entered`).
 
 A want has the settings of one lock object. A scope finds the innermost lease of a thread or task, and the lease that a
-reentrant lock may acquire once more. Entries make sure that each ``with lock`` ends the lease that it began.
+reentrant lock may acquire once more. An entry records one ``with lock`` that has begun, so that the end of the ``with``
+releases the right lease.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ A term goes through these steps. Each change is a method of `Term`:
     elected → ``elected_begins`` → (``work_begins`` → work) → ``renounce`` or ``was_lost`` → ``lost_begins`` →
     ``part_ended`` of all → released
 
-The parts of a term are its work and its two callbacks. If a part still runs after a resignation, the lease is kept, but
-only for the grace.
+The parts of a term are its work and its two callbacks. A body is the block of a ``with`` statement that has entered the
+leadership. If a part still runs after a resignation, the lease is kept, but only for the grace.
 
 ``on_elected`` and ``on_lost`` come in pairs. Each begins once, and ``on_lost`` never before ``on_elected``. The lease
 is renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over. Then it is released. See

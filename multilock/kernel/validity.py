@@ -1,6 +1,7 @@
 """Formulas for one lease: how long it is valid, when it is renewed, when it is lost.
 
-Times are seconds on one clock. No function here reads a clock, waits or takes a lock.
+A proof is a reply of the backend that extends the validity. A watch is a request to the server to report the loss of a
+lock. Times are seconds on one clock. No function here reads a clock, waits or takes a lock.
 """
 
 from __future__ import annotations

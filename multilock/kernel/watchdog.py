@@ -3,7 +3,8 @@
 One thread per client, the ticking thread, checks each lease when something is due. A renewal is a request and may hang,
 but a deadline must be noticed in time. So the ticking thread only decides (`multilock.kernel.validity`) and hands
 renewals to workers. The leases of one group (a server or a session) are renewed in one request. Each group has separate
-threads, so that a dead server does not delay the renewals at other servers.
+threads, so that a dead server does not delay the renewals at other servers. A watch is a request to the server to
+report the loss of a lock.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ OLDER = (
 # The second: is the row unlocked, and was each transaction that had it locked certainly over before our first
 # statement? xmax is the number of the last such transaction, or of a list of several. PostgreSQL does not say which of
 # the two, so a number that may be a list is checked as both. The number may also be that of a savepoint, which no list
-# of open transactions shows. So it counts as over only if it is older than every open transaction.
+# of open transactions shows. So it counts as over only if it is older than every open transaction. If the first answer
+# is yes and the second is no, this transaction must begin again.
 SEEN = """SELECT 1 FROM multilock_fence AS fence
 WHERE name = %s AND token < %s AND NOT EXISTS (
   SELECT FROM (SELECT fence.xmax AS locker UNION ALL
@@ -111,12 +112,12 @@ def guard(
       PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and transactions
       of older leases are refused. It does not keep others from acquiring the lock meanwhile. So call it in each
       transaction that reads or writes the protected data, before reading what the writes depend on. In REPEATABLE READ
-      and SERIALIZABLE call it first. If an older lease has written meanwhile, the server reports a serialization
-      failure: roll back, begin again.
+      and SERIALIZABLE it must be the first statement of the transaction. If an older lease has written meanwhile, the
+      server reports a serialization failure: roll back, begin again.
 
     ``idle_limit`` is as for `Lease.guard`. Raises LockLost if the lease is over, or if a newer lease has written: then
     roll back. Raises ConfigurationError if no transaction is open, or if guard() does not know this kind of connection.
-    Raises CapabilityMissing if the lease has no token that grows, as with readers and permits.
+    Raises CapabilityMissing for the leases of readers and permits, and if the backend has no fencing tokens.
     """
     session = _session(connection)
     if lease is not None:

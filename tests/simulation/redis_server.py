@@ -339,7 +339,8 @@ class RedisServer(Server):
             self.clients.pop(client.number, None)
 
     def _received(self, client: Client, data: bytes) -> None:
-        """Execute the commands, and send the replies. Commands arrive whole, and no word contains a line break of RESP."""
+        """Execute the commands, and send the replies. Commands arrive whole, and no word contains a line break of
+        RESP."""
         self.micros()
         lines, at = data.decode("latin-1").split("\r\n"), 0
         while at < len(lines) - 1:

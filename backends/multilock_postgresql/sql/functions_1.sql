@@ -1,10 +1,11 @@
--- The steps of the lock. Each is one function, one message, one commit. @S@ stands for the schema. The path of each is
--- pg_catalog, because a role may have functions of its own there before, for example another clock_timestamp().
--- Return the microseconds of the server's clock. No step uses now(): that is the start of the transaction.
+-- The steps of the lock. Each step is one function, one message and one commit. @S@ stands for the schema. The search
+-- path of each step is pg_catalog, because another schema in the role's path may contain functions of the same names,
+-- for example another clock_timestamp().
+-- Return the microseconds of the server's clock. No step uses now(), which is the start of the transaction.
 CREATE OR REPLACE FUNCTION @S@.us_1() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint $$;
 
--- Wake the client of this claim, so that it looks again.
+-- Notify the client of this claim, so that it asks again.
 CREATE OR REPLACE FUNCTION @S@.wake_1(p_id text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF p_id NOT LIKE '#%' THEN
@@ -18,7 +19,7 @@ BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE EXCEPTION 'multilock needs READ COMMITTED' USING ERRCODE = 'ML002';
   END IF;
-  IF current_setting('transaction_read_only') = 'on' THEN  -- a standby would answer from the past
+  IF current_setting('transaction_read_only') = 'on' THEN  -- a standby may lag behind
     RAISE EXCEPTION 'this server, or this session, is read-only' USING ERRCODE = '25006';
   END IF;
   PERFORM set_config('lock_timeout', p_within::text, true);
@@ -27,9 +28,9 @@ BEGIN
   END IF;
 END $$;
 
--- Return whether a claim of mode p_want may hold the name together with p_have ('#r', '#p<n>'), or nobody holds it now.
--- The caller has locked the row of the name. Leases that are over are deleted, except those that an open transaction of
--- their holder guards. Never waits.
+-- Return whether a claim of mode p_want may hold the name: together with holders of mode p_have ('#r', '#p<n>'), or
+-- because nobody holds it now. The caller has locked the row of the name. This deletes leases that have ended, except
+-- those that an open transaction of the holder guards. It never waits.
 CREATE OR REPLACE FUNCTION @S@.room_1(p_key text, p_have text, p_want text) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -51,14 +52,14 @@ BEGIN
   RETURN (SELECT count(*) FROM @S@.holders h WHERE h.key = p_key) < n;
 END $$;
 
--- Hand the name to its waiters, in order of arrival, as long as they live, listen and fit. The caller has locked the row
--- of p_key. p_have is NULL if the name may go to any waiter, and '#r' or '#p<n>' if it is shared. p_sure is locks.sure
--- of the former holder.
--- The waiter uses the push as its grant, so the hand-over must outlive a crash. There are two ways. The commit is
--- synchronous (flush), or the row on the disk, of whichever earlier hand-over, keeps all claims out until the grant in
--- the push has ended (sure, boot).
--- heir is p_me if that is next and fits, NULL if nobody is before a newcomer, and else a claim before it. have is p_have
--- afterwards, or 'x' if a claim holds the name alone.
+-- Hand the name to its waiters, in order of arrival, as long as they are alive, listen and fit. The caller has locked
+-- the row of p_key. p_have is NULL if the name may go to any waiter, and '#r' or '#p<n>' if it is shared. p_sure is
+-- locks.sure of the former holder.
+-- The waiter uses the push as its grant, so the hand-over must outlive a crash. Either the commit is synchronous
+-- (flush), or the row that an earlier hand-over has put on the disk keeps all claims out until the grant in the push
+-- has ended (sure, boot).
+-- heir is p_me if that claim is next and fits. It is NULL if no waiter comes before a newcomer, and otherwise a claim
+-- that comes before it. have is the new value of p_have, or 'x' if a claim holds the name alone.
 CREATE OR REPLACE FUNCTION @S@.pass_1(p_key text, p_me text, p_have text, p_sure timestamptz,
   OUT heir text, OUT have text, OUT flush boolean) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
@@ -79,7 +80,7 @@ BEGIN
       DELETE FROM @S@.queue q WHERE q.id = w.id AND q.until <= clock_timestamp();
       CONTINUE WHEN FOUND;
       IF w.listens AND skipped < 16 AND pg_try_advisory_xact_lock(('x' || left(w.id, 16))::bit(64)::bigint) THEN
-        skipped := skipped + 1;  -- its process has ended, or reconnects: it keeps its place
+        skipped := skipped + 1;  -- its process has ended, or reconnects, so the waiter keeps its place
         CONTINUE;
       END IF;
     END IF;
@@ -94,13 +95,13 @@ BEGIN
       END IF;
       RETURN;
     END IF;
-    IF given >= 256 THEN  -- its own request hands the name to the next ones
+    IF given >= 256 THEN  -- the request of this waiter hands the name to the next waiters
       PERFORM @S@.wake_1(w.id);
       heir := w.id;
       RETURN;
     END IF;
     DELETE FROM @S@.queue q WHERE q.id = w.id RETURNING * INTO w;  -- until and echo now come from one request
-    CONTINUE WHEN NOT FOUND;  -- it left
+    CONTINUE WHEN NOT FOUND;  -- the waiter has left
     ends := least(w.until, clock_timestamp() + interval '6 s');
     covered := w.echo IS NULL OR coalesce(ends <= p_sure, false);  -- without an echo the push is only a hint
     IF w.mode = 'x' THEN
@@ -130,10 +131,10 @@ BEGIN
   END LOOP;
 END $$;
 
--- Take the name, or take and keep a place in the queue. The first call, a heartbeat and a repeated request are one rule.
--- token is set if the claim holds the name. Otherwise left_ms is the time until the holder's lease ends, and rank counts
--- the waiters before this one (-1 if it does not wait). left_ms is -2 if the claim was cancelled before, and -3 if
--- the name is held with a different number of permits, which rank then is.
+-- Take the name, or take and keep a place in the queue. The first call, a heartbeat and a repeated request follow one
+-- rule. token is set if the claim holds the name. Otherwise left_ms is the time until the holder's lease ends, and rank
+-- counts the waiters before this one (-1 if it does not wait). left_ms is -2 if the claim was cancelled before. It is
+-- -3 if the name is held with a different number of permits, which rank then contains.
 CREATE OR REPLACE FUNCTION @S@.acquire_1(
   p_key text, p_id text, p_who text, p_mode text, p_ttl bigint, p_wait bigint, p_barge boolean, p_listens boolean,
   p_echo text, p_within integer, OUT token bigint, OUT left_ms bigint, OUT rank integer) LANGUAGE plpgsql
@@ -141,7 +142,7 @@ SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   r @S@.locks%ROWTYPE;
   now timestamptz := clock_timestamp();
-  ends timestamptz;   -- no claim can enter before
+  ends timestamptz;   -- no claim can enter before this time
   heir text;
   have text;
   flush boolean := false;
@@ -202,7 +203,7 @@ BEGIN
     left_ms := NULL;
   END IF;
 
-  -- Take it first. Then check that this was right, while no other transaction can change anything of this name.
+  -- Take the name first. Then check that this was right, while no other transaction can change the rows of this name.
   IF p_mode = 'x' THEN
     IF r.key IS NULL THEN
       INSERT INTO @S@.locks AS l (key, id, who, token, ttl, until, sure)
@@ -249,7 +250,7 @@ BEGIN
       RETURN;
     END IF;
   ELSIF NOT free AND NOT shared AND r.until <= now THEN
-    -- A lease that is over may still be guarded by an open transaction of its holder. Then it is held.
+    -- An open transaction of the holder may guard a lease that has ended. Then the name is still held.
     PERFORM FROM @S@.locks l WHERE l.key = p_key FOR UPDATE SKIP LOCKED;
     free := FOUND;
     IF r.sure > now AND NOT EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot) THEN  -- a later hand-over may be lost
@@ -282,7 +283,7 @@ BEGIN
           token = greatest(l.token + 1, @S@.us_1(), floor_ + 1) WHERE l.key = p_key RETURNING l.token INTO token;
         INSERT INTO @S@.holders (id, key, who, token, ttl, until)
           VALUES (p_id, p_key, p_who, token, p_ttl, clock_timestamp() + p_ttl * interval '1 ms');
-        IF heir = p_id THEN  -- the waiters behind it may fit too
+        IF heir = p_id THEN  -- the waiters behind this claim may fit too
           PERFORM @S@.pass_1(p_key, NULL, '#' || p_mode, NULL);
         END IF;
       END IF;
@@ -412,7 +413,7 @@ BEGIN
   RETURN until_ > clock_timestamp();
 END $$;
 
--- Take the name from all holders, also a name that rests. Returns the ids whose time was not over.
+-- Take the name from all holders, also if it rests. Returns the ids of the holders whose leases had not ended.
 CREATE OR REPLACE FUNCTION @S@.force_1(p_key text, p_within integer) RETURNS text[] LANGUAGE plpgsql
 SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE

@@ -481,7 +481,7 @@ class Recipe:
         return ours
 
     def _rest(self, claim: Claim, granted: Granted, seconds: float, until: float) -> bool:
-        """Move the key to a session that only the server's clock ends.
+        """Move the key to a session that is never renewed, so that only the server's clock ends it.
 
         If the reply to the move is lost, the new session is left alone: the move may still be executed, and a repeated
         request then finds the key moved.

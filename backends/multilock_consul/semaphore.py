@@ -205,7 +205,7 @@ class Permits:
     def rest(
         self, claim: Claim, granted: Granted, new: Callable[[], tuple[str, float]], until: float
     ) -> tuple[bool, str | None]:
-        """Pass the permit on to a session that only the server's clock ends.
+        """Pass the permit on to a session that is never renewed, so that only the server's clock ends it.
 
         ``new`` makes that session, and returns the seconds for which the session lasts. Returns whether the permit
         rests now, and the new session if it was not needed.

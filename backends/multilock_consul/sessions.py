@@ -48,7 +48,8 @@ key. Their lock delay excludes other claims."""
 RELEASED_MAX = 512
 RELEASED_EVERY = 5.0  # seconds between two reads of the keys of answered releases, which normally show no lock
 LOCK_DELAY_MAX = 60.0  # seconds; the server's limit
-REMOVED_AFTER = 5.0  # seconds that a server must be frozen before the others can remove it (measured: 9 to 13)
+# seconds for which a server must be frozen before the other servers can remove it (measured: 9 to 13)
+REMOVED_AFTER = 5.0
 HEARD_WITHIN = 1.0  # seconds within which a holder is notified of its session's end; normally it takes milliseconds
 # Share of the ttl after which every lease of the session is lost by the clock.
 USABLE = 1 - CALLBACK_SHARE - DRIFT_SHARE
@@ -67,8 +68,8 @@ class Session:
     ttl: float  #: the ttl that the server granted
     proved_at: float  #: when the newest request that keeps the session alive, and that had an answer, was sent
     purpose: Purpose  #: the requested ttl and the behaviour, or the id of the only claim that uses it
-    ended: bool = False  # no claim may begin a request in it any longer
-    held: set[str] = field(default_factory=set)  # ids of claims that hold a lock in it
+    ended: bool = False  # no claim may begin a request in this session any longer
+    held: set[str] = field(default_factory=set)  # ids of claims that hold a lock in this session
     leaving: set[str] = field(default_factory=set)  # ids of claims that are being released right now
     # The claim id of each request without a reply, which may still be under way
     open: list[str] = field(default_factory=list)

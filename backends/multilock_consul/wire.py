@@ -33,7 +33,7 @@ class Response:
     status: int
     headers: dict[str, str]  #: names in lower case; the values of a repeated header are joined by commas
     body: bytes
-    closes: bool = False  #: whether the server ends the connection after it
+    closes: bool = False  #: whether the server ends the connection after this response
 
     @property
     def text(self) -> str:

@@ -121,7 +121,7 @@ class EtcdWatcher:
         self._outbox: system.SimpleQueue[Any] | None = None
         self._call: Any = None
         self._started = False
-        self._denied_at = -math.inf  # when a watch was last denied and the token dropped because of it
+        self._denied_at = -math.inf  # when a watch was last denied, so that the token was dropped
         self._is_down = False
         self._awaited: set[int] = set()  # watches that the server has not confirmed since the stream was opened
         self._refused = False  # the present stream lacks a watch that the server refused
@@ -179,7 +179,8 @@ class EtcdWatcher:
     def stop(self, claim_id: str) -> None:
         """Stop notifying this claim: it no longer waits, and it holds no key."""
         if claim_id not in self._waiting and claim_id not in self._holding and claim_id not in self._counting:
-            return  # most claims were never added; adding one concurrently counts as coming after this stop
+            # most claims were never added; a claim that another thread adds just now counts as added after this stop
+            return
         with self._lock:
             self.count_no_more(claim_id)
             watches = self._waiting.pop(claim_id, [])
@@ -341,7 +342,7 @@ class EtcdWatcher:
     def _down(self, trouble: str) -> None:
         """Record that the stream has ended, and report it. All leases are renewed now, because the connection of their
         renewals may be broken as well."""
-        if not self._refused:  # a refusal was reported already, and how the stream ended after it does not matter
+        if not self._refused:  # a refusal was reported already, and the later end of the stream does not matter
             self._report(trouble)
         with self._lock:
             self._outbox = self._call = None

@@ -191,7 +191,7 @@ class EtcdRecipe:
         self._watcher.stop(waiter.claim.id)
         try:
             self._transactions.delete(waiter.own, self._left(deadline))
-        except MultilockError as error:  # the key was put: only a cancel can delete it now
+        except MultilockError as error:  # the key exists, and only a cancel can delete it now
             raise BackendUnavailable(f"a refused claim may be left behind: {error}") from error
         waiter.revision = None
 
@@ -297,7 +297,7 @@ class EtcdRecipe:
         return ours
 
     def _rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, deadline: float) -> bool:
-        """Put the key on a separate lease, which only the server's clock ends.
+        """Put the key on a separate lease that is never renewed, so that only the server's clock ends it.
 
         If the reply to that put is lost, the new lease is left alone: the key may be on it, and a repeated request
         finds it there.

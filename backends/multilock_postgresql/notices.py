@@ -166,7 +166,7 @@ class Listener:
     def _run(self, wire: PgWire | None) -> None:
         """Read the connection, and make a new one whenever it breaks, until the client is closed. The thread runs
         this."""
-        self.listening = True  # set here too, because an interrupt may end listen() before it does so
+        self.listening = True  # set here too, because an interrupt may end listen() before it sets this
         while not self._closed.is_set():
             if wire is None:
                 self._closed.wait(REFUSED_AGAIN)

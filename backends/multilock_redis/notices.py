@@ -232,7 +232,7 @@ class Listener:
     def _run(self, wire: Wire) -> None:
         """Read the subscribed connection, and make a new one whenever it breaks, until the client is closed. The thread
         runs this."""
-        self.listening = True  # set here too, because an interrupt may end listen() before it does so
+        self.listening = True  # set here too, because an interrupt may end listen() before it sets this
         while True:
             again: Wire | None
             try:
@@ -339,7 +339,7 @@ class Listener:
     def _understand(self, message: list[Any]) -> set[str]:
         """Notify the claim that this message concerns. Returns the names that may have changed."""
         match message:
-            case [b"message", _, bytes(payload)]:  # checked first, because a waiter waits for it
+            case [b"message", _, bytes(payload)]:  # checked first, because a waiter waits for this message
                 claim_id, granted = self._recipe.pushed(payload)
                 if granted:
                     self._notices.granted(claim_id, granted)

@@ -45,7 +45,7 @@ __all__ = ["RESTS", "Recipe", "Replicas"]
 # ms for which the server remembers that a claim was cancelled, and refuses requests of the claim that arrive late
 TOMBSTONE = round(1000 * LATE_REQUEST)
 OTHER_NUMBER = -3  # first word of a reply of share.lua: the claim asked for a different number of permits
-# prefix of the owner of a released name that stays taken for a while (a rest); no claim's owner has it
+# prefix of the owner of a released name that stays taken for a while (a rest); no claim's owner has this prefix
 RESTS = b"#multilock:rest:"
 # leases that one call of the script renews; the call then occupies the server for about 1 ms
 AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}

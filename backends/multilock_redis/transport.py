@@ -114,7 +114,7 @@ class Wire:
         self._timeout = 0.0
         self._until = 0.0  # the deadline for the rest of a reply that has begun
         self._buffer = b""  # the bytes that were read
-        self._at = 0  # how much of the buffer was parsed
+        self._at = 0  # how many bytes of the buffer were parsed
         self._heard = False  # whether the server has sent anything
         self._ended = False  # set by `interrupt`
         self._watched = False

@@ -203,7 +203,7 @@ def _directory(database: str) -> Iterator[int]:
     """Open the directory of the FIFOs. Raises OSError if no directory can be trusted.
 
     If others may write beside the file, they may put anything there. So a symbolic link is not followed, the directory
-    must belong to the owner of the file, and only that user or root makes it. Everything in it is reached by this
+    must belong to the owner of the file, and only that user or root creates it. Everything in it is reached by this
     descriptor, whatever happens to the path meanwhile.
     """
     path, like = database + SUFFIX, os.stat(database)

@@ -37,7 +37,8 @@ T = TypeVar("T")
 CONNECTIONS = 8
 SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another process does it, SQLite fails at once
 FORK_WAIT = 6.0  # seconds that a fork waits for running requests; the default request timeout is at most 5 s
-FORK_STOP = 0.05  # seconds of FORK_WAIT for which the fork stops requests to all files, before it singles out slow ones
+# seconds of FORK_WAIT for which the fork stops requests to all files; after that it stops only files with slow requests
+FORK_STOP = 0.05
 FORK_PAUSE = 0.001  # seconds between two checks: whether requests have ended, or whether the fork is over
 
 

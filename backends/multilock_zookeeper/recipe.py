@@ -268,7 +268,7 @@ class Recipe:
         """Delete the claim's node. If a create without a reply may have made a node, or may still make one, look for
         that node first."""
         deadline = self._now() + within
-        with self._waiters.lock:  # otherwise an attempt might record its node between these reads
+        with self._waiters.lock:  # otherwise an attempt might record its node between the reads below
             waiter = self._waiters.cancel(claim, unsure)
             path, look, end = waiter.path, waiter.unsure, waiter.end
         if end is not None:

@@ -133,8 +133,8 @@ class Answer:
 
 
 class SessionListener(Protocol):
-    """Notified when the session changes. kazoo's connection thread calls it, so it returns at once and sends
-    nothing."""
+    """Notified when the session changes. The connection thread of kazoo calls these methods, so they return at once and
+    send nothing."""
 
     def began(self, session: Session) -> None: ...
     def shortened(self, session: Session) -> None: ...
@@ -484,7 +484,8 @@ class Transport:
         raise BackendUnavailable(what, unknown=type(error) not in _NOT_EXECUTED) from error
 
     def ordered(self, answer: Answer, deadline: float) -> bool:
-        """Wait until the leader has put this write into the order of all writes, which proves that it knew the session.
+        """Wait until the leader has put this write into the order of all writes, which proves that the leader knew the
+        session.
 
         Returns False if the node is missing. Returns True if the server refuses the write for lack of rights or because
         of a quota, because the node exists then.

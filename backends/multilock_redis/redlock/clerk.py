@@ -53,7 +53,7 @@ class Unconfirmed:
         return self._pause
 
     def done(self, evidence: Evidence) -> bool:
-        """Record that the server confirmed this release, or no longer keeps anything of the claim.
+        """Record that the server confirmed this release, or no longer has an entry of the claim.
 
         Return whether the clerk must send the next batch now.
         """
@@ -169,7 +169,7 @@ class Clerk:
             if nested is not None:
                 selector.register(nested, system.EVENT_READ)
             for lane in fan.lanes:
-                lane.connect()  # connect early, because a client that closes has no time to do it
+                lane.connect()  # connect early, because a client that is being closed has no time to connect
             while not self._closed:
                 selector.select(self._sleep(fan, nested is not None))
                 with self._lock:

@@ -157,7 +157,7 @@ class Rounds:
         """Note that the claim is given up, and return its record. With ``unsure`` an attempt of the claim may still
         begin later.
 
-        If the claim has no record here, assume that any server may keep something of it.
+        If the claim has no record here, assume that any server may have an entry of it.
         """
         now = self.now()
         with self._lock:
@@ -397,7 +397,8 @@ class Rounds:
         return Busy(heartbeat(claim.ttl), self._free_in(evidence))
 
     def _free_in(self, evidence: Evidence) -> float | None:
-        """Return the seconds until a majority of servers can be free by their own reports. None if that is unknown."""
+        """Return the seconds until the name can be free at a majority of servers, by their own reports. Returns None if
+        that is unknown."""
         now, ends = self.now(), list[float]()
         for which, view in enumerate(evidence.views):
             end = 0.0 if view.state is VOTES else math.inf if view.ends is None else view.ends / 1e6
@@ -588,7 +589,7 @@ class Rounds:
     def begin_release(
         self, claim: Claim, unsure: bool, fan: Fan, waiting: set[int], rest: float | None = None
     ) -> Evidence:
-        """Send the release to every server that may keep something of the claim and has not confirmed its release.
+        """Send the release to every server that may have an entry of the claim and has not confirmed its release.
 
         The servers whose replies are missing are added to ``waiting``. The clerk repeats the release at servers that do
         not reply.
@@ -613,7 +614,7 @@ class Rounds:
         return evidence
 
     def tell_late(self, evidence: Evidence, which: int, lane: Lane) -> None:
-        """Repeat the release at a server that has not confirmed it and may still keep something of the claim.
+        """Repeat the release at a server that has not confirmed it and may still have an entry of the claim.
 
         The clerk calls this.
         """

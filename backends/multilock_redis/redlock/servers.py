@@ -32,7 +32,7 @@ LISTEN_AGAIN = 1.0  # seconds from the end of a failed subscription to the next 
 
 
 def limit(claim: Claim, within: float) -> float:
-    """Return the seconds for one request to one server.
+    """Return how many seconds one request to one server may take.
 
     A silent server must not use up the time for which the votes of the other servers are valid.
     """
@@ -62,7 +62,7 @@ class ServerNotices:
         self._rounds.gone(self._which, claim_id, reason, message)
 
     def changed(self, name: str | None) -> None:
-        self._notices.changed(name)  # whichever server reports it: any change may complete a majority
+        self._notices.changed(name)  # report the changes of every server, because any change may complete a majority
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
         self._notices.pushes(connection, trouble, refused=refused)
@@ -238,7 +238,8 @@ class Servers:
         node.listener.listen(within)
         with self._changed:
             self._changed.notify_all()
-        self._notices.wake(None)  # a claim that joined before this asked for no notification, and must ask again
+        # a claim that joined before the subscription asked for no notification, and must ask again
+        self._notices.wake(None)
 
     def close(self) -> None:
         for link in self.links:

@@ -294,7 +294,7 @@ class Evidence:
         return any(view.unsure and view.state in (VOTES, YIELDS) for view in self.views)
 
     def anywhere(self) -> bool:
-        """Return whether any server may keep something of the claim."""
+        """Return whether any server may have an entry of the claim."""
         return any(view.touched for view in self.views)
 
     def pending(self) -> int:
@@ -317,11 +317,10 @@ class Evidence:
         return max(named.values(), default=0) >= self.need
 
     def stays(self, which: int, now: int) -> bool:
-        """Return whether this server may still keep something of a claim that was given up.
+        """Return whether this server may still have an entry of a claim that was given up.
 
-        A server that has confirmed the release keeps nothing. Without a confirmation its entries end with the ttl,
-        because nobody renews the claim. A request without a reply needs more time, because the server may execute it
-        late.
+        A server that has confirmed the release has none. Without a confirmation its entries end with the ttl, because
+        nobody renews the claim. A request without a reply needs more time, because the server may execute it late.
         """
         view = self.views[which]
         if view.released is not None:

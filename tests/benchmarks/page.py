@@ -152,12 +152,15 @@ def _session(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+COSTS = {"held locks": "held locks, ttl 30 s", "waiters": "fair waiters of one asyncio client, ttl 30 s"}
+
+
 def _postgresql(found: Mapping[str, Any]) -> list[str]:
     return [
         *(_timed(f"acquire + release, {title}", samples) for title, samples in found["uncontended"].items()),
         *(_timed(f"hand-over to another process, {way}", samples) for way, samples in found["hand-over"].items()),
         *(_crowd(found["crowd"]) if "crowd" in found else []),
-        *(_kept_by_both(found["held locks"]) if "held locks" in found else []),
+        *(_costs(title, found[part]) for part, title in COSTS.items() if part in found),
     ]
 
 
@@ -230,9 +233,14 @@ def _crowd(found: Mapping[str, Any]) -> list[str]:
     return [_table(["20 contenders in 4 processes", *titles], rows)]
 
 
-def _kept_by_both(found: Mapping[str, Mapping[str, float]]) -> list[str]:
-    rows = ([locks, *(f"{share:.1%}" for share in shares.values())] for locks, shares in found.items())
-    return [_table(["held locks, ttl 30 s", *next(iter(found.values()))], rows)]
+def _costs(title: str, found: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a table of what a number of locks or waiters costs. The shares of a core are shown in percent."""
+    kinds = next(iter(found.values()))
+    rows = (
+        [count, *(f"{cost:.1%}" if kind.endswith("of one core") else cost for kind, cost in costs.items())]
+        for count, costs in found.items()
+    )
+    return _table([title, *kinds], rows)
 
 
 def _kept(found: tuple[str, dict[str, Any]]) -> list[object]:

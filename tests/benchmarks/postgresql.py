@@ -44,6 +44,7 @@ SYNCED: dict[str, dict[str, str]] = {"fsync on": {"fsync": "on"}, "fsync off": {
 NAME = "bench"
 KEY = 4711
 HELD = (1, 1000, 10_000)
+WAITERS = 5000
 HANDED = 100  # hand-overs of each contender
 QUEUED = 0.03  # seconds after which a waiter is certainly queued
 THREADS = 5  # the same as in tests.benchmarks.crowd
@@ -341,6 +342,46 @@ def _held() -> dict[str, dict[str, float]]:
     return found
 
 
+def _queued() -> dict[str, dict[str, float]]:
+    """Return what so many fair waiters of one asyncio client cost while they wait, and how fast they are served."""
+    with PostgresqlServer(fsync="on") as server:
+        return {f"{WAITERS:,}": asyncio.run(_wait_together(server))}
+
+
+async def _wait_together(server: PostgresqlServer) -> dict[str, float]:
+    async with multilock.connect_async(server.url, ttl=TTL) as ours, multilock.connect_async(server.url) as theirs:
+        served: list[float] = []
+
+        async def wait() -> None:
+            async with ours.lock(NAME, fair=True).acquire():
+                served.append(now())
+
+        lease = await theirs.lock(NAME).acquire()
+        waiters = [asyncio.create_task(wait()) for _ in range(WAITERS)]
+        await asyncio.to_thread(_await_queue, server.url)
+        before, used = _processor_time(server), time.process_time()
+        await asyncio.sleep(2 * TTL / 3)
+        used, busy = time.process_time() - used, _processor_time(server) - before
+        asked = now()
+        async with ours.lock("free").acquire():
+            took = now() - asked
+        released = now()
+        await lease.release()
+        await asyncio.gather(*waiters)
+    return {
+        "client, of one core": round(used / (2 * TTL / 3), 4),
+        "server, of one core": round(busy / (2 * TTL / 3), 4),
+        "a free lock meanwhile, ms": round(took * 1000, 1),
+        "served/s": round(WAITERS / (served[-1] - released), 1),
+    }
+
+
+def _await_queue(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as operator:
+        while operator.execute("SELECT count(*) FROM multilock.queue").fetchone() != (WAITERS,):
+            time.sleep(0.5)
+
+
 def _processor_time(server: PostgresqlServer) -> float:
     """Return the seconds that all processes of the server have used, including those that have ended."""
     ticks = 0
@@ -362,6 +403,7 @@ BENCHMARKS: Mapping[str, Callable[[], object]] = {
     "hand-over": _hand_over,
     "crowd": _crowd,
     "held locks": _held,
+    "waiters": _queued,
 }
 
 if __name__ == "__main__":

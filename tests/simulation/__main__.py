@@ -16,9 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.simulation.defects import try_all
 from tests.simulation.plan import BACKENDS, FACES, PROFILES, Plan, make_plan
-from tests.simulation.search import search
+from tests.simulation.search import search, try_defects
 from tests.simulation.threads import install
 
 SHOWN = 1500  # characters of a violation
@@ -28,41 +27,28 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    plain = argparse.ArgumentParser(add_help=False)
-    plain.add_argument("--backend", choices=BACKENDS, default="redis")
-    plain.add_argument("--face", choices=FACES, default="blocking")
-    plain.add_argument("--profile", choices=PROFILES)
-    timed = argparse.ArgumentParser(add_help=False)
-    timed.add_argument("--seconds", type=float, default=math.inf, help="of processor time")
-    seeds = commands.add_parser("seeds", parents=[plain, timed])
-    seeds.add_argument("first", type=int)
-    seeds.add_argument("last", type=int)
-    replay = commands.add_parser("replay", parents=[plain])
-    shrink = commands.add_parser("shrink", parents=[plain, timed])
-    for each in (replay, shrink):
-        each.add_argument("plan", help="a seed, or a file")
-        each.add_argument("--out", type=Path, required=each is shrink)
-    commands.add_parser("search").add_argument("--seconds", type=float, default=math.inf)
-    commands.add_parser("defects").add_argument("word", help="part of their names")
-    args, options = parser.parse_known_args(arguments)
-    if args.command == "defects":
-        return try_all(args.word, options)
-    if options:
-        parser.error(f"unknown: {' '.join(options)}")
+    parser.add_argument("command", choices=["seeds", "replay", "shrink", "search", "defects"])
+    parser.add_argument("what", nargs="*", help="the first seed and the last; a seed or a file; part of names")
+    parser.add_argument("--backend", choices=BACKENDS, default="redis")
+    parser.add_argument("--face", choices=FACES, default="blocking")
+    parser.add_argument("--profile", choices=PROFILES)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of processor time")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args(arguments)
     if args.command == "search":
         return search(args.seconds)
+    if args.command == "defects":
+        return try_defects(args.what[0], arguments[2:])
     install()
-    if args.command == "seeds":
-        return run_seeds(args)
-    return replay_one(args) if args.command == "replay" else shrink_one(args)
+    return {"seeds": run_seeds, "replay": replay_one, "shrink": shrink_one}[args.command](args)
 
 
 def run_seeds(args: argparse.Namespace) -> int:
     from tests.simulation.world import run
 
-    began, seed, grants = time.process_time(), args.first, 0
-    for seed in range(args.first, args.last):
+    first, last = map(int, args.what)
+    began, seed, grants = time.process_time(), first, 0
+    for seed in range(first, last):
         result = run(make_plan(seed, args.backend, args.face, args.profile), halts=True)
         grants += result.grants
         if result.violations:
@@ -73,16 +59,17 @@ def run_seeds(args: argparse.Namespace) -> int:
             return 1
         if time.process_time() - began > args.seconds:
             break
-    count = seed - args.first + 1
+    count = seed - first + 1
     speed = count / (time.process_time() - began)
     print(f"{count} seeds of {args.backend}, {args.face}: no oracle objects; {grants} grants, {speed:.1f} seeds/s")
     return 0
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
-    if args.plan.isdigit():
-        return make_plan(int(args.plan), args.backend, args.face, args.profile)
-    return Plan.from_json(Path(args.plan).read_text())
+    [what] = args.what
+    if what.isdigit():
+        return make_plan(int(what), args.backend, args.face, args.profile)
+    return Plan.from_json(Path(what).read_text())
 
 
 def replay_one(args: argparse.Namespace) -> int:
@@ -102,8 +89,9 @@ def shrink_one(args: argparse.Namespace) -> int:
     from tests.simulation.shrink import shrink
 
     plan, oracle, text = shrink(plan_of(args), args.seconds)
-    args.out.write_text(plan.to_json() + "\n")
-    print(f"{plan.size()} operations and faults in {args.out}: {oracle}: {text[:SHOWN]}")
+    out = args.out or Path("plan.json")
+    out.write_text(plan.to_json() + "\n")
+    print(f"{plan.size()} operations and faults in {out}: {oracle}: {text[:SHOWN]}")
     return 0
 
 

@@ -19,15 +19,15 @@ import multilock_sqlite
 from multilock import log_thread
 from multilock.config import settings_for
 from multilock.kernel import process as of_process
-from multilock.kernel import runtime, worker
+from multilock.kernel import worker
 from multilock.kernel.inside import inside
 from multilock_postgresql import transport
 from multilock_redis.keys import Keyspace
 from multilock_redis.redlock import RedlockBackend
 from multilock_redis.transport import Endpoint
-from tests.simulation.network import Connection
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.postgresql_server import Libpq, PostgresqlServer
+from tests.simulation.redis_server import Connection
 from tests.simulation.scheduler import Over, Process, simulation
 from tests.simulation.threads import InOrder
 
@@ -61,27 +61,6 @@ def open_backend(world: World, process: Process, plan: ProcessPlan) -> tuple[Any
     if kind == "redis":
         return multilock_redis.RedisBackend("redis", endpoints[0], Keyspace(PREFIX), ttl=plan.ttl), settings
     return RedlockBackend("redlock", endpoints, Keyspace(PREFIX), ttl=plan.ttl, guard=GUARD), settings
-
-
-class Killer:
-    """The timer of a hard fence."""
-
-    def __init__(self, clock: int) -> None:
-        self._process = simulation().running().process
-        self._planned = 0
-
-    def at(self, when: float) -> None:
-        self._planned += 1
-        if when < float("inf"):
-            sim = simulation()
-            sim.after((when - self._process.now()) / self._process.rate, self._strike, self._planned)
-
-    def _strike(self, planned: int) -> None:
-        if planned == self._planned:
-            simulation().kill(self._process)
-
-    def close(self) -> None:
-        self._planned += 1
 
 
 def _say(
@@ -122,7 +101,6 @@ def forget_everything() -> None:
 log_thread.QueuedLogger._say = _say  # type: ignore[method-assign]
 vars(log_thread)["defer"] = lambda call: None
 vars(log_thread)["flush"] = lambda seconds: True
-vars(runtime)["KillingTimer"] = Killer
 vars(transport)["os"] = SimpleNamespace(dup=lambda sock: sock)
 vars(transport)["socket"] = SimpleNamespace(**{**vars(socket), "socket": lambda fileno: fileno})
 for _name, _module in sorted(sys.modules.items()):

@@ -1,4 +1,4 @@
-"""The faults of a run. To add one, write a function here with `@fault`, and name it in `plan.PROFILES`.
+"""The faults of a run. To add one, write a function here, and name it in `plan.PROFILES`.
 
 A fault that makes the backend forget or end a lease must excuse the holder (`Oracles.excuse`) when the server executes
 it.
@@ -7,7 +7,6 @@ it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.plan import Fault, Operation
@@ -17,17 +16,11 @@ from tests.simulation.scheduler import Process
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["FAULTS", "strike"]
+__all__ = ["strike"]
 
-Strike = Callable[["World", Fault, Process], None]
-
-FAULTS: dict[str, Strike] = {}
-
-
-def fault(strike: Strike) -> Strike:
-    """Add a kind of fault, which has the name of this function."""
-    FAULTS[strike.__name__] = strike
-    return strike
+#: The faults that disturb no other process.
+OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "newcomer", "close"}
+MOMENTARY = {"cut", "cut_all", "lose_reply", "newcomer"}
 
 
 def strike(world: World, fault: Fault, process: Process) -> None:
@@ -36,35 +29,26 @@ def strike(world: World, fault: Fault, process: Process) -> None:
     world.sim.note(process, f"FAULT {fault.kind} {fault.seconds:.3f}")
     seconds = 0.0 if fault.kind in MOMENTARY else fault.seconds
     world.oracles.disturb(process if fault.kind in OF_ONE else None, seconds, fault.kind)
-    FAULTS[fault.kind](world, fault, process)
-
-
-#: The faults that disturb no other process.
-OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "newcomer", "close"}
-MOMENTARY = {"cut", "cut_all", "lose_reply", "newcomer"}
+    globals()[fault.kind](world, fault, process)
 
 
 # Processes
 
 
-@fault
 def pause(world: World, fault: Fault, process: Process) -> None:
     for each in world.sim.processes if world.plan.backend == "memory" else [process]:
         world.sim.pause(each)
         world.sim.after(fault.seconds, world.sim.resume, each)
 
 
-@fault
 def kill(world: World, fault: Fault, process: Process) -> None:
     world.sim.kill(process, host_too=fault.choice % 3 == 0)
 
 
-@fault
 def close(world: World, fault: Fault, process: Process) -> None:
     world.close(process)
 
 
-@fault
 def newcomer(world: World, fault: Fault, process: Process) -> None:
     """Let another client try to acquire now, without preparation."""
     name = "ab"[fault.choice % 2]
@@ -78,33 +62,28 @@ def newcomer(world: World, fault: Fault, process: Process) -> None:
 # The network
 
 
-@fault
 def part(world: World, fault: Fault, process: Process) -> None:
     for server in world.servers if fault.choice % 2 else [world.server(fault)]:
         world.network.part(process, server, fault.seconds)
 
 
-@fault
 def part_all(world: World, fault: Fault, process: Process) -> None:
     for each in world.sim.processes:
         for server in world.servers:
             world.network.part(each, server, fault.seconds)
 
 
-@fault
 def cut(world: World, fault: Fault, process: Process) -> None:
     if sockets := world.network.of(process):
         silently = fault.choice % 7 == 0 and world.plan.profile != "cuts"
         random.Random(fault.choice).choice(sockets).cut(silently=silently)
 
 
-@fault
 def cut_all(world: World, fault: Fault, process: Process) -> None:
     for sock in world.network.of(process):
         sock.cut()
 
 
-@fault
 def lose_reply(world: World, fault: Fault, process: Process) -> None:
     """Cut the connections to one server, which still executes the requests that were sent."""
     for sock in world.network.of(process, world.server(fault)):
@@ -112,7 +91,6 @@ def lose_reply(world: World, fault: Fault, process: Process) -> None:
         sock.loses = False
 
 
-@fault
 def late_request(world: World, fault: Fault, process: Process) -> None:
     """Delay the request that is being sent to one server. The client may give up before it arrives."""
     world.network.part(process, world.server(fault), fault.seconds)
@@ -121,14 +99,12 @@ def late_request(world: World, fault: Fault, process: Process) -> None:
 # Servers
 
 
-@fault
 def stop_server(world: World, fault: Fault, process: Process) -> None:
     server = world.server(fault)
     server.stop()
     world.sim.after(fault.seconds, server.go_on)
 
 
-@fault
 def restart(world: World, fault: Fault, process: Process) -> None:
     """End a server that keeps its data, and start it again."""
     server = world.server(fault)
@@ -137,7 +113,6 @@ def restart(world: World, fault: Fault, process: Process) -> None:
         world.sim.after(fault.seconds, server.start)
 
 
-@fault
 def forget(world: World, fault: Fault, process: Process) -> None:
     """End a server, which loses its data. Among several servers only one at a time does so, as Redlock allows."""
     server = world.server(fault)
@@ -150,12 +125,10 @@ def forget(world: World, fault: Fault, process: Process) -> None:
         world.sim.after(fault.seconds, server.start)
 
 
-@fault
 def flush_scripts(world: World, fault: Fault, process: Process) -> None:
     world.server(fault).lose_scripts()
 
 
-@fault
 def step_clock(world: World, fault: Fault, process: Process) -> None:
     if len(world.servers) == 1:
         seconds = fault.seconds if fault.choice % 2 else -fault.seconds
@@ -167,7 +140,6 @@ def step_clock(world: World, fault: Fault, process: Process) -> None:
 # Operators
 
 
-@fault
 def evict(world: World, fault: Fault, process: Process) -> None:
     """Delete the key of a lock on one server."""
     name = "ab"[fault.choice % 2]
@@ -177,7 +149,6 @@ def evict(world: World, fault: Fault, process: Process) -> None:
         world.server(fault).delete(world.key(name))
 
 
-@fault
 def lock_row(world: World, fault: Fault, process: Process) -> None:
     """Let another transaction lock a row of PostgreSQL."""
     server = world.server(fault)
@@ -185,6 +156,5 @@ def lock_row(world: World, fault: Fault, process: Process) -> None:
         server.lock_row(world.key("ab"[fault.choice % 2]), fault.choice // 2, fault.seconds)
 
 
-@fault
 def force(world: World, fault: Fault, process: Process) -> None:
     world.force(process, "ab"[fault.choice % 2])

@@ -1,6 +1,6 @@
 """The network between simulated processes and servers: ordered connections with delays, stalls, cuts and partitions.
 
-`Connection` takes the place of redis-py's connection class. Data on a closed connection may still arrive.
+Data on a closed connection may still arrive.
 """
 
 from __future__ import annotations
@@ -9,94 +9,17 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from tests.simulation.plan import Weather
-from tests.simulation.scheduler import TIMEOUT, Process, Simulation, simulation
-from tests.simulation.threads import File, Waiter, waiter
+from tests.simulation.scheduler import Process, Simulation
+from tests.simulation.server import Server
+from tests.simulation.threads import File, Waiters
 
-if TYPE_CHECKING:
-    from tests.simulation.postgresql_server import PostgresqlServer
-    from tests.simulation.redis_server import RedisServer
-
-__all__ = ["AnyServer", "Connection", "Network", "Server", "Socket"]
+__all__ = ["Network", "Socket"]
 
 HOST_IS_MISSED = 40.0  # seconds until a server notices that a client's host died
 LONGEST_STALL = 30.0  # seconds
-
-
-AnyServer: TypeAlias = "PostgresqlServer | RedisServer"
-
-
-class Server:
-    """The common part of the simulated servers.
-
-    A subclass executes requests (``accept``, ``closed``, ``_received``, ``_ended``), and lets faults happen
-    (``delete``, ``lose_scripts``). The oracles ask it for the ``holder`` that has a name alone, whether the name
-    ``is_free``, for all ``claims`` that hold or wait, and for the ``waiters`` that are alive and listen. ``pushed``
-    reads bytes for a client.
-    """
-
-    def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
-        """``clock`` returns the microseconds of the wall clock."""
-        self.name = name
-        self.sim: Any = sim
-        self.random = random.Random(f"server {name} {seed}")
-        self.step = 0.0  # seconds by which the server's clock was stepped
-        self.up, self.paused = True, False
-        self.run, self.started = 0, -math.inf
-        self.lost = -math.inf  # when it last lost commits that it had reported
-        #: Called before each step that may give a name away: see `World._step`.
-        self.on_step: Callable[[str, str, str], Callable[[], None]] = lambda *what: lambda: None
-        self.on_expiry: Callable[[str], None] = lambda key: None
-        self._clock = clock
-        self._late: list[tuple[Any, bytes]] = []  # data that arrived while the server was stopped
-
-    def micros(self) -> int:
-        """Return the server's time in microseconds."""
-        return self._clock() + int(self.step * 1e6)
-
-    def received(self, end: Any, data: bytes) -> None:
-        """Take bytes from a client, whose connection has the server's end ``end``."""
-        if self.up and end.run == self.run:
-            if self.paused:
-                self._late.append((end, data))
-            else:
-                self._received(end, data)
-
-    def _received(self, end: Any, data: bytes) -> None:
-        raise NotImplementedError
-
-    # Faults
-
-    def stop(self) -> None:
-        """Stop the server's process. Requests that arrive are executed when it continues."""
-        self.paused = True
-
-    def go_on(self) -> None:
-        """Let a stopped server continue."""
-        self.paused = False
-        late, self._late = self._late, []
-        for end, data in late:
-            self.received(end, data)
-
-    def end(self, *, forgets: bool) -> None:
-        """End the server. ``forgets``: it loses its data."""
-        self.up, self.paused = False, False
-        self.run += 1
-        self._late = []
-        for link in self._ended(forgets=forgets):
-            link.reset()
-
-    def _ended(self, *, forgets: bool) -> list[Any]:
-        """Forget the connections, and return the links of them."""
-        raise NotImplementedError
-
-    def start(self) -> None:
-        """Start an ended server again."""
-        if not self.up:
-            self.up = True
-            self.started = self.sim.time
 
 
 class Network:
@@ -107,7 +30,7 @@ class Network:
         self.random = random.Random(f"network {seed}")
         self.weather = weather
         self.sockets: dict[Socket, None] = {}
-        self._parted: dict[tuple[Process, AnyServer], float] = {}  # the end of the partition or stall
+        self._parted: dict[tuple[Process, Server], float] = {}  # the end of the partition or stall
         self.on_sent: Callable[[Socket, bytes], None] = lambda sock, data: None
         self.on_arrived: Callable[[Socket, bytes], None] = lambda sock, data: None
 
@@ -116,7 +39,7 @@ class Network:
         for sock in self.of(process):
             sock.dies(host_too)
 
-    def part(self, process: Process, server: AnyServer, seconds: float) -> None:
+    def part(self, process: Process, server: Server, seconds: float) -> None:
         """Delay all packets between the two until the partition ends."""
         self._parted[process, server] = self.sim.time + seconds
 
@@ -125,7 +48,7 @@ class Network:
         self._parted.clear()
         self.weather = Weather(base=self.weather.base)
 
-    def delay(self, process: Process, server: AnyServer, *, may_stall: bool = True) -> float:
+    def delay(self, process: Process, server: Server, *, may_stall: bool = True) -> float:
         """Return the delay of the next packet."""
         chance, weather = self.random, self.weather
         delay = weather.base * (0.5 - math.log(1.0 - chance.random()))
@@ -137,7 +60,7 @@ class Network:
             delay = max(delay, until - self.sim.time + weather.base * chance.random() * 100)
         return delay
 
-    def of(self, process: Process, server: AnyServer | None = None) -> list[Socket]:
+    def of(self, process: Process, server: Server | None = None) -> list[Socket]:
         """Return the open connections of a process."""
         return [each for each in self.sockets if each.process is process and server in (None, each.server)]
 
@@ -145,7 +68,7 @@ class Network:
 class Socket(File):
     """The client's end of a connection, with the methods of a socket that the library calls."""
 
-    def __init__(self, network: Network, server: AnyServer) -> None:
+    def __init__(self, network: Network, server: Server) -> None:
         super().__init__()
         self.network = network
         self.server = server
@@ -157,7 +80,7 @@ class Socket(File):
         self._error: bytes | Exception | None = None  # the result of a read after all data was read
         self._closed = False
         self._to_server = self._to_client = 0.0  # when the last packet each way arrives
-        self._reader: Waiter | None = None
+        self._readers = Waiters()
         network.sockets[self] = None
 
     def __repr__(self) -> str:
@@ -193,24 +116,19 @@ class Socket(File):
         self.network.on_sent(self, data)
 
     def recv(self, size: int) -> bytes:
-        sim = self.sim
-        end = math.inf if self._timeout is None else sim.time + self._timeout
-        while True:
-            sim.running()
-            if self._closed:
-                raise OSError(9, "Bad file descriptor")
-            if self._arrived:
-                return self._arrived.popleft()
-            if isinstance(self._error, bytes):
-                return self._error
-            if self._error is not None:
-                raise self._error
-            if self._timeout == 0:
-                raise BlockingIOError(11, "Resource temporarily unavailable")
-            self._reader = waiter()
-            if sim.block(end - sim.time, "recv") is TIMEOUT and not self.is_readable():
-                self._reader = None
-                raise TimeoutError("timed out")
+        self.sim.running()
+        if self._timeout == 0 and not self.is_readable():
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        if not self._readers.wait(self.is_readable, self._timeout, "recv"):
+            raise TimeoutError("timed out")
+        if self._closed:
+            raise OSError(9, "Bad file descriptor")
+        if self._arrived:
+            return self._arrived.popleft()
+        if isinstance(self._error, bytes):
+            return self._error
+        assert self._error is not None
+        raise self._error
 
     def is_readable(self) -> bool:
         return bool(self._arrived) or self._error is not None or self._closed
@@ -226,17 +144,12 @@ class Socket(File):
         if not self._closed:
             self._closed = True
             self._leave()
-            self._wake()
+            self._readers.wake_all()
             super().close()
 
     def has_changed(self) -> None:
-        self._wake()
+        self._readers.wake()
         super().has_changed()
-
-    def _wake(self) -> None:
-        if self._reader:
-            reader, self._reader = self._reader, None
-            self.sim.wake(*reader)
 
     def _may_break(self) -> None:
         network = self.network
@@ -313,30 +226,3 @@ class Socket(File):
         self.network.sockets.pop(self, None)
         after = HOST_IS_MISSED if host_too else self.network.delay(self.process, self.server, may_stall=False)
         self.sim.at(max(self._to_server + 1e-9, self.sim.time + after), self._server_notices)
-
-
-class Connection:
-    """Replaces a connection of redis-py in the library: see `tests.simulation.backends.open_backend`."""
-
-    _sock: Socket
-
-    def __init__(self, network: Network, server: AnyServer, socket_timeout: float, **ignored: object) -> None:
-        self._network, self._server, self._within = network, server, socket_timeout
-
-    def connect(self) -> None:
-        """Connect. Raises OSError if the server is down or the network too slow."""
-        network, server, sim = self._network, self._server, simulation()
-        process = sim.running().process
-        delay = network.delay(process, server) + network.delay(process, server)
-        sim.block(min(delay, self._within), "connect")
-        if delay >= self._within:
-            raise TimeoutError("timed out")
-        sock = Socket(network, server)
-        sock.end = server.accept(sock)
-        if sock.end is None:
-            sock.close()
-            raise ConnectionRefusedError(111, "Connection refused")
-        self._sock = sock
-
-    def disconnect(self) -> None:
-        self._sock.close()

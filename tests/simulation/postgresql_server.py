@@ -16,9 +16,10 @@ import psycopg
 from psycopg import pq
 
 from multilock_postgresql.transport import OWN_PID, PING
-from tests.simulation.network import Network, Server, Socket
+from tests.simulation.network import Network, Socket
 from tests.simulation.postgresql_store import LOCK_WAIT, STEPS, Holder, Name, Refused, Row, Store, Waiter
 from tests.simulation.scheduler import Simulation
+from tests.simulation.server import Server
 
 __all__ = ["Libpq", "PostgresqlServer"]
 

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 from lupa.lua51 import LuaRuntime
 
 from multilock_redis import transactions
-from tests.simulation.network import Server
+from tests.simulation.network import Network, Socket
 from tests.simulation.redis_store import Refused, Reply, Sorted, Status, Store
-from tests.simulation.scheduler import Simulation
+from tests.simulation.scheduler import Simulation, simulation
+from tests.simulation.server import Server
 
-__all__ = ["Client", "RedisServer"]
+__all__ = ["Client", "Connection", "RedisServer"]
 
 ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
 FULL = 5  # keys of a script that may give a name away
@@ -339,8 +340,7 @@ class RedisServer(Server):
             self.clients.pop(client.number, None)
 
     def _received(self, client: Client, data: bytes) -> None:
-        """Execute the commands, and send the replies. Commands arrive whole, and no word contains a line break of
-        RESP."""
+        """Execute the commands, and send the replies. Commands arrive whole, and no word contains a line break."""
         self.micros()
         lines, at = data.decode("latin-1").split("\r\n"), 0
         while at < len(lines) - 1:
@@ -373,6 +373,33 @@ class RedisServer(Server):
         super().start()
         for key, end in list(self.store.ends.items()):
             self._plan_end(key, end)
+
+
+class Connection:
+    """Replaces a connection of redis-py in the library: see `tests.simulation.backends.open_backend`."""
+
+    _sock: Socket
+
+    def __init__(self, network: Network, server: RedisServer, socket_timeout: float, **ignored: object) -> None:
+        self._network, self._server, self._within = network, server, socket_timeout
+
+    def connect(self) -> None:
+        """Connect. Raises OSError if the server is down or the network too slow."""
+        network, server, sim = self._network, self._server, simulation()
+        process = sim.running().process
+        delay = network.delay(process, server) + network.delay(process, server)
+        sim.block(min(delay, self._within), "connect")
+        if delay >= self._within:
+            raise TimeoutError("timed out")
+        sock = Socket(network, server)
+        sock.end = server.accept(sock)
+        if sock.end is None:
+            sock.close()
+            raise ConnectionRefusedError(111, "Connection refused")
+        self._sock = sock
+
+    def disconnect(self) -> None:
+        self._sock.close()
 
 
 def _claim(owner: str) -> str:

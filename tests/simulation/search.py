@@ -1,6 +1,7 @@
 """Run new seeds on all cores, and count them in `seeds.json` by backend, face and profile.
 
 The counts belong to a hash of the product and of the simulation. When that changes, they are added to the earlier ones.
+`try_defects` counts the seeded defects in `tests/mutants` that the simulation finds, and measures how soon.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.mutants.__main__ import copy_tree, read_all
 from tests.simulation.plan import BACKENDS, FACES, make_plan
 from tests.simulation.threads import install
 
-__all__ = ["code_hash", "search", "table", "without_words"]
+__all__ = ["code_hash", "search", "try_defects", "without_words"]
 
 KINDS = [(backend, face) for backend in BACKENDS for face in FACES]
 ROOT = Path(__file__).parents[2]
 COUNTS = Path(__file__).with_name("seeds.json")
+MANY = "100000"  # more seeds than there is time for
 
 
 def code_hash() -> str:
@@ -55,37 +57,23 @@ def without_words(suffix: str, text: str) -> str:
 
 def search(seconds: float) -> int:
     """Run seeds until the time is over, or the user interrupts it. Return 1 if an oracle has objected."""
-    counts = read_counts()
-    count = len(os.sched_getaffinity(0))
-    command = [sys.executable, "-m", "tests.simulation.search"]
-    with tempfile.NamedTemporaryFile("w") as results, Path(results.name).open() as lines:
-        seeds = [(str(counts["next"] + number), str(count)) for number in range(count)]
-        children = [subprocess.Popen([*command, *each], stdout=results, cwd=ROOT) for each in seeds]
-        until, failed = time.monotonic() + seconds, 0
-        with suppress(KeyboardInterrupt):
-            while time.monotonic() < until and all(child.poll() is None for child in children):
-                time.sleep(1.0)
-                failed += count_seeds(counts, lines)
-        for child in children:
-            child.terminate()
-            child.wait()
-        failed += count_seeds(counts, lines)
+    counts, bad, cores = read_counts(), [], len(os.sched_getaffinity(0))
+    reads, writes = os.pipe()  # a line is short enough to arrive whole
+    for number in range(cores):
+        command = [sys.executable, "-m", "tests.simulation.search", str(counts["next"] + number), str(cores)]
+        subprocess.Popen([*command, str(seconds)], stdout=writes, cwd=ROOT)
+    os.close(writes)
+    with suppress(KeyboardInterrupt), open(reads) as lines:
+        for of, profile, seed, text in map(json.loads, lines):
+            profiles = counts["now"].setdefault(of, {})
+            profiles[profile] = profiles.get(profile, 0) + 1
+            counts["next"] = max(counts["next"], seed + 1)
+            COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
+            if text:
+                bad.append(seed)
+                print(f"seed {seed} of {of} ({profile}): {text}", flush=True)
     print(table(counts))
-    return int(failed > 0)
-
-
-def count_seeds(counts: dict[str, Any], lines: Iterable[str]) -> int:
-    """Count the new results, and print the failures. Return how many these are."""
-    failed = 0
-    for line in map(json.loads, lines):
-        profiles = counts["now"].setdefault(line["of"], {})
-        profiles[line["profile"]] = profiles.get(line["profile"], 0) + 1
-        counts["next"] = max(counts["next"], line["seed"] + 1)
-        if line["bad"]:
-            failed += 1
-            print(f"seed {line['seed']} of {line['of']} ({line['profile']}): {line['bad']}", flush=True)
-    COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
-    return failed
+    return int(bool(bad))
 
 
 def read_counts() -> dict[str, Any]:
@@ -110,22 +98,49 @@ def table(counts: dict[str, Any]) -> str:
     return "\n".join(f"{backend:10} {face:10} {now:>10} {total:>10}" for backend, face, now, total in lines)
 
 
-def run_for_ever(first: int, step: int) -> None:
+def run_seeds(first: int, step: int, seconds: float) -> None:
     """Run seeds, each on one backend and face after the other, and print a line of JSON for each.
 
     It ends when its parent has gone.
     """
-    parent = os.getppid()
+    parent, until = os.getppid(), time.monotonic() + seconds
     install()
     from tests.simulation.world import run
 
-    for seed in itertools.takewhile(lambda seed: os.getppid() == parent, itertools.count(first, step)):
+    for seed in itertools.count(first, step):
         for backend, face in KINDS:
+            if os.getppid() != parent or time.monotonic() > until:
+                return
             result = run(make_plan(seed, backend, face), halts=True)
             bad = ": ".join(result.violations[0])[:500] if result.violations else ""
-            line = {"of": f"{backend} {face}", "profile": result.plan.profile, "seed": seed, "bad": bad}
-            print(json.dumps(line), flush=True)
+            print(json.dumps([f"{backend} {face}", result.plan.profile, seed, bad]), flush=True)
+
+
+def try_defects(word: str, options: list[str]) -> int:
+    """For each defect whose name contains ``word``, run the command ``seeds`` on a tree with that defect.
+
+    Print the first line of its output, or MISSED, and the seconds that it took.
+    """
+    for mutant in read_all():
+        if word in mutant.name:
+            with tempfile.TemporaryDirectory(prefix="simulation-defect-") as folder:
+                tree = Path(folder)
+                copy_tree(tree)
+                mutant.apply(tree)
+                began = time.monotonic()
+                done = subprocess.run(
+                    [sys.executable, "-m", "tests.simulation", "seeds", "0", MANY, *options],
+                    cwd=tree,
+                    env={**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'backends'}"},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    check=False,
+                )
+            said = done.stdout.splitlines()[0] if done.returncode else "MISSED"
+            print(f"{mutant.name:50} {time.monotonic() - began:5.1f} s  {said[:150]}", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    run_for_ever(int(sys.argv[1]), int(sys.argv[2]))
+    run_seeds(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any, Self
@@ -49,24 +50,49 @@ def get_ident() -> int:
     return task.ident if task else 0
 
 
+class Waiters:
+    """The tasks that wait for one thing, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._entries: deque[Waiter] = deque()
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None, what: str) -> bool:
+        """Suspend the running task until ``ready()`` is true, at most so many seconds (None: no limit). Returns
+        whether it is true."""
+        sim = simulation()
+        end = math.inf if timeout is None else sim.time + timeout
+        while not ready():
+            entry = waiter()
+            self._entries.append(entry)
+            if sim.block(end - sim.time, what) is TIMEOUT:
+                with suppress(ValueError):  # it was woken at the same time
+                    self._entries.remove(entry)
+                return ready()
+        return True
+
+    def wake(self) -> None:
+        """Wake the first task."""
+        if self._entries:
+            simulation().wake(*self._entries.popleft())
+
+    def wake_all(self) -> None:
+        while self._entries:
+            self.wake()
+
+
 class Lock:
     def __init__(self) -> None:
         self._locked = False
-        self._waiters: deque[Waiter] = deque()
+        self._waiters = Waiters()
+
+    def _is_free(self) -> bool:
+        return not self._locked
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        sim = simulation()
-        if sim.p_switch:
-            sim.may_switch()
-        if self._locked and (not blocking or timeout == 0):
-            return False
-        end = math.inf if timeout < 0 else sim.time + timeout
-        while self._locked:
-            entry = waiter()
-            self._waiters.append(entry)
-            if sim.block(end - sim.time, "lock") is TIMEOUT and self._locked:
-                if entry in self._waiters:
-                    self._waiters.remove(entry)
+        simulation().may_switch()
+        if self._locked:
+            limit = (None if timeout < 0 else timeout) if blocking else 0
+            if limit == 0 or not self._waiters.wait(self._is_free, limit, "lock"):
                 return False
         self._locked = True
         return True
@@ -75,8 +101,7 @@ class Lock:
         if not self._locked:
             raise RuntimeError("release unlocked lock")
         self._locked = False
-        if self._waiters:
-            simulation().wake(*self._waiters.popleft())
+        self._waiters.wake()
 
     def __enter__(self) -> None:
         self.acquire()
@@ -111,36 +136,31 @@ class RLock(Lock):
 
 class Event:
     def __init__(self) -> None:
-        self._set = False
-        self._waiters: list[Waiter] = []
+        self._set, self._sets = False, 0
+        self._waiters = Waiters()
 
     def is_set(self) -> bool:
         return self._set
 
     def set(self) -> None:
-        self._set = True
-        waiters, self._waiters = self._waiters, []
-        for each in waiters:
-            simulation().wake(*each)
+        self._set, self._sets = True, self._sets + 1
+        self._waiters.wake_all()
 
     def clear(self) -> None:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        if not self._set:
-            self._waiters.append(waiter())
-            simulation().block(math.inf if timeout is None else timeout, "event")
-        return self._set
+        sets = self._sets  # a wait ends with the call of set(), even if a call of clear() follows at once
+        return self._waiters.wait(lambda: self._set or self._sets > sets, timeout, "event")
 
 
 class Condition(RLock):
     def __init__(self) -> None:
         super().__init__()
-        self._bells: list[Event] = []
+        self._bell = Event()  # a new one after each notification
 
     def wait(self, timeout: float | None = None) -> bool:
-        bell = Event()
-        self._bells.append(bell)
+        bell = self._bell
         self.release()
         try:
             return bell.wait(timeout)
@@ -156,37 +176,25 @@ class Condition(RLock):
         return True
 
     def notify_all(self) -> None:
-        bells, self._bells = self._bells, []
-        for bell in bells:
-            bell.set()
+        bell, self._bell = self._bell, Event()
+        bell.set()
 
 
 class SimpleQueue:
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
-        self._waiters: deque[Waiter] = deque()
+        self._waiters = Waiters()
 
     def __class_getitem__(cls, item: object) -> type[SimpleQueue]:
         return cls
 
     def put(self, item: Any) -> None:
         self._items.append(item)
-        if self._waiters:
-            simulation().wake(*self._waiters.popleft())
+        self._waiters.wake()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        sim = simulation()
-        end = math.inf if timeout is None else sim.time + timeout
-        while not self._items:
-            if not block:
-                raise Empty
-            entry = waiter()
-            self._waiters.append(entry)
-            if sim.block(end - sim.time, "queue") is TIMEOUT:
-                if entry in self._waiters:
-                    self._waiters.remove(entry)
-                if not self._items:
-                    raise Empty
+        if not self._items and not (block and self._waiters.wait(lambda: bool(self._items), timeout, "queue")):
+            raise Empty
         return self._items.popleft()
 
     def get_nowait(self) -> Any:
@@ -272,7 +280,7 @@ class Selector(File):
         super().__init__()
         self._keys: dict[Any, selectors.SelectorKey] = {}
         self._files: dict[Any, File] = {}
-        self._waiter: Waiter | None = None
+        self._waiters = Waiters()
 
     def register(self, what: Any, events: int, data: Any = None) -> None:
         number = what if isinstance(what, int) else what.fileno()
@@ -296,9 +304,7 @@ class Selector(File):
         return self._keys[what]
 
     def has_changed(self) -> None:
-        if self._waiter:
-            simulation().wake(*self._waiter)
-            self._waiter = None
+        self._waiters.wake()
         super().has_changed()
 
     def is_readable(self) -> bool:
@@ -309,13 +315,9 @@ class Selector(File):
         return [(self._keys[what], selectors.EVENT_READ) for what in ready]
 
     def select(self, timeout: float | None = None) -> list[tuple[Any, int]]:
-        ready = self._ready()
-        if not ready and (timeout is None or timeout > 0):
-            self._waiter = waiter()
-            simulation().block(math.inf if timeout is None else timeout, "selector")
-            self._waiter = None
-            ready = self._ready()
-        return ready
+        if timeout is None or timeout > 0:
+            self._waiters.wait(self.is_readable, timeout, "selector")
+        return self._ready()
 
     def __enter__(self) -> Self:
         return self

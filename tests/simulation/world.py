@@ -20,12 +20,13 @@ from typing import Any
 import multilock
 from tests.simulation import backends, faults
 from tests.simulation.loop import Loop
-from tests.simulation.network import AnyServer, Network, Socket
+from tests.simulation.network import Network, Socket
 from tests.simulation.oracles import Held, Oracles
 from tests.simulation.plan import Fault, Operation, Plan, ProcessPlan
 from tests.simulation.postgresql_server import PostgresqlServer
 from tests.simulation.redis_server import RedisServer
 from tests.simulation.scheduler import START, Process, Simulation
+from tests.simulation.server import Server
 from tests.simulation.threads import EPOCH
 
 __all__ = ["Run", "World", "run"]
@@ -95,12 +96,12 @@ class World:
         for fault in plan.faults:
             self._after.setdefault((fault.after, fault.nth), []).append(fault)
 
-    def _server(self, number: int) -> AnyServer:
+    def _server(self, number: int) -> Server:
         sim, seed = self.sim, self.plan.seed
         kind, name = (
             (PostgresqlServer, "postgresql") if self.plan.backend == "postgresql" else (RedisServer, f"redis{number}")
         )
-        server: AnyServer = kind(name, sim, lambda: int((EPOCH + sim.time) * 1e6), seed)
+        server: Server = kind(name, sim, lambda: int((EPOCH + sim.time) * 1e6), seed)
         if self.plan.servers > 1:
             server.step = server.random.uniform(-0.01, 0.01)
         server.on_step = partial(self._step, server)
@@ -109,7 +110,7 @@ class World:
 
     # Reports from the servers and the network
 
-    def _step(self, server: AnyServer, key: str, sender: str, kind: str) -> Callable[[], None]:
+    def _step(self, server: Server, key: str, sender: str, kind: str) -> Callable[[], None]:
         """Note a step that may give a name away. The function that is returned is called after it.
 
         ``kind``: The sender asks for the name, asks without regard to the queue (barge), leaves, or is an operator
@@ -163,7 +164,7 @@ class World:
     def _process(self, number: int) -> Process:
         return self.sim.processes[number % len(self.sim.processes)]
 
-    def server(self, fault: Fault) -> AnyServer:
+    def server(self, fault: Fault) -> Server:
         """Return the server that a fault has chosen."""
         return self.servers[fault.choice % len(self.servers)]
 

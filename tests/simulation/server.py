@@ -1,0 +1,115 @@
+"""The common part of the simulated servers."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.simulation.scheduler import Simulation
+
+__all__ = ["Server"]
+
+
+class Server:
+    """The common part of the simulated servers. A subclass executes the requests."""
+
+    def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
+        """``clock`` returns the microseconds of the wall clock."""
+        self.name = name
+        self.sim: Any = sim
+        self.random = random.Random(f"server {name} {seed}")
+        self.step = 0.0  # seconds by which the server's clock was stepped
+        self.up, self.paused = True, False
+        self.run, self.started = 0, -math.inf
+        self.lost = -math.inf  # when it last lost commits that it had reported
+        #: Called before each step that may give a name away: see `World._step`.
+        self.on_step: Callable[[str, str, str], Callable[[], None]] = lambda *what: lambda: None
+        self.on_expiry: Callable[[str], None] = lambda key: None
+        self._clock = clock
+        self._late: list[tuple[Any, bytes]] = []  # data that arrived while the server was stopped
+
+    def micros(self) -> int:
+        """Return the server's time in microseconds."""
+        return self._clock() + int(self.step * 1e6)
+
+    def received(self, end: Any, data: bytes) -> None:
+        """Take bytes from a client, whose connection has the server's end ``end``."""
+        if self.up and end.run == self.run:
+            if self.paused:
+                self._late.append((end, data))
+            else:
+                self._received(end, data)
+
+    def _received(self, end: Any, data: bytes) -> None:
+        raise NotImplementedError
+
+    def accept(self, link: Any) -> Any:
+        """Return the server's end of a new connection, or None if the server is down."""
+        raise NotImplementedError
+
+    def closed(self, end: Any) -> None:
+        """Notice that a client has closed its connection."""
+        raise NotImplementedError
+
+    # For the oracles
+
+    def holder(self, key: str) -> str | None:
+        """Return the claim that has a name alone."""
+        raise NotImplementedError
+
+    def is_free(self, key: str) -> bool:
+        """Return whether a claim would get the name now."""
+        raise NotImplementedError
+
+    def claims(self) -> Iterator[tuple[str, str]]:
+        """Yield each claim that holds or waits, after the key of its name."""
+        raise NotImplementedError
+
+    def waiters(self, key: str, me: str) -> list[str]:
+        """Return the claims in the queue of a name that are alive and listen, and the claim ``me``."""
+        raise NotImplementedError
+
+    def pushed(self, data: bytes) -> str | None:
+        """Return the claim that these bytes for a client notify."""
+        raise NotImplementedError
+
+    # Faults
+
+    def stop(self) -> None:
+        """Stop the server's process. Requests that arrive are executed when it continues."""
+        self.paused = True
+
+    def go_on(self) -> None:
+        """Let a stopped server continue."""
+        self.paused = False
+        late, self._late = self._late, []
+        for end, data in late:
+            self.received(end, data)
+
+    def end(self, *, forgets: bool) -> None:
+        """End the server. ``forgets``: it loses its data."""
+        self.up, self.paused = False, False
+        self.run += 1
+        self._late = []
+        for link in self._ended(forgets=forgets):
+            link.reset()
+
+    def delete(self, key: str) -> None:
+        """Delete the data of a name, as an operator does."""
+        raise NotImplementedError
+
+    def lose_scripts(self) -> None:
+        """Forget the scripts or functions of the clients."""
+        raise NotImplementedError
+
+    def _ended(self, *, forgets: bool) -> list[Any]:
+        """Forget the connections, and return the links of them."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start an ended server again."""
+        if not self.up:
+            self.up = True
+            self.started = self.sim.time

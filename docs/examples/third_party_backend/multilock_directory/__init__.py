@@ -204,7 +204,7 @@ def _live(file: Path, now: float) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError:
-        pass  # cut by a power failure, which also ended the holder
+        pass  # the file was cut by a power failure, which also ended its holder
     file.unlink()
     return None
 

@@ -14,7 +14,6 @@
 `connect_async` is the same for asyncio. See `Client` for everything else.
 """
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from multilock.client import Client, connect
@@ -114,10 +113,6 @@ __all__ = [
     "now",
     "register_backend",
 ]
-
-# The program decides where log records go: without a handler of its own, it gets no record of multilock.
-logging.getLogger("multilock").addHandler(logging.NullHandler())
-
 
 if not TYPE_CHECKING:  # a type checker would otherwise accept every name
 

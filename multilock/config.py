@@ -373,8 +373,8 @@ def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:
             'default = "NAME" at its top'
         )
     return NothingConfigured(
-        "no backend is configured: pass a URL such as redis://localhost:6379/0 or sqlite:////var/lib/app/locks.db, set "
-        f'$MULTILOCK_URL, or write url = "…" in {DEFAULT_FILE}'
+        "no backend is configured: pass a URL (on the command line --url) such as redis://localhost:6379/0 or "
+        f'sqlite:////var/lib/app/locks.db, set $MULTILOCK_URL, or write url = "…" in {DEFAULT_FILE}'
     )
 
 

@@ -363,3 +363,21 @@ if not {threads}:
     )
     assert done.stderr.splitlines() == ["WARNING MainThread the lock 'n' could not be released at exit: silent"]
     assert done.returncode == 0
+
+
+def test_a_program_without_log_handlers_prints_why_a_leader_resigned() -> None:
+    script = """
+import threading
+import multilock
+ended = threading.Event()
+def oops(leadership):
+    raise KeyError("oops")
+with multilock.connect("memory://") as client:
+    with client.election("e", on_elected=oops, on_lost=lambda loss: ended.set()):
+        assert ended.wait(20)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    lines = done.stderr.splitlines()
+    assert lines[0] == "on_elected of the election 'e' raised, so this node resigns"
+    assert lines[-1] == "KeyError: 'oops'"
+    assert done.returncode == 0

@@ -20,7 +20,7 @@ from tests.simulation.plan import BACKENDS, FACES, PROFILES, Plan, make_plan
 from tests.simulation.search import search, try_defects
 from tests.simulation.threads import install
 
-SHOWN = 1500  # characters of a violation
+SHOWN = 1500  # characters of a violation that are printed
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""How a simulated process opens each backend, and what else of the library must not reach the real world."""
+"""Open each backend in a simulated process, and replace those parts of the library that would reach the real world."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["FOLDER", "PREFIX", "forget_everything", "open_backend"]
 
 PREFIX = "ml/"
 GUARD = 10.0  # seconds: `restart_guard`, as long as the longest ttl of a plan
-FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None  # the folder for files of SQLite
+FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None  # the folder for the files of the SQLite backend
 
 
 def open_backend(world: World, process: Process, plan: ProcessPlan) -> tuple[Any, Any]:
@@ -66,7 +66,7 @@ def open_backend(world: World, process: Process, plan: ProcessPlan) -> tuple[Any
 def _say(
     self: object, level: int, message: str, args: tuple[object, ...], exc_info: object = None, extra: object = None
 ) -> None:
-    """Log into the trace. A logged exception is an error of the run, unless it only ended a task."""
+    """Log into the trace. A logged exception counts as an error of the run, unless it is `Over`, which ends tasks."""
     sim = simulation()
     if sim.over or sim.current is None:
         return
@@ -75,7 +75,7 @@ def _say(
         trace = "".join(traceback.format_exception(error))[-2000:]
         sim.errors.append(f"{sim.current.process} logged {message % args}: {trace}")
     if sim.trace is not None and level > 10:
-        text = re.sub(r" at 0x[0-9a-f]+", "", message % args)  # an address differs in each interpreter
+        text = re.sub(r" at 0x[0-9a-f]+", "", message % args)  # memory addresses would differ from run to run
         sim.note(sim.current.process, f"LOG {text}")
 
 
@@ -106,5 +106,5 @@ vars(transport)["socket"] = SimpleNamespace(**{**vars(socket), "socket": lambda 
 for _name, _module in sorted(sys.modules.items()):
     if _name.startswith("multilock"):
         vars(_module)["set"] = InOrder
-gc.disable()  # garbage is collected between two runs only: a finalizer at another moment would change a run
+gc.disable()  # garbage is collected only between two runs, because a finalizer during a run would change it
 gc.freeze()

@@ -1,7 +1,7 @@
 """The faults of a run. To add one, write a function here, and name it in `plan.PROFILES`.
 
-A fault that makes the backend forget or end a lease must excuse the holder (`Oracles.excuse`) when the server executes
-it.
+If a fault makes the backend forget or end a lease, it must call `Oracles.excuse` when the server executes it. Otherwise
+the oracles would report the loss as a violation.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["strike"]
 
-#: The faults that disturb no other process.
+#: Faults that disturb only the process to which they happen.
 OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "newcomer", "close"}
 MOMENTARY = {"cut", "cut_all", "lose_reply", "newcomer"}
 
 
 def strike(world: World, fault: Fault, process: Process) -> None:
-    """Let a fault happen now, to this process or to a server that it uses."""
+    """Let a fault happen now, to this process or to a server that the process uses."""
     world.struck.append(fault)
     world.sim.note(process, f"FAULT {fault.kind} {fault.seconds:.3f}")
     seconds = 0.0 if fault.kind in MOMENTARY else fault.seconds
@@ -50,7 +50,7 @@ def close(world: World, fault: Fault, process: Process) -> None:
 
 
 def newcomer(world: World, fault: Fault, process: Process) -> None:
-    """Let another client try to acquire now, without preparation."""
+    """Let another worker acquire one of the names now, although the plan of its process does not contain this."""
     name = "ab"[fault.choice % 2]
     if kind := world.kinds.get(name):
         timeout = 0.0 if fault.choice % 3 else 0.5
@@ -114,7 +114,8 @@ def restart(world: World, fault: Fault, process: Process) -> None:
 
 
 def forget(world: World, fault: Fault, process: Process) -> None:
-    """End a server, which loses its data. Among several servers only one at a time does so, as Redlock allows."""
+    """End a server, and let it lose its data. Of several servers only one at a time may lose data, as Redlock
+    requires."""
     server = world.server(fault)
     if len(world.servers) == 1:
         world.oracles.excuse(None)
@@ -144,7 +145,7 @@ def evict(world: World, fault: Fault, process: Process) -> None:
     """Delete the key of a lock on one server."""
     name = "ab"[fault.choice % 2]
     if len(world.servers) == 1:
-        # With its row, PostgreSQL also forgets the last token of the name.
+        # PostgreSQL keeps the last token of the name in this row, and so forgets it too.
         world.oracles.excuse(None if world.plan.backend == "postgresql" else name)
         world.server(fault).delete(world.key(name))
 

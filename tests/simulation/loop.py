@@ -14,7 +14,7 @@ __all__ = ["Loop"]
 
 
 class Loop(BaseSelectorEventLoop):
-    """The loop of one simulated process. It watches simulated files only."""
+    """The event loop of one simulated process. It can watch only simulated files."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -54,6 +54,6 @@ class Loop(BaseSelectorEventLoop):
             self._bell.ring()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Record what asyncio would log, unless the process was killed or the run is over."""
+        """Record an error that asyncio would log, unless the process was killed or the run is over."""
         if not self._sim.over and self._process.alive:
             self._sim.errors.append(f"{self._process}: {context['message']}: {context.get('exception')!r}")

@@ -1,6 +1,6 @@
 """The network between simulated processes and servers: ordered connections with delays, stalls, cuts and partitions.
 
-Data on a closed connection may still arrive.
+Data that was sent before a connection was closed may still arrive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Network:
         self.random = random.Random(f"network {seed}")
         self.weather = weather
         self.sockets: dict[Socket, None] = {}
-        self._parted: dict[tuple[Process, Server], float] = {}  # the end of the partition or stall
+        self._parted: dict[tuple[Process, Server], float] = {}  # when the partition or stall ends
         self.on_sent: Callable[[Socket, bytes], None] = lambda sock, data: None
         self.on_arrived: Callable[[Socket, bytes], None] = lambda sock, data: None
 
@@ -40,7 +40,7 @@ class Network:
             sock.dies(host_too)
 
     def part(self, process: Process, server: Server, seconds: float) -> None:
-        """Delay all packets between the two until the partition ends."""
+        """Delay all packets between this process and this server for so many seconds."""
         self._parted[process, server] = self.sim.time + seconds
 
     def calm(self) -> None:
@@ -49,7 +49,7 @@ class Network:
         self.weather = Weather(base=self.weather.base)
 
     def delay(self, process: Process, server: Server, *, may_stall: bool = True) -> float:
-        """Return the delay of the next packet."""
+        """Return the delay of the next packet between this process and this server."""
         chance, weather = self.random, self.weather
         delay = weather.base * (0.5 - math.log(1.0 - chance.random()))
         if may_stall and weather.p_slow and chance.random() < weather.p_slow:
@@ -66,7 +66,7 @@ class Network:
 
 
 class Socket(File):
-    """The client's end of a connection, with the methods of a socket that the library calls."""
+    """The client's end of a connection. It has the methods of a socket that the library calls."""
 
     def __init__(self, network: Network, server: Server) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Socket(File):
         self._arrived: deque[bytes] = deque()
         self._error: bytes | Exception | None = None  # the result of a read after all data was read
         self._closed = False
-        self._to_server = self._to_client = 0.0  # when the last packet each way arrives
+        self._to_server = self._to_client = 0.0  # when the last packet in each direction arrives
         self._readers = Waiters()
         network.sockets[self] = None
 
@@ -174,7 +174,7 @@ class Socket(File):
             self.has_changed()
 
     def _leave(self) -> None:
-        """Let the server notice the end of the connection, after what is under way, if that is not lost."""
+        """Let the server notice the end of the connection. Data that is under way arrives before that, or is lost."""
         network = self.network
         if self.sim.over or self not in network.sockets:
             return
@@ -192,9 +192,9 @@ class Socket(File):
             self.server.closed(end)
 
     def cut(self, *, silently: bool = False) -> None:
-        """Break the connection. Data for the client is lost, and data for the server perhaps.
+        """Break the connection. Data for the client is lost, and data for the server may be lost.
 
-        ``silently``: Neither end notices; all later packets are lost too.
+        With ``silently`` neither end notices the break, and all later packets are lost too.
         """
         if self._closed or self._error is not None:
             return
@@ -221,7 +221,7 @@ class Socket(File):
             self.has_changed()
 
     def dies(self, host_too: bool) -> None:
-        """End together with the process."""
+        """End the connection because the process was killed."""
         self._closed = True
         self.network.sockets.pop(self, None)
         after = HOST_IS_MISSED if host_too else self.network.delay(self.process, self.server, may_stall=False)

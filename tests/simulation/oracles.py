@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Belief", "Held", "Oracle", "Oracles"]
 
-PAST = 20.0  # seconds for which an ended belief is remembered, because no lease and no rest lasts longer
+PAST = 20.0  # seconds for which an ended belief is kept: longer than any lease and any rest of a plan
 
 
 class Held:
-    """One lease of a worker, and everything that the worker was told about it."""
+    """One lease of a worker, and every report about it that the worker got."""
 
     def __init__(self, world: World, process: Process, worker: str, operation: Operation, lease: Any) -> None:
         self.world = world
@@ -43,31 +43,32 @@ class Held:
 
     @property
     def is_live(self) -> bool:
-        """Whether the process still believes in it, by its own clock."""
+        """Whether the process still believes, by its own clock, that it holds the lease."""
         return self.process.alive and self.until == math.inf and self.lease._proved(self.process.now())
 
 
 class Belief:
-    """One name of a lease: from the grant until the worker releases it."""
+    """The belief of a worker that it holds one name. It begins with the grant, and ends with a release, a loss or the
+    end of the process."""
 
     def __init__(self, held: Held, part: Any) -> None:
         self.held, self.part = held, part
         self.name: str = part.name
         self.mode: str = part.claim.mode
         self.token: int | None = part.token
-        self.excused = False  # a force release or a fault ended the lock
+        self.excused = False  # a force release or a fault ended the lock, so a violation about it does not count
 
     @property
     def who(self) -> str:
         return f"{self.held.worker} ({self.mode}, token {self.token})"
 
     def fits(self, other: Belief) -> bool:
-        """Return whether both may hold the name together."""
+        """Return whether both leases may hold the name at the same time."""
         return self.mode != "x" and self.mode == other.mode
 
 
 class Oracle:
-    """The hooks, each called when something happens. They change nothing."""
+    """The hooks of an oracle. Each is called when something happens, and must not change anything."""
 
     def __init__(self, oracles: Oracles) -> None:
         self.world = oracles.world
@@ -78,33 +79,34 @@ class Oracle:
         self.oracles.bad(type(self).__name__, text)
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
-        """A worker got a lease. ``others`` are the earlier beliefs in its name."""
+        """Called when a worker got a lease. ``others`` are the earlier beliefs in the same name."""
 
     def sampled(self, belief: Belief) -> None:
-        """is_held() has just returned True."""
+        """Called when is_held() has just returned True."""
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
-        """on_lost was called."""
+        """Called when on_lost was called."""
 
     def released(self, held: Held, ours: bool, still: bool) -> None:
-        """release() has returned ``ours``. ``still``: the worker believed in the lease when the call began."""
+        """Called when release() has returned ``ours``. ``still`` is True if the worker believed in the lease when the
+        call began."""
 
     def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
-        """An acquire ended without a lease, by an error or its timeout."""
+        """Called when an acquire ended without a lease, by an error or by its timeout."""
 
     def given(self, name: str, owner: str, waiting: list[str], own: bool) -> None:
-        """A server gave a name to an owner alone, perhaps in the ``own`` request of that owner. ``waiting`` are those
-        that waited, were alive and listened."""
+        """Called when a server made ``owner`` the exclusive holder of a name. ``own`` is True if it did so for a
+        request of the owner itself. ``waiting`` are the waiters that were alive and subscribed, in order of arrival."""
 
     def passing(self) -> None:
-        """Called every quarter of a second."""
+        """Called every quarter of a virtual second."""
 
     def ended(self) -> None:
-        """All operations are over, all clients are closed, and late requests have arrived."""
+        """Called when all operations are over, all clients are closed, and late requests have arrived."""
 
 
 class Overlap(Oracle):
-    """Simultaneous holders have modes that may hold a name together (I1, O1)."""
+    """Two holders at the same time have modes that may hold a name together (I1, O1)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
@@ -122,7 +124,7 @@ class Permits(Oracle):
 
 
 class Early(Oracle):
-    """Nobody gets a name before the validity of a lease that nobody released has ended."""
+    """If a lease was not released, nobody gets its name before the validity of the lease has ended."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
@@ -134,7 +136,8 @@ class Early(Oracle):
 
 
 class Callback(Oracle):
-    """`on_lost` is called before the next holder, and after a silent loss a tenth of the ttl before (O4)."""
+    """`on_lost` is called before the next grant. If the server did not report the loss, it is called a tenth of the ttl
+    earlier (O4)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -167,7 +170,7 @@ class Rest(Oracle):
 
 
 class Stale(Oracle):
-    """`is_held()` is False once another has got the name."""
+    """`is_held()` is False once another worker has got the name."""
 
     def sampled(self, belief: Belief) -> None:
         if belief.excused:
@@ -183,7 +186,8 @@ class Stale(Oracle):
 class Token(Oracle):
     """Each exclusive grant has a greater token than all earlier grants (I5, O3).
 
-    A server that forgot its data takes the token from its clock. If that was stepped back, the token is not judged.
+    A server that forgot its data takes the next token from its clock. If this clock was stepped back, the token is not
+    judged.
     """
 
     def __init__(self, oracles: Oracles) -> None:
@@ -205,7 +209,7 @@ class Token(Oracle):
 
 
 class Once(Oracle):
-    """One callback for each loss, none after a clean release (O6)."""
+    """`on_lost` is called once for each loss, and never after a release that returned True (O6)."""
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         if held.told:
@@ -219,7 +223,7 @@ class Once(Oracle):
 
 
 class Taken(Oracle):
-    """A holder gets the reason TAKEN only if its lock was taken."""
+    """`on_lost` gets the reason TAKEN only if the lock was really taken from its holder."""
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         excused = any(belief.excused for belief in held.beliefs)
@@ -227,13 +231,13 @@ class Taken(Oracle):
         excused = excused or held.how == "released" or (forgets and len(self.world.servers) > 1)
         excused = excused or any(
             server.lost >= held.since for server in self.world.servers
-        )  # a crash lost its hand-over
+        )  # a crash of a server lost the handover to this worker
         if loss.reason.value == "taken" and not excused:
             self.bad(f"{held.worker} was told that {held.operation.names} was taken: {loss.message}")
 
 
 class Released(Oracle):
-    """A released lease is not held; a lease is not lost in a quiet time."""
+    """A released lease is not held any longer. Without a fault no lease is lost."""
 
     def released(self, held: Held, ours: bool, still: bool) -> None:
         if held.lease.is_held():
@@ -245,7 +249,7 @@ class Released(Oracle):
 
 
 class Refusal(Oracle):
-    """An acquire ends by its timeout, not earlier, and raises no error without a fault."""
+    """An acquire without a grant ends at its timeout, and not earlier. Without a fault it raises no error."""
 
     def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
         took, timeout = self.world.sim.time - began, operation.timeout
@@ -262,7 +266,7 @@ class Refusal(Oracle):
 
 
 class Order(Oracle):
-    """A server gives a name to the first waiter that is alive and listens (I4). Unfair requests are not judged."""
+    """A server gives a name to the first waiter that is alive and subscribed (I4). Unfair requests are not judged."""
 
     def given(self, name: str, owner: str, waiting: list[str], own: bool) -> None:
         if waiting and waiting[0] != owner:
@@ -274,7 +278,8 @@ class Order(Oracle):
 class HandOver(Oracle):
     """A waiter gets a name soon after it was released (I7, O5), and in order of arrival (I4).
 
-    A set that waits for its last name holds the others. So no delay is judged for the names of a set.
+    A set of `lock_all` holds its other names while it waits for the last one. So no delay is judged for the names of a
+    set.
     """
 
     def __init__(self, oracles: Oracles) -> None:
@@ -291,7 +296,7 @@ class HandOver(Oracle):
             return
         for other in self.world.waiting.values():
             queued = other.operation.fair or other.operation.kind in ("read", "write", "permit")
-            queued = queued and other.operation.kind != "set"  # the operations that may wait for their first name
+            queued = queued and other.operation.kind != "set"  # operations that join the queue of their name
             ahead = other.since < mine.since - 0.5 and belief.name in other.operation.names
             exclusive = other.operation.kind in ("write", "lock") or belief.mode == "x"
             if queued and ahead and exclusive and other.operation.timeout != 0 and other is not mine:
@@ -304,7 +309,7 @@ class HandOver(Oracle):
 
 
 class Progress(Oracle):
-    """No name stays idle while somebody waits for it, whatever was disturbed before (I7)."""
+    """No name stays free while a worker waits for it, whatever faults happened before (I7)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -327,7 +332,7 @@ class Progress(Oracle):
                     self._free_since[name] = now + 60.0
 
     def _bound(self, process: Process) -> tuple[float, float]:
-        """Return how long a name may be free, and the time from which that is counted."""
+        """Return for how long a name may be free, and the time from which this is counted."""
         calm = self.oracles.calm_since(process)
         if self.world.plan.profile == "cuts":
             return 0.8, calm
@@ -337,13 +342,13 @@ class Progress(Oracle):
 
 
 class Zombie(Oracle):
-    """A belief ends soon after a force release, and none begins after the server has reported it."""
+    """A belief ends soon after a force release. None begins after the client was notified of the force release."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         process, now = belief.held.process, self.world.sim.time
         told = self.oracles.told.get(belief.part.claim.id)
         if told is None or len(self.world.servers) != 1 or belief.token is None or not belief.part.granted.short:
-            return  # a reply may come late, and a pushed grant may wait in the client
+            return  # only pushed grants are judged, because an ordinary reply may come late
         if belief.token / 1e6 - EPOCH < told < now - 0.02 and process.ran_since(told - 0.1):
             self.bad(f"{belief.who} believes in {belief.name} {now - told:.3f} s after it was told to look again")
 
@@ -351,7 +356,7 @@ class Zombie(Oracle):
         forced = self.oracles.forced.get(belief.part.claim.id)
         if forced is None or len(self.world.servers) != 1 or not belief.token:
             return
-        if belief.token / 1e6 - EPOCH >= forced:  # the worker got the name again
+        if belief.token / 1e6 - EPOCH >= forced:  # the grant is newer than the force release
             return
         since = self.world.sim.time - forced
         calm = self.world.plan.weather.p_stall == 0 and self.world.plan.weather.p_cut == 0
@@ -361,7 +366,7 @@ class Zombie(Oracle):
 
 
 class Ghost(Oracle):
-    """A cancelled claim neither holds nor waits at the server (I3)."""
+    """A claim that was cancelled neither holds nor waits at the server any longer (I3)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -388,7 +393,7 @@ class Ghost(Oracle):
 
 
 class Left(Oracle):
-    """Nothing is left behind: keys, threads, connections (O7); no thread dies; everything ends."""
+    """At the end of a run no key, thread or connection is left (O7), no thread has failed, and nobody waits."""
 
     def ended(self) -> None:
         world = self.world
@@ -410,19 +415,19 @@ class Left(Oracle):
 
 
 class Oracles:
-    """All oracles of one run, and their common knowledge."""
+    """All oracles of one run, and the records that they share."""
 
     def __init__(self, world: World, halts: bool) -> None:
-        """``halts``: The first violation ends the run."""
+        """With ``halts`` the first violation ends the run."""
         self.world = world
         self.violations: list[tuple[str, str]] = []
         self.forced: dict[str, float] = {}  # claim id -> the time of its force release
-        self.told: dict[str, float] = {}  # claim id -> when the push of its force release arrived
+        self.told: dict[str, float] = {}  # claim id -> when the notification of its force release arrived
         self.grants = 0
         self._halts = halts
         self._beliefs: dict[str, list[Belief]] = {}
         self._forgot: dict[str | None, float] = {}
-        self._disturbed: dict[tuple[Process | None, str], float] = {}  # end of each fault, by the kind of fault
+        self._disturbed: dict[tuple[Process | None, str], float] = {}  # when the last fault of each kind ends
         oracles = [oracle(self) for oracle in Oracle.__subclasses__()]
         self._hooks = {
             name: [getattr(each, name) for each in oracles if name in vars(type(each))]
@@ -437,7 +442,7 @@ class Oracles:
         sim.note(None, f"*** {oracle}: {text}")
 
     def of(self, name: str) -> list[Belief]:
-        """Return the beliefs in a name that are not long over."""
+        """Return the beliefs in a name, including those that ended less than `PAST` seconds ago."""
         return self._beliefs.get(name, [])
 
     # Events
@@ -454,7 +459,7 @@ class Oracles:
             others = [] if belief.excused else [each for each in before if not each.excused]
             self.tell("granted", belief, others)
             before.append(belief)
-            belief.excused |= self.world.clients[held.process].closing  # close() ends it at once
+            belief.excused |= self.world.clients[held.process].closing  # close() ends such a lease at once
 
     def sampled(self, held: Held) -> None:
         for belief in held.beliefs:
@@ -470,14 +475,15 @@ class Oracles:
         self.tell("released", held, ours, still)
 
     def tell(self, what: str, *about: Any) -> None:
-        """Call this hook of all oracles."""
+        """Call the hook ``what`` of all oracles that have it."""
         for hook in self._hooks[what]:
             hook(*about)
 
     # Excuses
 
     def excuse(self, name: str | None) -> None:
-        """Excuse all present holders of a name, or of all: the server forgets them now, or an operator ends them."""
+        """Do not judge the present holders of this name, or of all names, any longer. The server forgets them now, or
+        an operator ends them."""
         self._forgot[name] = self.world.sim.time
         for each, beliefs in self._beliefs.items():
             if name in (None, each):
@@ -496,16 +502,16 @@ class Oracles:
         return self._forgot.get(None, 0.0) >= when
 
     def disturb(self, process: Process | None, seconds: float, kind: str) -> None:
-        """Record a fault that lasts so long, of one process or of all."""
+        """Record a fault that disturbs one process, or all, for so many seconds."""
         key = process, kind
         self._disturbed[key] = max(self._disturbed.get(key, 0.0), self.world.sim.time + seconds)
 
     def calm_since(self, process: Process, but: str = "") -> float:
-        """Return since when no fault has disturbed this process. Faults of the kind ``but`` do not count."""
+        """Return the time since which no fault has disturbed this process. Faults of the kind ``but`` do not count."""
         ends = (end for (who, kind), end in self._disturbed.items() if who in (None, process) and kind != but)
         return max(ends, default=0.0)
 
     def quiet_for(self, seconds: float) -> bool:
-        """Return whether this is a quiet run, and no client was closed for so long."""
+        """Return whether the run has no faults, and no client was closed in the last ``seconds``."""
         last = max(self._disturbed.values(), default=0.0)
         return self.world.plan.is_quiet and self.world.sim.time - last > seconds

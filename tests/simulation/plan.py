@@ -1,6 +1,6 @@
 """A plan: all operations and faults of one run, as data. `make_plan` draws it from a seed, `shrink` makes it smaller.
 
-The schedule and the network have random streams of their own, so that a smaller plan meets the same delays as long as
+The schedule and the network draw from their own random numbers. So a smaller plan meets the same delays as long as
 possible.
 """
 
@@ -20,7 +20,8 @@ MOST_OPERATIONS = 40  # the number of operations of one worker
 
 @dataclass(slots=True)
 class Weather:
-    """The network's random delays and failures. Times are seconds, ``p_`` is a probability for each packet."""
+    """The random delays and failures of the network. Times are seconds. A name with ``p_`` is a probability for each
+    packet."""
 
     base: float = 0.0005  # the usual delay
     p_slow: float = 0.0
@@ -40,7 +41,7 @@ class Operation:
     ttl: float
     think: float  # seconds of pause before the operation
     hold: float
-    step: float  # between two calls of is_held()
+    step: float  # seconds between two calls of is_held()
     timeout: float | None = None
     fair: bool = False
     renew: bool = True
@@ -54,15 +55,15 @@ class Operation:
 class Fault:
     """One fault. See `tests.simulation.faults` for the kinds.
 
-    It comes at the time ``at``, or ``at`` seconds after the ``nth`` event of the kind ``after`` (0: no event).
-    ``process`` is the number of a process, or -1 for the process of the event.
+    It happens at the time ``at``. If ``nth`` is not 0, it happens ``at`` seconds after the ``nth`` event of the kind
+    ``after``. ``process`` is the number of a process, or -1 for the process of the event.
     """
 
     kind: str
     at: float
     process: int = -1
     seconds: float = 0.0
-    choice: int = 0  # a random number for other choices of the fault
+    choice: int = 0  # a random number by which the fault makes its own choices
     after: str = ""  # the name of an event in `EVENTS`
     nth: int = 0
 
@@ -87,7 +88,7 @@ class Plan:
     face: str
     profile: str
     seconds: float  # the time at which the faults are over
-    patience: float  # seconds after that in which every operation must end
+    patience: float  # seconds after the faults within which every operation must end
     weather: Weather
     jitter: float
     p_switch: float
@@ -97,7 +98,7 @@ class Plan:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing but short delays disturbs the run."""
+        """Whether the run has no faults, only short delays."""
         return self.profile == "quiet"
 
     @property
@@ -125,7 +126,8 @@ class Plan:
         return cls(**data)
 
 
-#: Profile -> faults at any time, faults after an event (a kind that occurs twice is drawn more often).
+#: For each profile, the kinds of faults at any time, and those that follow an event. A kind that occurs twice is drawn
+#: more often.
 PROFILES: dict[str, tuple[list[str], list[str]]] = {
     "quiet": ([], []),
     "cuts": (["cut", "cut_all"], ["cut", "cut_all"]),
@@ -141,18 +143,18 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
     ),
 }
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
-#: Backends without a network have these faults only. All clients of a memory are one process.
+#: Backends without a network have only these faults. All clients of a `memory://` store are in one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
-ONLY = {"lock_row": "postgresql"}  # the backend that has a fault alone
-#: Event -> about how many of them a run has. ``long``: a grant to a worker that holds it for half a ttl or more.
-#: ``handed``: a server has given the name to a waiter, which does not know it yet.
+ONLY = {"lock_row": "postgresql"}  # a fault that only one backend has
+#: For each kind of event, about how many of them a run has. ``long`` is a grant to a worker that holds it for half a
+#: ttl or more. ``handed`` means that a server has given the name to a waiter, which was not notified yet.
 EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300}
 EVENTS |= {"handed": 20, "pushed": 30, "ending": 4, "expired": 4}
 OF_LOCAL = ["asked", "granted", "long", "released"]
 
 
 def make_plan(seed: int, backend: str, face: str, profile: str | None = None) -> Plan:
-    """Return the plan of this seed. ``profile``: one of `PROFILES`; None draws one."""
+    """Return the plan of this seed. ``profile`` is one of `PROFILES`. If it is None, the seed decides it."""
     chance = random.Random(f"plan {seed} {backend}")
     profile = profile or chance.choice(OFTEN)
     local = backend in LOCAL
@@ -255,7 +257,8 @@ def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
         for _ in range(chance.choice([0, 5, 20, 40])):
             after = chance.choice(OF_LOCAL if local else list(EVENTS))
             at = chance.expovariate(1.0) * chance.choice([base := plan.weather.base, base, base, 0.02, ttl / 4])
-            # A request may take a fifth of the ttl, and a hand-over counts for a part of it. Delays near these matter.
+            # A request may take a fifth of the ttl, and a handover lasts for a part of the ttl. So delays of about
+            # these times are drawn more often.
             low, high = chance.choice([(0.1, 2.5), (0.5, 1.1), (0.16, 0.21)])
             seconds = min(chance.uniform(low, high) * ttl, 30.0)
             nth = chance.randrange(1, EVENTS[after] + 1)
@@ -263,4 +266,5 @@ def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
             faults.append(Fault(kind, at, process, seconds, chance.randrange(1 << 30), after, nth))
     lasting = [each for each in faults if each.kind in ("kill", "close")]
     chance.shuffle(lasting)
-    return [each for each in faults if each not in lasting[1:]]  # with more of them, soon no process would be left
+    # At most one process is killed or closed, so that others are left.
+    return [each for each in faults if each not in lasting[1:]]

@@ -1,7 +1,7 @@
 """A simulated PostgreSQL: sessions, notifications and faults around the tables of `postgresql_store`.
 
-The product's own transport runs over `Libpq`, which takes the place of a connection of libpq. A message is a list of
-commands, and a reply a list of results.
+The product's own transport runs over `Libpq`, which replaces a connection of libpq. A message is a list of commands,
+and a reply is a list of results.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LOOKS_EVERY = 0.05  # seconds between two tries of a step that waits for a row
 PLAIN_WAIT = 1.0  # seconds for which a statement without a limit waits
 OK, ROWS, ERROR = pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.FATAL_ERROR
 SYNC, ABORTED = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.PIPELINE_ABORTED
-GIVING = {STEPS.attempt, STEPS.release, STEPS.rest, STEPS.force}  # the steps that may give a name away
-LIMITED = {*GIVING, STEPS.renew}  # the last argument is the time in ms for which they wait
+GIVING = {STEPS.attempt, STEPS.release, STEPS.rest, STEPS.force}  # the steps that may give a name to a claim
+LIMITED = {*GIVING, STEPS.renew}  # steps whose last argument is the time in ms for which they wait for a locked row
 MISSING, NO_STATEMENT = "42883", "26000"
 Words = Sequence[bytes | None]
 
 
 class Result(NamedTuple):
-    """One result, with the methods of libpq's that the transport calls."""
+    """One result. It has the methods of a libpq result that the transport calls."""
 
     status: pq.ExecStatus
     rows: Sequence[Row] = ()
@@ -68,7 +68,7 @@ class Session:
     def __init__(self, number: int, link: Socket, run: int) -> None:
         self.number, self.link, self.run = number, link, run
         self.channels: set[str] = set()
-        self.client = ""  # the client whose advisory lock it holds
+        self.client = ""  # the client whose advisory lock the session holds
         self.prepared: dict[bytes, bytes] = {}
 
 
@@ -230,7 +230,7 @@ class PostgresqlServer(Server):
     # Faults
 
     def _ended(self, *, forgets: bool) -> list[Socket]:
-        """End in order, or by a crash, which may lose the last commits."""
+        """Shut down in order, or crash. A crash may lose the last commits."""
         sessions, self._sessions = list(self._sessions.values()), {}
         self.store.locked = {}
         if forgets:
@@ -248,7 +248,8 @@ class PostgresqlServer(Server):
         self._notify()
 
     def lock_row(self, key: str, choice: int, seconds: float) -> None:
-        """Let another transaction lock the row of a name, or of one of its holders. It is a guard, or excludes all."""
+        """Let another transaction lock the row of a name, or of one of its holders. The lock is that of a guard, or one
+        that excludes every change."""
         rows = [key, *(each.id for each in self.store.holders.values() if each.key == key)]
         row = rows[choice % len(rows)]
         self.store.locked[row] = choice % 5 == 0
@@ -259,13 +260,13 @@ class PostgresqlServer(Server):
 
 
 class Libpq:
-    """One connection, with the methods of libpq's that the transport calls."""
+    """One connection. It has the methods of a libpq connection that the transport calls."""
 
     def __init__(self, network: Network, server: PostgresqlServer) -> None:
         self.socket = Socket(network, server)
         self.socket.setblocking(False)
         self.backend_pid = 0
-        self.status = pq.ConnStatus.MADE  # the host accepts at once; the login takes time
+        self.status = pq.ConnStatus.MADE  # the host accepts the connection at once, and the login takes time
         self.pipeline_status = 0
         self.nonblocking, self.notice_handler = 0, None
         self._commands: list[tuple[Any, ...]] = []  # not sent yet

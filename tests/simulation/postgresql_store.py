@@ -1,8 +1,9 @@
-"""A model of our functions in PostgreSQL: the rows of the tables, and what each step does with them.
+"""A model of multilock's functions in PostgreSQL: the rows of the tables, and what each step (one function) does with
+them.
 
-A step runs alone here. PostgreSQL also runs the steps of one name one after the other, because each of them locks the
-row of its name. The limits for hundreds of waiters are left out. `test_postgresql_model` compares all this with a real
-server. Times are microseconds.
+Only one step runs at a time here. PostgreSQL too runs the steps of one name one after the other, because each of them
+locks the row of its name. The model has no limits for hundreds of waiters. `test_postgresql_model` compares all this
+with a real server. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STEPS = StepQueries("multilock")
 
 
 class Refused(Exception):
-    """An error reply. Its text is the SQLSTATE. Nothing was executed."""
+    """An error reply, whose text is the SQLSTATE. Nothing was executed."""
 
 
 class Name(NamedTuple):
@@ -75,7 +76,7 @@ class Store:
     """The tables of one server. ``clock`` returns its microseconds."""
 
     def __init__(self, clock: Callable[[], int], present: Callable[[str], bool]) -> None:
-        """``present``: whether a session has the advisory lock of this client."""
+        """``present`` returns whether a session has the advisory lock of a client."""
         self._clock, self._present = clock, present
         self.locks: dict[str, Name] = {}
         self.holders: dict[str, Holder] = {}
@@ -83,12 +84,13 @@ class Store:
         self.gone: dict[str, int] = {}
         self.floor, self.swept = 0, clock()
         self.boot: str | None = None
-        #: The rows that another transaction has locked: the key of a name or the id of a holder, and whether nobody
-        #: may change the row. Otherwise it is guarded: its holding cannot end.
+        #: The rows that another transaction has locked, by the key of a name or the id of a holder. The value is True
+        #: if nobody may change the row. It is False if the row is guarded, so that its holding cannot end.
         self.locked: dict[str, bool] = {}
         self.now = clock()
         self.flushes = True  # whether the commit of the last step waited for the disk
-        self.notices: dict[tuple[str, str], None] = {}  # channel and payload of what the last step has sent
+        # Channel and payload of each notification that the last step has sent.
+        self.notices: dict[tuple[str, str], None] = {}
         self._tickets = 0
         self._unwritten: tuple[int, dict[str, Any]] = 0, {}  # the tables before the first commit that may be lost
         self._calls: dict[bytes, tuple[Callable[..., list[Row]], str]] = {
@@ -106,7 +108,7 @@ class Store:
         }
 
     def execute(self, sql: bytes, words: Sequence[bytes | None]) -> list[Row]:
-        """Execute one step, or none of it. Raises `Refused` if a row is locked for too long."""
+        """Execute one step. If a row is locked for too long, raise `Refused`, and execute nothing."""
         call, kinds = self._calls[sql]
         return self._transaction(lambda: call(*map(_value, kinds, words)))
 
@@ -115,16 +117,17 @@ class Store:
         self._transaction(lambda: self._delete(key))
 
     def saved(self, names: Iterable[str] = TABLES) -> dict[str, Any]:
-        """Return a copy of these tables. `restore` takes it."""
+        """Return a copy of these tables, for `restore`."""
         return {name: copy.copy(getattr(self, name)) for name in names}
 
     def restore(self, saved: dict[str, Any]) -> None:
         vars(self).update(saved)
 
     def crash(self, *, loses: bool = False) -> bool:
-        """Empty the tables that no crash keeps. ``loses``: the last commits that did not wait for the disk are lost.
+        """Empty the tables that do not survive a crash. With ``loses``, undo the last commits that did not wait for the
+        disk.
 
-        Returns whether there were any.
+        Returns whether any commit was undone.
         """
         self.queue, self.boot = {}, None
         since, saved = self._unwritten
@@ -158,11 +161,11 @@ class Store:
         return [row for row in table.values() if row.key == key]
 
     def waiters(self, key: str) -> list[Waiter]:
-        """Return the rows of the queue of one name, in order."""
+        """Return the rows of the queue of one name, in order of arrival."""
         return sorted(self._of(self.queue, key))
 
     def _lock(self, row: str, *, ends: bool = False) -> None:
-        """Lock a row. ``ends``: FOR UPDATE, which waits for guards too."""
+        """Lock a row, or raise `Refused`. ``ends`` means FOR UPDATE, which waits for guards too."""
         if self._skips(row, ends=ends):
             raise Refused(LOCK_WAIT)
 
@@ -180,7 +183,7 @@ class Store:
         return row
 
     def _alone(self, ttl: int) -> dict[str, int]:
-        """Return what the row of a name says of its only holder's lease from now on."""
+        """Return the columns that describe the lease of an exclusive holder from now on."""
         return {"ttl": ttl, "until": self.now + ttl * MS, "sure": self.now + ttl * MS}
 
     def _notify(self, channel: str, payload: str) -> None:
@@ -214,7 +217,7 @@ class Store:
     def _pass(
         self, key: str, me: str | None, have: str | None, sure: int | None
     ) -> tuple[str | None, str | None, bool]:
-        """Return pass_1's heir, have and flush."""
+        """Return the results of the function pass_1: heir, have and flush."""
         now, flush = self.now, False
         for each in self.waiters(key):
             if each.id != me:

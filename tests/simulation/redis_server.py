@@ -21,7 +21,7 @@ from tests.simulation.server import Server
 __all__ = ["Client", "Connection", "RedisServer"]
 
 ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
-FULL = 5  # keys of a script that may give a name away
+FULL = 5  # number of keys of each script that may give a name to a claim
 INVALIDATED = "__redis__:invalidate"
 CONNECTION = {"client", "subscribe", "ping"}  # commands that concern the connection
 
@@ -32,7 +32,7 @@ function(text)
   local script, error_text = loadstring('return function(KEYS, ARGV, redis) ' .. text .. '\\nend')
   return script and script() or error(error_text)
 end""")
-# Numbers become text as in Redis. An error of redis.call ends the script, one of redis.pcall is returned.
+# Numbers become text as in Redis. An error of redis.call ends the script, and an error of redis.pcall is returned.
 _runner = _lua.eval("""
 function(execute)
   local function pcall_(...)
@@ -62,7 +62,7 @@ _calls: dict[str, Any] = {}  # the commands of the server that executes a script
 
 
 def _execute(name: str, *words: str) -> Any:
-    """Execute a command of a script."""
+    """Execute a command that a script calls."""
     call = _calls.get(name)
     try:
         reply = call(*words) if call else unknown(name)
@@ -121,15 +121,15 @@ class Client:
     def __init__(self, number: int, link: Link, run: int) -> None:
         self.number = number
         self.link = link
-        self.run = run  # the start of the server to which this connection belongs
+        self.run = run  # the number of the server's run in which this connection was made
         self.channels: set[str] = set()
-        self.redirect = 0  # the client that is notified of changes of tracked keys; 0: it tracks none
+        self.redirect = 0  # the connection that is notified of changes of tracked keys, or 0 if none are tracked
         self.caching = False  # whether the keys of the present command are tracked
         self.caches_next = False
 
 
 class RedisServer(Server):
-    """One server. Without ``sim`` no key ends by itself."""
+    """One server. Without ``sim`` no key expires by itself."""
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         super().__init__(name, sim, clock, seed)
@@ -151,10 +151,11 @@ class RedisServer(Server):
         self.scripts: dict[str, Any] = {}
         self.clients: dict[int, Client] = {}
         self._tracked: dict[str, set[int]] = {}
-        self._looks: dict[str, int] = {}  # for which end of a key a look is planned
+        self._looks: dict[str, int] = {}  # key -> the time of its expiry for which a check is planned
 
     def micros(self) -> int:
-        """Return the server's time in microseconds, and keep it for the commands, because reading it costs much."""
+        """Return the server's time in microseconds. Store it for the following commands too, because reading it takes
+        long."""
         self._micros = micros = super().micros()
         self.store.now = micros // 1000
         return micros
@@ -249,7 +250,8 @@ class RedisServer(Server):
     # Pushes
 
     def _touched(self, key: str) -> None:
-        """Report a change of a tracked key, once to each client that has read it, except the one that changed it."""
+        """Report a change of a tracked key once to each client that has read the key, but not to the client that
+        changed it."""
         for number in sorted(self._tracked.pop(key, ())):
             client = self.clients.get(number)
             if client is not None and client is not self._by:
@@ -265,13 +267,13 @@ class RedisServer(Server):
             self._pushes.append((client, data))
 
     def _plan_end(self, key: str, end: int) -> None:
-        """Plan a look at the key when it ends, unless an earlier look is planned."""
+        """Plan a check of the key at its expiry, unless an earlier check is planned."""
         if self.sim is not None and end < self._looks.get(key, math.inf):
             self._looks[key] = end
             self.sim.after(max(0.0, end / 1000 - self.micros() / 1e6), self._look, key, end)
 
     def _look(self, key: str, planned: int) -> None:
-        """Delete an ended key some time after its end, as Redis does, even if nobody asks for it."""
+        """Delete an expired key some time after its expiry, even if no client reads it, as Redis does."""
         if self.sim is None or self._looks.get(key) != planned:
             return
         del self._looks[key]

@@ -1,4 +1,5 @@
-"""The data of a simulated Redis, and the commands that multilock sends or its scripts call: ``do_`` and the name.
+"""The data of a simulated Redis, and the commands that multilock sends or that its scripts call. The method of a
+command has its name after ``do_``.
 
 Text is latin-1, so that every byte is one character. `test_redis_model` compares the replies with a real server's.
 """
@@ -25,17 +26,18 @@ class Status(str):
 
 
 class Sorted(dict[str, float]):
-    """A sorted set: the score of each member."""
+    """A sorted set, which maps each member to its score."""
 
     def in_order(self) -> list[tuple[str, float]]:
-        return sorted(self.items(), key=lambda item: (item[1], item[0]))  # latin-1 sorts as its bytes do
+        # Latin-1 text is sorted as its bytes are in Redis.
+        return sorted(self.items(), key=lambda item: (item[1], item[0]))
 
 
 Value = str | dict[str, str] | Sorted
 
 
 def number(text: str) -> int:
-    """Return an integer argument. Raises Refused unless it is written as one."""
+    """Convert an argument to an integer. Raises Refused if it is not written as an integer."""
     try:
         value = int(text)
     except ValueError:
@@ -46,14 +48,14 @@ def number(text: str) -> int:
 
 
 def written(score: float) -> str:
-    """Return a score as Redis writes it."""
+    """Return a score as text, as Redis writes it."""
     if score == math.floor(score) and abs(score) < 1e17:
         return str(int(score))
     return f"{score:.17g}"
 
 
 class Store:
-    """The keys of one server. ``touched`` is called for changed keys."""
+    """The keys of one server. ``touched`` is called with each changed key."""
 
     def __init__(self, touched: Callable[[str], None]) -> None:
         self.now = 0  # the server's clock in milliseconds
@@ -63,13 +65,13 @@ class Store:
         self.on_end: Callable[[str, int], None] = lambda key, end: None  # called when a key gets an expiry
 
     def look(self, key: str) -> Value | None:
-        """Return the value of a key, or None if it is missing. A key whose time is over is deleted here."""
+        """Return the value of a key, or None if it is missing. An expired key is deleted here."""
         if self.ends.get(key, math.inf) <= self.now:
             self.delete(key)
         return self.values.get(key)
 
     def delete(self, key: str) -> int:
-        """Delete a key. Returns how many keys that were."""
+        """Delete a key. Returns 1 if it existed, otherwise 0."""
         if key not in self.values:
             return 0
         del self.values[key]

@@ -1,7 +1,7 @@
 """Virtual time, processes and tasks. A seeded schedule decides which task runs next.
 
-A task is a greenlet that stands for a thread. One event after the other is taken from a heap, and the time jumps to it.
-So a run takes no real time for waiting, and the same seed gives the same run.
+A task is a greenlet that represents a thread. The simulation takes one event after the other from a heap, and sets its
+time to that of the event. So waiting takes no real time, and the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from greenlet import getcurrent, greenlet
 __all__ = ["LONG", "START", "TIMEOUT", "Over", "Process", "Simulation", "Task", "simulation"]
 
 START = 1000.0  # seconds: the time at which every simulation begins
-TIMEOUT = object()  # the result of `Simulation.block` at its time limit
+TIMEOUT = object()  # the result of `Simulation.block` if its time limit is over
 LONG = 0.01  # seconds: the mean delay of a wake-up that is much too late
-UNWOUND = 50  # how often a task is asked to end, because it may catch `Over` and wait again
+UNWOUND = 50  # how often `Over` is raised in a task at most, because the task may catch it and wait again
 
 
 class Over(BaseException):
@@ -31,7 +31,7 @@ class Over(BaseException):
 
 
 class Process:
-    """One simulated operating-system process, with a clock of its own."""
+    """One simulated process of the operating system, with its own clock."""
 
     def __init__(self, sim: Simulation, name: str, number: int) -> None:
         self.sim = sim
@@ -39,12 +39,13 @@ class Process:
         self.pid = 1000 + number
         self.alive, self.paused = True, False
         self.killed_at = math.inf
-        self.pauses: list[list[float]] = []  # pairs of the beginning and the end of a stop
-        self.offset, self.rate = 0.0, 1.0  # drift of the process's clock, compared with the time of the simulation
+        self.pauses: list[list[float]] = []  # for each stop, the times of its beginning and its end
+        # Offset and drift of the process's clock, compared with the time of the simulation.
+        self.offset, self.rate = 0.0, 1.0
         self.deferred: list[tuple[Task, int, Any]] = []  # actions to run when the process continues
         self.tasks: dict[Task, None] = {}
         self.files: dict[int, Any] = {}  # the open descriptors of the process
-        # Functions to call at the death of the process. They are told whether its host died too.
+        # Functions that are called when the process is killed. The argument is True if its host fails too.
         self.at_death: list[Callable[[bool], None]] = []
 
     def now(self) -> float:
@@ -60,7 +61,7 @@ class Process:
 
 
 class Task:
-    """One thread of a process. ``turn`` counts its waits, so that a late wake-up of an earlier wait has no effect."""
+    """One thread of a process. ``turn`` counts its waits, so that a late wake-up for an earlier wait has no effect."""
 
     __slots__ = ("armed", "greenlet", "ident", "loop", "name", "process", "turn", "waits_for")
 
@@ -79,9 +80,10 @@ class Simulation:
     """One run. All times are seconds of virtual time."""
 
     def __init__(self, seed: object, *, jitter: float, p_switch: float, p_long: float, trace: bool) -> None:
-        """``jitter``: the mean lag of each wake-up. ``p_switch``: how often taking a lock lets another task run.
+        """``jitter`` is the mean delay of each wake-up. ``p_switch`` is the probability that another task may run when
+        a task takes a lock.
 
-        ``p_long``: how often a wake-up is much later.
+        ``p_long`` is the probability of a much later wake-up.
         """
         global _present
         _present = self
@@ -93,7 +95,7 @@ class Simulation:
         self.current: Any = None  # the running task; None while an event runs outside of all tasks
         self.over = False
         self.halted = False
-        self.hash = 0  # the number of all events so far
+        self.hash = 0  # a hash of all events so far, to compare runs
         self.processes: list[Process] = []
         self.errors: list[str] = []  # exceptions that ended tasks
         self.trace: list[str] | None = [] if trace else None
@@ -104,7 +106,7 @@ class Simulation:
         self._hub = getcurrent()
 
     def process(self) -> Process:
-        """Make a new process."""
+        """Create a new process."""
         process = Process(self, f"P{len(self.processes)}", len(self.processes))
         self.processes.append(process)
         return process
@@ -151,7 +153,8 @@ class Simulation:
         return task
 
     def block(self, seconds: float = math.inf, what: str = "") -> Any:
-        """Suspend the running task. Returns the value given to `wake`, or TIMEOUT after so many of its seconds."""
+        """Suspend the running task. Returns the value given to `wake`, or TIMEOUT after ``seconds`` on the clock of its
+        process."""
         task = self.running()
         task.turn = turn = task.turn + 1
         task.armed = True
@@ -165,14 +168,14 @@ class Simulation:
         return value
 
     def running(self) -> Task:
-        """Return the running task. Raises `Over` if it must end."""
+        """Return the running task. Raises `Over` if the task must end."""
         task: Task | None = self.current
         if self.over or task is None or not task.process.alive:
             raise Over
         return task
 
     def wake(self, task: Task, turn: int, value: Any = True) -> None:
-        """End the wait number ``turn`` of this task, unless it has ended already."""
+        """Let this task continue from its wait number ``turn``, unless that wait has ended already."""
         if task.turn == turn and task.armed:
             self.at(self.time + self._lag(), self._resume, task, turn, value)
 
@@ -186,7 +189,7 @@ class Simulation:
             self._real.pop(descriptor, None)
 
     def may_switch(self) -> None:
-        """Let other tasks run now and then."""
+        """Let other tasks run, with the probability ``p_switch``."""
         if self.p_switch and self.current is not None and self._chance() < self.p_switch:
             self.block(0.0, "switch")
 
@@ -221,7 +224,7 @@ class Simulation:
     # Time
 
     def run(self, until: float) -> None:
-        """Let time pass until then, or until the run is halted."""
+        """Process the events until the time ``until``, or until the run is halted."""
         heap = self._heap
         while heap and heap[0][0] <= until and not self.halted:
             when, _, number, call, args = heappop(heap)
@@ -266,7 +269,8 @@ class Simulation:
                 self.at(self.time + self._lag(), self._resume, task, turn, value)
 
     def kill(self, process: Process, *, host_too: bool = False) -> None:
-        """Kill a process (SIGKILL). If its host dies too, no other host is notified for a long time."""
+        """Kill a process (SIGKILL). With ``host_too`` its host fails as well, so servers notice the end of its
+        connections much later."""
         if process.alive:
             self.note(process, "its host dies" if host_too else "SIGKILL")
             process.alive = False
@@ -280,6 +284,6 @@ _present: Simulation | None = None
 
 
 def simulation() -> Simulation:
-    """Return the present simulation."""
+    """Return the simulation that was created last."""
     assert _present is not None
     return _present

@@ -1,7 +1,7 @@
 """Run new seeds on all cores, and count them in `seeds.json` by backend, face and profile.
 
 The counts belong to a hash of the product and of the simulation. When that changes, they are added to the earlier ones.
-`try_defects` counts the seeded defects in `tests/mutants` that the simulation finds, and measures how soon.
+`try_defects` counts which seeded defects of `tests/mutants` the simulation finds, and measures how soon.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["code_hash", "search", "try_defects", "without_words"]
 KINDS = [(backend, face) for backend in BACKENDS for face in FACES]
 ROOT = Path(__file__).parents[2]
 COUNTS = Path(__file__).with_name("seeds.json")
-MANY = "100000"  # more seeds than there is time for
+MANY = "100000"  # number of seeds, more than there is time for
 
 
 def code_hash() -> str:
@@ -56,7 +56,8 @@ def without_words(suffix: str, text: str) -> str:
 
 
 def search(seconds: float) -> int:
-    """Run seeds until the time is over, or the user interrupts it. Return 1 if an oracle has objected."""
+    """Run seeds until the time is over, or until the user interrupts it. Return 1 if an oracle has reported a
+    violation."""
     counts, bad, cores = read_counts(), [], len(os.sched_getaffinity(0))
     reads, writes = os.pipe()  # a line is short enough to arrive whole
     for number in range(cores):
@@ -77,7 +78,7 @@ def search(seconds: float) -> int:
 
 
 def read_counts() -> dict[str, Any]:
-    """Return the counts so far. Those of other code are the earlier ones."""
+    """Return the counts so far. Counts of other versions of the code are added to ``earlier``."""
     counts: dict[str, Any] = json.loads(COUNTS.read_text())
     if counts["hash"] != (present := code_hash()):
         for which, profiles in counts["now"].items():
@@ -101,7 +102,7 @@ def table(counts: dict[str, Any]) -> str:
 def run_seeds(first: int, step: int, seconds: float) -> None:
     """Run seeds, each on one backend and face after the other, and print a line of JSON for each.
 
-    It ends when its parent has gone.
+    The process ends when its parent has ended.
     """
     parent, until = os.getppid(), time.monotonic() + seconds
     install()
@@ -119,7 +120,7 @@ def run_seeds(first: int, step: int, seconds: float) -> None:
 def try_defects(word: str, options: list[str]) -> int:
     """For each defect whose name contains ``word``, run the command ``seeds`` on a tree with that defect.
 
-    Print the first line of its output, or MISSED, and the seconds that it took.
+    Print the first line of the command's output, or MISSED, and the seconds that the command took.
     """
     for mutant in read_all():
         if word in mutant.name:

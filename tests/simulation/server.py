@@ -23,8 +23,8 @@ class Server:
         self.step = 0.0  # seconds by which the server's clock was stepped
         self.up, self.paused = True, False
         self.run, self.started = 0, -math.inf
-        self.lost = -math.inf  # when it last lost commits that it had reported
-        #: Called before each step that may give a name away: see `World._step`.
+        self.lost = -math.inf  # when the server last lost commits that it had acknowledged
+        #: Called before each request that may give a name to a claim: see `World._step`.
         self.on_step: Callable[[str, str, str], Callable[[], None]] = lambda *what: lambda: None
         self.on_expiry: Callable[[str], None] = lambda key: None
         self._clock = clock
@@ -35,7 +35,7 @@ class Server:
         return self._clock() + int(self.step * 1e6)
 
     def received(self, end: Any, data: bytes) -> None:
-        """Take bytes from a client, whose connection has the server's end ``end``."""
+        """Receive bytes from a client. ``end`` is the server's end of the client's connection."""
         if self.up and end.run == self.run:
             if self.paused:
                 self._late.append((end, data))
@@ -56,7 +56,7 @@ class Server:
     # For the oracles
 
     def holder(self, key: str) -> str | None:
-        """Return the claim that has a name alone."""
+        """Return the claim that holds a name exclusively, or None."""
         raise NotImplementedError
 
     def is_free(self, key: str) -> bool:
@@ -64,15 +64,16 @@ class Server:
         raise NotImplementedError
 
     def claims(self) -> Iterator[tuple[str, str]]:
-        """Yield each claim that holds or waits, after the key of its name."""
+        """Yield each claim that holds or waits, as a pair of the name's key and the claim."""
         raise NotImplementedError
 
     def waiters(self, key: str, me: str) -> list[str]:
-        """Return the claims in the queue of a name that are alive and listen, and the claim ``me``."""
+        """Return the claims in the queue of a name that are alive and subscribed, in order. The claim ``me`` counts as
+        alive."""
         raise NotImplementedError
 
     def pushed(self, data: bytes) -> str | None:
-        """Return the claim that these bytes for a client notify."""
+        """Return the claim that these bytes to a client notify, or None."""
         raise NotImplementedError
 
     # Faults
@@ -105,7 +106,7 @@ class Server:
         raise NotImplementedError
 
     def _ended(self, *, forgets: bool) -> list[Any]:
-        """Forget the connections, and return the links of them."""
+        """Forget all connections, and return the client's end of each."""
         raise NotImplementedError
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Shrink the plan of a failing run: fewer faults and operations, while the same oracle still objects."""
+"""Shrink the plan of a failing run: remove faults and operations while the same oracle still reports a violation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.simulation.world import Run, run
 
 __all__ = ["shrink"]
 
-SCHEDULES = 1  # other schedules with which a smaller plan is tried
+SCHEDULES = 1  # number of other schedules with which each smaller plan is tried
 
 
 def without_the_rest(plan: Plan, found: Run) -> Plan:
-    """Return the plan without the operations and faults that had not begun when the oracle objected."""
+    """Return the plan without the operations and faults that had not begun when the oracle reported the violation."""
     smaller = Plan.from_json(plan.to_json())
     smaller.faults = [each for each in plan.faults if each in found.struck]
     for number, process in enumerate(smaller.processes):
@@ -24,7 +24,7 @@ def without_the_rest(plan: Plan, found: Run) -> Plan:
 
 
 class Shrinker:
-    """The smallest plan so far."""
+    """The smallest plan so far that still fails, and the changes that are tried on it."""
 
     def __init__(self, plan: Plan, seconds: float) -> None:
         self.until = time.process_time() + seconds
@@ -35,8 +35,8 @@ class Shrinker:
         self.oracle, self.text = found.violations[0]
 
     def attempt(self, change: Callable[[Plan], None]) -> bool:
-        """Change a copy of the plan. Keep the change if the run fails in the same way, perhaps with another
-        schedule."""
+        """Apply ``change`` to a copy of the plan. Keep it if the run still fails by the same oracle, perhaps with
+        another schedule."""
         plan = Plan.from_json(self.plan.to_json())
         change(plan)
         if plan == self.plan or time.process_time() > self.until:
@@ -50,7 +50,8 @@ class Shrinker:
         return False
 
     def fewer(self, items: Callable[[Plan], list[object]], gone: Callable[[Plan, list[object]], None]) -> bool:
-        """Remove halves, quarters and so on of a list. Returns whether any could be removed."""
+        """Try to remove parts of a list: all, then halves, quarters and so on. Returns whether any part could be
+        removed."""
         changed, step = False, max(1, len(items(self.plan)))
         while step:
             at = 0
@@ -70,9 +71,9 @@ class Shrinker:
 
 
 def shrink(plan: Plan, seconds: float) -> tuple[Plan, str, str]:
-    """Return a smaller plan, the oracle that objects to it, and its objection.
+    """Return a smaller plan, the name of the oracle that it violates, and the text of the violation.
 
-    ``seconds``: how much processor time the tries may take.
+    The tries take at most ``seconds`` of processor time.
     """
     it = Shrinker(plan, seconds)
     it.attempt(lambda plan: setattr(plan, "weather", Weather(base=plan.weather.base)))
@@ -90,7 +91,7 @@ def shrink(plan: Plan, seconds: float) -> tuple[Plan, str, str]:
                     return plan.processes[process].workers[worker]  # type: ignore[return-value]
 
                 def wait(plan: Plan, removed: list[object], process: int = process, worker: int = worker) -> None:
-                    """Let the time of the removed operations pass before those that follow them."""
+                    """Let the following operation begin as late as it would after the removed ones."""
                     rest = plan.processes[process].workers[worker]
                     if rest:
                         rest[0].think += sum(each.think + each.hold for each in removed if isinstance(each, Operation))

@@ -1,6 +1,7 @@
-"""The model of PostgreSQL and our functions give the same replies, rows and notifications, and flush alike.
+"""Compare the model of PostgreSQL with multilock's functions on a real server: replies, rows, notifications, and
+whether a commit waits for the disk.
 
-Both get the same random calls of all steps at the same time. In the SQL of the steps a function of the test replaces
+Both execute the same random calls at the same time. In the SQL of the functions, a function of the test replaces
 ``clock_timestamp()``.
 """
 
@@ -27,7 +28,7 @@ MODES = [["x", "x"], ["r", "x"], ["r", "r", "x"], ["p2", "p2"], ["p2", "p3", "x"
 START = 1_700_000_000_000_000
 PAUSES = [0, 17, 1000, 45_000, 310_000, 1_100_000, 3_100_000, 6_100_000, 9_000_000, 70_000_000, -1_500_000, -20_000_000]
 DELETE = b"DELETE FROM multilock.locks WHERE key = $1"
-CRASH = b"TRUNCATE multilock.queue, multilock.alive"  # as a crash empties them
+CRASH = b"TRUNCATE multilock.queue, multilock.alive"  # empties these tables as a crash does
 
 PREPARE = """
 CREATE SCHEMA held;
@@ -52,12 +53,12 @@ Words = Sequence[bytes | None]
 
 
 def with_held_clock(sql: str) -> str:
-    """Return this SQL with the time, and the random word, that the test gives."""
+    """Return this SQL with the clock and the random word replaced by values that the test sets."""
     return re.sub(r"(?:pg_catalog\.)?\b(clock_timestamp|gen_random_uuid)\(\)", r"held.\1()", sql)
 
 
 class Real:
-    """A server: one connection for the steps, one that locks a row, and one for each client that listens."""
+    """Connections to a real server: one for the steps, one that locks a row, and one for each client that listens."""
 
     def __init__(self, url: str) -> None:
         self._steps, self._locker, *self._listeners = self.connections = [
@@ -107,7 +108,7 @@ class Real:
         self._ask(self._listeners[client], f"SELECT pg_advisory_{call}_shared({number})".encode())
 
     def told(self) -> list[tuple[str, str]]:
-        """Return the notifications since the last call. All clients receive those of a change."""
+        """Return the notifications since the last call. A notification of a change arrives at all clients."""
         told = set[tuple[str, str]]()
         for listener in self._listeners:
             self._ask(listener, b"SELECT 1")
@@ -161,7 +162,7 @@ def some_call(
 
 
 def outcome(call: Callable[[], tuple[list[Row], bool]]) -> object:
-    """Return the rows in one order, and whether the commit waits for the disk, or the error."""
+    """Return the sorted rows and whether the commit waits for the disk, or return the error."""
     try:
         rows, flushes = call()
     except Refused as refused:
@@ -177,7 +178,7 @@ def simulated(model: Store, sql: bytes, words: Words) -> tuple[list[Row], bool]:
 
 
 def compare(real: Real, model: Store, micros: int, sql: bytes, words: Words, where: str) -> object:
-    """Execute a step on both, and return its outcome."""
+    """Execute a step on the server and on the model, compare them, and return the outcome."""
     expected = outcome(lambda: real.execute(micros, sql, words))
     assert outcome(lambda: simulated(model, sql, words)) == expected, where
     assert sorted(model.notices) == real.told(), where

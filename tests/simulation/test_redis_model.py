@@ -1,6 +1,7 @@
-"""The simulated Redis answers and pushes, byte for byte, what a real one does.
+"""Compare the simulated Redis with a real one: replies and notifications must be the same, byte for byte.
 
-Both get the same random calls of all scripts and of operators at the same time: the real server's clock is held.
+Both execute the same random calls of all scripts and of operators. The clock of the real server is stopped for each
+call, so both have the same time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Real:
         self._buffer = b""
 
     def send(self, *words: Word) -> None:
-        """Send a command, if there is one, and a PING."""
+        """Send the command, if ``words`` are given, and after it a PING."""
         if words[:1] == ("SUBSCRIBE",):
             self._pong = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
         self._sock.sendall(packed(words) + pack("PING"))
@@ -97,7 +98,8 @@ def ask(connection: Connection, *words: Word) -> bytes:
 
 
 class Side:
-    """One of the two servers: a connection for commands, and for each client a subscribed and a tracking one."""
+    """The connections to one of the two servers: for each client one that is subscribed, and one that sends commands
+    and tracks keys."""
 
     def __init__(self, subscribed: Sequence[Connection], commands: Sequence[Connection]) -> None:
         self.subscribed, self.commands = subscribed, commands

@@ -1,6 +1,7 @@
-"""Fixed seeds of the simulation, plans that failed once, and a seeded defect that it must find.
+"""Fixed seeds of the simulation that must pass, plans that failed once, and a seeded defect that the simulation must
+find.
 
-Each run is a process of its own, because the simulation must replace threads and clocks before multilock is imported.
+Each run has its own process, because the simulation must replace threads and clocks before multilock is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.simulation.search import COUNTS, read_counts, without_words
 
 ROOT = Path(__file__).parents[2]
 REGRESSIONS = Path(__file__).parent / "regressions"
-#: The plan of a fault that the simulation found -> the edit that undoes its mend.
+#: For each plan of a fault that the simulation found, the edit that undoes the repair of that fault.
 UNDONE = {
     "report-after-the-end": Edit(
         "multilock/kernel/monitor.py",
@@ -27,7 +28,7 @@ UNDONE = {
         "        if False:\n",
     ),
 }
-# About a minute of one processor in all. `make simulation` runs others.
+# The number of seeds for each backend, about a minute of processor time in all. `make simulation` runs other seeds.
 SEEDS = {"redis": 12, "redlock": 3, "postgresql": 6, "sqlite": 8, "memory": 16}
 FAILED, PASSED = 1, 0
 
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 
 def simulation(*arguments: str, tree: Path = ROOT, hashes: str = "random") -> tuple[int, str]:
-    """Run the command. Returns its exit code and its output."""
+    """Run ``python -m tests.simulation``. Returns its exit code and its output."""
     path = os.pathsep.join([str(tree), str(tree / "backends")])
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation", *arguments],
@@ -85,7 +86,7 @@ def test_each_plan_that_failed_once_names_its_mend() -> None:
     ],
 )
 def test_a_seed_gives_the_same_run_in_every_interpreter(seed: str, backend: str, face: str, tmp_path: Path) -> None:
-    """The interpreters run at the same time, and each makes two runs."""
+    """Several interpreters run at the same time, and each makes two runs of the seed."""
 
     def replay(hashes: str) -> bytes:
         out = tmp_path / hashes

@@ -1,4 +1,4 @@
-"""Stand-ins for threads, locks, queues, clocks and selectors, in the virtual time of the present simulation.
+"""Replacements of threads, locks, queues, clocks and selectors, in the virtual time of the present simulation.
 
 `install` puts them into `multilock.system` before the rest of the library is imported. So the library runs unchanged.
 """
@@ -51,14 +51,14 @@ def get_ident() -> int:
 
 
 class Waiters:
-    """The tasks that wait for one thing, in order of arrival."""
+    """The tasks that wait for the same event, in order of arrival."""
 
     def __init__(self) -> None:
         self._entries: deque[Waiter] = deque()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, what: str) -> bool:
-        """Suspend the running task until ``ready()`` is true, at most so many seconds (None: no limit). Returns
-        whether it is true."""
+        """Suspend the running task until ``ready()`` is true, for at most ``seconds``, or without a limit if that is
+        None. Returns whether ``ready()`` is true."""
         sim = simulation()
         end = math.inf if timeout is None else sim.time + timeout
         while not ready():
@@ -150,7 +150,7 @@ class Event:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        sets = self._sets  # a wait ends with the call of set(), even if a call of clear() follows at once
+        sets = self._sets  # a call of set() ends all waits, even if a call of clear() follows at once
         return self._waiters.wait(lambda: self._set or self._sets > sets, timeout, "event")
 
 
@@ -205,7 +205,7 @@ class SimpleQueue:
 
 
 class Thread:
-    """A thread that is never refused."""
+    """A thread. The simulated system never refuses to start one."""
 
     def __init__(self, target: Callable[[], object], name: str, daemon: bool) -> None:
         self._target = target
@@ -213,12 +213,13 @@ class Thread:
 
     def start(self) -> None:
         sim = simulation()
-        if sim.current and sim.current.process.alive:  # raising here would leave a missing thread to other processes
+        # Otherwise do nothing, because an error would leave a record of a missing thread to other processes.
+        if sim.current and sim.current.process.alive:
             sim.spawn(sim.current.process, self._target, self.name)
 
 
 class Local:
-    """The attributes of each thread, as ``__dict__`` returns them."""
+    """Replaces `threading.local`: ``__dict__`` returns the attributes of the running thread."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "_of", {})
@@ -230,7 +231,8 @@ class Local:
 
 
 class File:
-    """Something that a selector or an event loop can watch. Its number is the lowest that is free, as in POSIX."""
+    """An open file that a selector or an event loop can watch. Its descriptor is the lowest number that is free, as in
+    POSIX."""
 
     def __init__(self) -> None:
         self.process = simulation().running().process
@@ -246,7 +248,7 @@ class File:
         raise NotImplementedError
 
     def has_changed(self) -> None:
-        """Tell the watchers that there is something to read."""
+        """Notify the watchers that there is something to read."""
         for watcher in list(self.watchers):
             watcher()
 
@@ -274,7 +276,7 @@ class PipeBell(File):
 
 
 class Selector(File):
-    """A selector for reading. It is a file itself, so that another one can watch it, as epoll allows."""
+    """A selector for reading. It is a file itself, so that another selector can watch it, as with epoll."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,9 +329,9 @@ class Selector(File):
 
 
 class Poll:
-    """The part of select.poll that the library uses. Writing never has to wait.
+    """The part of select.poll that the library uses. A file can always be written.
 
-    It waits for simulated files, and for the real FIFOs of SQLite's clients, which it closes if the task must end.
+    It waits for simulated files, and for the real FIFOs of SQLite's clients. If the task must end, it closes the FIFO.
     """
 
     def register(self, what: File | int, events: int) -> None:
@@ -342,7 +344,7 @@ class Poll:
             bell = Event()
             self._what.watchers.append(bell.set)
             bell.wait(None if milliseconds is None else milliseconds / 1000)
-            if bell.set in self._what.watchers:  # a file that was closed has none
+            if bell.set in self._what.watchers:  # a file that was closed has no watchers
                 self._what.watchers.remove(bell.set)
         return [1] if self._events & select.POLLOUT or self._what.is_readable() else []
 
@@ -393,7 +395,7 @@ class InOrder(MutableSet[Any]):
 
 
 class WeakInOrder(InOrder):
-    """The same with weak references."""
+    """The same as `InOrder`, but with weak references to the items."""
 
     _kind = weakref.WeakKeyDictionary
 
@@ -432,9 +434,11 @@ STAND_INS: dict[str, Any] = {
 
 
 def install() -> None:
-    """Make the library use the stand-ins. Call it before the first import of multilock in this interpreter.
+    """Make the library use these replacements. Call this function before the first import of multilock in this
+    interpreter.
 
-    If the hashes of text are random, begin this program again without that, because sets of text are iterated.
+    If the hashes of text are random, start this program again with fixed hashes, because the library iterates over sets
+    of text.
     """
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})

@@ -1,6 +1,7 @@
 """One run: processes that use multilock's own code, simulated servers, faults and oracles.
 
-The work of a worker is written once, as a coroutine, for both faces: `answer` awaits a result if needed.
+A worker is a thread or task that acquires and releases locks. Its code is one coroutine for both the blocking API and
+asyncio: `answer` awaits a result if needed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FORGOTTEN = 70.0  # seconds after which the ttls of all remaining keys are over
 
 @dataclass(slots=True)
 class Waiting:
-    """A worker that acquires."""
+    """A worker that waits for an acquire."""
 
     worker: str
     process: Process
@@ -55,18 +56,18 @@ class ClientOf:
         self.client = client
         self.kernel = client._kernel
         self.closing = False
-        self.left = 0  # workers that have not ended
+        self.left = 0  # number of workers that have not ended
         self.loop: Loop | None = None
-        self.closed: asyncio.Event | None = None  # the event loop of a client of the asyncio face
+        self.closed: asyncio.Event | None = None  # set when an asyncio client was closed
 
 
 async def answer(value: Any) -> Any:
-    """Return a value of the blocking face, or await that of the asyncio face."""
+    """Return a result of the blocking API, or await a result of the asyncio API."""
     return await value if hasattr(value, "__await__") else value
 
 
 class World:
-    """Everything of one run."""
+    """One run, with all its processes, servers and oracles."""
 
     def __init__(self, plan: Plan, *, trace: bool = False, halts: bool = False) -> None:
         self.plan = plan
@@ -90,7 +91,7 @@ class World:
         self.begun: Counter[str] = Counter()  # worker -> the number of its operations
         self.is_calm = False  # whether the faults are over
         self.struck: list[Fault] = []
-        self._tasks: set[Any] = set()  # a loop alone may forget its tasks
+        self._tasks: set[Any] = set()  # keeps the tasks alive, because a loop itself has only weak references to them
         self._events: Counter[str] = Counter()
         self._after: dict[tuple[str, int], list[Fault]] = {}
         for fault in plan.faults:
@@ -111,10 +112,11 @@ class World:
     # Reports from the servers and the network
 
     def _step(self, server: Server, key: str, sender: str, kind: str) -> Callable[[], None]:
-        """Note a step that may give a name away. The function that is returned is called after it.
+        """Record the state before a step that may give a name to a claim. The caller calls the returned function after
+        the step.
 
-        ``kind``: The sender asks for the name, asks without regard to the queue (barge), leaves, or is an operator
-        (force).
+        ``kind`` says what the sender does: it asks for the name, asks without regard to the queue (barge), leaves, or
+        is an operator (force).
         """
         if kind == "force":
             for each in self.servers:
@@ -144,7 +146,7 @@ class World:
             self.event("expired", self._process(self._events["expired"]))
 
     def _arrived(self, sock: Socket, data: bytes) -> None:
-        if claim := sock.server.pushed(data):  # a push that grants has further words
+        if claim := sock.server.pushed(data):  # the claim id, if these bytes are only a hint; a grant has further words
             if claim in self.oracles.forced:
                 self.oracles.told.setdefault(claim, self.sim.time)
             self.event("pushed", sock.process)
@@ -157,7 +159,7 @@ class World:
                 return
             victim = process if fault.process < 0 else self._process(fault.process)
             if fault.kind == "late_request" and kind == "sent":
-                faults.strike(self, fault, victim)  # at once, so that the cut meets the request that is being sent
+                faults.strike(self, fault, victim)  # at once, so that the fault hits the request that is being sent
             else:
                 self.sim.after(fault.at, faults.strike, self, fault, victim)
 
@@ -173,9 +175,10 @@ class World:
         return backends.PREFIX + name
 
     def is_idle(self, name: str) -> bool:
-        """Return whether the name is free at a simulated server, or belongs to a claim that does not know it yet.
+        """Return whether the name is free at the simulated server, or was handed to a claim that was not notified yet.
 
-        The latter counts only if nothing but connections broke, because a stopped process notices it late.
+        The second case counts only in the profile ``cuts``, because in others a stopped process may notice the handover
+        late.
         """
         if len(self.servers) != 1 or not self.servers[0].up or self.servers[0].paused:
             return False
@@ -185,7 +188,7 @@ class World:
         return any(server.holder(key) in each.kernel.monitor.waiting for each in self.clients.values())
 
     def claims_at(self, number: int) -> Iterator[tuple[str, str]]:
-        """Yield each claim that holds or waits at a server, after its key."""
+        """Yield each claim that holds or waits at a server, as a pair of key and claim id."""
         return self.servers[number].claims() if self.servers[number].up else iter(())
 
     # Processes
@@ -224,7 +227,7 @@ class World:
         await mine.closed.wait()
 
     def begin(self, process: Process, operations: list[Operation], name: str) -> None:
-        """Start a worker, which does these operations one after the other."""
+        """Start a worker that executes these operations one after the other."""
         mine = self.clients.get(process)
         if mine is None or mine.closing or not process.alive:
             return
@@ -232,7 +235,7 @@ class World:
         self._in_process(mine, self._work(mine, f"{process}/{name}", operations), name)
 
     def _in_process(self, mine: ClientOf, coroutine: Any, name: str) -> None:
-        """Run a coroutine: on the process's loop, or in a thread of its own."""
+        """Run a coroutine on the event loop of the process, or in a new thread if it has none."""
         if mine.loop is None:
             self.sim.spawn(mine.process, partial(_drive, coroutine), name)
         else:
@@ -254,7 +257,7 @@ class World:
                 if mine.closing:
                     break
                 await self._do(mine, worker, operation)
-                if calm:  # it has shown that names can be acquired after the faults
+                if calm:  # one operation after the end of the faults is enough
                     break
         except Exception as error:
             if self.sim.over or not mine.process.alive:
@@ -374,7 +377,8 @@ class World:
             self._in_process(mine, self._force(mine, name), "operator")
 
     async def _force(self, mine: ClientOf, name: str) -> None:
-        if not self.servers:  # a simulated server excuses the holders when it executes the request
+        # With a simulated server, `_step` excuses the holders when the server executes the request.
+        if not self.servers:
             self.oracles.excuse(name)
         with suppress(multilock.MultilockError):
             done = await answer(mine.client.force_release(name))
@@ -404,7 +408,7 @@ class World:
     # The end
 
     def run(self) -> None:
-        """Let all planned things happen, then end the run."""
+        """Execute the plan, then end the run."""
         try:
             self.start()
             self.sim.run(START + self.plan.seconds)
@@ -428,7 +432,7 @@ class World:
         self.network.calm()
 
     def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
-        """Let time pass until ``done()`` is true, for at most so many seconds."""
+        """Let virtual time pass until ``done()`` is true, for at most ``seconds``."""
         until = self.sim.time + seconds
         while self.sim.time < until and not self.sim.halted and not done():
             self.sim.run(self.sim.time + LOOK_EVERY)
@@ -448,7 +452,7 @@ class World:
 
 
 def _drive(coroutine: Any) -> None:
-    """Run a coroutine that never waits for a loop."""
+    """Run a coroutine of the blocking API, which never waits for an event loop."""
     try:
         coroutine.send(None)
     except StopIteration:
@@ -470,7 +474,7 @@ class Run:
 
 
 def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
-    """Run a plan. The plan is not changed. ``halts``: The first violation ends it."""
+    """Run a plan, and return the result. The plan is not changed. With ``halts`` the first violation ends the run."""
     world = World(plan, trace=trace, halts=halts)
     try:
         world.run()
@@ -479,7 +483,7 @@ def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
     sim, oracles = world.sim, world.oracles
     found = Run(plan, oracles.violations, sim.hash, oracles.grants, sim.trace or [], world.begun, world.struck)
     del world, oracles
-    sim.processes.clear()  # so that nothing of this run ends during the next one
+    sim.processes.clear()  # so that no object of this run is finalized during the next one
     backends.forget_everything()
     gc.collect()
     return found

@@ -233,7 +233,7 @@ class EtcdTransactions:
         """Read which keys are ahead of the claim's key. Returns None if the key does not exist at this revision.
 
         If the claim is ``behind`` some keys, the server first compares them and the claim's key. The server reads the
-        keys ahead only if one of the compared keys is gone, because that makes it read every key of the name, whatever
+        keys ahead only if one of the compared keys is gone, because etcd reads every key of the name for that, whatever
         the limit.
         """
         ahead, own = self._keys.ahead(claim), self._keys.own(claim)

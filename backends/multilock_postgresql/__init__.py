@@ -137,7 +137,7 @@ class PostgresqlBackend:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self._listener.listening:
-            # A free lock needs no listener. But a waiter needs one, because the server notifies it of a hand-over. So
+            # A free lock needs no listener. But a waiter needs one, because the server notifies it of a handover. So
             # the claim joins the queue only with a listener.
             deadline = self._now() + within
             answer = self._recipe.attempt(claim, False, within)

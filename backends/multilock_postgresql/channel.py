@@ -44,7 +44,7 @@ class Channel:
         self.close = wire.close
 
     def attempt(self, claim: Claim, join: bool) -> bool:
-        # A free lock needs no listener. But a waiter needs one, because the server notifies it of a hand-over. So the
+        # A free lock needs no listener. But a waiter needs one, because the server notifies it of a handover. So the
         # claim joins the queue only with a listener.
         ready = self._listener.listening
 

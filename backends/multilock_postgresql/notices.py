@@ -1,7 +1,7 @@
-"""Receive what the server pushes: hand-overs and wake-ups for waiters, and changes of names that are held or followed.
+"""Receive what the server pushes: handovers and wake-ups for waiters, and changes of names that are held or followed.
 
 A client has one connection that listens, and a thread that reads it. Connection and thread start with the first waiter,
-or with the first lock that is held for a quarter of a second. The notification of a hand-over is a grant
+or with the first lock that is held for a quarter of a second. The notification of a handover is a grant
 (`Recipe.pushed`). Every other notification is a hint: a waiter is woken, and for a holder the thread asks the server
 whether its claim has lost the name. A followed name is a name whose changes of holder this client reports.
 
@@ -80,7 +80,7 @@ class Listener:
         self._now = notices.now
         self._channel = f"multilock_{notices.client}"
         self._closed = system.Event()
-        self.listening = False  #: whether claims may wait: the server pushes hand-overs, or no push can arrive
+        self.listening = False  #: whether claims may wait: the server pushes handovers, or no push can arrive
         self._starting = system.Lock()
         self._wire: PgWire | None = None
         self._watched: dict[str, str] = {}  # claim id -> name; used without a lock, since its methods are atomic

@@ -69,7 +69,7 @@ class Recipe:
         ttl, wait = claim.ttl, liveness(claim.ttl) if join else 0.0
         echo = None
         # A push is a grant, with two exceptions. If the lock is not renewed, only a reply grants the whole ttl. If the
-        # ttl is shorter than the liveness, the lease would end before the hand-over does.
+        # ttl is shorter than the liveness, the lease would end before the handover does.
         if join and self.told and claim.renew and ttl >= wait:
             # The time is read before the request is sent.
             echo = b"%d/%d" % (self._now() * 1e6, round(wait * 1000))

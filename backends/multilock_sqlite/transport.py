@@ -67,7 +67,7 @@ class Connection(sqlite3.Connection):
 
     def close(self) -> None:
         try:
-            # SQLite deletes the log by its name, which must not be another log by now
+            # SQLite deletes the log by its name, so check that this is not the name of another log by now
             if self.log is not None and _log(self.path) in (self.log, None):
                 self.exclusion.leave_log()
             super().close()

@@ -55,8 +55,8 @@ END $$;
 -- Hand the name to its waiters, in order of arrival, as long as they are alive, listen and fit. The caller has locked
 -- the row of p_key. p_have is NULL if the name may go to any waiter, and '#r' or '#p<n>' if it is shared. p_sure is
 -- locks.sure of the former holder.
--- The waiter uses the push as its grant, so the hand-over must outlive a crash. Either the commit is synchronous
--- (flush), or the row that an earlier hand-over has put on the disk keeps all claims out until the grant in the push
+-- The waiter uses the push as its grant, so the handover must outlive a crash. Either the commit is synchronous
+-- (flush), or the row that an earlier handover has put on the disk keeps all claims out until the grant in the push
 -- has ended (sure, boot).
 -- heir is p_me if that claim is next and fits. It is NULL if no waiter comes before a newcomer, and otherwise a claim
 -- that comes before it. have is the new value of p_have, or 'x' if a claim holds the name alone.
@@ -159,7 +159,7 @@ BEGIN
   rank := -1;
   SELECT * INTO r FROM @S@.locks l WHERE l.key = p_key;
 
-  IF r.id = p_id THEN  -- a repeated request, or the first one after a hand-over
+  IF r.id = p_id THEN  -- a repeated request, or the first one after a handover
     UPDATE @S@.locks l SET until = clock_timestamp() + p_ttl * interval '1 ms', ttl = p_ttl,
       sure = clock_timestamp() + p_ttl * interval '1 ms' WHERE l.key = p_key AND l.id = p_id RETURNING l.token INTO token;
     IF FOUND THEN
@@ -253,7 +253,7 @@ BEGIN
     -- An open transaction of the holder may guard a lease that has ended. Then the name is still held.
     PERFORM FROM @S@.locks l WHERE l.key = p_key FOR UPDATE SKIP LOCKED;
     free := FOUND;
-    IF r.sure > now AND NOT EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot) THEN  -- a later hand-over may be lost
+    IF r.sure > now AND NOT EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot) THEN  -- a later handover may be lost
       free := false;
       shut := true;
       r.until := r.sure;

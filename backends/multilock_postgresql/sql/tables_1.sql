@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS @S@.locks (
   ttl      bigint NOT NULL DEFAULT 0,      -- ms
   until    timestamptz,                    -- by this server's clock_timestamp(); NULL if free or shared
   sure     timestamptz,                    -- after a crash (boot differs from alive.boot) no claim enters before this time: see pass_1
-  boot     text,                           -- alive.boot at the time of the hand-over
+  boot     text,                           -- alive.boot at the time of the handover
   followed timestamptz                     -- until then each change of holder is notified
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE TABLE IF NOT EXISTS @S@.holders (   -- readers and permits

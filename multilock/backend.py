@@ -1,10 +1,10 @@
 """The service-provider interface: the methods of a backend, and the reports that it makes to the kernel.
 
-A backend is plain blocking code. It never waits for a lock, never retries, never judges validity and starts no renewal:
-it turns one call into one server's reply. The kernel does the retries, the waiting, the jitter, the deadlines and the
-states. Several threads may call any method at the same time. A backend takes locks, clocks and random numbers from
-`multilock.system`, and the periods that it shares with the kernel from `multilock.timing`. It starts its threads with
-`start_worker`, as the kernel does.
+A backend is plain blocking code. A backend never waits for a lock, never retries, never judges validity and starts no
+renewal: it turns one call into one server's reply. The kernel does the retries, the waiting, the jitter, the deadlines
+and the states. Several threads may call any method at the same time. A backend takes locks, clocks and random numbers
+from `multilock.system`, and the periods that it shares with the kernel from `multilock.timing`. It starts its threads
+with `start_worker`, as the kernel does.
 
 A claim is the demand of one caller for one name. A grant is the reply that makes the claim the holder. A session is a
 set of claims that the server keeps alive together. A group is what one request renews: a session, or the claims at one
@@ -82,7 +82,7 @@ class Notices(Protocol):
     def wake(self, claim_id: str | None) -> None:
         """Wake this waiting claim: its name may be free now, or the server revoked a grant.
 
-        It is only a hint. With None for ``claim_id`` it wakes all waiters, for example after a reconnect.
+        This is only a hint. If ``claim_id`` is None, all waiters are woken, for example after a reconnect.
         """
 
     def granted(self, claim_id: str, granted: Granted) -> None:
@@ -93,9 +93,9 @@ class Notices(Protocol):
         at which that request was sent, not the time of the newest request or of the push.
 
         The report may be lost, late or repeated. The kernel sends an `attempt` instead of using the report if a `wake`
-        comes before the kernel reads the report. It also does so if the claim is not renewed, or if half of the time of
-        the grant is over. A ``short`` grant counts from a request of the claim itself, so the kernel also sends an
-        `attempt` if the server has refused a request that was sent later. A backend without such a push never calls
+        comes before the kernel reads the report. The kernel also does so if the claim is not renewed, or if half of the
+        time of the grant is over. A ``short`` grant counts from a request of the claim itself, so the kernel also sends
+        an `attempt` if the server has refused a request that was sent later. A backend without such a push never calls
         this method.
         """
 
@@ -162,7 +162,7 @@ class Backend(Protocol):
     def spi_version(self) -> int:
         """The `SPI_VERSION` that the backend was written for, as a number in its own source.
 
-        multilock opens a backend only if the two versions are equal.
+        multilock opens a backend only if this equals its own `SPI_VERSION`.
         """
 
     @property
@@ -172,8 +172,8 @@ class Backend(Protocol):
     def open(self, notices: Notices) -> None:
         """Prepare for use. Does no I/O.
 
-        It is called before first use, and again in a forked child. There it must neither use nor close anything that
-        was inherited from the parent.
+        The kernel calls this before the first use, and again in a forked child. In the child, the backend must neither
+        use nor close anything that it inherited from the parent.
         """
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
@@ -234,7 +234,8 @@ class Backend(Protocol):
         usable reply."""
 
     def close(self) -> None:
-        """End connections and threads. The kernel holds no claim by then. Never raises, does not wait for a server."""
+        """End connections and threads. The kernel holds no claim by then. Never raises, and does not wait for a
+        server."""
 
 
 class Channel(Protocol):
@@ -323,7 +324,7 @@ class Rests(Protocol):
         release. No claim can renew it meanwhile, and only `Backend.force_release` ends it earlier. `Backend.inspect`
         reports ``resting_until``. Waiters are woken once, and their next attempt shows them when the name will be free.
 
-        In all other respects it is like `release`. It is idempotent: a repeated call keeps the time that is left.
+        In all other respects this is like `release`. A repeated call keeps the time that is left.
         """
 
 
@@ -369,9 +370,9 @@ class OpenBackend(Protocol):
     I/O.
 
     ``options`` has ``ttl`` (float seconds: the client's default), ``prefix``, ``identity`` and ``request_timeout``
-    (float seconds or None). It also has the backend's own options, as given: text from a URL, or any object. ``client``
-    is the client object of a library such as redis-py, if the program passed one. Raises ConfigurationError for an
-    option that the backend does not know.
+    (float seconds or None). ``options`` also has the backend's own options, as given: text from a URL, or any object.
+    ``client`` is the client object of a library such as redis-py, if the program passed one. Raises ConfigurationError
+    for an option that the backend does not know.
     """
 
     def __call__(self, url: str, options: dict[str, Any]) -> Backend: ...

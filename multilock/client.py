@@ -188,8 +188,8 @@ class Client(ForWith, ClientOfAFace):
         ``fair``: True serves all waiters with ``fair=True`` in order of arrival. False promises no order.
 
         ``hold_at_least``: Seconds from the grant. A lock released earlier stays taken until then, so that a short job
-        does not run again on a host whose clock is behind. The server counts this time, even if this process ends. It
-        may exceed the ttl, and it does not apply after a loss.
+        does not run again on a host whose clock is behind. The server counts this time, even if this process ends.
+        ``hold_at_least`` may exceed the ttl, and does not apply after a loss.
 
         ``max_hold``: Seconds from the grant for which the lease is held at most; at least a tenth of the ttl. Then it
         is lost (reason HELD_TOO_LONG), although the backend would still renew it. After such a loss no other holder
@@ -409,7 +409,7 @@ class Client(ForWith, ClientOfAFace):
 
         ``max_hold``: Seconds for which this node leads at most. Then the leadership is lost (reason HELD_TOO_LONG).
         Another node can lead once work, ``on_elected`` and ``on_lost`` have all ended, at the latest at
-        ``loss.valid_until``. This node campaigns again after that, behind the candidates that wait. See `lock`.
+        ``loss.valid_until``. After the loss this node campaigns again, behind the candidates that wait. See `lock`.
 
         ``hard_fence``: Linux only. The operating system kills this process if the validity of a leadership passes
         before work, ``on_elected`` and ``on_lost`` have all ended. After `Election.campaign`, the work ends with
@@ -447,15 +447,15 @@ class Client(ForWith, ClientOfAFace):
     def inspect(self, name: str) -> LockInfo | None:
         """Return the holder of ``name``, or None if it is free.
 
-        For display only, because the holder may have changed when the answer arrives. Raises BackendUnavailable,
-        BackendRejected or ClientClosed.
+        Use the result for display only, because the holder may have changed when the answer arrives. Raises
+        BackendUnavailable, BackendRejected or ClientClosed.
         """
         return run(self._kernel.ask(self._kernel.backend.inspect, check_name(name), name=name))
 
     def inspect_all(self, prefix: str = "") -> Iterator[LockInfo]:
         """Return an iterator over the held names that begin with ``prefix`` (default: all names).
 
-        It is not a snapshot of one moment. Each step raises what `inspect` raises.
+        The names are not a snapshot of one moment. Each step raises what `inspect` raises.
         """
         self._kernel.check_open()
         check_prefix(prefix)
@@ -497,7 +497,7 @@ class Client(ForWith, ClientOfAFace):
         A lease that is still held is lost (reason CLOSED): its callback starts first, then the lock is released.
         Waiters and later calls raise ClientClosed.
 
-        Waits for the work and callbacks of elections for their ``grace``. It waits at most one ``request_timeout`` for
+        Waits for the work and callbacks of elections for their ``grace``. Waits at most one ``request_timeout`` for
         other callbacks, and one for replies. A lock whose release is not answered by then ends with its ttl. If the
         work or a callback of an election calls `close`, the rest happens in the background. A second call waits for the
         first, unless the first still waits for the work of an election.

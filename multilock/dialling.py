@@ -1,7 +1,8 @@
 """Connect to a server within a time limit, although a DNS look-up and a handshake of several round trips have none.
 
-For backends that make their connections in blocking code. `Dialling` connects on a separate thread. `unforked` makes a
-connection that no child process inherits unnoticed. `OpenWires` are the connections that a child must drop.
+This module is for backends that make their connections in blocking code. `Dialling` connects on a separate thread.
+`unforked` makes a connection that no child process inherits unnoticed. `OpenWires` are the connections that a child
+must drop.
 
 A login is one attempt to connect, up to the moment at which the connection can send requests.
 """
@@ -109,7 +110,7 @@ class Dialling(Generic[Wire]):
     def _late_logins(self, now: Callable[[], float]) -> Iterator[_Login[Wire]]:
         """Take the logins that no request waits for, one after the other.
 
-        A login that began long ago stays here: the server may never answer, so the request begins its own.
+        A login that began long ago is not taken: the server may never answer, so the request begins another login.
         """
         for _ in range(len(self._late)):
             try:

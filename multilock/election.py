@@ -64,7 +64,7 @@ class Leadership(Leading, HeldLease):
             raise
         except BaseException:  # interrupted: Python will not call __exit__ for this `with`
             self._term.no_body(before)
-            if not self._open:  # otherwise another body still runs
+            if not self._open:  # if another body still runs, its end resigns
                 self._term.abdicate(INTERRUPTED)
             raise
 
@@ -240,8 +240,8 @@ class Election(ForWith, Candidacy[Leadership]):
 
         ``grace``: Seconds after which the lease is released even if something still runs. Default: the election's.
 
-        If work or a callback of this election calls it, it does not wait. Do not call it in a signal handler, which may
-        have interrupted a thread that holds a lock of multilock.
+        If work or a callback of this election calls `stop`, it does not wait. Do not call `stop` in a signal handler,
+        which may have interrupted a thread that holds a lock of multilock.
         """
         seconds = check_grace(grace)
         try:

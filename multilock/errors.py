@@ -28,7 +28,8 @@ __all__ = [
 class MultilockError(Exception):
     """Base of all errors of multilock.
 
-    ``name`` is the name of the lock, and ``backend`` the scheme of its backend. Each is None if the error has none.
+    ``name`` is the name of the lock, and ``backend`` the scheme of its backend. Each is None if the error concerns no
+    lock, or no backend.
     """
 
     def __init__(self, message: str, *, name: str | None = None, backend: str | None = None) -> None:

@@ -37,7 +37,7 @@ class InContext:
         """A copy of the context (`contextvars`) in which acquire() was called, for example with its trace. See
         `Context.run`.
 
-        None for an event that belongs to no acquire(), or to an acquire() before the first subscription.
+        Returns None for an event that belongs to no acquire(), or to an acquire() before the first subscription.
         """
         context: Context | None = getattr(self, "_context", None)
         return context.copy() if context else None

@@ -63,7 +63,7 @@ class NamesOurs:
 class WrongWith(AttributeError, TypeError):
     """The error for ``with`` where ``async with`` is needed, and the other way round.
 
-    Python raises TypeError there. It is also an AttributeError, so that ``hasattr()`` returns False.
+    Python itself raises TypeError there. This error is also an AttributeError, so that ``hasattr()`` returns False.
     """
 
 

@@ -110,7 +110,7 @@ def guard(
       holder's client.
     * ``guard(connection, lease)`` is for a lease of any backend, and a database with the table ``multilock_fence``:
       PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and transactions
-      of older leases are refused. It does not keep others from acquiring the lock meanwhile. So call it in each
+      of older leases are refused. Meanwhile others can still acquire the lock. So call this function in each
       transaction that reads or writes the protected data, before reading what the writes depend on. In REPEATABLE READ
       and SERIALIZABLE it must be the first statement of the transaction. If an older lease has written meanwhile, the
       server reports a serialization failure: roll back, begin again.

@@ -27,7 +27,8 @@ class AnyLease(Protocol):
 
     @property
     def ttl(self) -> float:
-        """The lifetime in seconds that the backend granted. It may be longer than requested: see `Capabilities`."""
+        """The lifetime in seconds that the backend granted. The granted lifetime may be longer than requested: see
+        `Capabilities`."""
 
     @property
     def owner(self) -> str:
@@ -52,7 +53,7 @@ class AnyLease(Protocol):
         """Return whether the lock is still proven to be ours. Compares the clock with the newest proof at every call.
 
         The result is also False after a pause of this process that outlived the lease, after a release, and in a forked
-        child. It promises nothing about the time after it has returned. To be safe then, send the token of `fence` with
+        child. True promises nothing about the time after the call. To be safe then, send the token of `fence` with
         every write.
         """
 
@@ -72,9 +73,9 @@ class AnyLease(Protocol):
     def on_lost(self, callback: Callable[[Loss[Self]], object]) -> None:
         """Have ``callback(loss)`` called exactly once if this lease is lost, at once if it was lost already.
 
-        The callback starts before the backend can let another holder in (docs/guarantees.md names the limits). It runs
-        on a thread of its own. With asyncio it runs on the event loop and may be ``async def``. It is never called
-        after a release. If it raises, the error is logged and nothing else is affected.
+        The callback starts before the backend can let another holder in (docs/guarantees.md names the limits). The
+        callback runs on a thread of its own. With asyncio it runs on the event loop and may be ``async def``. It is
+        never called after a release. If it raises, the error is logged and nothing else is affected.
 
         Raises TypeError if ``callback`` cannot be called, or if a blocking client is given a coroutine function.
         """

@@ -155,7 +155,7 @@ class _LogThread:
         self.begin()
 
     def begin(self) -> None:
-        """Start with an empty queue. It is also called in a forked child: the parent logs its own lines."""
+        """Start with an empty queue. Also called in a forked child, because the parent logs its own lines."""
         self._lines: system.SimpleQueue[Callable[[], object]] = system.SimpleQueue()
         # Two counters with atomic steps. The first counts dropped lines, the second counts the reads of the first.
         self._drops = count()
@@ -199,8 +199,8 @@ class _LogThread:
             _Entry(_log, moment, (new,), None).tell()
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Have the worker call ``call()`` soon. For a finalizer, which may run in any thread while that thread holds
-        any lock."""
+        """Have the worker call ``call()`` soon. Meant for finalizers, because a finalizer may run in any thread while
+        that thread holds any lock."""
 
         def safely() -> None:
             try:

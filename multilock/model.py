@@ -65,13 +65,13 @@ class LossReason(enum.Enum):
 
 
 class Claim(NamedTuple):
-    """The claim of one acquisition to one name. It is never used again after it was cancelled, released or lost.
+    """The claim of one acquisition to one name. A claim is never used again after it was cancelled, released or lost.
 
     ``id`` is ``<client>.<32 hex digits>``. Each acquisition has a new id, and a request that is sent again has the same
     id. ``owner`` is the id followed by a description of the holder, as one word (see `owner_text`). ``ttl`` is in
     seconds, already rounded to what the backend grants. For the kind "permit", ``permits`` is how many claims may hold
-    the name together. ``arrived`` is when acquire() was called, in µs of the wall clock. It is the same for all claims
-    of that call, and is used only to order waiters.
+    the name together. ``arrived`` is when acquire() was called, in µs of the wall clock. ``arrived`` is the same for
+    all claims of that call, and is used only to order waiters.
     """
 
     name: str
@@ -178,7 +178,7 @@ def at_most(can: Capabilities) -> str:
 class LockInfo:
     """The holder of a name, as the backend reports it. A field is None if the backend does not know it.
 
-    For display, never for decisions: the holder may have changed by the time this is read.
+    Use it for display, never for decisions: the holder may have changed by the time this is read.
     """
 
     name: str

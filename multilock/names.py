@@ -94,7 +94,7 @@ def check_grace(value: object) -> float | None:
 
 @lru_cache(maxsize=16384)
 def escape(name: str) -> str:
-    """Return the part of a key that stands for ``name``. It is readable, and different names have different parts.
+    """Return the part of a key that stands for ``name``. The result is readable, and differs for different names.
 
     Letters, digits and ``-_.~:`` stay. Everything else is percent-encoded UTF-8, also ``/``, so that the keys of the
     lock ``a`` never include those of ``a/b``. ``.`` and ``..`` are encoded completely because ZooKeeper forbids them as

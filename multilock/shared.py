@@ -29,8 +29,9 @@ L = TypeVar("L", bound=Holding)
 class Semaphore(DistributedLock, Protocol):
     """A `DistributedLock` that up to ``permits`` holders may hold at a time, each with its own lease.
 
-    Its leases have a ``token``, which distinguishes grants and fences them from locks of that name. For locks with
-    several permits ``fence()`` raises: tokens cannot show which of several holders has lost its permit.
+    Its leases have a ``token``, which distinguishes grants and fences them from locks of that name. If there is more
+    than one permit, ``fence()`` raises CapabilityMissing: tokens cannot show which of several holders has lost its
+    permit.
     """
 
     @property

@@ -24,7 +24,7 @@ TIDY_AT = 32  # entries; with so many, those of ended threads are dropped. Few p
 
 
 class _Thread:
-    """Identifies a thread. This object ends with its thread, while the number of an ended thread is used again for
+    """Identifies a thread. This object ends with its thread, while the number of an ended thread may be used again for
     another thread."""
 
     __slots__ = ("__weakref__",)

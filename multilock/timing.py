@@ -55,7 +55,8 @@ LATE_REQUEST = 60.0
 LATE_REQUEST_IN_SESSION = 600.0
 
 # A waiter
-HEARTBEATS = 3  # heartbeats in each liveness period. One keeps a waiter's place for a whole period, so two may be late
+# Heartbeats in each liveness period. A heartbeat keeps a waiter's place for a whole period, so two may be late.
+HEARTBEATS = 3
 # Shortest and longest liveness period in seconds. Even with the shortest, the heartbeats of a thousand waiters are a
 # light load. With the longest, a dead waiter delays the next one by at most 6 s.
 LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0

@@ -12,7 +12,8 @@ __all__ = ["Body"]
 
 
 class Body:
-    """The body of one ``async with``. Its task is cancelled when the lease is lost, as `asyncio.timeout` does it."""
+    """The body of one ``async with``. Its task is cancelled when the lease is lost, as `asyncio.timeout` cancels a
+    task."""
 
     __slots__ = ("_before", "_cancelled", "_lease", "_loop", "_task")
 

@@ -312,7 +312,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
     def inspect_all(self, prefix: str = "") -> AsyncIterator[LockInfo]:
         """Return an asynchronous iterator over the held names that begin with ``prefix`` (default: all).
 
-        It is not a snapshot of one moment. Each step raises what `inspect` raises.
+        The names are not a snapshot of one moment. Each step raises what `inspect` raises.
         """
         self._kernel.check_open()
         check_prefix(prefix)

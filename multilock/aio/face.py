@@ -454,7 +454,8 @@ def go_on_if_cancelled(
 
 
 class LoopCallbacks:
-    """The callbacks of an asyncio client. They run on its loop, ``async def`` ones as tasks.
+    """The callbacks of an asyncio client. They run on the client's event loop. A callback that is ``async def`` runs as
+    a task.
 
     A blocked loop delays them.
     """

@@ -258,8 +258,8 @@ class Child:
 def _zombies(group: int) -> set[str]:
     """Return the processes of a group if all of them have ended, otherwise an empty set.
 
-    They stay as zombies under a process 1 that waits for nobody, as in some containers. Needs /proc, otherwise the set
-    is empty.
+    Ended processes stay as zombies under a process 1 that waits for nobody, as in some containers. Needs /proc,
+    otherwise the set is empty.
     """
     found: set[str] = set()
     with contextlib.suppress(OSError):

@@ -1,3 +1,4 @@
-"""The code shared by every backend and by both APIs (blocking, asyncio). It is private: no user imports it."""
+"""The code shared by every backend and by both APIs (blocking, asyncio). This package is private: no user imports
+it."""
 
 __all__: list[str] = []

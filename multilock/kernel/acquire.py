@@ -64,8 +64,8 @@ async def acquire(
     """Acquire ``want.name``. Returns None if the name was still taken after ``timeout`` seconds.
 
     ``scope`` holds the leases of the calling thread or task. Raises BackendUnavailable if the backend did not answer
-    for the whole outage_timeout, or did not answer when ``timeout`` ended. With ``timeout=0`` it raises that after one
-    request without an answer. Raises BackendRejected and ClientClosed at once. Raises CapabilityMissing before any
+    for the whole outage_timeout, or did not answer when ``timeout`` ended. With ``timeout=0``, one request without an
+    answer is enough for that. Raises BackendRejected and ClientClosed at once. Raises CapabilityMissing before any
     request if the caller reads the name and wants to write, or writes and wants to read. Whatever happens, no claim is
     left behind at the backend.
     """
@@ -286,7 +286,7 @@ class _Contender:
         return answer
 
     def _within(self) -> float:
-        """Return the timeout of the next request in seconds. It does not exceed the caller's timeout."""
+        """Return the timeout of the next request in seconds, which does not exceed the caller's timeout."""
         within = self.want.request_timeout
         if self.once:
             return max(within - self.spent, within / 3)

@@ -1,5 +1,5 @@
-"""`Kernel`: the part of a client that is the same for the blocking and the asyncio API (the two faces). It has the
-leases, the watchdog and the backend of the client.
+"""`Kernel`: the part of a client that is the same for the blocking and the asyncio API (the two faces). The kernel has
+the leases, the watchdog and the backend of the client.
 
 A lease passes through `Kernel.claim`, the loop in `multilock.kernel.acquire`, `Kernel.adopt`, renewals by the watchdog,
 and then `Releases.release` or `Monitor.lose`. State changes happen under `Kernel.lock`, which is never held during a
@@ -56,7 +56,7 @@ __all__ = ["Kernel", "KernelSettings"]
 
 R = TypeVar("R")
 PAGE = 100  # locks listed by one call to the backend
-PAGE_WITHIN = 60.0  # seconds that this call may take; it may send many requests, each with its own limit
+PAGE_WITHIN = 60.0  # seconds that this call may take; the call may send many requests, each with its own limit
 
 
 class KernelSettings(Protocol):
@@ -126,7 +126,7 @@ class Kernel:
         self._make_face = make_face
         self.closers: dict[Callable[[], Ending], None] = {}  # active elections, which close() ends first
         self.elections: weakref.WeakSet[Candidate] = weakref.WeakSet()
-        # Leases that are not in `held`: lost ones, and leases of several locks. A forked child resets them too.
+        # Leases that are not in `held`: lost leases, and leases of several locks. A forked child resets them too.
         self.apart: weakref.WeakSet[AnyHeld] = weakref.WeakSet()
         self.events = Events(self.check_callback, self.now)
         self.end = End(self)
@@ -134,7 +134,8 @@ class Kernel:
         process.register(self)
 
     def start(self) -> None:
-        """Create the parts of the kernel. A forked child calls this again, because it uses no part of its parent."""
+        """Create the parts of the kernel. A forked child calls this again, because the child uses no part of its
+        parent."""
         self.lock = system.RLock()  # reentrant, because a finalizer may run while its thread holds the lock
         self.held: dict[str, Holding] = {}
         self.ticker: Ticker | None = None
@@ -167,7 +168,8 @@ class Kernel:
         return validity.request_timeout(self.settings.request_timeout, self.settings.ttl if ttl is None else ttl)
 
     def hard_fence(self) -> Fence:
-        """Return the hard fence of this client. Raises ClientClosed, and CapabilityMissing if it cannot work here."""
+        """Return the hard fence of this client. Raises ClientClosed. Raises CapabilityMissing if a hard fence cannot
+        work on this system."""
         if fence := self.fence:
             return fence
         fence = Fence(self.runtime.killer())  # before taking the lock, because the first call loads a library
@@ -335,7 +337,8 @@ class Kernel:
 
     def _watchdog_died(self, error: BaseException) -> None:
         self.died = True
-        # So that reporting the losses can start a new ticking thread; `is_healthy` stays False because of `died`.
+        # Cleared, so that reporting the losses can start a new ticking thread. `is_healthy` stays False because of
+        # `died`.
         self.ticker = None
         try:
             self.monitor.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {type(error).__name__}")
@@ -425,7 +428,8 @@ class Kernel:
     # Single requests to the backend
 
     async def ask(self, call: Callable[..., R], *args: Any, name: str | None = None, within: float | None = None) -> R:
-        """Return ``call(*args, within)``, called once. ``within`` defaults to the client's request timeout."""
+        """Call ``call(*args, within)`` once, and return its result. ``within`` defaults to the client's request
+        timeout."""
         try:
             self.check_open()
             return await self.face.ask(self.request_timeout() if within is None else within, call, *args)

@@ -216,8 +216,8 @@ class End:
         kernel = self._kernel
         with kernel.lock:
             leases = list(kernel.held.values())
-            # A release under way may not have sent its request yet, and its thread ends with this process. So it is
-            # sent again here.
+            # A release under way may not have sent its request yet, and its thread ends with this process. So the
+            # request is sent again here.
             claims = [
                 (lease.claim, lease.granted, lease.unsure or lease.stage == RELEASING, lease.rest_until)
                 for lease in leases

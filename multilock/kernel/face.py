@@ -57,7 +57,7 @@ class Face(Protocol):
         ...
 
     async def ask(self, within: float, call: Callable[..., R], *args: Any) -> R:
-        """Send any other request: return ``call(*args, within)``."""
+        """Send any other request: return the result of ``call(*args, within)``."""
         ...
 
     def bell(self) -> WaiterBell:

@@ -2,7 +2,7 @@
 
 A POSIX timer of the process sends SIGKILL (timer_create(2)). Each new proof of the lease sets the timer again. The
 timer needs neither the interpreter nor a thread, so it also kills a process that is stopped, swapped out, or stuck in
-an extension. It uses the same clock as all deadlines, which continues while the machine sleeps.
+an extension. The timer uses the clock of all deadlines, which continues while the machine sleeps.
 """
 
 from __future__ import annotations

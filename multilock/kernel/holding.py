@@ -3,8 +3,8 @@
 `Holding` is the lease of one lock. `multilock.many` has the lease of several locks, each part of which is a `Holding`.
 `AnyHeld` is the base of both.
 
-A body is the block of a ``with`` statement. A work lasts from an acquire to its release. A proof is a reply or a
-notification of the backend from which the validity of a lease counts. A name rests while hold_at_least keeps it taken
+A body is the block of a ``with`` statement. A piece of work lasts from an acquire to its release. A proof is a reply or
+a notification of the backend from which the validity of a lease counts. A name rests while hold_at_least keeps it taken
 after the release.
 
 Only the named transitions in this file assign the state (see docs/decisions/0015-the-house.md):
@@ -240,7 +240,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _is_lost(self) -> bool:
         return not self._alive() and self.stage == LOST
 
-    # Work under the lease. Each acquire begins a work and each release ends one, even if the lease was lost meanwhile.
+    # Work under the lease. Each acquire begins a piece of work and each release ends one, even if the lease was lost
+    # meanwhile.
 
     def _may_reenter(self, want: Want) -> bool:
         """Return whether ``want`` may acquire this lease once more: same names and kind, and both reentrant."""
@@ -249,7 +250,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return mine.reentrant and want.reentrant and same
 
     def _reenter(self, want: Want, handing: Handing[Any]) -> bool:
-        """Count one more acquire of this reentrant lease, and add ``want.on_lost``. Returns False if it is not held.
+        """Count one more acquire of this reentrant lease, and add ``want.on_lost``. Returns False if the lease is not
+        held.
 
         The acquire belongs to ``handing`` as soon as it is counted.
         """
@@ -277,14 +279,14 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         raise NotImplementedError
 
     def _end_of_work(self, end: EndOfBody | None) -> None:
-        """Record that one work under a lost or released lease has ended."""
+        """Record that one piece of work under a lost or released lease has ended."""
         with self._kernel.lock:
             if self._one_acquire_less(end):
                 return
         surely(self._all_work_ended)
 
     def _all_work_ended(self) -> None:
-        """Clean up after the last work under a lost or released lease. A second call changes nothing."""
+        """Clean up after the last piece of work under a lost or released lease. A second call changes nothing."""
         self._lift_fence()
         self._leave_scope()
 
@@ -300,9 +302,9 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Raise LockLost or NotHeld at the beginning of ``with``, if the lease is over. The body counts as open
         already.
 
-        If this raises, the body ends here, and ``end`` records that. If the body has an acquire of its own, a work
-        under the lease ends as well. That matters for a lost lease. It also matters for a lease of several locks, one
-        of which was released by hand or is being released.
+        If this raises, the body ends here, and ``end`` records that. If the body has an acquire of its own, a piece of
+        work under the lease ends as well. That matters for a lost lease, and for a lease of several locks of which one
+        was released by hand, or is being released.
         """
         with self._kernel.lock:
             # Wait until no other body is just ending. Such a body either sees that this body is open and keeps the
@@ -318,8 +320,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _lift_fence(self) -> None:
         """End the hard fence of this lease. A second call changes nothing.
 
-        A lease of several locks has no fence of its own: the fence of each part ends with the last work under that
-        part.
+        A lease of several locks has no fence of its own: the fence of each part ends with the last piece of work under
+        that part.
         """
 
     def _let_go(self) -> None:
@@ -455,14 +457,14 @@ class Holding(AnyHeld):
         AnyHeld.__init__(self, kernel, want)  # super() would double the cost of this call
         self.claim = claim
         self.context: Context | None = None
-        self._fenced = False  # whether a hard fence applies until the last work has ended
+        self._fenced = False  # whether a hard fence applies until the last piece of work has ended
         self.unsure = unsure  # a request with this id has no answer, so the release must also stop its late execution
         self.schedule = Schedule(armed=not kernel.push_loss)
         self.granted_at = kernel.now()
         self.hold_until = self.granted_at + want.max_hold
         # The lost callbacks of this lease, and of a lease of several locks that contains it.
         self._told: tuple[Once, ...] = ()
-        self._work_over = False  # the last work under a lost lease has ended
+        self._work_over = False  # the last piece of work under a lost lease has ended
         self.rest_until: float | None = None
         self._accept(granted)
 
@@ -473,7 +475,7 @@ class Holding(AnyHeld):
         self.valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
         self.expires_at = validity.lost_at(until, ttl)
         self.lost_at = min(self.expires_at, self.hold_until)
-        if self._fenced and (fence := self._kernel.fence):  # None if the client has ended
+        if self._fenced and (fence := self._kernel.fence):  # `fence` is None if the client has ended
             fence.keep(self.claim.id, until)
         self.schedule.failures = 0
         self.schedule.at = None

@@ -17,8 +17,8 @@ inside: set[int] = set()
 
 
 def check_outside() -> None:
-    """Raise BackendUnavailable if this thread is inside a backend. Otherwise it could wait forever for a lock that it
-    holds itself.
+    """Raise BackendUnavailable if this thread is inside a backend. Otherwise the thread could wait forever for a lock
+    that it holds itself.
 
     In that case the caller is a finalizer or a signal handler that has interrupted another call.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARED", "Make", "Want", "check_hold_at_least", "want"]
 
-# The kinds of which several holders can share a name. Their waiters do not use the local gate
+# The kinds of which several holders can share a name. Waiters of these kinds do not use the local gate
 # (`multilock.kernel.gate`). Behind the gate they would join the server's queue one by one, and a writer of another
 # process could get between two of them each time.
 SHARED = frozenset({"read", "permit"})

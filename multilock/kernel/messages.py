@@ -26,7 +26,7 @@ def advised(told: str) -> str:
 
 
 class Messages:
-    """The messages of one client. They name the holder of a lease: a task with asyncio, otherwise a thread."""
+    """The messages of one client. With asyncio they call the holder of a lease a task, otherwise a thread."""
 
     def __init__(self, scheme: str, *, asynchronous: bool) -> None:
         self._scheme = scheme

@@ -52,7 +52,7 @@ class UngrantedClaim:
 class Monitor:
     """The kernel's implementation of `multilock.backend.Notices`.
 
-    It is also the only caller of the transitions to LOST in `multilock.kernel.holding`.
+    Only this class calls the transitions to LOST in `multilock.kernel.holding`.
     """
 
     def __init__(self, kernel: Kernel, client: str) -> None:

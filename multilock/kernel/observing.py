@@ -128,8 +128,8 @@ def leader_info(info: LockInfo | None) -> LeaderInfo | None:
 class Observer:
     """Returns the present leader, then each change. Quick changes may be merged, but the last one is never missed.
 
-    ``told`` is the owner returned last, or None if nobody led then. It begins as "", which is never an owner, so the
-    first leader is always returned.
+    ``told`` is the owner returned last, or None if nobody led then. ``told`` begins as "", which is never an owner, so
+    the first leader is always returned.
     """
 
     def __init__(self, kernel: Kernel, name: str, told: str | None = "") -> None:
@@ -143,7 +143,7 @@ class Observer:
     async def following(self) -> LeaderInfo | None:
         """Wait for the next change and return the leader, or None if there is none. An outage only delays the result.
 
-        Raises ClientClosed at the end. After BackendRejected it may be called again.
+        Raises ClientClosed at the end. After BackendRejected the caller may call this again.
         """
         kernel = self._kernel
         while True:

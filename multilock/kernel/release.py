@@ -206,7 +206,7 @@ class Releases:
         self._finish_whole(lease)
 
     def soon(self, lease: Holding) -> None:
-        """Make the ticking thread release a lease, or lower its acquire count. It is for callers that may hold the
+        """Make the ticking thread release a lease, or lower its acquire count. Meant for callers that may hold the
         kernel's lock."""
         self._late.append((lease, None))
         self._kernel.nudge()

@@ -131,7 +131,7 @@ class Runtime(Protocol):
 def wait_until(runtime: Runtime, ended: Callable[[], bool], seconds: float) -> bool:
     """Wait until ``ended()`` is true. Returns False after ``seconds``.
 
-    Used while a client ends. It polls instead of waiting for an event, because an interrupt in `Event.set` can leave
+    Used while a client ends. This polls instead of waiting for an event, because an interrupt in `Event.set` can leave
     the event's lock taken forever.
     """
     end = runtime.now() + seconds
@@ -144,7 +144,7 @@ def wait_until(runtime: Runtime, ended: Callable[[], bool], seconds: float) -> b
 
 
 class Threads:
-    """The real runtime. Its threads are daemon threads, so that none keeps the process alive."""
+    """The real runtime. All threads are daemon threads, so that none keeps the process alive."""
 
     now = staticmethod(system.now)
     wall = staticmethod(system.wall)
@@ -172,7 +172,8 @@ class Threads:
 class _ThreadTicker:
     """The `Ticker` of the real runtime.
 
-    ``_planned`` is the time that `poke` compares with. It is inf while the step runs, so that no poke is lost.
+    ``_planned`` is the time that `poke` compares with. ``_planned`` is inf while the step runs, so that no poke is
+    lost.
     """
 
     def __init__(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str):

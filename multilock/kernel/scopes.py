@@ -46,7 +46,7 @@ class Scope(Generic[L]):
             self._tidy_at = max(64, 2 * len(self._leases))
 
     def discard(self, lease: AnyHeld) -> None:
-        """Remove a lease, if it is here."""
+        """Remove a lease, if this scope has it."""
         self._leases.pop(lease, None)
 
     def taken_through(self, want: Want) -> L | None:
@@ -86,7 +86,7 @@ class WithEntry(Generic[L]):
 
     The frame is the same at the end of the ``with``, even if the end runs in another thread or task, because a
     generator (a fixture, a dependency of FastAPI) keeps its frame. If an exit stack or another helper entered the lock,
-    its frame at the end is a different one. The entry keeps a reference to the frame, so no later frame can get the
+    the frame at the end is a different frame. The entry keeps a reference to the frame, so no later frame can get the
     same identity.
     """
 
@@ -113,7 +113,7 @@ class WithEntry(Generic[L]):
 class Entered(Generic[L]):
     """The open entries of one lock object. Any thread may call its methods.
 
-    It takes no lock, because a fork could leave a lock taken forever.
+    This class uses no lock, because a fork could leave a lock taken forever.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Entered(Generic[L]):
         self._entries.append(entry)
 
     def discard(self, entry: WithEntry[L]) -> None:
-        """Remove an entry, if it is here."""
+        """Remove an entry, if it has not been removed already."""
         with suppress(ValueError):
             self._entries.remove(entry)
 

@@ -23,7 +23,7 @@ __all__ = ["RenewedSession", "RenewedSessions"]
 
 
 class RenewedSession:
-    """One session of a server. It is renewed even while it has no locks."""
+    """One session of a server. A session is renewed even while it has no locks."""
 
     __slots__ = ("due", "failures", "proof", "renew_every", "ttl", "valid_until")
 
@@ -122,7 +122,7 @@ class RenewedSessions:
         return session is not None
 
     def _plan(self, group: Hashable, session: RenewedSession, pause: float) -> None:
-        """Plan the next renewal. A later plan replaces this one."""
+        """Plan the next renewal. A later call replaces this plan."""
         when = session.due = self._kernel.now() + pause
 
         def due() -> None:

@@ -22,15 +22,16 @@ class Events:
     """The events of one client. ``unsubscribe = client.events.subscribe(callback)`` subscribes to all of them.
 
     A callback gets every event in order, on a thread of its own. With asyncio it runs on the event loop and may be
-    ``async def``. If a callback raises, the error is logged and the next event is delivered. If it hangs, only its own
-    events are delayed, and at most 10,000 of them are kept.
+    ``async def``. If a callback raises, the error is logged and the next event is delivered. If a callback hangs, only
+    its own events are delayed, and at most 10,000 of them are kept.
     """
 
     def __init__(self, check: Callable[[str, object], None], now: Callable[[], float]) -> None:
         self._check = check  # raises TypeError for a callback that this client cannot call
         self._now = now
         self._callbacks: Callbacks | None = None
-        self.tell: Tell | None = None  # None without subscribers, so that no event is built and nothing is imported
+        # None while there are no subscribers, so that no event is built and nothing is imported.
+        self.tell: Tell | None = None
         self._subscribers: tuple[_Subscriber, ...] = ()
         self._lock = system.RLock()
 

@@ -8,9 +8,9 @@ A term goes through these steps. Each change is a method of `Term`:
 The parts of a term are its work and its two callbacks. A body is the block of a ``with`` statement that has entered the
 leadership. If a part still runs after a resignation, the lease is kept, but only for the grace.
 
-``on_elected`` and ``on_lost`` come in pairs. Each begins once, and ``on_lost`` never before ``on_elected``. The lease
-is renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over. Then it is released. See
-docs/decisions/0011-orderly-end.md.
+``on_elected`` and ``on_lost`` come in pairs. Each of the two begins once, and ``on_lost`` never begins before
+``on_elected``. The lease is renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over.
+Then it is released. See docs/decisions/0011-orderly-end.md.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ class Term(Generic[T]):
     def no_body(self, before: tuple[Part, ...] | None) -> None:
         """Record that a body could not begin.
 
-        ``before`` is the result of `marks` from before the attempt. It is None if an interrupt came before that call.
+        ``before`` is the result of `marks` from before the attempt. ``before`` is None if an interrupt came before that
+        call.
         """
         self.body_ends()
         if before is not None:
@@ -203,8 +204,8 @@ class Term(Generic[T]):
     def loss_for_the_body(self) -> Loss[Any] | None:
         """Return the resignation that must be reported to the body.
 
-        Returns None without a resignation, or if the body itself resigned. That body has its lease until the grace is
-        over, and is then notified as well.
+        Returns None if there was no resignation, or if the body itself resigned. The body that resigned keeps the lease
+        until the grace is over, and is then notified as well.
         """
         if self._resigned_by_body and self.leadership.stage == HELD:
             return None
@@ -305,7 +306,7 @@ class Term(Generic[T]):
                 # in other tasks, and also if the work of run() resigns.
                 self._resigned_by_body = self._body and is_inside(self.work) and self.leadership._open <= 1
             again, self.resigning = self.resigning, True
-        # Also done by a second call, because the first may have been interrupted before this.
+        # A second call does this again, because the first may have been interrupted before this.
         self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease.valid_until))
         for hook in list(lease._hooks or ()):  # wakes work that is in wait_lost(), which would otherwise delay the end
             hook()

@@ -40,8 +40,8 @@ GRID_SHARE = 1 / 30  # renewals fall on a grid of ttl/30, so that many leases sh
 def valid_until(sent_at: float, valid_for: float, ttl: float) -> float:
     """Return the end of the validity: until then the server cannot have let another holder in.
 
-    It counts from the time at which the acknowledged request was sent, never from its answer. The server's clock for
-    this lease started at some time between the two.
+    The validity counts from the time at which the acknowledged request was sent, never from its answer. The server's
+    clock for this lease started at some time between the two.
     """
     return sent_at + valid_for - (DRIFT_SHARE * ttl + DRIFT_FIXED)
 
@@ -65,8 +65,8 @@ def renew_at(sent_at: float, renew_every: float, ttl: float, jitter: float, phas
 def first_renewal_at(granted_at: float, expires_at: float) -> float:
     """Return when to send the first renewal of a lease that was granted for less than its ttl.
 
-    The first renewal does not come at once, because most locks are held briefly. It comes while most of the time until
-    ``expires_at`` is left.
+    The first renewal does not come at once, because most locks are held briefly. But most of the time until
+    ``expires_at`` is then still left.
     """
     return granted_at + min(ARM_AFTER, (expires_at - granted_at) / RENEWALS)
 
@@ -103,14 +103,14 @@ def request_timeout(option: float | None, ttl: float) -> float:
 
 
 def half_over(now: float, sent_at: float, valid_for: float) -> bool:
-    """Return whether a grant has used up half of its time. It is then renewed once before the caller gets it."""
+    """Return whether a grant has used up half of its time. Such a grant is renewed once before the caller gets it."""
     return now - sent_at > valid_for / 2
 
 
 def loss_reason(now: float, lost_at: float, ttl: float, hold_until: float = math.inf) -> LossReason:
     """Return why the deadline ``lost_at`` ended the lease.
 
-    HELD_TOO_LONG if it was the end of ``max_hold``. Otherwise PAUSED if the end was noticed more than ttl/10 late,
+    Returns HELD_TOO_LONG if ``max_hold`` was over. Otherwise PAUSED if the end was noticed more than ttl/10 late,
     because this process did not run then.
     """
     if lost_at >= hold_until:

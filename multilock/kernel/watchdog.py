@@ -113,7 +113,7 @@ class Watchdog:
     def _outdate(self) -> None:
         """Count an entry of the heap that is no longer valid.
 
-        It stays in the heap until its time comes, or until most entries are invalid.
+        The entry stays in the heap until its time comes, or until most entries are invalid.
         """
         self._stale += 1
         if self._stale > 64 and self._stale * 2 > len(self._heap):

@@ -37,11 +37,11 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
     """Run ``run()`` on a new daemon thread, now or as soon as the operating system grants a thread.
 
     If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. So ``run``
-    must check its own closed flag. With ``once`` it does not begin again. ``or_here`` is for a short job whose caller
-    waits for it. If the system refuses a thread, and nothing will try again later (the interpreter is exiting, or there
-    is no ticking thread), such a job runs in the calling thread.
+    must check its own closed flag. With ``once``, ``run`` does not begin again. ``or_here`` is for a short job whose
+    caller waits for it. If the system refuses a thread, and nothing will try again later (the interpreter is exiting,
+    or there is no ticking thread), such a job runs in the calling thread.
 
-    Never raises because a thread was refused. After an interrupt, which the caller gets, ``run`` begins all the same.
+    A refused thread raises no error. After an interrupt, which the caller gets, ``run`` begins all the same.
     """
     worker = Worker(run, name, once, or_here)
     worker.begin()

@@ -49,13 +49,13 @@ def connect(
 ) -> Client:
     """Return a `Client` of a backend. Sends no request: the first call that needs the server connects.
 
-    ``url``: Where the backend is, such as ``redis://host:6379/0``, or a mapping with ``url`` and options. Without it
-    the first of these decides: ``profile``, ``$MULTILOCK_URL``, ``$MULTILOCK_PROFILE``, the default profile of the
-    config file.
+    ``url``: Where the backend is, such as ``redis://host:6379/0``, or a mapping with ``url`` and options. Without
+    ``url``, the first of these decides: ``profile``, ``$MULTILOCK_URL``, ``$MULTILOCK_PROFILE``, the default profile of
+    the config file.
 
     ``profile``: The name of a profile in the config file.
 
-    ``config``: The path of the config file. Without it the first of these is used: ``$MULTILOCK_CONFIG``,
+    ``config``: The path of the config file. Without ``config``, the first of these is used: ``$MULTILOCK_CONFIG``,
     ``multilock.toml`` in the working directory, ``[tool.multilock]`` in ``pyproject.toml`` there. ``${NAME}`` in a text
     of that file is replaced by the environment's variable, ``$$`` by a dollar.
 
@@ -201,7 +201,7 @@ class Client(ForWith, ClientOfAFace):
         ``hard_fence``: Linux only. The operating system kills this process (SIGKILL) if the validity of a lease passes
         without a renewal, even if the process is stopped or the interpreter is stuck. After a loss it kills the process
         too, unless `release` or the end of ``with`` has reported that the work has ended. If one acquire of a reentrant
-        lock asks for it, it applies until the last release.
+        lock asks for a hard fence, the fence applies until the last release.
 
         Raises ValueError or TypeError if an argument is wrong, CapabilityMissing if the backend cannot do what an
         option asks, and ClientClosed.
@@ -392,7 +392,7 @@ class Client(ForWith, ClientOfAFace):
 
         ``identity``: The text by which other nodes recognise this node. Default: the client's identity.
 
-        ``ttl``: Seconds until another node can lead after this one died. Default: the client's ttl.
+        ``ttl``: Seconds until another node can lead after this node died. Default: the client's ttl.
 
         ``on_elected``: ``on_elected(leadership)`` is called each time this node is elected.
 

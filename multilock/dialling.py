@@ -53,7 +53,7 @@ class OpenWires(Generic[Wire]):
         self._wires.add(weakref.ref(wire, self._wires.discard))
 
     def discard(self, wire: Wire) -> None:
-        """Forget this connection, if it is here."""
+        """Forget this connection, if it has not been forgotten already."""
         self._wires.discard(weakref.ref(wire))
 
     def __iter__(self) -> Iterator[Wire]:

@@ -83,7 +83,8 @@ class _NotHere:
 
 
 class ForWith:
-    """Base of objects for ``with``. Using one in ``async with`` raises an error that names `connect_async`."""
+    """Base of objects for ``with``. Using such an object in ``async with`` raises an error that names
+    `connect_async`."""
 
     __slots__ = ()
 
@@ -92,7 +93,7 @@ class ForWith:
 
 
 class ForAsyncWith:
-    """Base of objects for ``async with``. Using one in ``with`` raises an error that names `connect`."""
+    """Base of objects for ``async with``. Using such an object in ``with`` raises an error that names `connect`."""
 
     __slots__ = ()
 

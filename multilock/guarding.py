@@ -224,7 +224,8 @@ def _lost(name: str) -> LockLost:
 
 def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) -> None:
     """Raise the stored tokens to those of this lease."""
-    for part in sorted(lease.leases, key=lambda part: part.name):  # in one order everywhere, or two sets would deadlock
+    # In the same order everywhere, otherwise two leases of several locks could deadlock.
+    for part in sorted(lease.leases, key=lambda part: part.name):
         token = part.fence()
         if part.claim.mode != "x":
             raise CapabilityMissing(

@@ -10,8 +10,8 @@ __all__ = ["ConnectOptions"]
 class ConnectOptions(TypedDict, total=False):
     """The options of multilock's own backends, as keywords of `connect`. Each backend's page says which of them it has.
 
-    A type checker refuses any other keyword, so a misspelt one is found before the program runs. The options of a third
-    party's backend go through the URL, a mapping, or ``Client(backend, …)``. None means "not given", except for
+    A type checker refuses any other keyword, so a misspelt keyword is found before the program runs. The options of a
+    third party's backend go through the URL, a mapping, or ``Client(backend, …)``. None means "not given", except for
     ``outage_timeout`` and ``request_timeout``.
     """
 

@@ -64,7 +64,8 @@ class AnyLease(Protocol):
         """Return at once if the lease is held. Raises LockLost if it was lost, NotHeld if it was released."""
 
     def fence(self) -> int:
-        """Return the fencing token. Send it with every write, so that the resource can refuse an older one.
+        """Return the fencing token. Send the token with every write, so that the resource can refuse a write with an
+        older token.
 
         Raises LockLost or NotHeld as `check` does. Raises CapabilityMissing if the backend has no tokens, for a
         semaphore with more than one permit, and for a lease of several locks (use the `leases` one by one there).

@@ -171,8 +171,8 @@ class DistributedLock(AnyLock, Protocol):
         """
 
     def as_threading_lock(self) -> ThreadingLock:
-        """Return an adapter that works as a `threading.Lock`, for code that takes one (as a `threading.RLock` if
-        reentrant).
+        """Return an adapter for code that expects a `threading.Lock`. For a reentrant lock it works as a
+        `threading.RLock`.
 
         ``threading.Lock`` is a final class. So type checkers refuse the adapter where an annotation says
         ``threading.Lock``, for example in ``threading.Condition(lock)``. Write ``cast("threading.Lock",

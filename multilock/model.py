@@ -65,7 +65,7 @@ class LossReason(enum.Enum):
 
 
 class Claim(NamedTuple):
-    """The claim of one acquisition to one name. A claim is never used again after it was cancelled, released or lost.
+    """The demand of one acquisition for one name. A claim is never used again after it was cancelled, released or lost.
 
     ``id`` is ``<client>.<32 hex digits>``. Each acquisition has a new id, and a request that is sent again has the same
     id. ``owner`` is the id followed by a description of the holder, as one word (see `owner_text`). ``ttl`` is in
@@ -169,7 +169,7 @@ class Capabilities:
 
 
 def at_most(can: Capabilities) -> str:
-    """Return the end of an error message about a ttl that is too long: the longest one, and what limits it."""
+    """Return the end of an error message about a ttl that is too long: the longest possible ttl, and what limits it."""
     why = f", since {can.why_ttl_max}" if can.why_ttl_max else " with these options"
     return f"{can.ttl_max:.10g} s at most{why}"
 

@@ -97,7 +97,7 @@ def open_backend(scheme: str, url: str, options: dict[str, Any]) -> Backend:
 
 
 def schemes() -> list[str]:
-    """Return every scheme that has a backend: ours, registered ones, and those of installed packages."""
+    """Return every scheme that has a backend: multilock's own, registered schemes, and those of installed packages."""
     return sorted({*_registered, *OURS, *_entry_points()})
 
 

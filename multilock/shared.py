@@ -40,7 +40,8 @@ class Semaphore(DistributedLock, Protocol):
 
 
 class HeldByMany(LockOfAFace[L]):
-    """The common part of such locks, blocking and asyncio: it keeps a lease for each thread or task that acquired."""
+    """The common part of such locks, blocking and asyncio: it keeps a lease for each thread or task that has acquired
+    the lock."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._leases: WeakValueDictionary[str, L] = WeakValueDictionary()  # by claim id

@@ -172,8 +172,8 @@ class ThreadingLock(OfThisProcess):
     def _is_owned(self) -> bool:
         mine = self._mine()
         if mine and sys._getframe(1).f_code.co_name == "wait":
-            # Raised here, before the Condition has added a waiter. The Condition would keep that waiter forever, and
-            # notify it in place of another waiter.
+            # Raise LockLost here, before the Condition has added a waiter. Otherwise the Condition would keep that
+            # waiter forever, and notify it in place of another waiter.
             mine[0][1].lease.check()
         return bool(mine)
 

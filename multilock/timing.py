@@ -51,7 +51,8 @@ REQUEST_TIMEOUT_MAX = 5.0  # seconds; no server that works takes longer, whateve
 # the claim. Such a request can then block the name for one ttl. No request survives longer in the buffers of a
 # connection that was closed.
 LATE_REQUEST = 60.0
-# The same, for a backend where such a request could block the name for as long as the client's session lives.
+# Replaces LATE_REQUEST for a backend where such a late request could block the name for as long as the client's session
+# lives.
 LATE_REQUEST_IN_SESSION = 600.0
 
 # A waiter

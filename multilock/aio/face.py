@@ -254,7 +254,8 @@ class LoopFace:
         args: tuple[Any, ...],
         unwanted: Callable[[R], None] | None = None,
     ) -> R:
-        """Return ``call(*args, within)``, called on a worker thread, or here if the backend answers at once.
+        """Return the result of ``call(*args, within)``. The call runs on a worker thread, or on the loop if the backend
+        answers at once.
 
         ``unwanted`` is called with a reply for which no caller waits any longer.
         """

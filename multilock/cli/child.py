@@ -26,7 +26,7 @@ INHERITED = frozenset(inheritable_descriptors())
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 LOOK_EVERY = 0.02  # seconds between checks of a group that is being ended, which sends no event
 LOOK_FOR_ZOMBIES_EVERY = 0.2  # seconds between two searches, each of which reads a file for each process of the machine
-DYING = 5.0  # seconds that the kernel may take to end a killed process; one inside a system call may never end
+DYING = 5.0  # seconds that the kernel may take to end a killed process; a process inside a system call may never end
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # the exit codes of a shell
 
 

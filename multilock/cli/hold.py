@@ -104,8 +104,8 @@ def _tell_waiting(client: Client) -> None:
 def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float | None = None) -> int | None:
     """Run ``command`` while ``lease`` is held, then release it. Returns the exit code, or None if the lease was lost.
 
-    ``grace`` is how many seconds after SIGTERM to wait for all processes that CMD started. None means to wait for CMD
-    itself only, without a limit.
+    ``grace`` is how many seconds after SIGTERM to wait for all processes that CMD started. If ``grace`` is None, this
+    waits only for CMD itself, without a limit.
 
     This thread alone notices a loss, ends CMD and says so. CMD may use up the limit of processes, and then no further
     thread can be started.

@@ -22,8 +22,8 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the clock of `m
 def die_with(parent: int) -> None:
     """Linux: have the kernel send SIGKILL to this process when ``parent`` dies.
 
-    That survives exec, except of a set-user-id program. The kernel watches the thread that forked, so that must be the
-    parent's main thread.
+    This setting survives exec, unless the program is set-user-id. The kernel watches the thread that forked, so that
+    must be the parent's main thread.
     """
     if sys.platform == "linux":
         import ctypes
@@ -36,9 +36,9 @@ def die_with(parent: int) -> None:
 def leave_watcher(pipe: int) -> None:
     """Start a process that kills this whole group when multilock dies: then ``pipe`` ends without a byte.
 
-    The watcher is not a child of CMD, which would not expect one. It has its own session, so that no signal to the
-    group or from the terminal reaches it. It keeps no other descriptor open: the reader of CMD's output must see the
-    end of that output.
+    The watcher is not a child of CMD, which would not expect one. The watcher has its own session, so that no signal to
+    the group or from the terminal reaches it. The watcher keeps no other descriptor open: the reader of CMD's output
+    must see the end of that output.
     """
     group, session = os.getpgrp(), os.getsid(0)
     if child := os.fork():

@@ -72,7 +72,7 @@ class Signals:
         signal.set_wakeup_fd(self._former_wakeup)  # the pipe stays open, because a thread may be calling `wake`
 
     def wake(self) -> None:
-        """Have `pause` return. Any thread may call this. It never waits, and needs no other thread."""
+        """Have `pause` return. Any thread may call this. This never waits, and needs no other thread."""
         with contextlib.suppress(BlockingIOError):  # the pipe is full, so `pause` returns anyway
             os.write(self._wakeup, b"\0")
 

@@ -1,6 +1,6 @@
 """Metrics and spans of locks and elections for OpenTelemetry: ``pip install 'multilock[opentelemetry]'``.
 
-It has the same metrics as `multilock.contrib.prometheus`. An exporter to Prometheus turns the names here into the names
+The metrics are those of `multilock.contrib.prometheus`. An exporter to Prometheus turns the names here into the names
 there (``multilock.acquire.wait`` in seconds → ``multilock_acquire_wait_seconds``), so the alerts and the dashboard for
 Prometheus fit. `Client.events` feeds the counters, histograms and spans, on its callback thread (asyncio: in the loop).
 Gauges are read from the clients when the SDK collects.

@@ -41,7 +41,8 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
     caller waits for it. If the system refuses a thread, and nothing will try again later (the interpreter is exiting,
     or there is no ticking thread), such a job runs in the calling thread.
 
-    A refused thread raises no error. After an interrupt, which the caller gets, ``run`` begins all the same.
+    A refused thread raises no error. If this call is interrupted, the caller gets the interrupt, and ``run`` begins
+    nevertheless.
     """
     worker = Worker(run, name, once, or_here)
     worker.begin()
@@ -151,7 +152,7 @@ class Worker:
 
 
 def try_again() -> bool:
-    """Start refused threads again. Returns whether one is still missing. Called by the ticking threads."""
+    """Start refused threads again. Returns whether a thread is still missing. Called by the ticking threads."""
     for worker in list(_missing):
         if worker._left and not worker.begin():
             return True

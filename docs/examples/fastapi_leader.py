@@ -41,7 +41,7 @@ async def work(leadership: AsyncLeadership) -> None:
             print(say, "works", flush=True)
             await asyncio.sleep(0.2)
     finally:
-        await asyncio.sleep(0.5)  # flush and commit: no other process leads yet
+        await asyncio.sleep(0.5)  # clean up, for example flush and commit: no other process leads yet
         print(say, "cleaned up", flush=True)
 
 

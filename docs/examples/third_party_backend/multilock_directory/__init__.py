@@ -166,7 +166,7 @@ class DirectoryBackend:
                 fcntl.flock(mutex, fcntl.LOCK_UN)  # closing is not enough: a child may have been forked meanwhile
                 os.close(mutex)
         except MultilockError:
-            raise  # a BackendUnavailable is an OSError too
+            raise  # this comes first, because a BackendUnavailable is an OSError too
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:  # trying again cannot help
             raise BackendRejected(f"{error}: make this a directory that the program may write to") from error
         except OSError as error:

@@ -1,10 +1,11 @@
 """``make bench``: run all benchmarks, or some with ``python -m tests.benchmarks redis etcd …``.
 
-The results are printed as tables, kept as dated JSON under ``results``, and written into docs/performance.md, where the
-other parts stay as they are.
+The results are printed as tables, stored as dated JSON under ``results``, and written into docs/performance.md. The
+text of that page between the tables does not change.
 
-Ratios count, not microseconds: every contender of a part takes its turns in the same minutes on the same machine. Each
-part runs in a process of its own, so that it is not affected by threads or memory of another part.
+All contenders of a part take turns in the same minutes on the same machine, so only the ratios of their times count. (A
+contender is a lock or another way to send requests that is measured.) Each part runs in its own process, so that
+threads and memory of another part do not affect it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Consul: our lock, other libraries' locks, and the plain requests below them, all on one dev server.
+"""Benchmarks of Consul: multilock's lock, locks of other libraries, and plain requests for comparison, all on one
+server in dev mode.
 
 Run it with ``python -m tests.benchmarks.consul``.
 """
@@ -35,7 +36,7 @@ LOOK = "GET status/leader"  # the request that `_counter` sends
 
 
 def _acquisition(key: str, session: str) -> list[dict[str, Any]]:
-    """Return the transaction that our recipe sends to acquire."""
+    """Return the transaction that multilock sends to acquire a lock."""
     value = {"Key": key, "Value": VALUE, "Flags": FLAGS}
     return [{"KV": {"Verb": "cas", "Index": 0, **value}}, {"KV": {"Verb": "lock", "Session": session, **value}}]
 
@@ -53,7 +54,7 @@ def _new_session(server: ConsulServer) -> str:
 
 
 def _transactions(server: ConsulServer, key: str, ask: Callable[[list[dict[str, Any]]], Any]) -> Contender:
-    """Return a contender that sends our transactions by ``ask``, which returns the parsed reply."""
+    """Return a contender that sends multilock's transactions by ``ask``, which returns the parsed reply."""
     session = _new_session(server)
     indexes: list[int] = []
 
@@ -67,7 +68,8 @@ def _transactions(server: ConsulServer, key: str, ask: Callable[[list[dict[str, 
 
 
 def raw_http(server: ConsulServer) -> Contender:
-    """The lower limit: a plain socket and bytes. Nothing of a reply is read except the index that the release needs."""
+    """Measure the lower limit: bytes on a plain socket. Of a reply only the index is parsed, because the release needs
+    it."""
     session = _new_session(server)
     sock = socket.create_connection(("127.0.0.1", server.port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -92,7 +94,7 @@ def raw_http(server: ConsulServer) -> Contender:
 
 
 def http_client(server: ConsulServer) -> Contender:
-    """Send our transactions over a kept-alive connection of the standard library."""
+    """Send multilock's transactions over a kept-alive connection of the standard library."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
 
     def ask(operations: list[dict[str, Any]]) -> Any:
@@ -107,7 +109,7 @@ def py_consul(server: ConsulServer) -> Contender:
 
 
 def py_consul_recipe(server: ConsulServer) -> Contender:
-    """The code that programs write with py-consul. It uses the bare verb, which is not a safe lock."""
+    """The lock that programs write with py-consul. It uses only the verb ``acquire``, which is not a safe lock."""
     session = _new_session(server)
     client = consul.Consul(port=server.port)
 
@@ -144,8 +146,8 @@ def _requests() -> dict[str, Any]:
 
 
 def _counter(server: ConsulServer) -> sessions.Count:
-    """Count requests by the server's log, which shows a request a moment after its reply. It waits for the line of its
-    own request."""
+    """Count requests by the server's log, which shows a request a moment after its reply. So each count sends a request
+    and waits for its line."""
     asked = itertools.count(1)
 
     def count() -> Mapping[str, float]:

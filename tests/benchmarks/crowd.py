@@ -1,8 +1,8 @@
 """Twenty contenders in four processes compete for one name, release it at once, and ask again at once.
 
 ``python -m tests.benchmarks.crowd HOW URL SECONDS`` is one of the processes. It reports that it is ready, waits for a
-line on stdin, and prints its turns as JSON: the times when the lock was acquired, released and asked for.
-`tests.benchmarks.peer` does the same.
+line on stdin, and then prints its turns as JSON: the times of acquire, release and request of each lock.
+`tests.benchmarks.peer` does the same with another library.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ OURS, FAIR, ASYNCIO, KAZOO = "multilock", "multilock, fair=True", "multilock, as
 
 Turn = tuple[float, float, float]  # the times of acquire, release, and request
 Count = Callable[[], Mapping[str, float]]
-Lock = Callable[[], AbstractContextManager[object]]  # each thread calls it for its own lock
+Lock = Callable[[], AbstractContextManager[object]]  # each thread calls this function to get its own lock
 S = TypeVar("S", bound=Server)
 
 
 def ours(how: str) -> Callable[[Server], list[str]]:
-    """Return the command that runs one of our processes on a given server."""
+    """Return a function that returns the command of one process with multilock, for a given server."""
     return lambda server: [sys.executable, "-m", "tests.benchmarks.crowd", how, server.url, str(SECONDS)]
 
 
 class Run(NamedTuple):
-    gaps: list[float]  #: from a release until a waiter that queued before it has the lock
+    gaps: list[float]  #: seconds from each release until a waiter that asked before it has the lock
     turns: int
     seconds: float
     asked: float
@@ -59,9 +59,9 @@ def crowds(
     commands: Mapping[str, Callable[[S], Sequence[str]]],
     count: Callable[[S], Count],
 ) -> dict[str, dict[str, Any]]:
-    """Run the processes of each command by turns, and return the figures of each command.
+    """Run the processes of the commands in turns, and return the figures of each command.
 
-    Each turn has a new server. ``count`` returns how many requests a server has received so far.
+    Each run has a new server. ``count`` returns how many requests a server has received so far.
     """
     runs: dict[str, list[Run]] = {how: [] for how in commands}
     for _ in range(ROUNDS):
@@ -90,10 +90,10 @@ def _sum_up(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def turns_of(command: Sequence[str], count: Callable[[], float], many: int = PROCESSES) -> tuple[list[Turn], float]:
-    """Run this ``many`` processes of the command. Return their turns in the order of acquisition, and the number of
+    """Run ``many`` processes of this command. Return their turns in the order of acquisition, and the number of
     requests.
 
-    A process that never got the lock has a turn at infinity.
+    If a process never got the lock, it has one turn, at the time infinity.
     """
     processes = [_start(command) for _ in range(many)]
     try:

@@ -1,8 +1,8 @@
-"""Benchmarks of etcd, run by ``python -m tests.benchmarks.etcd``: our lock, other libraries' locks, and the plain
-requests below them.
+"""Benchmarks of etcd, run by ``python -m tests.benchmarks.etcd``: multilock's lock, locks of other libraries, and plain
+requests for comparison.
 
-All run on one server, which keeps its data in memory: a disk would hide everything else. etcd3 and etcd3gw are left out
-if the environment is missing that ``make bench`` makes for them.
+All run on one server, which keeps its data in memory. With a disk, writing would take so long that no other difference
+would show. etcd3 and etcd3gw are left out if the environment is missing that ``make bench`` makes for them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MEMORY = Path("/dev/shm")
 
 
 def raw(server: EtcdServer) -> Contender:
-    """The lower limit: only grpc, with one transaction and one deletion of the same contents, each time with a fresh
-    key."""
+    """Measure the lower limit: gRPC alone, with one transaction and one deletion of the same contents, and a new key
+    each time."""
     import grpc
 
     channel = grpc.insecure_channel(server.endpoint)
@@ -71,7 +71,8 @@ def _op(**kind: Any) -> Any:
 
 
 class Peer:
-    """A process of `tests.benchmarks.peer`, which takes its turns there and reports how long they took."""
+    """A process of `tests.benchmarks.peer`, which acquires and releases when it is told to, and reports how long this
+    took."""
 
     def __init__(self, library: str, port: int) -> None:
         command = [str(PEERS_PYTHON), "-I", str(Path(__file__).with_name("peer.py")), library, str(port)]
@@ -99,7 +100,7 @@ class Peer:
 
 @contextmanager
 def _contenders() -> Iterator[tuple[EtcdServer, dict[str, Contender], dict[str, Peer]]]:
-    """Return the contenders, all on one server. Server and clients have a core each."""
+    """Yield the contenders, all on one server. The server has one core, and all clients have another one."""
     with EtcdServer(synced=True) as server, ExitStack() as stack:
         pin(server.pid, apart=True)
         libraries = PEERS if PEERS_PYTHON.exists() else ()
@@ -137,8 +138,8 @@ def _counter(server: EtcdServer) -> sessions.Count:
 
 
 def _compact(server: EtcdServer) -> None:
-    """Compact the server, as etcds do that compact by themselves. Otherwise each look at a queue passes over its
-    deleted keys."""
+    """Compact the server's history, as most servers do automatically. Otherwise each read of a queue would be slowed by
+    its deleted keys."""
     revision = int(server.post("kv/range", {"key": "IQ=="})["header"]["revision"])
     server.post("kv/compaction", {"revision": revision, "physical": True})
 

@@ -1,4 +1,5 @@
-"""A failover by Sentinel: how long no lock can be taken, what a holder is notified of, and when."""
+"""A failover by Sentinel: for how long no lock can be acquired, when a holder is notified of its loss, and with which
+reason."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def failovers() -> dict[str, dict[str, Any]]:
 
 
 def _summed_up(values: list[Any]) -> Any:
-    """Return the median and the longest of seconds, or the different texts."""
+    """Return the median and the longest of these seconds. If the values are texts, return each different text once."""
     if isinstance(values[0], str):
         return ", ".join(sorted(set(values)))
     return {"median": round(median(values), 3), "longest": round(max(values), 3)}
@@ -56,7 +57,7 @@ def _ask(guarded: Guarded) -> None:
 
 
 def _failover(guarded: Guarded, fault: Fault) -> dict[str, Any]:
-    """Return the times of one failover, in seconds after the fault."""
+    """Make one failover, and return the times of its events, in seconds after the fault."""
     former = guarded.primary()
     lost: list[tuple[float, multilock.Loss[multilock.Lease]]] = []
     told = threading.Event()
@@ -87,9 +88,10 @@ def _failover(guarded: Guarded, fault: Fault) -> dict[str, Any]:
 
 
 class _Taking:
-    """A client that acquires and releases free locks, each time another name.
+    """A client that acquires and releases free locks all the time, each time with another name.
 
-    If it releases a lock at the former primary after the promotion, the new primary keeps that lock until its ttl ends.
+    Another name is needed, because the new primary may not have received the last release. It then keeps that lock
+    until the ttl ends.
     """
 
     def __init__(self, url: str) -> None:
@@ -126,7 +128,7 @@ class _Taking:
 
 def _forget(guarded: Guarded, name: str, *, reached: bool = False) -> None:
     """Delete the lock from the replicas, as if it had not reached them before the fault. With ``reached``, only wait
-    until it has."""
+    until the lock has reached them."""
     pause = threading.Event()
     for replica in guarded.replicas():
         with redis.Redis(port=replica.port) as bare:

@@ -1,8 +1,8 @@
-"""How long a lock on one Redis has no holder between a release and the next grant, with twenty waiters in four
-processes.
+"""Measure for how long a lock on one Redis has no holder between a release and the next grant, with twenty waiters in
+four processes.
 
-Run it with ``python -m tests.benchmarks.handover``. With ``renew=False`` the push is a hint, and a waiter must ask once
-more. Every hand-over took that long before the push became the grant (docs/decisions/0019).
+Run it with ``python -m tests.benchmarks.handover``. With ``renew=False`` the notification (push) is only a hint, and a
+waiter must ask once more. Before the push became the grant (docs/decisions/0019), every handover took that long.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.servers import RedisServer
 
 __all__ = ["HANDOVERS", "commands", "handovers", "raw_handover"]
 
-ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds
+ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds to each round trip
 SECONDS, TURNS = 3.0, 3
 WAITERS = (10, 100, 500, 2000)
 RAW, REDIS_PY, ON_A_LOOP = "raw: push, wake-up, one request", "redis.lock.Lock", "multilock, asyncio"
@@ -54,7 +54,7 @@ MITHRIL, PORTALOCKER, GRELMICRO = "mithril-locks", "portalocker.RedisLock", "gre
 PROCESSES = 4
 THREADS = 5
 HOLD = 0.002  # seconds
-REST = 0.01  # seconds until a contender asks again after its release, so that the others are the waiters
+REST = 0.01  # seconds until a contender asks again after its release, so that it does not overtake the others
 TTL = 30
 NAME = "handover"
 CHANNEL = "raw"
@@ -72,10 +72,10 @@ def _multilock(url: str, *, fair: bool = False, renew: bool = True) -> Take:
 
 
 class _PlainSockets:
-    """multilock without most of its Python code: its scripts, prepacked, and a wait for the push.
+    """A lock with multilock's scripts but without most of its Python code: prepacked requests, and a wait for the push.
 
-    The waiter reads the subscription of its process itself, or a thread does and wakes it. In each process one waiter
-    at a time queues at the server, like with multilock, and the push to it is a grant.
+    Either the waiter itself reads the subscription of its process, or a thread reads it and wakes the waiter. As with
+    multilock, only one waiter of each process is in the queue of the server, and the push to it is a grant.
     """
 
     def __init__(self, url: str, *, listener: bool) -> None:
@@ -143,7 +143,7 @@ HANDOVERS: dict[str, Callable[[str], Take]] = {
 }
 
 
-#: The commands that each contender sends to the server. Its scripts may execute other commands there.
+#: The commands that each contender sends to the server. Commands that its scripts execute there do not count.
 ASK: dict[str, tuple[str, ...]] = {
     REDIS_PY: ("set", "evalsha"),
     "python-redis-lock": ("set", "blpop", "evalsha"),
@@ -172,7 +172,7 @@ ON_LOOPS = {ON_A_LOOP: _locks_of_multilock, GRELMICRO: _locks_of_grelmicro}
 
 
 def contend(url: str, what: str, seconds: str) -> None:
-    """Five threads take turns with all other contenders. Each turn is printed as a line."""
+    """Acquire and release in five threads, while other processes do the same. Print each turn as a line."""
     take = HANDOVERS[what](url)
     until: list[float] = []
     go = threading.Event()
@@ -238,7 +238,7 @@ def _run(work: Callable[[], None], go: threading.Event, until: list[float], seco
 
 
 def handovers(ms: float) -> dict[str, dict[str, Any]]:
-    """Measure from the call of release to the return of the acquire of a waiter. The contenders take turns."""
+    """Measure the time from the call of release to the return of a waiter's acquire. The contenders run in turns."""
     runs: dict[str, list[Run]] = {}
     for _ in range(TURNS):
         for what in (*HANDOVERS, *ON_LOOPS, *([MITHRIL] if PEERS_PYTHON.exists() else [])):
@@ -294,7 +294,7 @@ def _turns_elsewhere(what: str, url: str, count: Callable[[], int]) -> tuple[lis
 
 
 def answer_pushes(port: str) -> None:
-    """The other side of `raw_handover`: each push wakes it, and it sends one request."""
+    """Be the waiting process of `raw_handover`: wait for each push, and send one request after it."""
     with _subscribed(int(port)) as push, socket.create_connection(("127.0.0.1", int(port))) as ask:
         say("ready")
         while b"stop" not in push.recv(4096):
@@ -303,10 +303,10 @@ def answer_pushes(port: str) -> None:
 
 
 def raw_handover(ms: float = 0, count: int = 500) -> Sample:
-    """Measure the lower limit of any client, on plain sockets with prepacked bytes.
+    """Measure the lower limit for any client, on plain sockets with prepacked bytes.
 
-    It consists of a request that makes the server push, the wake-up of the waiting process, and that process's own
-    request.
+    A handover consists of a request that makes the server push, the wake-up of the waiting process, and a request of
+    that process.
     """
     gaps = []
     with contextlib.ExitStack() as stack:
@@ -337,7 +337,7 @@ def _round_trip(connection: socket.socket, request: bytes) -> bytes:
 
 
 def commands(waiters: int, *, count: int = 50) -> float:
-    """Return how many commands the server executes for one hand-over, including those inside scripts."""
+    """Return how many commands the server executes for one handover, including those inside scripts."""
     return asyncio.run(_commands(waiters, count))
 
 
@@ -353,7 +353,7 @@ async def _commands(waiters: int, count: int) -> float:
                     turns.release()
                     if turns._value >= count:
                         stop.set()
-                        await asyncio.Event().wait()  # the other waiters stay in the queue
+                        await asyncio.Event().wait()  # wait forever, so that the other waiters stay in the queue
 
             tasks = [asyncio.create_task(work()) for _ in range(waiters)]
             await _until_queued(client, waiters)

@@ -1,4 +1,4 @@
-"""Ten thousand held locks: their threads and memory, and the cost of keeping them."""
+"""Ten thousand held locks: the threads and memory that they need, and the processor time of their renewals."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.servers import RedisServer
 __all__ = ["Held", "held_locks"]
 
 TTL = 30.0
-REST = 1.0  # seconds after the last acquire until the figures are taken
+REST = 1.0  # seconds from the last acquire until the measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     locks: int
-    threads: int  #: multilock's threads while no lock is acquired or released
+    threads: int  #: number of multilock's threads while no lock is acquired or released
     bytes_each: float
-    cpu_share: float  #: share of one core, over one renewal period
+    cpu_share: float  #: processor time as a share of one core, over one renewal period
     still_held: int
 
 
 def held_locks(count: int = 10_000) -> dict[str, Held]:
-    """Measure each backend in a process of its own, so that none finds memory that another has left."""
+    """Measure each backend in a new process, so that none reuses memory that another has freed."""
     with RedisServer() as server, TemporaryDirectory() as folder:
         urls = {"redis": server.url, "sqlite": f"sqlite://{folder}/locks.db", "memory": "memory://benchmark"}
         spawn = multiprocessing.get_context("spawn")

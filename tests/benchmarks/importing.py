@@ -22,15 +22,17 @@ MODULES = "import sys; import multilock; print(*sys.modules)"
 
 
 def import_time(runs: int = 21) -> tuple[float, float]:
-    """Return the milliseconds of wall clock and processor, as medians over fresh interpreters."""
-    _python("-m", "compileall", "-q", *multilock.__path__)  # as an installation does
+    """Return the milliseconds of elapsed time and of processor time that the import takes, as medians over new
+    interpreters."""
+    _python("-m", "compileall", "-q", *multilock.__path__)  # an installation compiles the files too
     spent = [tuple(map(float, _python("-c", CLOCK).split())) for _ in range(runs)]
     wall, cpu = (round(statistics.median(each) * 1000, 1) for each in zip(*spent, strict=True))
     return wall, cpu
 
 
 def command_time(runs: int = 11) -> float:
-    """Return the median milliseconds of ``multilock run -- true`` on SQLite, without Python's own start."""
+    """Return the median milliseconds of ``multilock run … -- true`` on SQLite, less the time that Python itself needs
+    to start."""
     with tempfile.TemporaryDirectory(prefix="multilock-bench-") as folder:
         command = ["-m", "multilock", "run", "job", "--url", f"sqlite:///{folder}/locks.db", "--", "true"]
         whole = statistics.median(_seconds(*command) for _ in range(runs))
@@ -45,7 +47,7 @@ def _seconds(*arguments: str) -> float:
 
 
 def third_party() -> list[str]:
-    """Return the modules that are neither ours nor the standard library's. There must be none."""
+    """Return the imported modules that belong neither to multilock nor to the standard library. There must be none."""
     plain = set(_python("-c", "import sys; print(*sys.modules)").split())
     loaded = {name.partition(".")[0] for name in set(_python("-c", MODULES).split()) - plain}
     return sorted(loaded - set(sys.stdlib_module_names) - {"multilock"})

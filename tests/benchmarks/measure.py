@@ -1,4 +1,5 @@
-"""The way in which the benchmarks measure: contenders take turns in one run, pinned to cores, and medians count."""
+"""How the benchmarks measure: contenders take turns in one run, the processes are pinned to cores, and the medians
+count."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ __all__ = ["Sample", "asked_of", "far", "interleave", "interleave_async", "pin",
 
 Cycle = Callable[[], object]
 AsyncCycle = Callable[[], Awaitable[object]]
-# Runs so many cycles in another process or on a loop, and returns the time of each.
+# A function that runs so many cycles in another process or on an event loop, and returns the time of each.
 Elsewhere = Callable[[int], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Median and 99th percentile in microseconds, and the number of values."""
+    """The median and the 99th percentile of measured times in microseconds, and the number of times."""
 
     median: float
     p99: float
@@ -44,7 +45,8 @@ def sample(seconds: list[float]) -> Sample:
 
 @contextlib.contextmanager
 def far(url: str, ms: float) -> Iterator[str]:
-    """Yield a URL of the same servers with so much longer round trips. Our proxies add their own time."""
+    """Yield a URL of the same servers behind proxies, which make each round trip longer by ``ms``. The proxies also
+    take some time themselves."""
     if not ms:
         yield url
         return
@@ -54,8 +56,8 @@ def far(url: str, ms: float) -> Iterator[str]:
 
 
 def asked_of(ports: Sequence[int], by: Sequence[str]) -> int:
-    """Return how many of these commands Redis servers have executed. To count requests, name no command that scripts
-    execute too."""
+    """Return how often the Redis servers have executed these commands. To count requests, ``by`` must not contain
+    commands that scripts execute too."""
     count = 0
     for port in ports:
         with redis.Redis(port=port) as bare:
@@ -65,10 +67,9 @@ def asked_of(ports: Sequence[int], by: Sequence[str]) -> int:
 
 
 def pin(server: int, *, apart: bool) -> None:
-    """Pin this process to one core, and the server with its threads to the same or another, so that they never change
-    cores.
+    """Pin this process to one core, and all threads of the server to the same core or to another one.
 
-    On one core a round trip is as short as possible, and the client's own work has the greatest share.
+    On the same core a round trip is as short as possible, so the client's own work has the greatest share of the time.
     """
     cores = sorted(os.sched_getaffinity(os.getppid()))
     os.sched_setaffinity(0, {cores[-1]})

@@ -15,11 +15,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 BEHIND = "<!-- behind: written by make bench -->\n"
 END_OF_BEHIND = "<!-- end of behind -->"
 OURS = "multilock"
-BASELINES = ("raw", "two raw", "grpc alone", "http.client", "kazoo's create")  # requests without a lock's promises
+# Contenders that send only plain requests, without the promises of a lock.
+BASELINES = ("raw", "two raw", "grpc alone", "http.client", "kazoo's create")
 
 
 def write(results: Path = RESULTS, page: Path = PAGE) -> None:
-    """Replace the text between the markers of each part that has results. The rest of the page stays."""
+    """Replace the text between the markers of each part that has results. Other text of the page does not change."""
     text = page.read_text()
     files = {part: sorted(results.glob(f"{part}-*.json")) for part in PARTS}
     newest = {part: json.loads(found[-1].read_text()) for part, found in files.items() if found}
@@ -40,7 +41,8 @@ def write(results: Path = RESULTS, page: Path = PAGE) -> None:
 def behind(newest: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the table of every cell in which a contender did better than multilock, with the worst first.
 
-    A row of ours is compared with the best contender of its table. Requests without a lock's promises do not count.
+    Each row of multilock is compared with the best contender of its table. Contenders without the promises of a lock do
+    not count.
     """
     rows = sorted((row for part, found in newest.items() for row in _behind(part, found)), key=itemgetter(-1))
     head = ["measured", "which", "ours", "the best other", "its own", "by a factor of"]
@@ -48,7 +50,8 @@ def behind(newest: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _behind(part: str, found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the cells of one part, each with how good ours is, as a share of the other."""
+    """Yield the cells of one part in which multilock was worse, each with multilock's figure as a share of the other
+    one."""
     for title, rows in found.get("uncontended", {}).items():
         yield from _worse(f"{part}: acquire + release, {title}, µs", rows, "median")
     for title, rows in found["hand-over"].items() if part in ("handover", "postgresql") else ():
@@ -56,7 +59,8 @@ def _behind(part: str, found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     if "crowd" in found:
         yield from _worse(f"{part}: 20 contenders, hand-overs/s", found["crowd"], "hand-overs/s", more_is_better=True)
     for title, rows in found.get("crowds", {}).items():
-        # A contender that never got the lock is not faster: it left the lock to the others.
+        # A contender of which some waiters never got the lock does not count as faster, because the others had less
+        # competition.
         served = {name: row for name, row in rows.items() if not row["never got it"]}
         yield from _worse(f"{part}: {title}, locks/s", served, "locks/s", more_is_better=True)
         yield from _worse(f"{part}: {title}, longest wait, ms", served, "longest wait, ms")
@@ -133,7 +137,7 @@ def _redlock(found: Mapping[str, Any]) -> list[str]:
 
 
 def _session(found: Mapping[str, Any]) -> list[str]:
-    """Return the tables of a backend whose locks live on a session that is kept alive."""
+    """Return the tables of a backend whose locks live as long as a session."""
     kept = found["held locks"]
     counted = list(next(iter(kept.values())))
     return [
@@ -192,7 +196,7 @@ def _summed_up(its: Any) -> str:
     return its if isinstance(its, str) else f"{its['median']} ({its['longest']})"
 
 
-#: The parts that can be measured alone, and the function that shows each.
+#: The parts that can be measured separately, each with the function that returns its tables.
 PARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "redis": _redis,
     "handover": _handover,

@@ -1,6 +1,6 @@
-"""Another library's lock, in its own process and environment: it needs older libraries than we do.
+"""Run another library's lock in its own process and environment, because it needs older libraries than multilock.
 
-etcd3 and etcd3gw are on etcd, mithril-locks is on Redis.
+etcd3 and etcd3gw use etcd, and mithril-locks uses Redis.
 
 peer.py LIBRARY PORT                  on stdin ``acquire``, ``release``, or a number of cycles; each is answered by the
                                       seconds it took, a list in JSON
@@ -27,12 +27,14 @@ __all__ = ["PEERS_PYTHON", "versions_of"]
 
 PEERS_PYTHON = Path(sys.prefix, "peers", "bin", "python")
 THREADS = 5  # the same as in tests.benchmarks.crowd
-# Seconds: a waiter of etcd3 looks first and watches later, and sleeps on if the lock was freed in between.
+# Seconds to wait at most: a waiter of etcd3 reads the key first and watches it later. If the lock was freed in between,
+# it waits until its timeout.
 MISSED = 2.0
 
 
 class Mithril:
-    """A client of mithril-locks with the methods of the other two. It would log each turn to stdout."""
+    """A client of mithril-locks, with the methods of the other two clients. Its logging is reduced, because it would
+    print each turn to stdout."""
 
     def __init__(self, port: int) -> None:
         structlog, redis = importlib.import_module("structlog"), importlib.import_module("redis")
@@ -70,7 +72,7 @@ def client_of(library: str, port: int) -> Any:
 
 
 def lets_etcd3_wait() -> None:
-    """Make waiting work: etcd3's own wait function does not fit the one argument that tenacity passes since version
+    """Repair etcd3's waiting: its wait function does not accept the single argument that tenacity passes since version
     6."""
     tenacity: Any = importlib.import_module("tenacity")
     retry = tenacity.retry
@@ -115,7 +117,7 @@ def _now() -> float:
 
 
 def versions_of(peers: Collection[str]) -> dict[str, str]:
-    """Return the versions of libraries that have an environment of their own, without those that are missing."""
+    """Return the versions of those libraries that have their own environment and are installed there."""
     if not PEERS_PYTHON.exists():
         print(f"{' and '.join(peers)} left out: make bench installs what is missing", file=sys.stderr)
         return {}

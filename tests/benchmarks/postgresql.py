@@ -1,9 +1,9 @@
-"""Benchmarks of PostgreSQL, run by ``python -m tests.benchmarks.postgresql``: our lock, advisory locks, the locks of
-other libraries, and the plain writes below them.
+"""Benchmarks of PostgreSQL, run by ``python -m tests.benchmarks.postgresql``: multilock's lock, advisory locks, the
+locks of other libraries, and plain writes for comparison.
 
 Other libraries are imported where they are used, so that the processes of a crowd start quickly.
 
-``python -m tests.benchmarks.postgresql HOW URL`` is the waiter of `_hand_over`, and with SECONDS it is one process of
+``python -m tests.benchmarks.postgresql HOW URL`` runs the waiter of `_hand_over`. With SECONDS it runs one process of
 `tests.benchmarks.crowd`.
 """
 
@@ -45,8 +45,8 @@ NAME = "bench"
 KEY = 4711
 HELD = (1, 1000, 10_000)
 WAITERS = 5000
-HANDED = 100  # hand-overs of each contender
-QUEUED = 0.03  # seconds after which a waiter is certainly queued
+HANDED = 100  # number of handovers of each contender
+QUEUED = 0.03  # seconds after which a waiter has certainly joined the queue
 THREADS = 5  # the same as in tests.benchmarks.crowd
 
 Take = Callable[[], AbstractContextManager[object]]
@@ -54,7 +54,7 @@ Cycle = Callable[[], object]
 
 
 def _wire(url: str) -> PgWire:
-    """Return a connection of our own driver."""
+    """Return a connection of multilock's own driver."""
     return endpoint_of_url(url, "postgresql", {}).connect(WITHIN, now)
 
 
@@ -62,7 +62,7 @@ def _wire(url: str) -> PgWire:
 
 
 def _raw(url: str) -> Cycle:
-    """The lower limit: our driver, with two prepared updates of one row."""
+    """Measure the lower limit: multilock's driver, with two prepared updates of one row."""
     wire = _wire(url)
     wire.script(b"CREATE TABLE raw (id int PRIMARY KEY, n int); INSERT INTO raw VALUES (1, 0)", WITHIN)
     update = b"UPDATE raw SET n = n + $1 WHERE id = 1"
@@ -123,7 +123,7 @@ def _dlock(url: str) -> Take:
 
 @asynccontextmanager
 async def _locks_of_grelmicro(url: str) -> AsyncIterator[Callable[[], Any]]:
-    """Yield a function that returns a lock."""
+    """Yield a function that returns a lock of grelmicro."""
     from grelmicro.sync import Lock  # type: ignore[import-not-found, unused-ignore]
     from grelmicro.sync.postgres import PostgresSyncBackend  # type: ignore[import-not-found, unused-ignore]
 
@@ -162,7 +162,7 @@ def _uncontended_with(**settings: str) -> dict[str, Any]:
         stack.callback(loop.close)
         faces = {name: face.cycle for name, face in sessions.faces(server.url, stack).items()}
         for cycle in faces.values():
-            cycle()  # makes the tables
+            cycle()  # the first cycle makes the tables
         cycles: dict[str, Cycle] = {
             RAW: _raw(server.url),
             RAW_ASYNCIO: _raw_asyncio(server.url, loop),
@@ -178,7 +178,7 @@ def _uncontended_with(**settings: str) -> dict[str, Any]:
 
 
 def _hand_over() -> dict[str, Any]:
-    """Return the time from a release in this process until a waiter in another one holds the lock."""
+    """Return the time from a release in this process until a waiter in another process holds the lock."""
     with PostgresqlServer(fsync="on") as server:
         times = {name: _handed_over(name, take(server.url), server.url) for name, take in TAKES.items()}
         times[RAW_NOTIFY] = _notified(server.url)
@@ -213,7 +213,7 @@ def _notified(url: str) -> list[float]:
 
 @contextmanager
 def _waiter(how: str, url: str) -> Iterator[Callable[..., float]]:
-    """Start the other process. Yields a function that sends it a word, and returns its answer, which is a time."""
+    """Start the waiting process. Yields a function that sends it a word, and returns the time that it replies."""
     command = [sys.executable, "-m", "tests.benchmarks.postgresql", how, url]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
@@ -234,7 +234,7 @@ def _waiter(how: str, url: str) -> Iterator[Callable[..., float]]:
 
 
 def _wait(how: str, url: str) -> None:
-    """Be the waiter: obey the words on stdin, and answer each with the time."""
+    """Be the waiting process: execute each word from stdin, and print the time when that was done."""
     if how == RAW_NOTIFY:
         wire = _wire(url)
         wire.script(b"LISTEN raw", WITHIN)
@@ -260,7 +260,8 @@ def _wait(how: str, url: str) -> None:
 def _crowd() -> dict[str, Any]:
     commands = {how: ours(how) for how in (OURS, ASYNCIO)} | {how: _member(how) for how in (ADVISORY, GRELMICRO)}
     with PostgresqlServer(fsync="on") as server:
-        asyncio.run(_make_table_of_grelmicro(server.url))  # its processes fail if they make it at the same time
+        # grelmicro's processes fail if several of them make the table at the same time.
+        asyncio.run(_make_table_of_grelmicro(server.url))
         return crowds(lambda: nullcontext(server), commands, _counter)
 
 
@@ -327,7 +328,7 @@ def _go() -> float:
 
 
 def _held() -> dict[str, dict[str, float]]:
-    """Return how much of one core the client and the server need to keep so many locks, for two renewals."""
+    """Return how much of one core the client and the server need to renew so many locks, measured over two renewals."""
     found = {}
     for locks in HELD:
         with PostgresqlServer() as server, multilock.connect(server.url, ttl=TTL) as client:

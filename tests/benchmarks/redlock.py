@@ -1,8 +1,8 @@
-"""Redlock, ours beside other libraries': ``python -m tests.benchmarks.redlock``.
+"""Benchmarks of Redlock, multilock's and that of other libraries: ``python -m tests.benchmarks.redlock``.
 
-Each contender has processes of its own (`redlock_contend`), and takes its turns in the same minutes. aioredlock is left
-out if the environment is missing that ``make bench`` makes for it. It depends on a parser that all other users of
-redis-py would get, too.
+Each contender has its own processes (`redlock_contend`), and takes its turns in the same minutes. ``make bench`` makes
+a separate environment for aioredlock, because it would install a parser that redis-py then uses for all contenders. If
+this environment is missing, aioredlock is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.servers_redlock import RedisServers
 
 RAW, OURS = "raw: two rounds to all servers", "multilock"
 ON_A_LOOP = "aioredlock"
-#: The commands that each contender sends to the servers. Its scripts may execute other commands there.
+#: The commands that each contender sends to the servers. Commands that its scripts execute there do not count.
 CONTENDERS: Mapping[str, tuple[str, ...]] = {
     RAW: ("get",),
     OURS: ("evalsha",),
@@ -40,16 +40,18 @@ CONTENDERS: Mapping[str, tuple[str, ...]] = {
     ON_A_LOOP: ("evalsha",),
 }
 SERVERS = (3, 5)
-ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds
+ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds to each round trip
 ROUNDS, PER_ROUND = 10, 30
-#: Number of servers, number of contenders, and added round trip: 4 ms are 2 in each direction.
+#: Number of servers, number of contenders, and milliseconds that are added to each round trip, half of them in each
+#: direction.
 CROWDS = [(3, 1, 0), *((servers, count, ms) for servers, ms in ((3, 0), (3, 4), (5, 0)) for count in (10, 50))]
-RUSHES = [(3, 20, 0), (3, 50, 0)]  # the same, for contenders that release at once and ask again at once
-RUNS = 5  # of our rushes; the others have one
+RUSHES = [(3, 20, 0), (3, 50, 0)]  # the same for a rush: contenders that release at once and ask again at once
+RUNS = 5  # number of runs of each rush with multilock; other libraries have one run
 MOST_PROCESSES = 5
 SECONDS = 2.5
 HOLD = 0.002  # seconds
-# Seconds until a contender asks again after its release (a lone one does not wait), so that the others are the waiters.
+# Seconds until a contender asks again after its release, so that it does not overtake the others. A single contender
+# does not wait.
 REST = 0.01
 WITHIN = 60.0
 
@@ -69,7 +71,7 @@ def _ports(url: str) -> str:
 
 
 class _Cycles:
-    """A process that acquires and releases, so many times, a lock that nobody else wants."""
+    """A process that repeatedly acquires and releases a lock for which nobody else waits."""
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -108,7 +110,8 @@ def _alone(count: int, ms: float) -> Mapping[str, Any]:
 
 
 def _crowds() -> dict[str, Any]:
-    """Return the figures of all crowds. Those of a rush are medians of its runs, except for the longest wait."""
+    """Return the figures of all crowds. For a rush they are the medians of its runs, and the longest wait of all
+    runs."""
     found: dict[str, Any] = {}
     for servers, count, ms in CROWDS:
         rest = REST if count > 1 else 0.0

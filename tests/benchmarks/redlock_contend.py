@@ -1,6 +1,6 @@
-"""One process of contenders for a lock on a majority of Redis servers.
+"""One process with contenders for a lock on a majority of Redis servers.
 
-The lock is ours, or another library's in an environment that may lack everything of ours.
+The lock is multilock's or another library's. For another library the environment may contain no package of multilock.
 
 redlock_contend.py WHAT PORTS                         on stdin a number of cycles of acquire and release. The reply
                                                       is a list in JSON: the seconds that each of them took.
@@ -27,16 +27,17 @@ from typing import Any
 __all__ = ["WAYS"]
 
 NAME = "redlock"
-TTL = 10.0  # pottery's own value; whatever a stray request of a library leaves behind expires that soon
+TTL = 10.0  # seconds, the default of pottery: what a late request of a library leaves behind expires after this time
 FOR_EVER = 10**9
-GIVE_UP = 3.0  # seconds until a contender gives up: contenders that retry at random may block each other forever
+GIVE_UP = 3.0  # seconds until a waiter gives up, because waiters that retry at random may block each other forever
 
-Take = Callable[[], Callable[[], object]]  # acquires, and returns the function that releases
+Take = Callable[[], Callable[[], object]]  # acquires the lock, and returns the function that releases it
 TakeAsync = Callable[[], Awaitable[Callable[[], Awaitable[object]]]]
 
 
 def raw(ports: list[int]) -> Take:
-    """The lower limit of any client: a prepacked request to each server at once, and the replies of all; twice."""
+    """Measure the lower limit for any client: send a prepacked request to all servers at once, read all replies, and do
+    this twice."""
     sockets = [socket.create_connection(("127.0.0.1", port)) for port in ports]
     for each in sockets:
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -181,7 +182,7 @@ def crowd(take: Take, seconds: float, count: int, hold: float, rest: float) -> N
 
 
 def _never(waiting: dict[int, float]) -> list[tuple[float, float, float]]:
-    """Return the turns of the waiters that still wait in vain."""
+    """Return a turn at the time infinity for each waiter that never got the lock."""
     return [(math.inf, _now(), asked) for asked in list(waiting.values())]
 
 
@@ -216,7 +217,7 @@ async def _on_a_loop(what: str, ports: list[int], order: list[str]) -> None:
         await crowd_on_a_loop(take, float(order[0]), int(order[1]), float(order[2]), float(order[3]))
     else:
         await cycles_on_a_loop(take)
-    os._exit(0)  # exit at once: closing the loop would wait forever for contenders that keep trying
+    os._exit(0)  # exit at once, because closing the loop would wait forever for contenders that keep trying
 
 
 def main(what: str, servers: str, *order: str) -> None:
@@ -228,7 +229,7 @@ def main(what: str, servers: str, *order: str) -> None:
     else:
         cycles(WAYS[what](ports))
     sys.stdout.flush()
-    os._exit(0)  # end in spite of threads and connections that a library leaves
+    os._exit(0)  # exit at once, in spite of threads and connections that a library has left
 
 
 if __name__ == "__main__":

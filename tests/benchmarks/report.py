@@ -21,7 +21,8 @@ __all__ = ["publish", "with_ratios"]
 def publish(
     part: str, versions: Callable[[], Mapping[str, str]], benchmarks: Mapping[str, Callable[[], object]]
 ) -> None:
-    """Run the benchmarks one after the other, each with all cores allowed again, and publish the results."""
+    """Run the benchmarks one after the other and publish the results. Before each one, allow the process all cores
+    again."""
     started = time.monotonic()
     cores = os.sched_getaffinity(0)
     where = {
@@ -46,7 +47,8 @@ def publish(
 
 
 def with_ratios(samples: Mapping[str, Sample], references: tuple[str, ...]) -> dict[str, Any]:
-    """Return the samples, and their medians as multiples of the references' medians. A missing reference is skipped."""
+    """Return each sample with its median as a multiple of the medians of these references. A missing reference is
+    skipped."""
     known = [reference for reference in references if reference in samples]
     return {
         name: {**asdict(one), "ratios": {each: round(one.median / samples[each].median, 2) for each in known}}

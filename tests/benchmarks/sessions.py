@@ -21,7 +21,7 @@ TTL = 30.0
 WITHIN = 5.0
 COUNTED = 20  # how many times each request is counted
 NOTICES = 30
-ARMED = 0.5  # seconds to wait after a grant: the lease is watched from a quarter of a second on
+ARMED = 0.5  # seconds to wait after a grant, until the lease is watched; the watch begins after a quarter of a second
 HELD = (1, 1000)
 HELD_TTL = 6.0
 PERIODS = 5  # renewal periods, each a third of the ttl
@@ -31,7 +31,7 @@ Count = Callable[[], Mapping[str, float]]  # returns the requests that the serve
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One lock of any library, acquired and released by one thread."""
+    """One lock of any library, which one thread acquires and releases."""
 
     acquire: Callable[[], object]
     release: Callable[[], object]
@@ -42,7 +42,7 @@ class Contender:
 
 
 def faces(url: str, stack: ExitStack) -> dict[str, Contender]:
-    """Return our contenders, blocking and asyncio. ``stack`` closes their clients."""
+    """Return the contenders of multilock, blocking and asyncio. ``stack`` closes their clients."""
     lock = stack.enter_context(multilock.connect(url, ttl=TTL)).lock("bench")
     leases: list[multilock.Lease] = []
 
@@ -69,8 +69,8 @@ def faces(url: str, stack: ExitStack) -> dict[str, Contender]:
 
 
 def requests(contenders: Mapping[str, Contender], count: Count) -> dict[str, dict[str, float]]:
-    """Return how many requests the server counts for one acquire and one release. The median leaves out occasional
-    requests."""
+    """Return how many requests the server counts for one acquire and one release. These are medians, so occasional
+    other requests do not matter."""
     found = {}
     for name, contender in contenders.items():
         contender.cycle()
@@ -87,10 +87,10 @@ def requests(contenders: Mapping[str, Contender], count: Count) -> dict[str, dic
 def notices(
     url: str, ends: Mapping[str, Callable[[multilock.Client, str], float]], **options: Any
 ) -> dict[str, dict[str, float]]:
-    """Return the microseconds until ``on_lost`` begins.
+    """Return the microseconds from such a request until ``on_lost`` begins.
 
-    Each of ``ends`` ends the lock of this name that this client holds, and returns the time when it sent the request
-    for that.
+    Each function in ``ends`` ends a lock that the client holds, given the client and the name. It returns the time at
+    which it sent the request.
     """
     found = {}
     for what, end in ends.items():
@@ -115,7 +115,8 @@ def notices(
 
 
 def held(url: str, count: Count) -> dict[str, dict[str, float]]:
-    """Return the cost of a client that holds one lock, and of one that holds a thousand."""
+    """Return the requests and the processor time of a client that holds one lock, and of a client that holds a
+    thousand."""
     found = {}
     for locks in HELD:
         with multilock.connect(url, ttl=HELD_TTL) as client:

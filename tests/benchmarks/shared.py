@@ -1,9 +1,9 @@
 """Readers and permits, on every backend: ``python -m tests.benchmarks.shared``.
 
-It measures how much a reader costs beside many others, and how often three permits change hands among forty that want
-one. It measures kazoo's ReadLock and Semaphore in the same way. Other libraries with readers do not exclude other
-machines: those of fasteners are of one process or one file, and aiorwlock's are of one loop. They are measured alone,
-beside memory:// and sqlite://.
+It measures how long a reader takes beside many other readers, and how often three permits are granted to forty waiters.
+It measures kazoo's ReadLock and Semaphore in the same way. Readers of other libraries do not work across machines:
+fasteners has them for one process or one file, and aiorwlock for one event loop. They are compared with memory:// and
+sqlite:// only.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tests.servers_zookeeper import ZooKeeperServer
 
 TTL = 30.0
 BESIDE = (0, 1_000, 5_000)
-AT_ONCE = 16  # threads that take the other readers
-SETTLES, RESTS = 1.0, 0.05  # seconds; the share of a processor below which a process is at rest
+AT_ONCE = 16  # number of threads that acquire the other readers
+SETTLES, RESTS = 1.0, 0.05  # seconds of observation, and the share of a processor below which a process counts as idle
 CYCLES = 40
 PERMITS, WANTING, SECONDS = 3, 40, 8.0
 
@@ -62,18 +62,19 @@ BACKENDS: Mapping[str, Callable[[], AbstractContextManager[str]]] = {
     "consul": lambda: _url(ConsulServer()),
     "zookeeper": lambda: _url(ZooKeeperServer()),
 }
-#: ZooKeeper can only be asked for a listing: each of five thousand readers would have read all before it.
+#: ZooKeeper returns only complete lists of nodes, so each of five thousand readers would have to read a long list.
 MOST_READERS = {"zookeeper": 1_000}
 
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A contender that acquires a lock and a reader and releases each at once. Each function takes a number and returns
-    the seconds of each cycle."""
+    """A contender. ``lock`` and ``reader`` run a number of cycles of acquire and release, and return the seconds of
+    each."""
 
     lock: Elsewhere
     reader: Elsewhere
-    beside: bool = True  #: whether it sees our readers, beside which it is measured
+    # Whether the contender is measured beside readers of multilock, because its own readers see them.
+    beside: bool = True
 
 
 @contextlib.contextmanager
@@ -139,7 +140,7 @@ def _on(runner: asyncio.Runner, lock: AbstractAsyncContextManager[object]) -> El
     return lambda count: runner.run(cycles(count))
 
 
-#: All of them take turns on one place, ours first.
+#: The contenders of each backend, which take turns on one server. multilock is the first.
 TAKERS: Mapping[str, Mapping[str, Callable[[str], AbstractContextManager[Taker]]]] = {
     "memory": {
         "asyncio": _ours_on_a_loop,
@@ -152,16 +153,16 @@ TAKERS: Mapping[str, Mapping[str, Callable[[str], AbstractContextManager[Taker]]
 
 
 class _Others:
-    """Many readers of one client, usually in a process of their own."""
+    """Many readers of one client, usually in a separate process."""
 
     def __init__(self) -> None:
         self._held: list[multilock.Lease] = []
         self._client: multilock.Client | None = None
 
     def take(self, url: str, count: int) -> None:
-        """Acquire until there are ``count`` readers and their process is at rest.
+        """Acquire until there are ``count`` readers, and wait until their process is idle.
 
-        A lock held for longer than a moment begins to be watched, and that work would be measured instead.
+        multilock begins to watch a lock a moment after its grant, and this work must not be measured.
         """
         client = self._client = self._client or multilock.connect(url, ttl=TTL)
         reader = client.read_write_lock("read").reader()
@@ -218,7 +219,7 @@ def _readers() -> dict[str, dict[str, float | None]]:
 
 
 def _medians(takers: Mapping[str, Taker]) -> dict[str, tuple[float, float]]:
-    """Return for each taker the medians of its lock and of its reader."""
+    """Return for each contender the median times of its lock and of its reader."""
     turns = {f"{who}: lock": taker.lock for who, taker in takers.items()}
     turns |= {f"{who}: reader": taker.reader for who, taker in takers.items()}
     samples = interleave({}, rounds=5, per_round=CYCLES, elsewhere=turns)
@@ -228,13 +229,13 @@ def _medians(takers: Mapping[str, Taker]) -> dict[str, tuple[float, float]]:
 @dataclass(frozen=True, slots=True)
 class Served:
     grants_per_s: float
-    median_ms: float  #: the percentiles of the wait for one permit
+    median_ms: float  #: percentiles of the time that a thread waits for one permit
     p99_ms: float
-    least: int  #: grants of the thread that got the fewest
+    least: int  #: number of grants of the thread that got the fewest
 
 
 def _served(cycle_of: Callable[[ExitStack], Callable[[], None]]) -> Served:
-    """Run forty threads, each of which waits for a permit and returns it, in a cycle of its own."""
+    """Run forty threads, each of which repeatedly waits for a permit and releases it."""
     waits: list[list[float]] = [[] for _ in range(WANTING)]
     over = threading.Event()
 

@@ -83,7 +83,8 @@ def asyncio_face(*, apart: bool, rounds: int = 40, per_round: int = 50) -> dict[
 
 
 async def _asyncio_face(apart: bool, rounds: int, per_round: int) -> dict[str, Sample]:
-    # Not at the top: each contender of the hand-over imports this module, and only one of them needs grelmicro.
+    # Imported here and not at the top, because each process of the handover benchmark imports this module, and most of
+    # them do not need grelmicro.
     from grelmicro.sync import Lock  # type: ignore[import-not-found, unused-ignore]
     from grelmicro.sync.redis import RedisSyncBackend  # type: ignore[import-not-found, unused-ignore]
 

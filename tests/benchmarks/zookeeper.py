@@ -1,7 +1,8 @@
-"""Benchmarks of ZooKeeper, run by ``python -m tests.benchmarks.zookeeper``: our lock, kazoo's, and the plain requests
-below them.
+"""Benchmarks of ZooKeeper, run by ``python -m tests.benchmarks.zookeeper``: multilock's lock, kazoo's lock, and plain
+requests for comparison.
 
-All run on one server, which does not wait for its disk: that would hide everything else.
+All run on one server, which does not wait for its disk. With the disk, writing would take so long that no other
+difference would show.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RAW = "kazoo's create and delete of a node"
 
 
 def raw(kazoo: Any) -> Contender:
-    """The lower limit: creating and deleting such a node, which excludes nobody."""
+    """Measure the lower limit: create and delete the same kind of node, without a lock."""
     kazoo.ensure_path("/raw")
     nodes: list[str] = []
     return Contender(
@@ -84,7 +85,7 @@ def _requests() -> dict[str, Any]:
 
 
 def _counter(server: ZooKeeperServer) -> sessions.Count:
-    """Count packets, including pings. The server counts our own request too, which is subtracted."""
+    """Count packets, including pings. The server also counts the request that reads the count, which is subtracted."""
     asked = itertools.count()
     return lambda: {"packets": server.metric("zk_packets_received") - next(asked)}
 
@@ -115,7 +116,7 @@ def _notices() -> dict[str, Any]:
 
 
 def _same_session(server: ZooKeeperServer, client: multilock.Client) -> Any:
-    """Return another client with the session's id and password."""
+    """Return another client that uses the id and password of this client's session."""
     backend = client._kernel.backend
     assert isinstance(backend, ZooKeeperBackend)
     thief = KazooClient(server.endpoint, client_id=backend._transport._client.client_id)
@@ -144,6 +145,6 @@ BENCHMARKS: Mapping[str, Callable[[], object]] = {
 }
 
 if __name__ == "__main__":
-    # Kazoo logs each session that the measurement of a notice ends.
+    # kazoo would log each session that the measurement of a notice ends.
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     publish("zookeeper", _versions, BENCHMARKS)

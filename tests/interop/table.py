@@ -1,4 +1,4 @@
-"""The table of docs/interoperability.md, which shows whose locks exclude whose, found by trying every pair on a real
+"""Make the table of docs/interoperability.md, which shows whose locks exclude whose. Each pair is tried on a real
 server.
 
 python -m tests.interop.table prints it (`make interop` writes it into the page)
@@ -28,8 +28,8 @@ COLUMNS: dict[str, Callable[[Client, str], DistributedLock]] = {
     "`semaphore` of 3": lambda client, name: client.semaphore(name, 3),
 }
 WAITS, ENTERS, REFUSED = "waits", "**enters**", "refused"
-# Seconds: without the lock after SOON it counts as waiting; a lock that may enter has until LATE on an overloaded
-# machine
+# Seconds: a lock that must wait counts as waiting after SOON. A lock that may enter has until LATE, because the machine
+# may be overloaded.
 SOON, LATE = 0.7, 30.0
 
 Cell = tuple[str, str]
@@ -74,9 +74,9 @@ def theirs_behind(lock: DistributedLock, their: Their, within: float) -> str:
 def try_pair(
     client: Client, server: Any, make: Callable[[Any, str, ExitStack], Their], column: str, name: str, expected: Cell
 ) -> Cell:
-    """Try both orders, each under a name that nobody has used before.
+    """Let each of the two locks be the first holder once, each time under a new name.
 
-    ``expected`` only determines how long to wait: a lock that may enter gets much time.
+    ``expected`` only determines how long to wait, because a lock that may enter gets more time.
     """
     ours = COLUMNS[column]
     patience = [SOON if cell == WAITS else LATE for cell in expected]
@@ -87,7 +87,7 @@ def try_pair(
 
 
 def rows_of(text: str) -> dict[tuple[str, str], dict[str, Cell]]:
-    """Return the table of the page: (backend, their lock) → column → cell."""
+    """Return the table as it is on the page: (backend, lock of the other program) → column → cell."""
     lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines() if "|" in line]
     header, _, *rows = lines
     assert header[2:] == list(COLUMNS), header
@@ -101,7 +101,7 @@ def rows_of(text: str) -> dict[tuple[str, str], dict[str, Cell]]:
 
 
 def in_page() -> str:
-    """Return the table's text in the page."""
+    """Return the text of the table on the page."""
     return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
 
 

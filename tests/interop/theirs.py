@@ -1,4 +1,4 @@
-"""The locks of other programs in docs/interoperability.md, each held and tried in the same way."""
+"""The locks of other programs in docs/interoperability.md, with the same methods for all of them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["BACKENDS", "Refused", "Their"]
 
 
 class Refused(Exception):
-    """The other program refuses at once, because it does not accept the lock as one of its own."""
+    """Raised if the other program refuses at once, because it does not accept the present lock as one of its own."""
 
 
 class Their(Protocol):
-    """One lock of another program, of one name."""
+    """One lock of another program, for one name."""
 
     def acquire(self, within: float) -> bool:
         """Return True if the program got the lock, which it then holds. Raises Refused."""
@@ -51,7 +51,7 @@ class RedisPy:
 
 
 class Tool:
-    """A command that prints a line once it holds the lock, and holds it until it is ended."""
+    """A command that prints a line once it holds the lock, and holds the lock until the command is ended."""
 
     def __init__(self, words: list[str], environment: dict[str, str], stack: ExitStack) -> None:
         self._words = words
@@ -87,7 +87,7 @@ class Tool:
 
 
 class Kazoo:
-    """A recipe of kazoo, by its name."""
+    """A recipe of kazoo, chosen by its name."""
 
     def __init__(self, recipe: str, server: ZooKeeperServer, name: str, stack: ExitStack) -> None:
         client = KazooClient(server.endpoint)
@@ -110,7 +110,8 @@ class Kazoo:
 
 
 class Curators:
-    """A recipe of Curator: "mutex", or the "read" or "write" lock of an InterProcessReadWriteLock."""
+    """A recipe of Curator: "mutex" (InterProcessMutex), or the "read" or "write" lock of an
+    InterProcessReadWriteLock."""
 
     def __init__(self, recipe: str, server: ZooKeeperServer, name: str, stack: ExitStack) -> None:
         self._recipe = recipe

@@ -1,4 +1,5 @@
-"""``make mutants``: seed defects, each of which a test must catch. A word after the command selects mutants by name.
+"""``make mutants`` makes small defects (*mutants*) in copies of the product, and checks that a test catches each. A
+word after the command selects mutants by name.
 
 ``tests/mutants/<part of the product>.txt`` contains the mutants:
 
@@ -11,9 +12,10 @@
     +a line that it adds
      a line around them, if the file contains the removed lines more than once
 
-For each mutant, the command copies the tree, changes the copy and runs the tests. A mutant is killed if a test fails or
-hangs. It is an error if a mutant survives, no longer fits the file or uses an undefined name, or if its tests fail
-without any mutant. ``--check`` only checks that each mutant fits the file, as ``make test`` does too.
+For each mutant, the command copies the source tree, changes the copy and runs the mutant's tests. A mutant is killed if
+a test fails or hangs. It is an error if a mutant survives, if its old lines are no longer in the file, or if it uses an
+undefined name. It is also an error if its tests fail without any mutant. ``--check`` only checks that the old lines are
+in the file, as ``make test`` does too.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TREE = ("multilock", "backends", "tests", "pyproject.toml")
 SIDE_BY_SIDE = 2
-#: The rules for all clients that share a name, as the models of Redis' scripts have them.
+#: The rules for all clients that share a name. The models of Redis' scripts have the same rules.
 INVARIANTS = {
     "I1": "simultaneous believers have one mode",
     "I2": "a client that believes has a lease at the server",
@@ -44,8 +46,8 @@ INVARIANTS = {
     "I7": "after a release or a cancel no admissible waiter stays in the queue",
     "I8": "the holders at the server have one mode, and are no more than the permits",
 }
-LIMIT = 180.0  # seconds for the tests of one mutant; tests that hang count as a catch
-OUTCOMES = {0: "survived", 1: "killed"}  # pytest's exit codes; any other is an error of ours
+LIMIT = 180.0  # seconds for the tests of one mutant; if they take longer, the mutant counts as killed
+OUTCOMES = {0: "survived", 1: "killed"}  # exit codes of pytest; any other code is an error of this command
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def copy_tree(to: Path) -> None:
 
 def run_tests(tree: Path, tests: Iterable[str], limit: float = LIMIT) -> tuple[int | None, str]:
     """Run the tests. Returns pytest's exit code, or None after a timeout, and the end of its output."""
-    # The path goes before site-packages, where the tree itself may be installed.
+    # PYTHONPATH comes before site-packages, where the original tree may be installed.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "backends")])}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--timeout=30", "-p", "no:cacheprovider"]
     try:
@@ -162,8 +164,8 @@ def try_out(mutant: Mutant) -> Result:
 
 
 def undefined_names(tree: Path, mutant: Mutant) -> str:
-    """Return ruff's report of undefined names in the changed files. A mutant with one fails any test, so it proves
-    nothing."""
+    """Return ruff's report of undefined names in the changed files. A mutant with an undefined name would fail any
+    test, so it would prove nothing."""
     files = sorted({edit.file for edit in mutant.edits if edit.file.endswith(".py")})
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "-q", "--select", "F821,F823"]
     found = subprocess.run([*command, *files], cwd=tree, capture_output=True, text=True, check=False) if files else None

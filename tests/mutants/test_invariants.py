@@ -1,6 +1,8 @@
-"""Every invariant of clients that share a name has a mutant on every backend, to show that tests check it.
+"""Every invariant of clients that share a name has a mutant (a seeded defect) on every backend. This shows that tests
+check the invariant there.
 
-Other schemes of a backend count as that backend. ``redlock://`` has only locks that one client holds alone.
+Other schemes of a backend count as that backend. ``redlock://`` has no readers and permits, so it needs mutants only
+for exclusive locks.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from tests.mutants.__main__ import INVARIANTS, misfits, read_all
 
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
 MUTANTS = read_all()
-#: One mutant for each rule and backend: a new mutant of an old rule replaces the present one (docs/decisions/0046).
+#: There is one mutant for each rule and backend. A new mutant of an old rule replaces the present one
+#: (docs/decisions/0046).
 AT_MOST = 250
 
 

@@ -57,8 +57,8 @@ class Waiters:
         self._entries: deque[Waiter] = deque()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, what: str) -> bool:
-        """Suspend the running task until ``ready()`` is true, for at most ``seconds``, or without a limit if that is
-        None. Returns whether ``ready()`` is true."""
+        """Suspend the running task until ``ready()`` is true, for at most ``timeout`` seconds, or without a limit if it
+        is None. Returns whether ``ready()`` is true."""
         sim = simulation()
         end = math.inf if timeout is None else sim.time + timeout
         while not ready():

@@ -327,7 +327,8 @@ class Client(ForWith, ClientOfAFace):
 
         The lease is held as long as each of its ``leases`` is. If one of them is lost, ``on_lost`` is called once. The
         other locks are kept until the release or the end of ``with``, for one ttl at most, because the work may
-        continue until then. The lease has no token of its own: use ``lease.leases[i].fence()``, sorted by key.
+        continue until then. The lease has no token of its own: use ``lease.leases[i].fence()``. The ``leases`` are
+        sorted by key.
 
         Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """

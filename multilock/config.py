@@ -380,7 +380,7 @@ def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:
 
 # ---- values
 
-_Found = tuple[object, str | None]  # a value and its source: None for a keyword of the program
+_Found = tuple[object, str | None]  # a value and its source; the source is None for a keyword of the program
 
 
 def _outage_timeout(value: object) -> float | None:

@@ -219,8 +219,8 @@ def _timeout(within: float) -> TimeoutError:
 def unforked(make: Callable[[], Wire], deadline: float, now: Callable[[], float]) -> Wire:
     """Return a new connection of ``make()`` during which this process did not fork.
 
-    After a fork, a child may have inherited the connection without knowing. Such a connection is closed, and another
-    one is made. Raises TimeoutError if there is still none at the deadline.
+    After a fork, a child may have inherited the connection unnoticed. Such a connection is closed, and another one is
+    made. Raises TimeoutError if there is still none at the deadline.
     """
     while True:
         forks = _forks
@@ -232,7 +232,7 @@ def unforked(make: Callable[[], Wire], deadline: float, now: Callable[[], float]
             raise TimeoutError("this process forks faster than a connection is made")
 
 
-_forks = 0  # odd while this process forks
+_forks = 0  # counted up before and after each fork, so it is odd while this process forks
 
 
 def _count_forks() -> None:

@@ -141,8 +141,8 @@ class Taking:
     """Hold a lock in ``with Taking(lock, seconds, refusal):``. If it is not free in time, raise ``refusal()``.
 
     An interrupt at any moment leaves the lock either held in the block or free, as with ``with lock:``, which has no
-    time limit. See `take` for the acquire. The release is the lock's own ``__exit__``, because an interrupt could also
-    come when a Python function begins.
+    time limit. `take` explains why no interrupt can leave the lock taken. The release is the lock's own ``__exit__``,
+    because an interrupt could also come when a Python function begins.
     """
 
     __slots__ = ("__exit__", "_lock", "_refusal", "_seconds")

@@ -44,7 +44,8 @@ _Key = tuple[ref[_Thread], int]  # the thread that acquired, and a number for ea
 
 
 class ThreadingLock(OfThisProcess):
-    """A `threading.Lock` over a distributed lock: any thread may release. Over a reentrant lock, a `threading.RLock`.
+    """A `threading.Lock` over a distributed lock: any thread may release. Over a reentrant lock it works as a
+    `threading.RLock`.
 
     The loss of the lock is never hidden: ``release()`` and the end of ``with`` raise LockLost in the thread that
     acquired it, even if another thread has acquired it since.

@@ -502,7 +502,7 @@ class LoopCallbacks:
         self._unfinished.clear()
 
     def _run(self, call: object, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        CALLED.set(call)  # set in the context of this call, which tasks made here inherit
+        CALLED.set(call)  # set in the context of this call, which is inherited by tasks that the callback creates
         result: object = None
         try:
             result = call_on_loop(callback, *args)

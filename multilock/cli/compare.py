@@ -185,7 +185,8 @@ class _Progress:
     before: int | None = None  # cycles that were done before this run began (--resume)
 
     def line(self, at: Progress, width: int) -> str:
-        """Return how far the run is, the time that is left, and the faults that run now, as far as ``width`` allows."""
+        """Return the progress of the run, the time that is left, and the faults that run now, cut to ``width``
+        characters."""
         words, runs = self._words(at), self._runs(at)
         return f"{words}  {runs[: max(0, width - len(words) - 2)]}".rstrip()
 

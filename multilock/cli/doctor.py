@@ -157,7 +157,8 @@ def _print_columns(rows: Mapping[str, str]) -> None:
 
 
 def _print_wrapped(text: str, first: str = "", rest: str = "  ") -> None:
-    """Wrap at the width of the terminal. Without one, wrap at 80 columns, but break no long word such as a URL."""
+    """Wrap at the width of the terminal. Without a terminal, wrap at 80 columns, but break no long word such as a
+    URL."""
     width, whole = shutil.get_terminal_size().columns, not sys.stdout.isatty()
     lines = textwrap.wrap(
         text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=not whole

@@ -209,7 +209,7 @@ class ThreadCallbacks:
         return wait_until(self._runtime, lambda: self._unfinished <= {CALLED.get()}, timeout)
 
     def _put_back(self, calls: list[_Call]) -> None:
-        """After an interrupt, queue each call again that has not begun."""
+        """After an interrupt, put each call that has not begun back into the queue."""
         with self._lock:
             # So that a timer is set again, because the interrupt may have come before it was set.
             self._relief_at = math.inf

@@ -82,7 +82,7 @@ class KillingTimer:
 def _with_timers() -> PyDLL:
     """Return the C library, loaded in such a way that its calls keep the interpreter's lock.
 
-    The calls take a microsecond. Getting the interpreter's lock back could take five thousand.
+    The calls take a microsecond. Releasing the interpreter's lock and getting it back could take five milliseconds.
     """
     import ctypes
 

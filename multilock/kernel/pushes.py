@@ -1,7 +1,7 @@
 """Reports of push connections that are down, in the log, as events, and as findings of ``diagnose()``.
 
-Over a push connection the server wakes waiters and reports losses without being asked. While it is down, a waiter is
-woken late, and a loss is noticed only by the next renewal.
+Over a push connection the server wakes waiters and reports losses without being asked. While the connection is down, a
+waiter is woken late, and a loss is noticed only by the next renewal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`Runtime`: the kernel's clock, waits and threads. `Threads` is the real one. Unit tests use one with a fake clock.
+"""`Runtime`: the kernel's clock, waits and threads. `Threads` is the real runtime. Unit tests use a runtime with a fake
+clock.
 
 The threads, locks and clocks themselves come from `multilock.system`.
 

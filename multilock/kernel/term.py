@@ -176,7 +176,7 @@ class Term(Generic[T]):
         if not self.leadership._alive():
             return False
         with self.office.lock:
-            if not self.resigning:  # checked under the lock, so that a resignation sees the work or prevents it
+            if not self.resigning:  # checked under the lock, so that a resignation either sees the work or prevents it
                 self._body = body and (self._body or self.work.done)
                 self.work.done = False
             return not self.resigning

@@ -40,8 +40,8 @@ GRID_SHARE = 1 / 30  # renewals fall on a grid of ttl/30, so that many leases sh
 def valid_until(sent_at: float, valid_for: float, ttl: float) -> float:
     """Return the end of the validity: until then the server cannot have let another holder in.
 
-    The validity counts from the time at which the acknowledged request was sent, never from its answer. The server's
-    clock for this lease started at some time between the two.
+    The validity counts from the time at which the acknowledged request was sent, never from its answer. The server
+    began to count the lease at some time between the two.
     """
     return sent_at + valid_for - (DRIFT_SHARE * ttl + DRIFT_FIXED)
 

@@ -91,7 +91,7 @@ def _holding(info: LockInfo) -> object:
 def _without_example(info: LockInfo) -> LockInfo:
     """Return ``info`` without the fields of one holder if there are several.
 
-    The backend shows any one of them, and on Redis each renewal may change which.
+    The backend shows an arbitrary holder, and on Redis each renewal may change which holder that is.
     """
     if info.holders is None:
         return info

@@ -44,7 +44,8 @@ def instrument(
 
     Each acquire() becomes a span ``multilock.acquire``, from the call to its end, and each lease a span
     ``multilock.hold``, from the grant to the release or the loss. Both are children of the span that was current at the
-    call of acquire(). A span is made when it has ended, so a process that is killed leaves no span of what it held.
+    call of acquire(). A span is created only at its end, so a process that is killed leaves no span of the leases that
+    it held.
 
     ``meter_provider``, ``tracer_provider``: by default the global ones, which the program may set before or after this
     call. A provider that is not set records nothing.

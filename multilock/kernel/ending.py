@@ -92,8 +92,8 @@ class End:
             wait_until(kernel.runtime, lambda: self._ended or kernel.now() >= self._over_by, math.inf)
 
     def _close(self, leases: list[Holding]) -> None:
-        """Do the work of `close`, once the client accepts no new calls. ``leases`` are those that it held then. A
-        second call changes nothing."""
+        """Do the work of `close`, once the client accepts no new calls. ``leases`` are the leases that it held at that
+        time. A second call changes nothing."""
         kernel = self._kernel
         budget = kernel.request_timeout()
         endings = [end() for end in list(kernel.closers)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SHORT", "Gate", "Line"]
 
-SHORT = 0.05  # seconds; if a request with a shorter timeout gets no answer, the backend need not be silent
+SHORT = 0.05  # seconds; an unanswered request with a shorter timeout is no evidence that the backend is silent
 
 
 class Line:

@@ -57,8 +57,8 @@ class EndOfBody:
 
 
 class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
-    """A lease of one lock or of several, from its grant until it is released or lost. After that it is never held
-    again."""
+    """A lease of one lock or of several, from its grant until it is released or lost. After its release or loss, a
+    lease is never held again."""
 
     # Each public slot has a docstring, because help() of a lease shows it. Only multilock assigns them.
     __slots__ = {

@@ -1,4 +1,4 @@
-"""`Office`: the state that all terms of one election share. `Condition`: how coroutines wait for its changes.
+"""`Office`: the state that all terms of one election share. `Condition` lets coroutines wait for changes of that state.
 
 A term is one leadership. A part is user code that must end before the leadership is released. A mark records that a
 thread or task runs inside a part. A bell wakes one waiting coroutine.

@@ -163,7 +163,7 @@ class DirectoryBackend:
                     system.sleep(0.002)
                 yield mutex, self._now()
             finally:
-                fcntl.flock(mutex, fcntl.LOCK_UN)  # closing is not enough: a child may have been forked meanwhile
+                fcntl.flock(mutex, fcntl.LOCK_UN)  # closing does not unlock the file if a child was forked meanwhile
                 os.close(mutex)
         except MultilockError:
             raise  # this comes first, because a BackendUnavailable is an OSError too

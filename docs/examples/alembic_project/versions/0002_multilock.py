@@ -1,7 +1,7 @@
 """The tables of multilock in this database, for programs whose role may not create tables.
 
-The SQL is what `multilock doctor --sql` prints. It may run again, also while locks are held: the lock of this migration
-is in the same tables. If a later multilock needs more, add a revision that runs the new SQL.
+The SQL is what `multilock doctor --sql` prints. You may run it again, even while locks are held: the lock of this
+migration is in the same tables. If a later multilock needs more, add a revision that runs the new SQL.
 """
 
 from alembic import op

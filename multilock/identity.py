@@ -14,7 +14,7 @@ DEFAULT_IDENTITY_MAX = 64  # characters
 def check_identity(identity: object) -> str:
     """Return ``identity`` if it is valid: 1 to 255 characters, no control characters, and at most 255 bytes in
     percent-encoding. Raises TypeError or ValueError otherwise."""
-    from urllib.parse import quote  # the same characters as in `names.escape`
+    from urllib.parse import quote  # imported late, as in `names.escape`
 
     text = check_text(identity, "identity", IDENTITY_MAX)
     if (encoded := len(quote(text, safe=""))) > IDENTITY_MAX:

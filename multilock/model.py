@@ -192,7 +192,7 @@ class LockInfo:
     since: datetime | None = None
     waiting: int | None = None  #: how many claims wait; may include some that no longer do
     resting_until: datetime | None = None  #: released, and kept taken until then (``hold_at_least``)
-    # : seconds until the server ends the lock, unless it is renewed before
+    #: seconds until the server ends the lock, unless it is renewed before
     remaining: float | None = field(default=None, compare=False)
     holders: int | None = None  #: how many claims hold the name together; None if only one holder is possible
     permits: int | None = None  #: how many claims may hold the name together

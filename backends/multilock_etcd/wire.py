@@ -1,6 +1,6 @@
 """The few messages of etcd's v3 API that a lock needs, in a separate descriptor pool.
 
-The messages are written from the field numbers of the public API (rpc.proto, kv.proto), since only numbers go over the
+The messages are written from the field numbers of the public API (rpc.proto, kv.proto), since names do not go over the
 wire. So any protobuf from 3.20 on works, and file or type names cannot clash with another etcd package of the process.
 Enums are declared as int32 and oneofs as plain fields, which look the same on the wire.
 """

@@ -134,7 +134,7 @@ class Recipe:
         return results
 
     def _acknowledged(self, claim: Claim, script: Script, request: bytes, within: float) -> Granted | Busy:
-        """Return the grant once enough replicas have acknowledged it. Otherwise raise.
+        """Return a grant only once enough replicas have acknowledged it. Raise if too few have.
 
         WAIT covers the last write of its own connection, and all earlier writes of the server. So this method sends the
         attempt again, followed by WAIT on the same connection. If anything fails here, the server still holds the name

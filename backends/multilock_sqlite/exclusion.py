@@ -237,7 +237,7 @@ def forget_exclusions() -> None:
 
 
 _registering = system.Lock()  # held while a connection gets its locks or releases them
-_all_locks: dict[tuple[int, int], _Locks] = {}  # the descriptors of this process, by file
+_all_locks: dict[tuple[int, int], _Locks] = {}  # the locks of this process, by device and inode of the file
 _REQUESTS = {
     (kind, where): struct.pack("hhqqi0q", kind, os.SEEK_SET, *where, 0)
     for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK)

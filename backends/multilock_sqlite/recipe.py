@@ -90,7 +90,7 @@ class Recipe:
 
     def _waits_behind(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
         """Return the first earlier waiter that excludes the claim. If too few permits are left, return the holder whose
-        lease ends first.
+        lease ends first, or an earlier waiter if nobody holds the name any longer.
 
         Readers may pass waiting readers. Otherwise a crowd of them would enter one by one.
         """

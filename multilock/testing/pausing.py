@@ -43,7 +43,7 @@ _lock = threading.Lock()
 
 def spans(pid: int) -> list[tuple[float, float]]:
     """Return when this process was frozen, as (from, to) on the clock of `multilock.now()`. A ``to`` of inf means that
-    the process never ran again."""
+    the process is still frozen, or was killed."""
     with _lock:
         return [(start, until) for each, start, until in _spans if each == pid] + (
             [(_since[pid], math.inf)] if pid in _since else []

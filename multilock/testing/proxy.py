@@ -362,7 +362,8 @@ class FaultProxy:
         self._do(lambda: self._faults.append(fault))
 
     def hold_request(self, request: bytes = b"", *, nth: int = 1) -> Fault:
-        """Hold back the ``nth`` request from now on that contains ``request``, and all later bytes of its client.
+        """Hold back the ``nth`` request from now on that contains ``request``, and all later bytes that its connection
+        sends to the server.
 
         `Fault.release` forwards the request. The server then executes it, even if the client has given up meanwhile.
         """

@@ -73,7 +73,7 @@ LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
     ("lines", "outcome"),
     [
         ([*SILENT, *LATER], "broken"),
-        ([*HELD[:3], *LATER], "kept"),  # the holder had no callback, or had not noticed the loss
+        ([*HELD[:3], *LATER], "kept"),  # the holder had registered no callback
         ([*SILENT, HELD[3], *LATER], "kept"),
         # The holder released before the callback could be called.
         ([*SILENT, "1 release 12.02 A", "1 closed 14 A"], "undecided"),

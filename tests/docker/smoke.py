@@ -13,7 +13,7 @@ __all__ = ["WELL_WITHIN", "Holder", "Service", "Smoke", "each_grants", "each_of"
 
 WELL_WITHIN = 60.0  # seconds at most until a damaged server works again
 CALLBACK_SLACK = 0.05  # seconds after the end of the lease by which the callback has started
-TOGETHER = ("redlock", "redis+sentinel", "redis+cluster")  # the servers of these clusters do not work alone
+TOGETHER = ("redlock", "redis+sentinel", "redis+cluster")  # a single server of these services does not work alone
 
 
 def each_of(url: str) -> list[str]:

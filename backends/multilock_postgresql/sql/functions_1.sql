@@ -58,8 +58,9 @@ END $$;
 -- The waiter uses the push as its grant, so the handover must outlive a crash. Either the commit is synchronous
 -- (flush), or the row that an earlier handover has put on the disk keeps all claims out until the grant in the push
 -- has ended (sure, boot).
--- heir is p_me if that claim is next and fits. It is NULL if no waiter comes before a newcomer, and otherwise a claim
--- that comes before it. have is the new value of p_have, or 'x' if a claim holds the name alone.
+-- heir is p_me if that claim is next and fits, and '' if it is next and does not fit. heir is NULL if no waiter comes
+-- before a newcomer, and otherwise a claim that comes before it. have is the new value of p_have, or 'x' if a claim
+-- holds the name alone.
 CREATE OR REPLACE FUNCTION @S@.pass_1(p_key text, p_me text, p_have text, p_sure timestamptz,
   OUT heir text, OUT have text, OUT flush boolean) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$

@@ -137,8 +137,8 @@ class Believers:
         return record, said
 
     def _frozen(self, pid: int, said: float) -> list[tuple[float, float]]:
-        """Return when the process was frozen. A span counts only if the process later wrote a line or never ran
-        again."""
+        """Return when the process was frozen. A span counts only if the process later wrote a line or has
+        not run since."""
         return [(start, until) for start, until in spans(pid) if until == math.inf or until < said]
 
 

@@ -21,13 +21,13 @@ from weakref import WeakSet
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
+from multilock_redis.cluster_map import ClusterMap
 from multilock_redis.diagnosis import diagnose_cluster
 from multilock_redis.inspection import Inspection
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.recipe import Replicas
 from multilock_redis.slots import Address
-from multilock_redis.topology import Topology
 from multilock_redis.transactions import Transactions
 from multilock_redis.transport import Answer, Connections, Endpoint
 from multilock_redis.wire import Redirected, pack, refused
@@ -75,8 +75,8 @@ class ClusterBackend:
         # `_renew_at`).
         self._hanging: dict[Address, system.Lock] = {}
         self._wanted: set[str] = set()  # ids of all claims that are watched; used without a lock
-        self._topology = Topology(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)
-        self._topology.hand_on = self._hand_on
+        self._cluster_map = ClusterMap(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)
+        self._cluster_map.hand_on = self._hand_on
 
     def _endpoint_at(self, address: Address) -> Endpoint:
         endpoint = self._make(address)
@@ -109,17 +109,17 @@ class ClusterBackend:
 
     def _at(self, name: str, ask: Callable[[Node, float], T], within: float) -> T:
         """Ask the node that serves this name, and follow its redirections."""
-        topology, deadline = self._topology, self._now() + within
-        address = topology.owner(name, within)
+        cluster_map, deadline = self._cluster_map, self._now() + within
+        address = cluster_map.owner(name, within)
         once = False
         for _ in range(HOPS):
-            node = topology.node(address)
+            node = cluster_map.node(address)
             try:
                 return ask(_Importing(node, self._keys, self._now) if once else node, deadline - self._now())
             except Redirected as told:
-                address, once = topology.redirected(address, told), told.once
+                address, once = cluster_map.redirected(address, told), told.once
             except BackendUnavailable as silence:
-                topology.doubt(address)
+                cluster_map.doubt(address)
                 # A node that was asked because of an ASK does not own the slot.
                 elsewhere = None if silence.unknown or once else self._taken_over(name, address, deadline)
                 if elsewhere is None:
@@ -131,7 +131,7 @@ class ClusterBackend:
         """Return the primary that has replaced this node for the name, or None if no other node reports such a
         primary."""
         try:
-            owner = self._topology.owner(name, deadline - self._now())
+            owner = self._cluster_map.owner(name, deadline - self._now())
         except MultilockError:
             return None
         return owner if owner != address else None
@@ -151,18 +151,18 @@ class ClusterBackend:
         A lease whose slot has moved is renewed at its new node, and from then on together with that node's leases. The
         node that ``group`` names is asked first, so that silence of other nodes does not end its leases.
         """
-        topology, deadline = self._topology, self._now() + within
+        cluster_map, deadline = self._cluster_map, self._now() + within
         answers: list[Granted | BackendUnavailable | None] = [None] * len(held)
         asked: dict[tuple[Address, bool], list[int]] = {}
         for i, (claim, _) in enumerate(held):
             try:
-                asked.setdefault((topology.owner(claim.name, deadline - self._now()), False), []).append(i)
+                asked.setdefault((cluster_map.owner(claim.name, deadline - self._now()), False), []).append(i)
             except BackendUnavailable as error:
                 answers[i] = error
         for _ in range(HOPS):
             redirected: dict[tuple[Address, bool], list[int]] = {}
             for (address, once), places in sorted(
-                asked.items(), key=lambda one: topology.node(one[0][0]).group != group
+                asked.items(), key=lambda one: cluster_map.node(one[0][0]).group != group
             ):
                 some = [held[i] for i in places]
                 for i, answer in zip(places, self._renew_at(group, address, once, some, deadline), strict=True):
@@ -170,7 +170,7 @@ class ClusterBackend:
                     if not isinstance(answer, BackendUnavailable) or answer.unknown:
                         continue
                     if isinstance(told := answer.__cause__, Redirected):
-                        redirected.setdefault((topology.redirected(address, told), told.once), []).append(i)
+                        redirected.setdefault((cluster_map.redirected(address, told), told.once), []).append(i)
                     elif (
                         not isinstance(told, BackendRejected)
                         and not once
@@ -193,7 +193,7 @@ class ClusterBackend:
         once. While the new node hangs, only one of these threads may wait for its reply, and only for half of the time
         left.
         """
-        node, left = self._topology.node(address), deadline - self._now()
+        node, left = self._cluster_map.node(address), deadline - self._now()
         hanging = None
         if node.group != group:
             left /= 2
@@ -211,7 +211,7 @@ class ClusterBackend:
             else:
                 answers = node.renew(held, left)
         except BackendUnavailable as error:
-            self._topology.doubt(address)
+            self._cluster_map.doubt(address)
             self._hanging.setdefault(address, system.Lock())
             return [error] * len(held)
         except BackendRejected as error:
@@ -227,24 +227,24 @@ class ClusterBackend:
         self._wanted.update(claim.id for claim, _ in held)
         some: dict[Address, list[Held]] = {}
         for each in held:
-            some.setdefault(self._topology.owner(each[0].name, deadline - self._now()), []).append(each)
+            some.setdefault(self._cluster_map.owner(each[0].name, deadline - self._now()), []).append(each)
         for address, those in some.items():
-            self._topology.node(address).listener.watch(those, deadline - self._now())
+            self._cluster_map.node(address).listener.watch(those, deadline - self._now())
 
     def _unwatch(self, claim_id: str) -> None:
         """Stop watching this claim at every node. If its slot is just moving to another node, that node finds in
         ``_wanted`` that the claim is no longer watched."""
         if claim_id in self._wanted:
             self._wanted.discard(claim_id)
-            for node in self._topology.known().values():
+            for node in self._cluster_map.known().values():
                 node.listener.unwatch(claim_id)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         deadline = self._now() + within
         some: dict[Address, set[str]] = {}
         for name in names:
-            some.setdefault(self._topology.owner(name, deadline - self._now()), set()).add(name)
-        nodes = self._topology.known() | {address: self._topology.node(address) for address in some}
+            some.setdefault(self._cluster_map.owner(name, deadline - self._now()), set()).add(name)
+        nodes = self._cluster_map.known() | {address: self._cluster_map.node(address) for address in some}
         # All nodes are asked even if one returns False, because each node needs its new set of names.
         pushed = [
             node.listener.follow(frozenset(some.get(address, ())), deadline - self._now())
@@ -257,10 +257,10 @@ class ClusterBackend:
 
         Returns the names that have not moved, or whose new node does not reply.
         """
-        topology = self._topology
-        topology.doubt()
+        cluster_map = self._cluster_map
+        cluster_map.doubt()
         try:
-            table = topology.table(LOOK_WITHIN)
+            table = cluster_map.table(LOOK_WITHIN)
         except MultilockError:
             return names  # the listener tries again later
         left: set[str] = set()
@@ -272,7 +272,7 @@ class ClusterBackend:
             else:
                 moved.setdefault(owner, set()).add(name)
         for owner, those in moved.items():
-            listener = topology.node(owner).listener
+            listener = cluster_map.node(owner).listener
             try:
                 listener.listen(LOOK_WITHIN)
             except MultilockError:
@@ -281,16 +281,16 @@ class ClusterBackend:
             with suppress(MultilockError):  # the other listener now has the names, and reads them until it has a reply
                 listener.take_over(*node.listener.leave(those), self._wanted, LOOK_WITHIN)
         if address not in table.primaries and not node.listener.watches():
-            topology.retire(address, node)
+            cluster_map.retire(address, node)
         return left
 
     # ---- all names, all nodes
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         """Ask one primary after the other. A name whose slot is moved meanwhile may be missed."""
-        self._topology.forget()  # a node that is not known yet may have names
+        self._cluster_map.forget()  # a node that is not known yet may have names
         seen: set[str] = set()
-        for _, node in list(self._topology.primaries(within)):
+        for _, node in list(self._cluster_map.primaries(within)):
             for info in node.inspection.inspect_all(prefix, within, lambda name: self.inspect(name, within)):
                 if info.name not in seen:
                     seen.add(info.name)
@@ -298,23 +298,23 @@ class ClusterBackend:
 
     def diagnose(self, within: float) -> list[Finding]:
         deadline = self._now() + within
-        self._topology.forget()
-        table = self._topology.table(within)
-        nodes = list(self._topology.primaries(within))
+        self._cluster_map.forget()
+        table = self._cluster_map.table(within)
+        nodes = list(self._cluster_map.primaries(within))
         return list(diagnose_cluster(table, nodes, lambda: deadline - self._now(), self._replicas.of_grants))
 
     def ping(self, within: float) -> None:
         """Ping all primaries, one after the other, since a lock may be on any primary."""
         deadline = self._now() + within
         try:
-            for _, node in self._topology.primaries(within):
+            for _, node in self._cluster_map.primaries(within):
                 node.connections.call(pack("PING"), deadline - self._now())
         except BackendUnavailable:
-            self._topology.doubt()
+            self._cluster_map.doubt()
             raise
 
     def close(self) -> None:
-        self._topology.close()
+        self._cluster_map.close()
 
 
 class _Importing(Node):

@@ -27,8 +27,8 @@ from multilock.errors import (
 )
 from multilock.identity import default_identity
 from multilock.kernel import fork, process, validity, worker
+from multilock.kernel.background_cancel import Cancels
 from multilock.kernel.callbacks import check_callback
-from multilock.kernel.cancel import Cancels
 from multilock.kernel.ending import End
 from multilock.kernel.exit import ends_with_the_interpreter
 from multilock.kernel.gate import Gate

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multilock import log_thread, system
 from multilock.errors import BackendUnavailable
+from multilock.kernel.background_cancel import call_to_give_back
 from multilock.kernel.callbacks import CALLED
-from multilock.kernel.cancel import call_to_give_back
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.holding import HELD, RELEASING, Holding
 from multilock.kernel.inside import call_inside

@@ -1,4 +1,4 @@
-"""The release of a lease: one request, and the background cancel (`cancel.py`) if it is not answered in time.
+"""The release of a lease: one request, and the background cancel (`background_cancel`) if it is not answered in time.
 
 A body is the block of a ``with`` statement. A part is one lock of a lease of several locks. The ticking thread is the
 thread of a client that watches deadlines: it releases for callers that cannot wait.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from multilock import system
-from multilock.kernel.cancel import call_to_give_back
+from multilock.kernel.background_cancel import call_to_give_back
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, EndOfBody, Holding
 from multilock.kernel.process import in_the_middle

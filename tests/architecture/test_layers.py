@@ -25,7 +25,7 @@ LAYERS = [
     {*(f"kernel.{name}" for name in BASE + PROCESS)},
     {"kernel.holding", "kernel.lock_options"},
     {*(f"kernel.{name}" for name in WATCHING)},
-    {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "cancel", "release", "handing", "ending"))},
+    {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "background_cancel", "release", "handing", "ending"))},
     {"kernel.office", "kernel.term", "kernel.observing", "kernel.candidacy"},
     {"kernel.core"},
     {"config", "keywords", "urls", "registry", "options", "guarding"},

@@ -45,7 +45,7 @@ EXTRAS = {
         {"redis", "postgresql"},
     ),
     "cluster": ("a node for each primary of a cluster", {"redis"}),
-    "topology": ("the choice of the node for a request", {"redis"}),
+    "cluster_map": ("the choice of the node for a request", {"redis"}),
     "slots": ("the table of slots and primaries, as the nodes report it", {"redis"}),
     "sentinel": ("the questions to Sentinels for the primary", {"redis"}),
     "primary": ("the choice of the primary, from the answers of Sentinels", {"redis"}),

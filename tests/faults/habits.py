@@ -44,9 +44,9 @@ def hold_descriptors() -> None:
 
 def give_up_soon() -> None:
     """Stop a background cancel after 2 × ttl instead of a minute, so that an outage can outlast it."""
-    from multilock.kernel import cancel
+    from multilock.kernel import background_cancel
 
-    cancel.AT_LEAST = 0.0
+    background_cancel.AT_LEAST = 0.0
 
 
 def lose_messages() -> None:

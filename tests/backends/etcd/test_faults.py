@@ -165,7 +165,7 @@ def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The cancel of such a claim stops after 2 × ttl, as this limit is lower now.
-    monkeypatch.setattr("multilock.kernel.cancel.AT_LEAST", 0.5)
+    monkeypatch.setattr("multilock.kernel.background_cancel.AT_LEAST", 0.5)
     client = connect(proxy.url, ttl=2)
     client.lock("another").acquire()
     lost = proxy.drop_reply(b"multilock/job/", then="hold")

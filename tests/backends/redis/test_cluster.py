@@ -272,4 +272,4 @@ def test_an_observed_name_is_followed_to_its_new_node(us: Ours, them: Ours, movi
 
 def listener_at(us: Ours, node: ClusterNode) -> Any:
     backend: Any = us.backend
-    return backend._topology.node(Address(node.host, node.port)).listener
+    return backend._cluster_map.node(Address(node.host, node.port)).listener

@@ -25,7 +25,7 @@ from multilock_redis.slots import Address, SlotTable
 from multilock_redis.transport import Answer, Endpoint
 from multilock_redis.wire import Redirected, pack
 
-__all__ = ["Topology"]
+__all__ = ["ClusterMap"]
 
 CLUSTER_SLOTS = pack("CLUSTER", "SLOTS")
 CLUSTER_INFO = pack("CLUSTER", "INFO")
@@ -34,7 +34,7 @@ EPOCH = re.compile(rb"cluster_current_epoch:(\d+)")
 AT_LEAST = 0.02  # seconds that each node gets to reply at least
 
 
-class Topology:
+class ClusterMap:
     """The table and the nodes of one cluster. Any thread may use them. If a method raises, nothing was executed."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Topology:
         notices: Notices,
         replicas: Replicas,
     ) -> None:
-        """No request is sent. A forked child makes its own topology, with other endpoints."""
+        """No request is sent. A forked child makes its own map, with other endpoints."""
         self._name = name
         self._seeds = seeds
         self._endpoint_at = endpoint_at

@@ -16,9 +16,9 @@ from redis import Connection
 from multilock import BackendRejected, BackendUnavailable, MultilockError, now
 from multilock.backend import Claim, Granted, Held
 from multilock_redis.cluster import ClusterBackend
+from multilock_redis.cluster_map import ClusterMap
 from multilock_redis.keys import Keyspace
 from multilock_redis.slots import SLOTS, Address, SlotTable, key_slot
-from multilock_redis.topology import Topology
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import Redirected, pack
 from tests.backends.redis.kit import Ear, eventually, holder_of
@@ -48,7 +48,7 @@ class Nodes:
         keys, capabilities = Keyspace("multilock/", key_slot), cast("Any", None)
         self.backend = ClusterBackend("redis+cluster", seeds, self.endpoint_at, keys, capabilities)
         self.backend.open(Ear())
-        self.topology: Topology = self.backend._topology
+        self.cluster_map: ClusterMap = self.backend._cluster_map
         self.servers: dict[Address, int] = {}
 
         def exchange(address: Address, within: float) -> Any:
@@ -58,7 +58,7 @@ class Nodes:
                 raise said
             return said, b"cluster_state:ok\r\ncluster_current_epoch:%d\r\n" % self.epochs.get(address, 1)
 
-        monkeypatch.setattr(self.topology, "_said_by", exchange)
+        monkeypatch.setattr(self.cluster_map, "_said_by", exchange)
 
     def endpoint_at(self, address: Address) -> Endpoint:
         return Endpoint(f"redis://{address}/0", Connection, {"host": "127.0.0.1", "port": self.servers[address]})
@@ -66,8 +66,8 @@ class Nodes:
     def look(self) -> list[Address]:
         """Make the client doubt its table of slots, and return the nodes that it then asks."""
         self.asked.clear()
-        self.topology.forget()
-        self.topology.table(WITHIN)
+        self.cluster_map.forget()
+        self.cluster_map.table(WITHIN)
         return [address for address, _ in self.asked]
 
 
@@ -82,7 +82,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     nodes = Nodes(monkeypatch, SEED)
     nodes.say = dict.fromkeys((A, B), lines(A, B))
     nodes.say[SEED] = lines(A, B)
-    nodes.topology.table(WITHIN)
+    nodes.cluster_map.table(WITHIN)
     yield nodes
     nodes.backend.close()
 
@@ -92,11 +92,11 @@ def test_an_empty_slot_table_counts_as_silence(nodes: Nodes) -> None:
     nodes.say[A] = []
     for _ in range(3):
         nodes.look()
-        assert nodes.topology.table(WITHIN).primaries == (A, B)
+        assert nodes.cluster_map.table(WITHIN).primaries == (A, B)
     nodes.say = {SEED: []}
-    nodes.topology._table = None
+    nodes.cluster_map._table = None
     with pytest.raises(BackendUnavailable, match="knows no node that serves a slot"):
-        nodes.topology.table(WITHIN)
+        nodes.cluster_map.table(WITHIN)
 
 
 def test_the_addresses_of_the_url_are_asked_after_the_learnt_ones(nodes: Nodes) -> None:
@@ -105,29 +105,29 @@ def test_the_addresses_of_the_url_are_asked_after_the_learnt_ones(nodes: Nodes) 
     nodes.say[SEED] = lines(C)
     for _ in range(6):
         nodes.look()
-        assert nodes.topology.table(WITHIN).primaries == (A, B)
+        assert nodes.cluster_map.table(WITHIN).primaries == (A, B)
     silent = nodes.say.pop(A), nodes.say.pop(B)
-    nodes.topology._silent |= {A, B}
+    nodes.cluster_map._silent |= {A, B}
     nodes.say[A] = silent[0]
     assert SEED not in nodes.look()
     del nodes.say[A]
     assert nodes.look()[-1] == SEED
-    assert nodes.topology.table(WITHIN).primaries == (C,)
+    assert nodes.cluster_map.table(WITHIN).primaries == (C,)
 
 
 def test_an_isolated_node_does_not_lead_back_to_a_former_primary(nodes: Nodes) -> None:
     nodes.say = {A: lines(A, B), B: lines(C, B), C: lines(C, B), SEED: lines(A, B)}
     nodes.epochs = {B: 2, C: 2}
-    nodes.topology.redirected(B, Redirected("", f"MOVED 0 {C}"))
+    nodes.cluster_map.redirected(B, Redirected("", f"MOVED 0 {C}"))
     nodes.look()
-    assert nodes.topology.table(WITHIN).primaries == (C, B)
+    assert nodes.cluster_map.table(WITHIN).primaries == (C, B)
     for first in (A, SEED, B):
-        nodes.topology._told = first
+        nodes.cluster_map._told = first
         nodes.look()
-        assert nodes.topology.table(WITHIN).primaries == (C, B)
+        assert nodes.cluster_map.table(WITHIN).primaries == (C, B)
     del nodes.say[B], nodes.say[C]
     nodes.look()
-    assert nodes.topology.table(WITHIN).primaries == (C, B), "the isolated nodes are not a majority"
+    assert nodes.cluster_map.table(WITHIN).primaries == (C, B), "the isolated nodes are not a majority"
 
 
 def test_a_recreated_cluster_with_lower_epochs_is_followed(nodes: Nodes) -> None:
@@ -136,23 +136,23 @@ def test_a_recreated_cluster_with_lower_epochs_is_followed(nodes: Nodes) -> None
     nodes.epochs.clear()
     nodes.say = dict.fromkeys((A, B, C, SEED), lines(B, C))
     nodes.look()
-    assert nodes.topology.table(WITHIN).primaries == (B, C)
+    assert nodes.cluster_map.table(WITHIN).primaries == (B, C)
 
 
 def test_many_silent_nodes_leave_time_for_the_others(nodes: Nodes) -> None:
     """The clock does not advance here, so each node could use all the remaining time."""
     replicas = [Address("10.0.0.2", port) for port in range(7000, 7009)]
-    nodes.topology._table = table(A, B, replicas=replicas)
+    nodes.cluster_map._table = table(A, B, replicas=replicas)
     nodes.say = {SEED: lines(C)}
-    nodes.topology._silent |= {A, B, *replicas}
+    nodes.cluster_map._silent |= {A, B, *replicas}
     nodes.look()
     assert all(0.1 <= within <= WITHIN for _, within in nodes.asked), nodes.asked
 
 
 def test_a_removed_node_is_not_remembered_as_silent(nodes: Nodes) -> None:
-    nodes.topology.doubt(C)
+    nodes.cluster_map.doubt(C)
     nodes.look()
-    assert nodes.topology._silent == set()
+    assert nodes.cluster_map._silent == set()
 
 
 @pytest.mark.parametrize("order", [(SILENCE, REFUSAL), (REFUSAL, SILENCE)])
@@ -162,10 +162,10 @@ def test_a_node_that_refuses_is_not_confused_with_silent_nodes(
     nodes = Nodes(monkeypatch, A, B)
     nodes.say = dict(zip((A, B), order, strict=True))
     with pytest.raises(BackendUnavailable, match="refused"):
-        nodes.topology.table(WITHIN)
+        nodes.cluster_map.table(WITHIN)
     nodes.say = {A: REFUSAL, B: REFUSAL}
     with pytest.raises(BackendRejected):
-        nodes.topology.table(WITHIN)
+        nodes.cluster_map.table(WITHIN)
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_a_late_reply_of_a_former_primary_does_not_count(nodes: Nodes, hanging: 
 
     def ask() -> None:
         try:
-            nodes.topology.node(A).connections.call(pack("PING"), 60)
+            nodes.cluster_map.node(A).connections.call(pack("PING"), 60)
         except BackendUnavailable as error:
             ended.append(error)
 
@@ -227,17 +227,17 @@ def test_a_client_that_left_a_former_primary_no_longer_asks_it(
     this, and would grant the lock."""
     nodes.servers = {A: redis_server.port, B: server.port}
     if watched:
-        nodes.topology.node(A).listener._watched.add("claim", "other", b"")
-    take = getattr(nodes.topology, step)
+        nodes.cluster_map.node(A).listener._watched.add("claim", "other", b"")
+    take = getattr(nodes.cluster_map, step)
 
     def taken(*about: Any) -> Any:
         it = take(*about)
-        if A in nodes.topology.table(WITHIN).primaries:
+        if A in nodes.cluster_map.table(WITHIN).primaries:
             nodes.say = {B: lines(B)}
             nodes.look()
         return it
 
-    monkeypatch.setattr(nodes.topology, step, taken)
+    monkeypatch.setattr(nodes.cluster_map, step, taken)
     claim = Claim(name_on(A), "lock", "id", "owner", 6.0, True, True, "me", 0)
     assert isinstance(nodes.backend.attempt(claim, False, WITHIN), Granted)
     held_at = []
@@ -256,21 +256,21 @@ def test_one_node_that_hangs_delays_no_watch_on_other_nodes(nodes: Nodes, monkey
     for name, owner in to.items():
         owners[key_slot(f"multilock/{name}".encode())] = owner
     nodes.servers = dict.fromkeys((A, B, C), 1)
-    nodes.topology._table = SlotTable(owners, {})
-    nodes.topology._looked_at = nodes.topology._now()
-    node = nodes.topology.node(A)
+    nodes.cluster_map._table = SlotTable(owners, {})
+    nodes.cluster_map._looked_at = nodes.cluster_map._now()
+    node = nodes.cluster_map.node(A)
     for hung, other in (("first", "second"), ("second", "first")):
         for name in to:
             node.listener._watched.add(f"claim-{name}", name, b"")
         nodes.backend._wanted = {f"claim-{name}" for name in to}
         for name, owner in to.items():
-            listener = nodes.topology.node(owner).listener
+            listener = nodes.cluster_map.node(owner).listener
             monkeypatch.setattr(listener, "listen", silent if name == hung else answers)
             monkeypatch.setattr(listener, "_look", answers)
-        monkeypatch.setattr(nodes.topology, "table", lambda within: nodes.topology._table)
+        monkeypatch.setattr(nodes.cluster_map, "table", lambda within: nodes.cluster_map._table)
         assert nodes.backend._hand_on(A, node, set(to)) == {hung}
         assert node.listener._watched.names() == {hung}
-        assert f"claim-{other}" in nodes.topology.node(to[other]).listener._watched
+        assert f"claim-{other}" in nodes.cluster_map.node(to[other]).listener._watched
 
 
 # ---- renewals
@@ -287,7 +287,7 @@ class Renewing:
         self.say: dict[Address, Callable[[], object]] = {A: answers, B: answers}
         for address in (A, B):
             renew = partial(self._renew, address)
-            monkeypatch.setattr(nodes.topology.node(address), "renew", renew)
+            monkeypatch.setattr(nodes.cluster_map.node(address), "renew", renew)
 
     def _held(self, name: str) -> Held:
         claim = Claim(name, "lock", "id", "owner", 6.0, True, True, "me", 0)

@@ -47,7 +47,11 @@ def by_psycopg_pipeline(url: str, autocommit: bool) -> Iterator[Any]:
 def by_psycopg2(url: str, autocommit: bool) -> Iterator[Any]:
     with contextlib.closing(psycopg2.connect(url)) as connection:
         connection.autocommit = autocommit
-        yield connection
+        try:
+            yield connection
+        finally:
+            if not connection.closed:  # after close() alone, the server keeps the locks for a moment
+                connection.rollback()
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ __all__ = ["LONG", "START", "TIMEOUT", "Over", "Process", "Simulation", "Task", 
 START = 1000.0  # seconds: the time at which every simulation begins
 TIMEOUT = object()  # the result of `Simulation.block` if its time limit is over
 LONG = 0.01  # seconds: the mean delay of a wake-up that is much too late
-UNWOUND = 50  # how often `Over` is raised in a task at most, because the task may catch it and wait again
+UNWOUND = 50  # how many times at most `Over` is raised in a task, which may catch it and wait again
 
 
 class Over(BaseException):

@@ -329,7 +329,7 @@ class Selector(File):
 
 
 class Poll:
-    """The part of select.poll that the library uses. A file can always be written.
+    """The part of select.poll that the library uses. Writing to a file never blocks.
 
     It waits for simulated files, and for the real FIFOs of SQLite's clients. If the task must end, it closes the FIFO.
     """

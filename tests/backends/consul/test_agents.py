@@ -82,8 +82,8 @@ class _Forward(http.server.BaseHTTPRequestHandler):
 
 
 class Balancer(http.server.ThreadingHTTPServer):
-    """A load balancer that forwards each request to the server at ``port_now``, even on a connection that it used for
-    another one before."""
+    """A load balancer that forwards each request to the server at ``port_now``, even on a connection over which it sent
+    to another server before."""
 
     daemon_threads = True
     block_on_close = False

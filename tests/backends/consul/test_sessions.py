@@ -187,7 +187,7 @@ def rights_but_for_one_key(guarded: ConsulServer) -> tuple[Callable[[str], objec
 
 
 def send_again(server: ConsulServer, key: str = KEY) -> Any:
-    """Return a function that sends the request once more that locked this key, as a proxy might."""
+    """Return a function that repeats the request by which this key was locked, as a proxy might."""
     entry = server.key(key)
     assert entry is not None
     lock = {"Flags": LOCK_FLAGS, "Value": entry["Value"], "Session": entry["Session"]}

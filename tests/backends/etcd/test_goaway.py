@@ -1,4 +1,4 @@
-"""A server sends GOAWAY and then closes: no lock is lost, no waiter waits longer, and no error of gRPC reaches the
+"""A server sends GOAWAY and then closes: no lock is lost, no handover is delayed, and no error of gRPC reaches the
 caller."""
 
 from __future__ import annotations

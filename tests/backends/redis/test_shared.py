@@ -26,7 +26,7 @@ def sharing(bare: Bare) -> set[str]:
 
 
 def end_lease(bare: Bare, claim: Claim) -> None:
-    """Let the lease of this holder expire. No script has run since then."""
+    """Let the lease of this holder expire, without a script that notices it yet."""
     bare.zadd(HOLDERS, {claim.owner: 1}, xx=True)
 
 

@@ -58,7 +58,7 @@ def client(five: RedisServers) -> Iterator[Client]:
 
 def test_locks_continue_to_work_when_two_of_five_servers_are_killed(five: RedisServers, client: Client) -> None:
     def all_have_it() -> bool:
-        lease.renew()  # the client asks a server that was silent again after a moment
+        lease.renew()  # the client asks a silent server again only after a moment
         return all(holders(five, escape(NAME)))
 
     with client.lock(NAME) as lease:

@@ -1,46 +1,46 @@
-// Model of waiters on etcd that are admitted by the events of their watch, without another look.
+// Model of waiters on etcd that are admitted by the events of their watch, without a further request.
 //
-// The transaction that puts a key also reads which keys are ahead of it. A later look reads the same, at its own
-// revision. One watch of the whole name reports each deletion, and a deleted key is no longer ahead. A watch reports in
-// order, and all of a revision or nothing of it. But it may repeat its reports from where it began. So when no key is
-// left ahead, the watch has proved that none was ahead at this revision, and that the waiter's own key had not been
-// deleted up to it. A look would have said the same.
+// The transaction that puts a key also reads which keys are ahead of it. A *look* is a later request that reads the
+// same, at its own revision. One watch of the whole name reports each deletion, and a deleted key is no longer ahead. A
+// watch reports in order, and either all or none of the deletions of a revision. But it may repeat its reports from the
+// point where it began. So when no key is left ahead, the watch has proved two things: no key was ahead at this
+// revision, and the waiter's own key had not been deleted by then. A look would have shown the same.
 //
-// The waiters of one client share the watch. It begins where the server says that it does: a waiter that counted before
-// that looks again. A later waiter receives the reports that the watch has made since that waiter's count. The watch
-// may stay open for any time while nobody waits. Its proof is pushed, and the waiter reads it at any later moment
-// between two requests. A waiter with a request under way is pushed nothing. A waiter that received a push and then
-// finds its key gone gives up its id.
+// The waiters of one client share the watch. The server states where the watch begins. If a waiter counted the keys
+// ahead before that point, it looks again. A later waiter gets the reports that the watch has made since that waiter
+// counted. The watch may stay open for any time without a waiter. Its proof is pushed, and the waiter reads the push at
+// any later moment between two requests. Nothing is pushed to a waiter with a request under way. If a waiter received a
+// push and then finds its key gone, it gives up its id.
 //
 // Every order of events is tried. At any moment:
 //   - a request or a reply is late or lost, and a lost request is executed at any later moment;
-//   - the member that a watch reads from is behind by any number of revisions;
+//   - the member from which a watch reads is behind by any number of revisions;
 //   - a stream breaks (also one whose past was compacted), and its deletions are not reported;
 //   - a member that restores a snapshot repeats its reports;
 //   - a lease expires, which deletes all its keys at one revision;
 //   - a client stops forever while it believes, or looks without a reason;
 //   - an operator deletes a key, or the whole name.
-// A waiter too far behind to count watches some keys ahead of it. Its later looks compare these keys and its own. Only
-// if one of them is gone, they read which keys are ahead. A join may be sent behind a key that the client has in the
-// queue already: it puts the key only if that other key is still there, and reads nothing.
+// A waiter that is too far behind to count the keys watches some keys ahead of it. Its later looks compare these keys
+// and its own key. Only if one of them is gone, a look reads which keys are ahead. A join may be sent behind a key that
+// the client already has in the queue. It puts the new key only if that other key is still there, and reads nothing.
 //
-// The model takes for granted that a client's validity ends before its lease: a lease ends at any moment, but not while
-// its client knows that it is valid. States are compared by a hash of 64 bits.
+// The model assumes that a client's validity ends before its lease. So a lease ends at any moment, but not while its
+// client knows that the lease is valid. States are compared by a hash of 64 bits.
 //
 //     etcd <clients> <faults> <crashes> <deletes> <permits> <mistake or ->
 //
-// A crash may also be a client whose renewals are not answered in time, and that continues. <clients> has a word for
-// each client. A comma separates two words, or a + if both clients share a watch. Each letter is an attempt (two at
-// most, one after the other): X alone, R reads, P takes one of the permits. A lower-case letter does not count keys.
-// The program prints what it found, and exits with 1 if that is a violation.
+// A crash may also be a client whose renewals get no reply in time, and that continues. <clients> has a word for each
+// client. A comma separates two words, or a + if both clients share a watch. Each letter is an attempt (two at most,
+// one after the other): X is exclusive, R is a reader, and P takes one of the permits. A claim with a lower-case letter
+// does not count keys. The program prints what it found, and exits with 1 if that is a violation.
 //
-//   I1  all that believe that they hold fit together, except those whose key an operator deleted
+//   I1  all claims that believe that they hold may hold together, except those whose key an operator deleted
 //   I2  a client that believes has a lease
 //   I3  an id that was given up does not believe
-//   I4  an admitted claim was ahead of all that it excludes, at the revision that admitted it
+//   I4  an admitted claim was ahead of all claims that it excludes, at the revision that admitted it
 //   I5  the key of an admitted claim had not been deleted up to that revision, nor was a deletion reported later
-//   I7  no waiter sleeps that fits, has received all reports, and knows no reason to look
-//   I8  nor does a waiter sleep whose key is gone
+//   I7  no waiter keeps waiting that could hold, has received all reports, and has no reason to look
+//   I8  no waiter keeps waiting after its key was deleted
 #include <algorithm>
 #include <bit>
 #include <cctype>
@@ -64,7 +64,7 @@ enum Answer : int8_t { kOpen, kPut, kBehind, kFound, kRefused, kNoLease, kNotBeh
 // What each mistake leaves out or does instead. The search must find each of them.
 enum Mistake {
   kCorrect,
-  kFromBefore,        // a deletion from before the count reduces it: that of an earlier key of this id
+  kFromBefore,        // a deletion from before the count reduces it (that of an earlier key of this id)
   kFromTheAnswer,     // the watch is assumed to begin where the count was made
   kLogIgnored,        // a later waiter does not receive the earlier reports
   kClosedForAll,      // the first waiter that leaves closes the watch
@@ -95,26 +95,26 @@ constexpr const char* kMistakes[] = {"-",          "frombefore", "fromanswer",  
 
 struct Client {
   int8_t attempt, phase, alive;
-  int8_t unsure;         // some join of this id has no reply
-  int8_t valid;          // it knows that its lease is alive
-  int8_t proof;          // it counts keys
+  int8_t unsure;         // whether some join of this id has no reply
+  int8_t valid;          // whether it knows that its lease is alive
+  int8_t proof;          // whether it counts keys
   int8_t from;           // the revision of its count
-  uint8_t ahead, like;   // the ids that it excludes, and those that share with it, as sets
+  uint8_t ahead, like;   // as sets: the ids ahead that it excludes, and those that may hold together with it
   int8_t pushed;         // the revision at which it was first, or 0 without a push
-  int8_t pushed_of;      // revision of the key that the push was for
-  int8_t revision;       // revision of its key, or 0 if it knows none
-  int8_t watched;        // without a count: the ids whose end makes it look
+  int8_t pushed_of;      // the revision of the key to which the push belongs
+  int8_t revision;       // the revision of its key, or 0 if it knows none
+  int8_t watched;        // if it does not count: the ids whose deletion makes it look
   int8_t behind;         // the ids whose keys a look or a join compares
   int8_t behind_gone;    // the truth: one of these keys was deleted
   int8_t seen;           // the revision up to which it has received reports
-  int8_t look;           // it must look
+  int8_t look;           // whether it must look
   int8_t gone_at;        // the truth: the revision at which the key that it knows was deleted
   int8_t request, answer, answer_revision, answer_born;
   uint8_t answer_ahead, answer_like;
   int8_t answer_watched, answer_gone;
 };
 struct Watch {           // watch of the whole name by one process
-  int8_t open;           // 1: requested, 2: the server has said where it begins
+  int8_t open;           // 1: requested, 2: the server has stated where it begins
   int8_t floor, seen;    // the revision after which it reports, and the one up to which it has reported
 };
 struct Event {
@@ -123,13 +123,13 @@ struct Event {
 struct State {
   int8_t revision;
   int8_t born[kIds];        // create_revision of its key, or 0 without a key
-  int8_t stray[kIds];       // a join whose reply nobody waits for
+  int8_t stray[kIds];       // a join for whose reply nobody waits
   uint8_t ended;            // the leases that have ended
   uint8_t tombstones, voided, finished;
   int8_t faults, crashes, deletes, events;
   Event event[kEvents];
   Client client[kClients];
-  Watch watch[kClients];    // a process uses the entry of its first client
+  Watch watch[kClients];    // each process uses the entry of its first client
 };
 static_assert(std::has_unique_object_representations_v<State>);
 
@@ -174,7 +174,7 @@ uint8_t older(const State& s, int id, int than, bool like) {
   return static_cast<uint8_t>(who);
 }
 
-// The keys it watches: the newest that does not fit, or as many as there are permits.
+// The keys that it watches: the newest one that excludes it, or as many as there are permits.
 int behind_whom(const State& s, int id) {
   std::vector<std::pair<int, int>> others, like;
   for (int other = 0; other < kIds; other++)
@@ -231,7 +231,7 @@ void execute(State& s, int c) {
   }
   me.answer_revision = s.revision;
   if (me.answer == kPut || me.answer == kFound || me.answer == kThere) {
-    bool all = me.answer == kFound;  // its count does not stop at its own key
+    bool all = me.answer == kFound;  // this count does not stop at the waiter's own key
     me.answer_ahead = older(s, id, all ? 127 : s.born[id], false);
     me.answer_like = older(s, id, all ? 127 : s.born[id], true);
     me.answer_watched = static_cast<int8_t>(behind_whom(s, id));
@@ -293,7 +293,7 @@ void look_again(Client& me) {
 
 void one_less(uint8_t& who) { who &= who - 1; }
 
-void tell(State& s, int c, int at) {  // report to a client that counts all deletions at this revision
+void tell(State& s, int c, int at) {  // report all deletions at this revision to a client that counts keys
   Client& me = s.client[c];
   int id = id_of(s, c);
   bool own = false;
@@ -322,7 +322,7 @@ void tell(State& s, int c, int at) {  // report to a client that counts all dele
   }
 }
 
-void settle(State& s, int c) {  // the reports of the watch since its count
+void settle(State& s, int c) {  // the reports of the watch since the waiter counted
   Client& me = s.client[c];
   const Watch& w = s.watch[process[c]];
   if (w.open != 2) return;
@@ -341,7 +341,7 @@ void wait_behind(State& s, int c) {  // watch the keys that were compared or rea
   me.watched = static_cast<int8_t>(me.behind | 1 << id_of(s, c));
 }
 
-void wait(State& s, int c) {  // wait from the revision of a reply on
+void wait(State& s, int c) {  // begin to wait at the revision of a reply
   Client& me = s.client[c];
   me.phase = kWaiting;
   me.look = me.watched = me.behind = me.behind_gone = 0;
@@ -360,7 +360,7 @@ void wait(State& s, int c) {  // wait from the revision of a reply on
   settle(s, c);
 }
 
-void know(State& s, int c) {  // the key in a reply, and what became of it
+void know(State& s, int c) {  // record the key in a reply, and whether it was deleted since
   Client& me = s.client[c];
   int id = id_of(s, c);
   me.revision = me.answer_born;
@@ -637,12 +637,12 @@ struct Search {
   void of_client(const State& s, int c) {
     const Client& me = s.client[c];
     int id = id_of(s, c);
-    if (me.request && !me.answer) {  // also if its client has stopped
+    if (me.request && !me.answer) {  // even if its client has stopped
       State n = s;
       execute(n, c);
       add(n);
     }
-    if (me.valid && me.phase != kIdle && me.phase != kDone && (s.crashes || !me.alive)) {  // no renewal came in time
+    if (me.valid && me.phase != kIdle && me.phase != kDone && (s.crashes || !me.alive)) {  // no renewal was in time
       State n = s;
       n.crashes -= me.alive;
       n.client[c].valid = 0;
@@ -679,10 +679,10 @@ struct Search {
       Client& mine = n.client[c];
       if (!me.answer && me.request == kJoin) n.stray[id] = 1;
       if (me.request == kJoin) mine.unsure = 1;
-      ask(mine, me.request == kGiveBack ? kCancel : static_cast<Request>(me.request));  // it is sent again
+      ask(mine, me.request == kGiveBack ? kCancel : static_cast<Request>(me.request));  // the request is sent again
       add(n);
     }
-    if (!me.valid && has_lease(s, c) && me.phase != kHolding) {  // a renewal succeeded; a lost lock stays lost
+    if (!me.valid && has_lease(s, c) && me.phase != kHolding) {  // a renewal succeeded, but a lost lock stays lost
       State n = s;
       n.client[c].valid = 1;
       add(n);
@@ -693,14 +693,14 @@ struct Search {
       ask(n.client[c], kJoin);
       add(n);
     }
-    // It gives up, releases, or has lost the lock.
+    // The client gives up, releases, or has lost the lock.
     if (me.phase == kJoining || me.phase == kWaiting || me.phase == kHolding) {
       State n = s;
       leave(n.client[c]);
       if (me.request == kJoin && !me.answer) n.stray[id] = 1;
       add(n);
     }
-    // A report or a timer makes it look.
+    // A report or a timer makes the client look.
     if (me.phase == kWaiting && !me.request && (me.look || (s.faults && (me.proof || me.pushed)))) {
       State n = s;
       n.faults -= !me.look;
@@ -745,7 +745,7 @@ struct Search {
       hear(n, p);
       add(n);
     }
-    // Its member restores a snapshot, and repeats its reports.
+    // The member of a watch restores a snapshot, and repeats its reports.
     if (w.open == 2 && s.faults && needed && w.seen > w.floor) {
       State n = s;
       n.faults--;

@@ -7,41 +7,43 @@
 //   - a subscription breaks, and returns;
 //   - an operator deletes the key, which leaves `holders` behind, or forces a release;
 //   - the server's clock is stepped back.
-// Time is stored as the ticks that remain of each deadline, so no run is bounded in time. The push of a hand-over is a
-// grant. It lasts as long as the request whose deadline was used vouches for, counted from the sending of that request.
-// For that, each request of a waiter carries its time of sending. The server keeps it beside the deadline that this
-// very request set, and the push returns it (`echo`). A push comes at any moment until then, or never. A push without
-// an echo is a hint: the client asks after it. A client may ask at any moment anyway, so hints need no state. A client
-// without a subscription may say so with any request (`quietly`). Then the server does not conclude anything from a
-// missing subscriber, and no push is a grant. States are compared by a hash of 64 bits.
+// Time is stored as the ticks that are left until each deadline, so no run is bounded in time. The push of a hand-over
+// is a grant. It is based on one request of the waiter, which set the waiter's deadline, and it lasts until that
+// deadline. This time is counted from the sending of that request. So each request of a waiter contains the time of its
+// sending (`echo`). The server stores the echo together with the deadline that the same request set, and returns it
+// with the push. A push arrives at any moment until then, or never. A push without an echo is a hint: the client asks
+// the server after it. A client may ask at any moment in any case, so hints need no state. A client without a
+// subscription may say so with any request (`quietly`). Then the server does not take it for dead because of the
+// missing subscription, and no push is a grant. States are compared by a hash of 64 bits.
 //
 //     redis <clients> <faults> <crashes> <deletes> <steps back> <ttl> <liveness> <permits> <looked at> <at once>
 //           <mistake or ->
 //
 // <clients>: a word for each, joined by commas. Each letter is an attempt, two at most, one after the other:
-//   X      wants it alone (a lock, a leader, a writer)
-//   R      reads beside other readers
+//   X      is exclusive (a lock, a leader, a writer)
+//   R      is a reader, beside other readers
 //   P      takes one of the permits
 //   x r p  try once, without joining the queue
-//   H L    as X and P, but let it rest (hold_at_least) at the end
-//   N C    as X and P, but each push is a hint: it is not renewed (renew=False), or it must wait for a reply
-// <at once>: how many waiters one script makes holders; 0 means as many as fit.
+//   H L    as X and P, but let the name rest at the end (hold_at_least)
+//   N C    as X and P, but each push is only a hint: it is not renewed (renew=False), or it must wait for a reply
+// <looked at>: how many waiters that do not listen one script skips at most.
+// <at once>: how many waiters one script makes holders; 0 means as many as may hold together.
 //
 // The program prints what it found, and exits with 1 if that is a violation.
 //
-//   I1  all that believe that they hold fit together, except those whose key an operator deleted
+//   I1  all claims that believe that they hold may hold together, except those whose key an operator deleted
 //   I2  a client that believes holds the lock at the server, for at least as long
-//   I3  an id whose end was answered neither holds nor waits
-//   I4  no waiter is overtaken that is alive and listens, or has said that it cannot listen, whatever the kinds
-//   I5  a token of X exceeds all before it; one of R or P exceeds each of an X before it
+//   I3  an id whose release or cancel got a reply neither holds nor waits
+//   I4  no waiter is overtaken that is alive and listens, or has said that it cannot listen, whatever its kind
+//   I5  a token of X is greater than all before it; a token of R or P is greater than each of an X before it
 //   I6  a lock that an operator deleted is not renewed
-//   I7  no release or cancel leaves a waiter waiting that it could have seen, is alive, listens, and fits
-//   I8  all holders at the server fit together
-//   I9  a rest ends when its first execution said, or earlier: no request revives or lengthens it
+//   I7  after a release or cancel no waiter is left that the script could check, is alive, listens, and could hold
+//   I8  all holders at the server may hold together
+//   I9  a rest ends at the time that its first execution set, or earlier: no request starts it again or extends it
 //   I10 a resting name goes to nobody before the end that its holder asked for, except by an operator
 //   I11 a grant by hand-over ends with the deadline of the waiter's own request, even if the clock was stepped back
 //   I12 nothing is handed over to a client that certainly does not listen, and has not said so
-//   I13 N and C hold by a reply only, so from the beginning for a whole ttl
+//   I13 N and C hold only by a reply, so from the beginning for a whole ttl
 //   P   all waiters are served within ttl + liveness + clients + 1 ticks (and a rest for each H and L), even if every
 //       push is lost
 #include <algorithm>
@@ -58,7 +60,7 @@
 
 constexpr int kClients = 4, kIds = 2 * kClients, kQueue = kIds, kStrays = 6, kPushes = 6, kStepBack = 3, kRestFor = 3;
 constexpr int kNobody = -1, kShared = -2;  // owners that are not ids
-constexpr int kQuiet = -1;                 // takes the place of an echo
+constexpr int kQuiet = -1;                 // stands in the place of an echo
 
 enum Phase : int8_t { kIdle, kWaiting, kHolding, kLeaving, kDone };
 enum Request : int8_t { kNone, kAcquire, kRenew, kRelease, kRest };
@@ -67,11 +69,11 @@ enum Request : int8_t { kNone, kAcquire, kRenew, kRelease, kRest };
 enum Mistake {
   kCorrect,
   kNobodyAtTheLimit,    // a waiter beyond the limit of the search is ignored
-  kNoCap,               // a deadline from before the step back is believed
+  kNoCap,               // a deadline that was set before the clock's step back is believed
   kPublishCounts,       // a subscriber to all channels makes dead waiters look alive
-  kFreeIsNotPassedOn,   // only a holder's release hands over
-  kReceipt,             // validity counts from the reply
-  kPlainDelete,         // a release does not check whose lock it is
+  kFreeIsNotPassedOn,   // only the release of a holder hands over, not that of a waiter
+  kReceipt,             // validity counts from the arrival of the reply
+  kPlainDelete,         // a release does not check who holds the lock
   kQueueOnly,           // a cancel removes the place in the queue, not the lock
   kNoTombstone,         // a request that comes after its cancel takes the lock
   kNewcomersFirst,      // a free lock is taken even if others wait
@@ -85,21 +87,21 @@ enum Mistake {
   kOneMore,             // one permit too many
   kDeletesAll,          // a reader's release deletes the lock of all
   kReaderOvertakes,     // a reader joins readers although a writer waits
-  kReadersFirst,        // a hand-over takes the readers out of the middle of the queue
+  kReadersFirst,        // a hand-over also admits readers from the middle of the queue
   kOneReader,           // a hand-over wakes one reader only
   kPermitIsNotPassedOn, // the release of a permit hands over only if it was the last one
-  kCancelDoesNotPass,   // a waiter that leaves does not admit those behind it
-  kHoldersKept,         // a new marker does not forget the former holders
+  kCancelDoesNotPass,   // if a waiter leaves, the waiters behind it are not admitted
+  kHoldersKept,         // a new marker does not delete the former holders
   kRenewsUnlooked,      // a renewal checks the marker, but not `holders`
   kRenewsUnmarked,      // a renewal checks `holders`, but not the marker
-  kMarkerEnds,          // the marker's end is not extended for a later holder
+  kMarkerEnds,          // the expiry of the marker is not extended for a later holder
   kTokenOfTheWriter,    // a reader's token is that of the last writer
   kPushForATtl,         // a push counts for a ttl from the sending of its request
   kPushUncapped,        // it counts for a liveness although the ttl is shorter, so that a confirmation ends it earlier
-  kPushFromReceipt,     // it counts from its arrival
-  kPushFromTheNewest,   // it counts from the sending of the newest request
-  kPushFromTheAnswered, // it counts from the sending of the newest request that was answered
-  kWholeLiveness,       // a hand-over lasts for a liveness from its own time
+  kPushFromReceipt,     // a push counts from its arrival
+  kPushFromTheNewest,   // a push counts from the sending of the newest request
+  kPushFromTheAnswered, // a push counts from the sending of the newest request with a reply
+  kWholeLiveness,       // a hand-over lasts for a liveness from the time at which it is made
   kEchoAlone,           // a request that finds its place in the queue sets the echo, not the deadline
   kPushInBetween,       // a push counts while a request is under way, which is then forgotten
   kPushSettles,         // a push makes the client forget that a request has no reply
@@ -123,11 +125,11 @@ constexpr const char* kMistakes[] = {
 
 struct Client {
   int8_t attempt, phase, belief, alive;
-  int8_t unsure;   // some request of this id has no reply
+  int8_t unsure;   // whether some request of this id has no reply
   int8_t deleted;  // an operator deleted its key: its belief until it is notified is nobody's fault. 2: a request of it
                    // has been refused since, so after the reply it has no excuse
   int8_t request, executed, age, answer, token;  // the request under way; its age counts from its sending
-  int8_t seconds;     // if that request asks for a rest: for how long
+  int8_t seconds;     // if that request asks for a rest, its length
   int8_t rest, kept;  // the rest of the time for which it wants the name kept; it has a confirmation of that
   int8_t since;       // for two mistakes: the ticks for which a push is assumed to count, whatever it says
 };
@@ -139,7 +141,7 @@ struct Stray {  // a request whose reply nobody waits for; it is executed at any
 };
 struct Push {  // a grant on its way; a lost one is one that does not come before it is over
   int8_t id, left, token;
-  int8_t old;  // 1: a request that was sent later has been refused; 2: and the client has the reply
+  int8_t old;  // 1: a request that was sent later was refused; 2: the client has the reply too
 };
 struct State {
   int8_t owner, left;            // the lock: an id or a marker, and the ticks that are left of its key
@@ -213,13 +215,13 @@ void no_rest(State& s, int id) {
   s.rests_at_most[id] = 0;
 }
 
-void vacate(State& s) {  // `holders` stay, and mean nothing after that
+void vacate(State& s) {  // `holders` stays, and is ignored after that
   if (s.owner >= 0) no_rest(s, s.owner);
   s.owner = kNobody;
   s.left = 0;
 }
 
-void present(State& s) {  // a marker without holders belongs to nobody
+void present(State& s) {  // a marker without holders is removed
   if (s.owner == kShared && !sharing(s)) vacate(s);
 }
 
@@ -306,7 +308,7 @@ bool pass(State& s, int me) {  // false if a claim comes before `me`, or that is
       grant(s, next.id, left);
       if (!alone) next_token(s);
       given++;
-      // The last one confirms, and so continues with the next.
+      // The last new holder sends a confirmation, which admits the next ones.
       if (alone || given < at_once) tell(s, next.id, next.echo);
       if (alone || mistake == kOneReader) return false;
     }
@@ -322,7 +324,7 @@ int acquire(State& s, int id, int echo) {
     } else {
       s.holder[id] = ttl;
       put_off(s, ttl);
-      pass(s, id);  // a hand-over to many continues with each of them
+      pass(s, id);  // a hand-over to many waiters continues with the request of each of them
       next_token(s);
     }
     return 1;
@@ -462,7 +464,7 @@ void refused(State& s, int i, bool known) {  // the reply to a refused request w
     if (s.push[n].id == id_of(s, i) && s.push[n].old == 1) s.push[n].old = known ? 2 : 0;
 }
 
-void strand(State& s, int i) {  // nobody reads the reply; a request that was not executed still may be
+void strand(State& s, int i) {  // nobody reads the reply; if the request was not executed yet, it may still be
   Client& c = s.client[i];
   if (c.request && !c.executed) {
     if (s.strays == kStrays) throw Violation{"the model has too few strays"};
@@ -859,7 +861,7 @@ void client_acts(const State& from, int i) {
     strand(s, i);
     c.unsure = 1;
   });
-  if (was.deleted && was.phase == kHolding) next([&] {  // it is notified, or its renewal finds out
+  if (was.deleted && was.phase == kHolding) next([&] {  // it is notified of the loss, or notices it by its renewal
     c.unsure |= c.request != kNone;
     strand(s, i);
     lose(c);

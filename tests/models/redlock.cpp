@@ -1,29 +1,32 @@
-// Model of a lock on the majority of three servers that do not know each other, and of its token.
+// Model of a lock on the majority of three independent servers, and of its token.
 //
 //     redlock lock <clients> <faults> <restarts> <ttl> <liveness> <mistake or ->
 //     redlock token <lost> <retries> <mistake or ->
 //
 // lock: each client acquires once. Every server has the lock, its queue in the order of the clients' tickets (client 0
-// came first), and the push of a hand-over. A push is valid for as long as the waiter's own request vouches for. Every
-// order of events is tried, with these at any moment. Requests and replies are late. A fault is a request or a reply
-// that nobody waits for, and such a request is executed at any later moment, or never. A server that restarts has
-// forgotten everything, and requests under way to it are lost. A waiter asks any server at any time. With each such
-// request it gives way, on that server, to a claim that came before it, unless some request of its own there has no
-// reply. A holder renews, and asks the servers that it does not have; their replies do not extend the validity. A
-// holder asks all servers in a round, and a client that ends tells all of them. Times are stored as the ticks that
-// remain of them.
+// came first), and the push of a hand-over. A push is valid until the deadline that the waiter's own request set. Every
+// order of events is tried. At any moment:
+//   - a request or a reply is late;
+//   - nobody waits for a request or a reply any longer (a fault): such a request is executed at any later moment, or
+//     never;
+//   - a server restarts and has forgotten everything, and requests under way to it are lost;
+//   - a waiter asks any server.
+// With each request a waiter gives way on that server to a claim that came before it, unless one of its own requests
+// there has no reply. A holder renews, and also asks the servers that it does not have. Their replies do not extend the
+// validity. A holder asks all servers in a round, and a client that ends sends its release to all of them. Times are
+// stored as the ticks that are left.
 //
 //   I1  at most one client believes
-//   I2  a client that believes has a majority that will not forget it before (unless a server restarted)
-//   I3  an id that was given up on every server neither holds nor waits on one
-//   P   once nothing else goes wrong, every client is served, even without pushes
+//   I2  a client that believes has a majority whose votes last at least as long (unless a server restarted)
+//   I3  an id that was given up on every server neither holds nor waits on any server
+//   P   once no further fault happens, every client is served, even without pushes
 //
 // token: two clients that do not exclude each other at all. Each reads the values that the servers give it, as early as
-// it likes, and then writes one more than the greatest of them to all. A client that finds a greater value there tries
-// again with more.
+// it likes. Then it writes to all servers a value that is greater by one than the greatest of them. If a client finds a
+// greater value there, it tries again with a greater one.
 //
 //   T1  two clients never have the same token
-//   T2  a token is greater than each that was there before its writing began
+//   T2  a token is greater than each token that existed before its writing began
 //
 // The program prints what it found, and exits with 1 if that is a violation. Servers are alike, and states are compared
 // by 64 bits.
@@ -77,18 +80,18 @@ namespace lock {
 enum Kind : int8_t { kNone, kAsk, kAskOrGiveWay, kRenew, kEnd };
 enum Phase : int8_t { kIdle, kWaits, kHolds, kEnds, kDone };
 
-struct Stray {  // a request whose reply nobody waits for
+struct Stray {  // a request for whose reply nobody waits
   int8_t kind, age;
 };
 struct AtServer {  // the state of one client at one server
   int8_t live;      // in the queue: ticks for which it keeps its place
-  int8_t vouched;   // ticks for which its request still vouches
+  int8_t vouched;   // ticks until the deadline that its own request set
   int8_t tombstone;
   int8_t push;      // the most ticks for which a push on its way can still count
   int8_t request;   // under way. Its reply comes with its execution; a later one counts for that much less
   Stray stray;
   int8_t vote;      // ticks for which this server admits no other client
-  int8_t unsure;    // some request has no reply
+  int8_t unsure;    // whether some request has no reply
   int8_t given_up;  // its vote does not count for this id
 };
 struct Server {
@@ -173,7 +176,7 @@ bool execute(Server& s, int c, int kind, int age, bool tombstone) {
 
 // ---- the client
 
-bool minority, receipt, renews_given_up;  // mistakes that are read often
+bool minority, receipt, renews_given_up;  // mistakes that the search tests often
 int needed() { return minority ? 1 : kMajority; }
 
 int8_t majority_of_votes(const State& s, int c) {  // the time until which a majority of servers admits no other client
@@ -420,13 +423,13 @@ struct Successors : Search<State> {
       answered(n, n.server[i], c, execute(n.server[i], c, at.request, s.client[c].age, at.unsure));
       next(n);
     }
-    if (at.request && s.faults) {  // its reply is lost, or it is executed later
+    if (at.request && s.faults) {  // the reply is lost, or the request is executed later
       for (bool executed : {false, true}) {
         State n = s;
         n.faults--;
         AtServer& mine = n.server[i].of[c];
         if (executed) execute(n.server[i], c, at.request, s.client[c].age, at.unsure);
-        if (at.request == kEnd) {  // it is sent again
+        if (at.request == kEnd) {  // the request is sent again
           if (!executed && !at.stray.kind) mine.stray = {kEnd, 0};
         } else {
           if (executed) mine.request = kNone;
@@ -491,7 +494,7 @@ struct Client {
   int8_t token;      // the token that it writes or has
   int8_t sent, stored;  // bits by server
   int8_t found;      // the greatest value that made it try again
-  int8_t above;      // the greatest token of the others when its writing began
+  int8_t above;      // the greatest token of other clients when its writing began
 };
 struct State {
   int8_t count[kServers];
@@ -546,7 +549,7 @@ struct Successors : Search<State> {
           State n = s;
           Client& mine = n.client[c];
           mine.sent |= 1 << i;
-          if (s.lost && !s.stray[c][i]) {  // perhaps it is executed later, and its reply is lost
+          if (s.lost && !s.stray[c][i]) {  // the reply is lost, and the request may be executed later
             State lost = n;
             lost.lost--;
             lost.stray[c][i] = me.token;

@@ -1,26 +1,29 @@
-// Model of Redlock: evidence and tokens of claims on three servers that do not know each other.
+// Model of Redlock: what claims know of the servers' votes, and their tokens, on three independent servers.
 //
 //     redlock_claims <claims> <faults> <restarts> <mistake or -> [most states, in millions]
 //                    [kinds of faults: 1 pushes, 2 replies, 4 requests; 7]
 //
-// A server admits one claim, and keeps the greatest stamp that it gave. With each admission it gives ANY greater number
-// as the stamp, so that every rule of proposals, clocks and clamps is covered. A claim asks any server at any time,
-// with one request at a time on each server (the request is sent when it is executed, or is a fault). It may give way
-// where it has a minority, and have its stamp raised where it has a majority with several stamps. For each server the
-// claim counts the newest statement only. A push is as old as the request whose echo it carries, and comes after that
-// request's reply. A majority of votes with one stamp is the lock, and the stamp is its token.
+// A server admits one claim, and stores the greatest stamp that it gave. With each admission it gives ANY greater
+// number as the stamp. So the model covers every rule by which a client proposes a number or a clock limits it. A claim
+// asks any server at any time, with one request at a time on each server. (A request is sent at the moment of its
+// execution, unless it is a fault.) Where a claim has only a minority it may give way. Where it has a majority with
+// several stamps, it may have its stamp raised. For each server the claim counts only the newest statement. A push is
+// as old as the request whose echo it carries, and comes after that request's reply. A majority of votes with one stamp
+// is the lock, and the stamp is its token.
 //
-// The next admission is of any claim in the queue, or of none. A fault is one of these: a push comes late or never; a
+// A free server next admits any claim in its queue, or none. A fault is one of these: a push comes late or never; a
 // reply is read later than at its execution; nobody waits for the reply of a request. Such a request is executed at any
-// later time, or never. A claim that ended begins again as another without end, so the number of acquisitions is not
-// bounded. Time: a vote lapses at its claim before the server's lease ends (redlock.cpp shows that). A server that
-// restarted counts again once every vote that it gave before has lapsed. Stamps are compared by their order only.
+// later time, or never. A claim that has ended begins again as a new claim, so the number of acquisitions is not
+// bounded. The model has no clock: it assumes that a vote expires at its claim before the server's lease ends
+// (redlock.cpp shows that). A server that restarted counts again once every vote that it gave before has expired.
+// Stamps are compared only by their order.
 //
-//   I1 at most one holds            T  each token is greater than all before
-//   I3 a claim that ended neither holds nor waits, and cannot come to hold
+//   I1 at most one claim holds       T  each token is greater than all before
+//   I3 a claim that ended neither holds nor waits, and cannot become a holder
 //
-// `patient` is not a mistake, but has fewer states: a waiter gives up only after a give-way without a reply. A server
-// without memory gives a stamp greater than every token before (perfect clocks), unless the mistake says otherwise.
+// `patient` is not a mistake, but has fewer states: a waiter gives up only after a request to give way without a reply.
+// A server that lost its data gives a stamp greater than every token before (perfect clocks), unless the mistake says
+// otherwise.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -30,7 +33,7 @@
 #include <string>
 #include <vector>
 
-constexpr int LOW = 1;  // kept, but lower than the last token
+constexpr int LOW = 1;  // a stamp that is lower than the last token
 constexpr int N = 3, NEED = 2, MAXC = 3;
 enum { NONE, VOTES, YIELDS };                    // place
 enum { NOTHING, ASK, GIVE, RAISE };              // requests
@@ -39,7 +42,7 @@ enum { ACTIVE, HOLDS, LEAVING };
 struct At {
   uint8_t place, stamp, gen, push, unsure, old;  // the newest statement: of request gen, by push
   uint8_t kind, kgen, raise, said, sstamp, sstale;  // the request under way
-  uint8_t stray, sgen, sraise;                   // a request whose reply nobody waits for
+  uint8_t stray, sgen, sraise;                   // a request for whose reply nobody waits
   uint8_t echo;                                  // in the queue: the number of its request; 0: not queued
   uint8_t pgen, pstamp, pstale;                  // push on its way; pstale 1: given before a restart, 2: expired
   uint8_t tell;                                  // a release on its way: 1, 2 with a tombstone
@@ -48,7 +51,7 @@ struct Server { int8_t holder; uint8_t kept, guard; };
 struct State {
   Server s[N]; At a[N][MAXC]; uint8_t phase[MAXC]; uint8_t last, faults, restarts;
 };
-int C, kinds = 7; std::string M;  // kinds of faults: 1 a push is late or lost, 2 an answer is, 4 a request is
+int C, kinds = 7; std::string M;  // kinds of faults: 1 a late or lost push, 2 a reply, 4 a request
 bool is(const char* m) { return M == m; }
 bool m_strict, m_max, m_anywhere, m_nofloor, m_stale, m_yield, m_tomb, m_guard, m_acked, m_minority, m_forget, m_oldanswer, m_unsuregive, m_lostgive, m_small;
 
@@ -126,7 +129,7 @@ void add(State s) {
 template <class F> void fresh(const State& s, int i, F f) {
   int top = s.last, from = s.s[i].kept;
   State& m = const_cast<State&>(s); stamps(m, [&](uint8_t& x) { top = std::max<int>(top, x); });
-  if (!from && !m_forget) from = s.last;  // without memory it uses the clock
+  if (!from && !m_forget) from = s.last;  // a server that lost its data uses its clock
   top = std::max(top, 3);
   for (int v = std::max(3, from + (m_strict && s.s[i].kept > LOW ? 0 : 1)); v <= top + 1; v++) if (v > 3 || from <= LOW) f(v);
 }
@@ -139,7 +142,7 @@ void heard(State& s, int i, int c) {  // a push
   if (s.phase[c] == ACTIVE && newer && a.pstale != 2) a.place = VOTES, a.gen = std::max(a.gen, a.pgen), a.push = 1, a.stamp = a.pstamp, a.old = a.pstale == 1;
   a.pgen = 0;
 }
-// The holder is gone: any waiter is admitted and notified, or none.
+// The server has no holder now: it admits and notifies any waiter, or none.
 template <class F> void pass(const State& s, int i, F f) {
   State t = s; t.s[i].holder = -1; f(t);
   for (int c = 0; c < C; c++) if (s.a[i][c].echo) fresh(s, i, [&](int v) {
@@ -181,7 +184,7 @@ bool counts(const State& s, int i) { return !s.s[i].guard || m_guard; }
 void look(const State& s) {
   for (int i = 0; i < N && !bad; i++) {
     const Server& sv = s.s[i];
-    if (sv.holder >= 0 && s.phase[sv.holder] != LEAVING) {  // its lease ends; the vote lapsed before
+    if (sv.holder >= 0 && s.phase[sv.holder] != LEAVING) {  // the lease ends; its vote has expired before
       if (s.phase[sv.holder] == ACTIVE) pass(s, i, [&](State& t) { At& b = t.a[i][sv.holder]; if (b.place == VOTES && !b.old) b.place = NONE; if (b.kind && b.said) b.sstale = 2; if (b.pgen && t.s[i].holder != sv.holder) b.pstale = 2; add(t); });
     }
     if (sv.guard) {
@@ -245,7 +248,7 @@ void look(const State& s) {
       if (a.stray && s.phase[c] != LEAVING + 9) { // executed late
         State t = s; t.a[i][c].stray = 0;
         execute(t, i, c, a.stray, a.sgen, a.sraise, [&](State& u, int, int) { add(u); });
-        if (s.phase[c] != LEAVING) add(t);  // or never: only where a tombstone does not cover that case
+        if (s.phase[c] != LEAVING) add(t);  // or never executed: only if no tombstone covers that case
       }
       if (s.phase[c] == LEAVING) continue;
       if (a.pgen && s.phase[c] == ACTIVE) {

@@ -1,17 +1,17 @@
-// Model of progress with Redlock: for how long a name is free while a claim waits for it. With time.
+// Model of progress with Redlock: for how long a name is free while a claim waits for it. This model has a clock.
 //
 //     redlock_progress <claims> <stopped servers> <lost messages> <most ticks> <mistake or ->
 //
-// Three servers. The former holder's release reaches each server within a tick; a stopped server answers nothing. Each
-// claim has one place, the same at all servers. At the start each claim is in the queue of each server, or its request
-// is still on the way there, so every split of the votes is tried. A message is delivered at once or a tick later, in
-// any order. Any message of a claim may be the lost one: a request, a reply or a push.
+// There are three servers. The former holder's release reaches each server within a tick. A stopped server sends no
+// replies. Each claim has the same place in the queue of every server. At the start each claim is in the queue of each
+// server, or its request is still on the way there. So every split of the votes is tried. A message is delivered at
+// once or a tick later, in any order. Any message of a claim may be the lost one: a request, a reply or a push.
 //
-// A claim with a minority of the votes waits two ticks, and twice as long each further time. Then it gives way: each
-// server that votes for it hands the name to the first of its queue. A claim asks each server again every `kHeartbeat`
-// ticks. If a reply is missing for `kLatest` ticks, a claim with votes, or with a request to give way, is spent: it is
-// released at all servers, and goes on as a new claim with the same place. A claim that a server handed the name to, and
-// that does not renew it there, loses it after `kLease` ticks.
+// A claim with a minority of the votes waits for two ticks, and each further time for twice as long. Then it gives way:
+// each server that votes for it hands the name to the first claim of its queue. A claim asks each server again every
+// `kHeartbeat` ticks. If a reply is missing for `kLatest` ticks, a claim with votes, or with a request to give way, is
+// *spent*. It is then released at all servers, and continues as a new claim with the same place. If a server handed the
+// name to a claim that does not renew it there, the claim loses it after `kLease` ticks.
 //
 //   B  a claim has a majority after at most so many ticks
 //
@@ -36,26 +36,26 @@ enum Kind : int8_t { kNone, kAsk, kGiveWay, kEnd };
 enum Said : int8_t { kNothing, kVote, kTaken, kEnded };
 
 struct At {          // one claim at one server
-  int8_t queued;     // it is in the queue
-  int8_t seen;       // what the claim makes of the server's newest statement
-  int8_t request;    // on its way to the server
+  int8_t queued;     // whether it is in the queue
+  int8_t seen;       // how the claim understands the server's newest statement
+  int8_t request;    // the request on its way to the server
   int8_t said;       // the reply on its way back
-  int8_t age;        // ticks that this message is on its way: at most one
-  int8_t push;       // 1, 2: a push on its way, and its age plus one
+  int8_t age;        // ticks for which this message has been on its way, at most one
+  int8_t push;       // 0, or for a push on its way, its age plus one
   int8_t waits_for;  // 0, or for how many ticks the claim has waited for the reply, plus one
 };
 struct Server {
   int8_t holder;    // -1: free; kFormer: the former holder
-  int8_t left;      // of the holder's lease
+  int8_t left;      // ticks left of the holder's lease
   int8_t released;  // the former holder's release: 0 arrived, 1, 2 on its way and its age plus one, 3 lost
   int8_t stopped;
   At of[kMost];
 };
 struct Claim {
   int8_t timer;      // 0, or ticks until it gives way, plus one
-  int8_t patience;   // the last wait
-  int8_t heartbeat;  // ticks until it asks again
-  int8_t ending;     // it is spent, and its releases are on their way
+  int8_t patience;   // ticks of the last wait before it gave way
+  int8_t heartbeat;  // ticks until it sends its next heartbeat
+  int8_t ending;     // whether it is spent, and its releases are on their way
 };
 struct State {
   Server server[kServers];
@@ -123,7 +123,7 @@ void execute(Server& v, int c) {
   if (v.holder == c && kind == kGiveWay) {
     a.queued = 1;
     hand_over(v);
-    if (v.holder == c) a.push = 0;  // the first one: the reply confirms it
+    if (v.holder == c) a.push = 0;  // this claim is the first one, so the reply confirms its vote
   } else if (v.holder == -1) {
     a.queued = 1;
     hand_over(v);
@@ -161,7 +161,7 @@ void act(State& s, int c) {
   }
   for (const Server& v : s.server)
     if (v.of[c].waits_for) return;
-  if (votes(s, c)) evaluate(s, c);  // nothing was sent
+  if (votes(s, c)) evaluate(s, c);  // no request was sent there
 }
 void ends(State& s, int c) {  // spent: tell every server. The tombstone covers what is still on its way.
   s.claim[c] = {0, 0, kHeartbeat, 1};
@@ -170,7 +170,7 @@ void ends(State& s, int c) {  // spent: tell every server. The tombstone covers 
     a.seen = kOut, a.request = kEnd, a.said = kNothing, a.age = 0, a.push = 0, a.waits_for = 1;
   }
 }
-void again(State& s, int c) {  // as a new claim, as soon as a majority has answered the release
+void again(State& s, int c) {  // continue as a new claim, as soon as a majority has replied to the release
   int told = 0;
   for (int i = 0; i < kServers; i++) told += !s.server[i].of[c].waits_for;
   if (told < kMajority) return;
@@ -225,7 +225,7 @@ void tick(State s) {
       At& a = v.of[c];
       if (a.waits_for <= kLatest) continue;
       if (k.ending) {
-        if (!v.stopped) a.request = kEnd, a.age = 0, a.waits_for = 1;  // the clerk tells it again
+        if (!v.stopped) a.request = kEnd, a.age = 0, a.waits_for = 1;  // the clerk sends the release again
         continue;
       }
       // No reply: the server may execute it at any time.
@@ -312,7 +312,7 @@ int main(int count, char** given) {
   s.lose = static_cast<int8_t>(std::atoi(given[3]));
   for (int i = 0; i < kServers; i++) s.server[i].holder = kFormer, s.server[i].released = 1, s.server[i].stopped = i < stopped;
   for (int c = 0; c < claims; c++) s.claim[c].heartbeat = kHeartbeat;
-  // Each claim waits at each server, or its request has not arrived there.
+  // At the start each claim is in the queue of each server, or its request has not arrived there.
   for (int joined = 0; joined < 1 << kServers * claims; joined++) {
     State t = s;
     for (int i = 0; i < kServers; i++)

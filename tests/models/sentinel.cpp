@@ -1,26 +1,29 @@
 // Model of the primary that one client follows, given the replies of three Sentinels.
 //
-// Every order of events is tried, with these at any moment. A Sentinel leads a failover, and the others learn of it one
-// by one. A Sentinel is created again (epoch 0, at the primary of the first day or at the present one), or all of them
-// are. An operator moves one Sentinel, or all, to another primary (REMOVE, MONITOR: epoch 0). A Sentinel is cut off
-// from the others and keeps its view; later it returns. A Sentinel is silent to this client for a while. A reply is
-// late: the Sentinel has been asked again meanwhile. Time is counted in ticks: within one tick, Sentinels that reach
-// each other have exchanged their views, and within kRound ticks the client asks each address.
+// Every order of events is tried. At any moment:
+//   - a Sentinel leads a failover, and the others learn of it one by one;
+//   - one Sentinel or all of them are created again (epoch 0, at the very first primary or at the present one);
+//   - an operator moves one Sentinel, or all, to another primary (REMOVE, MONITOR: epoch 0);
+//   - a Sentinel is isolated from the others and keeps its view, and later it returns;
+//   - a Sentinel does not reply to this client for a while;
+//   - a reply is late, and the client has asked that Sentinel again meanwhile.
+// Time is counted in ticks. Within one tick, Sentinels that reach each other have exchanged their views. Within kRound
+// ticks the client asks each address.
 //
 //     sentinel <own or name> <failovers> <made anew> <moves> <cut off> <silent> <late> <mistake or ->
 //
-// own: the client reaches each Sentinel at an address of its own (it was in the URL, or another Sentinel named it).
-// name: only one name leads to all Sentinels. Each new connection reaches any one of them, so a reply of one Sentinel
+// own: the client reaches each Sentinel at its own address (it was in the URL, or another Sentinel named it).
+// name: only one name leads to all Sentinels. Each new connection reaches any one of them. So a reply of one Sentinel
 // replaces no reply of another, and Sentinels are distinguished by their ids.
 //
 // The client's treatment of a reply is in `note` and `decide`, as in multilock_redis/primary.py. The program prints
 // what it found, and exits with 1 if that is a violation.
 //
-//   S1  the client follows no lower epoch than one that a Sentinel which it reaches has known for a round
+//   S1  if the client reaches a Sentinel that has known a greater epoch for a round, it does not follow a lower one
 //   S2  the client does not go to a lower epoch while a Sentinel still names the primary, if the client has reached
 //       that Sentinel for a round, or if that Sentinel led the failover and was in touch with the others all the time
 //   S3  the client leaves a primary for one of no greater epoch only if as many Sentinels name it as a failover needs
-//   S4  the client follows no reply that comes after the reply to a later request to the same Sentinel
+//   S4  the client ignores a reply that comes after the reply to a later request to the same Sentinel
 //   L   if nothing changes for kBound ticks, and two of the Sentinels that the client reaches name one primary with the
 //       greatest epoch there is, then the client follows that primary
 #include <algorithm>
@@ -46,17 +49,17 @@ bool own, forever, dial_only, url_entries, one_answer, unwatched, one_asked, las
 
 struct Opinion {
   int8_t epoch, primary;
-  int8_t history;  // the event that it comes from, known only to this model
+  int8_t history;  // the event that created it, known only to this model
   bool operator==(const Opinion&) const = default;
 };
 struct Guard {
   Opinion knows;
-  int8_t id;     // a new one when the Sentinel is created again
-  int8_t cut;    // cut off from the other Sentinels
-  int8_t silent; // to this client
-  int8_t held;   // ticks since any of these changed
-  int8_t joined; // ticks since it was cut off
-  int8_t led;    // the failover that it knows of
+  int8_t id;     // a new id when the Sentinel is created again
+  int8_t cut;    // isolated from the other Sentinels
+  int8_t silent; // does not reply to this client
+  int8_t held;   // ticks since any of these fields changed
+  int8_t joined; // ticks since it was last isolated
+  int8_t led;    // the newest failover that it knows
 };
 struct Answer {
   Opinion says;
@@ -70,7 +73,7 @@ struct Late {
 };
 struct Seat {  // one Sentinel, and the client's replies from it
   Guard guard;
-  Answer answer, former;  // former: a reply of its previous id
+  Answer answer, former;  // former: a reply with its previous id
   Late late;
   int8_t asked;  // ticks since it was asked
 };
@@ -191,7 +194,7 @@ std::unordered_set<uint64_t> seen;
 std::deque<State> open;
 
 void reach(State s) {
-  if (!one_asked)  // they are alike
+  if (!one_asked)  // the Sentinels are alike
     std::sort(s.seat, s.seat + kSentinels,
               [](const Seat& a, const Seat& b) { return std::memcmp(&a, &b, sizeof(Seat)) < 0; });
   if (seen.insert(hash_of(s)).second) open.push_back(s);
@@ -205,7 +208,7 @@ void become(State& s, int i, Opinion knows) {
   changed(s, i);
 }
 
-int newest(const State& s) {  // the newest of those that reach each other
+int newest(const State& s) {  // the newest view of those that reach each other
   int best = -1;
   for (int i = 0; i < kSentinels; i++)
     if (!s.seat[i].guard.cut && (best < 0 || s.seat[i].guard.knows.epoch > s.seat[best].guard.knows.epoch)) best = i;

@@ -498,10 +498,10 @@ class Client(ForWith, ClientOfAFace):
         A lease that is still held is lost (reason CLOSED): its callback starts first, then the lock is released.
         Waiters and later calls raise ClientClosed.
 
-        Waits for the work and callbacks of elections for their ``grace``. Waits at most one ``request_timeout`` for
-        other callbacks, and one for replies. A lock whose release is not answered by then ends with its ttl. If the
-        work or a callback of an election calls `close`, the rest happens in the background. A second call waits for the
-        first, unless the first still waits for the work of an election.
+        Waits for the work and callbacks of elections for their ``grace``. Waits about one ``request_timeout`` for other
+        callbacks, and one for replies, but never more than six in all. A lock whose release is not answered by then
+        ends with its ttl. If the work or a callback of an election calls `close`, the rest happens in the background. A
+        second call waits for the first, unless the first still waits for the work of an election.
         """
         self._kernel.end.close()
 

@@ -186,6 +186,10 @@ class Store:
         """Return the columns that describe the lease of an exclusive holder from now on."""
         return {"ttl": ttl, "until": self.now + ttl * MS, "sure": self.now + ttl * MS}
 
+    def _boot(self) -> str:
+        self.boot = self.boot or str(self.now)
+        return self.boot
+
     def _notify(self, channel: str, payload: str) -> None:
         self.notices[channel, payload] = None
 
@@ -239,10 +243,9 @@ class Store:
             token = max(row.token + 1, now)
             flush = flush or not covered or token > now
             if each.mode == "x":
-                self.boot = self.boot or str(now)
-                least = min(sure or now + 15 * SECOND, now + 15 * SECOND) if covered else now + 15 * SECOND
+                covers = sure and min(sure, now + 15 * SECOND) if covered else now + 15 * SECOND
                 alone = {"id": each.id, "who": each.who, "until": ends, "ttl": 6000}
-                self._set(key, **alone, token=token, sure=least, boot=self.boot)
+                self._set(key, **alone, token=token, sure=covers, boot=self._boot())
                 have = "x"
             else:
                 have = f"#{each.mode}"
@@ -288,7 +291,7 @@ class Store:
 
         if mode == "x" and (r is None or r.id is None):  # take it first, then check
             row = self.locks.setdefault(key, Name(key, now - 1))
-            row = self._set(key, id=me, who=who, **self._alone(ttl), token=max(row.token + 1, now))
+            row = self._set(key, id=me, who=who, **self._alone(ttl), boot=self._boot(), token=max(row.token + 1, now))
             if row.token > self.floor and me not in self.gone and (barge or not self.waiters(key)):
                 if r is not None:
                     self._changed(r)
@@ -328,7 +331,8 @@ class Store:
                 elif mode != "r":
                     until = min(ends_of, default=None)
         elif not shut and until is not None and until > now + (r.ttl + 1000) * MS:  # the clock was stepped back
-            until = self._set(key, until=now + r.ttl * MS, sure=None).until
+            sure = r.sure and min(r.sure, now + 6 * SECOND)
+            until = self._set(key, until=now + r.ttl * MS, sure=sure).until
         rank = -1
         if wait:
             self._tickets += 1
@@ -344,7 +348,7 @@ class Store:
             del self.queue[me]
         token = max(self.locks[key].token + 1, now, self.floor + 1)
         if mode == "x":
-            self._set(key, id=me, who=who, **self._alone(ttl), token=token)
+            self._set(key, id=me, who=who, **self._alone(ttl), boot=self._boot(), token=token)
         else:
             self._set(key, id=f"#{mode}", who=None, ttl=0, until=None, sure=None, token=token)
             self.holders[me] = Holder(me, key, who, token, ttl, now + ttl * MS)
@@ -371,6 +375,9 @@ class Store:
         alone, ours, have, flush = r is not None and r.id == me, False, None, False
         if r is not None and alone:
             self._lock(key, ends=True)
+            if unsure and r.sure is not None and r.sure > now and r.boot != self.boot:
+                [(ours_,)] = self._rest(key, me, unsure, -(-min(r.sure - now, 6 * SECOND) // MS), within)
+                return ours_ == b"t"
             ours = r.until is not None and r.until > now
         else:
             if me in self.holders:
@@ -412,6 +419,8 @@ class Store:
         if row.id == me:
             for each in self.waiters(key)[:3]:
                 self._wake(each.id)
+            if isinstance(row, Name):
+                self._changed(row)
         return [(_bool(row.until > now),)]
 
     def _force(self, key: str, within: int) -> list[Row]:

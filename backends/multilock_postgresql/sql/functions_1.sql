@@ -26,6 +26,22 @@ BEGIN
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN  -- a grant must outlive a crash and a failover
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
+  IF current_setting('client_min_messages') = 'error' THEN  -- a warning says that no standby has confirmed the commit
+    PERFORM set_config('client_min_messages', 'warning', true);
+  END IF;
+END $$;
+
+-- Return the random word of this life of the server. A crash and a promotion erase it.
+CREATE OR REPLACE FUNCTION @S@.boot_1() RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+  word text;
+BEGIN
+  SELECT a.boot INTO word FROM @S@.alive a;
+  IF NOT FOUND THEN
+    INSERT INTO @S@.alive (boot) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING;
+    SELECT a.boot INTO word FROM @S@.alive a;
+  END IF;
+  RETURN word;
 END $$;
 
 -- Return whether a claim of mode p_want may hold the name: together with holders of mode p_have ('#r', '#p<n>'), or
@@ -71,7 +87,6 @@ DECLARE
   fits boolean;
   ends timestamptz;
   covered boolean;
-  boot_ text;
   t bigint;
 BEGIN
   have := p_have;
@@ -106,13 +121,10 @@ BEGIN
     ends := least(w.until, clock_timestamp() + interval '6 s');
     covered := w.echo IS NULL OR coalesce(ends <= p_sure, false);  -- without an echo the push is only a hint
     IF w.mode = 'x' THEN
-      SELECT a.boot INTO boot_ FROM @S@.alive a;
-      IF NOT FOUND THEN
-        INSERT INTO @S@.alive (boot) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING;
-        SELECT a.boot INTO boot_ FROM @S@.alive a;
-      END IF;
+      -- A row that is not flushed is not on the disk, so it covers nothing that the row before it does not cover.
       UPDATE @S@.locks l SET id = w.id, who = w.who, until = ends, ttl = 6000, token = greatest(l.token + 1, @S@.us_1()),
-        sure = CASE WHEN covered THEN least(p_sure, clock_timestamp() + interval '15 s') ELSE clock_timestamp() + interval '15 s' END, boot = boot_
+        sure = CASE WHEN NOT covered OR p_sure > clock_timestamp() + interval '15 s' THEN clock_timestamp() + interval '15 s' ELSE p_sure END,
+        boot = @S@.boot_1()
         WHERE l.key = p_key RETURNING l.token INTO t;
       have := 'x';
     ELSE
@@ -207,13 +219,14 @@ BEGIN
   -- Take the name first. Then check that this was right, while no other transaction can change the rows of this name.
   IF p_mode = 'x' THEN
     IF r.key IS NULL THEN
-      INSERT INTO @S@.locks AS l (key, id, who, token, ttl, until, sure)
-        VALUES (p_key, p_id, p_who, @S@.us_1(), p_ttl, clock_timestamp() + p_ttl * interval '1 ms', clock_timestamp() + p_ttl * interval '1 ms')
+      INSERT INTO @S@.locks AS l (key, id, who, token, ttl, until, sure, boot)
+        VALUES (p_key, p_id, p_who, @S@.us_1(), p_ttl, clock_timestamp() + p_ttl * interval '1 ms', clock_timestamp() + p_ttl * interval '1 ms',
+          @S@.boot_1())
         ON CONFLICT (key) DO NOTHING RETURNING l.token INTO token;
     ELSIF r.id IS NULL THEN
       UPDATE @S@.locks l SET id = p_id, who = p_who, ttl = p_ttl, until = clock_timestamp() + p_ttl * interval '1 ms',
-        sure = clock_timestamp() + p_ttl * interval '1 ms', token = greatest(l.token + 1, @S@.us_1())
-        WHERE l.key = p_key AND l.id IS NULL RETURNING l.token INTO token;
+        sure = clock_timestamp() + p_ttl * interval '1 ms', boot = @S@.boot_1(), token = greatest(l.token + 1, @S@.us_1())
+        WHERE l.key = p_key AND l.id IS NULL RETURNING l.token, l.followed INTO token, r.followed;
     END IF;
     IF token IS NOT NULL THEN
       SELECT m.floor, EXISTS (SELECT FROM @S@.gone g WHERE g.id = p_id),
@@ -277,7 +290,7 @@ BEGIN
       END IF;
       IF p_mode = 'x' THEN
         UPDATE @S@.locks l SET id = p_id, who = p_who, ttl = p_ttl, until = clock_timestamp() + p_ttl * interval '1 ms',
-          sure = clock_timestamp() + p_ttl * interval '1 ms', token = greatest(l.token + 1, @S@.us_1(), floor_ + 1)
+          sure = clock_timestamp() + p_ttl * interval '1 ms', boot = @S@.boot_1(), token = greatest(l.token + 1, @S@.us_1(), floor_ + 1)
           WHERE l.key = p_key RETURNING l.token INTO token;
       ELSE
         UPDATE @S@.locks l SET id = '#' || p_mode, who = NULL, ttl = 0, until = NULL, sure = NULL,
@@ -311,7 +324,9 @@ BEGIN
         INTO r.until FROM @S@.holders h WHERE h.key = p_key;
     END IF;
   ELSIF NOT shut AND r.until > now + (r.ttl + 1000) * interval '1 ms' THEN  -- the clock was stepped back
-    UPDATE @S@.locks l SET until = now + r.ttl * interval '1 ms', sure = NULL WHERE l.key = p_key RETURNING l.until INTO r.until;
+    -- After a crash a hand-over may be lost that this row covered, and its waiter believes for 6 s at most.
+    UPDATE @S@.locks l SET until = now + r.ttl * interval '1 ms',
+      sure = CASE WHEN l.sure > now + interval '6 s' THEN now + interval '6 s' ELSE l.sure END WHERE l.key = p_key RETURNING l.until INTO r.until;
   END IF;
   left_ms := greatest(0, ceil(extract(epoch FROM r.until - now) * 1000));
   IF p_wait > 0 THEN
@@ -352,6 +367,11 @@ BEGIN
       alone := true;
     END IF;
   END IF;
+  IF alone AND p_unsure AND r.sure > clock_timestamp() AND NOT EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot) THEN
+    -- An earlier execution of this release may be lost in a crash, with a hand-over that this row covered. So the name
+    -- rests until its waiter no longer believes.
+    RETURN @S@.rest_1(p_key, p_id, true, ceil(extract(epoch FROM least(r.sure - clock_timestamp(), interval '6 s')) * 1000)::bigint, p_within);
+  END IF;
   IF alone THEN
     ours := r.until > clock_timestamp();
   ELSE
@@ -387,6 +407,7 @@ CREATE OR REPLACE FUNCTION @S@.rest_1(p_key text, p_id text, p_unsure boolean, p
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   until_ timestamptz;
+  followed_ timestamptz;
   id_ text;
   nobody text := '#rest.' || p_id;
 BEGIN
@@ -394,7 +415,7 @@ BEGIN
   IF p_unsure THEN
     INSERT INTO @S@.gone VALUES (p_id, clock_timestamp() + interval '1 hour') ON CONFLICT (id) DO UPDATE SET until = excluded.until;
   END IF;
-  SELECT l.id, l.until INTO id_, until_ FROM @S@.locks l WHERE l.key = p_key AND l.id IN (p_id, nobody) FOR UPDATE;
+  SELECT l.id, l.until, l.followed INTO id_, until_, followed_ FROM @S@.locks l WHERE l.key = p_key AND l.id IN (p_id, nobody) FOR UPDATE;
   IF FOUND THEN
     UPDATE @S@.locks l SET id = nobody, ttl = p_ms, sure = NULL,
       until = CASE WHEN l.id = p_id THEN clock_timestamp() + p_ms * interval '1 ms' ELSE least(l.until, clock_timestamp() + p_ms * interval '1 ms') END
@@ -410,6 +431,9 @@ BEGIN
   END IF;
   IF id_ = p_id THEN  -- the first waiters look when the name will be free
     PERFORM @S@.wake_1(s.id) FROM (SELECT q.id FROM @S@.queue q WHERE q.key = p_key ORDER BY q.ticket LIMIT 3) s;
+    IF followed_ > clock_timestamp() THEN
+      PERFORM pg_notify('multilock_changes', p_key);
+    END IF;
   END IF;
   RETURN until_ > clock_timestamp();
 END $$;

@@ -6,7 +6,8 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -14,9 +15,11 @@ import psycopg
 import pytest
 
 import multilock
-from multilock import BackendRejected, BackendUnavailable
-from multilock.backend import Granted
+from multilock import BackendRejected, BackendUnavailable, now
+from multilock.backend import Claim, Granted
+from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
+from multilock_postgresql import open_backend
 from tests.backends.kit import NAME, WITHIN
 from tests.backends.postgresql.conftest import Ask, Database, Queued
 
@@ -28,7 +31,7 @@ def own() -> Iterator[Database]:
 
 
 def by_hand(server: Database) -> Queued:
-    return Queued(multilock.registry.open_backend("postgresql", server.url, {"ttl": 20.0}))
+    return Queued(open_backend(server.url, {"ttl": 20.0}))
 
 
 def as_role(server: Database, role: str, *settings: str) -> str:
@@ -164,8 +167,10 @@ def test_connections_that_the_server_ended_at_rest_cost_no_request(one: Queued, 
     assert one.release(claim)
 
 
-def test_a_grant_without_its_synchronous_standby_is_unknown(own: Database) -> None:
+@pytest.mark.parametrize("tells", ["notice", "error"])
+def test_a_grant_without_its_synchronous_standby_is_unknown(own: Database, tells: str) -> None:
     with psycopg.connect(own.url, autocommit=True) as operator:
+        operator.execute(f"ALTER ROLE app SET client_min_messages = '{tells}'")
         client = by_hand(own)
         client.release(client.take(client.mutex()))
         operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
@@ -221,6 +226,70 @@ def test_a_token_beyond_the_clock_is_not_given_twice_after_a_crash() -> None:
         last = one.mutex()
         eventually(lambda: one.holds(last), SOON)
         assert one.token(last) > (two.ear.pushed[waiter.id].token or 0)
+
+
+@pytest.fixture
+def unflushed() -> Iterator[Database]:
+    """Return a server whose crash loses each commit that did not wait for the disk."""
+    with Database(wal_writer_delay="10s") as server:
+        yield server
+
+
+def crash_while_believed(server: Database, client: Queued, waiter: Claim, then: Callable[[], object] = bool) -> None:
+    """Kill the server, which loses the hand-over to this waiter. Nobody enters as long as the waiter believes.
+
+    ``then`` is executed after the server has started again.
+    """
+    assert client.ear.wait(lambda: waiter.id in client.ear.pushed, SOON)
+    pushed = client.ear.pushed[waiter.id]
+    assert pushed.valid_for is not None
+    server.kill()
+    server.start()
+    then()
+    with closing(by_hand(server)) as other:
+        newcomer = other.mutex()
+        while now() < pushed.sent_at + pushed.valid_for:
+            assert not other.holds(newcomer)
+            time.sleep(0.05)
+
+
+def test_a_release_repeated_after_a_crash_admits_nobody_beside_a_believer(unflushed: Database) -> None:
+    with (
+        FaultProxy.before(unflushed.url) as proxy,
+        closing(Queued(open_backend(proxy.url, {"ttl": 20.0}))) as far,
+        closing(by_hand(unflushed)) as two,
+    ):
+        held, waiter = far.take(far.mutex()), two.wait(two.mutex())
+        lost = proxy.drop_reply(held.id.encode())
+        with pytest.raises(BackendUnavailable):
+            far.release(held)
+        assert lost.happened
+        crash_while_believed(unflushed, two, waiter, lambda: far.release(held, unsure=True))
+
+
+def test_after_an_unanswered_renewal_a_release_frees_the_name_at_once(one: Queued, two: Queued) -> None:
+    assert one.release(one.take(one.mutex()), unsure=True)
+    two.take(two.mutex())
+
+
+def test_a_hint_that_was_given_up_covers_no_hand_over(unflushed: Database) -> None:
+    with closing(by_hand(unflushed)) as one, closing(by_hand(unflushed)) as two:
+        one.take(one.mutex())
+        hint, waiter = one.wait(one.mutex(renew=False)), two.wait(two.mutex())
+        unflushed.sql("UPDATE multilock.locks SET until = clock_timestamp(), sure = clock_timestamp()")
+        assert not one.holds(one.mutex(fair=True))  # hands the name over, because the lease is over
+        assert one.woken(hint)
+        one.release(hint)
+        crash_while_believed(unflushed, two, waiter)
+
+
+def test_a_crash_after_a_step_of_the_clock_admits_nobody_beside_a_believer(unflushed: Database) -> None:
+    with closing(by_hand(unflushed)) as one, closing(by_hand(unflushed)) as two:
+        held, waiter = one.take(one.mutex(ttl=0.5)), two.wait(two.mutex())
+        ahead = "clock_timestamp() + interval '30 s'"  # as if it was renewed, and then the clock was stepped back
+        unflushed.sql(f"UPDATE multilock.locks SET token = token - 1000000000, until = {ahead}, sure = {ahead}")
+        one.release(held)
+        crash_while_believed(unflushed, two, waiter)
 
 
 def test_a_crash_of_the_server_keeps_grants_and_the_order_of_tokens(own: Database) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
 from multilock import BackendUnavailable
@@ -13,7 +15,7 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import eventually
 from multilock_postgresql import notices
 from multilock_postgresql.transport import PING
-from tests.backends.kit import WITHIN, interrupted
+from tests.backends.kit import NAME, WITHIN, interrupted
 from tests.backends.postgresql.conftest import Ask, Database, Queued
 
 PINGS = 5
@@ -75,6 +77,30 @@ def test_a_notification_that_comes_before_a_ping_keeps_the_connection(
     pinged(wire)
     assert listener._wire is wire
     assert not two.ear.down
+
+
+def test_an_acquire_beside_a_new_subscription_is_reported(
+    one: Queued, two: Queued, server: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "TEND_EVERY", 3600.0)
+    one.release(one.take(one.mutex()))
+    with psycopg.connect(server.url) as follower, ThreadPoolExecutor(1) as thread:
+        two.opened.follow(frozenset({NAME}), WITHIN)
+        server.sql("UPDATE multilock.locks SET followed = NULL")
+        follower.execute("UPDATE multilock.locks SET followed = clock_timestamp() + interval '90 s'")
+        taken = thread.submit(one.take, one.mutex())
+        eventually(lambda: server.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") != [], LONG)
+        follower.commit()
+        taken.result(LONG)
+    assert two.ear.wait(lambda: NAME in two.ear.changes, LONG)
+
+
+def test_a_leader_whose_name_rests_is_reported(one: Queued, two: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "TEND_EVERY", 3600.0)
+    held = one.take(one.mutex())
+    two.opened.follow(frozenset({NAME}), WITHIN)
+    inside(one).rest(held, one.grant(held), False, 30.0, WITHIN)
+    assert two.ear.wait(lambda: NAME in two.ear.changes, LONG)
 
 
 def test_a_loss_that_could_not_be_looked_at_is_looked_at_again(

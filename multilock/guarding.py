@@ -32,29 +32,35 @@ LIMIT = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', %s,
 # The guard locks a row, so its transaction has an id. If that transaction has ended already, as with autocommit, the
 # next one has no id yet, and this statement returns no row.
 STILL_OPEN = "SELECT 1 WHERE pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
-# Several transactions of one holder may be open at once, so a token that is already there is locked FOR SHARE.
-SAME = "SELECT 1 FROM multilock_fence WHERE name = %s AND token = %s FOR SHARE"
+# Several transactions of one holder may be open at once, so a token that is already there is locked FOR SHARE. Before
+# that comes a shared advisory lock, so that a newer holder can keep others from sharing the row (`ALONE`).
+SAME = (
+    "SELECT pg_catalog.pg_advisory_xact_lock_shared(pg_catalog.hashtextextended(name, 1)) FROM multilock_fence "
+    "WHERE name = %s AND token = %s FOR SHARE"
+)
 # In REPEATABLE READ and SERIALIZABLE, a transaction sees nothing that was committed after its first statement. As FOR
 # SHARE changes no row, a newer lease may wait for the last write of an older one and still not see it. So these
-# transactions ask two questions. The first: is there a smaller token?
+# transactions ask three questions. The first: is there a smaller token?
 OLDER = (
     "SELECT 1 FROM multilock_fence WHERE name = %s AND token < %s "
     "AND pg_catalog.current_setting('transaction_isolation') <> 'read committed'"
 )
-# The second: is the row unlocked, and was each transaction that had it locked certainly over before our first
-# statement? xmax is the number of the last such transaction, or of a list of several. PostgreSQL does not say which of
-# the two, so a number that may be a list is checked as both. The number may also be that of a savepoint, which no list
-# of open transactions shows. So it counts as over only if it is older than every open transaction. If the first answer
-# is yes and the second is no, this transaction must begin again.
+# The second: is no transaction sharing the row, now or until this one ends?
+ALONE = "SELECT 1 WHERE pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(%s, 1))"
+# The third: was each transaction that had the row locked certainly over before our first statement? xmax is the number
+# of the last such transaction, or of a list of several. PostgreSQL does not say which of the two, so a number that may
+# be a list is checked as both. VACUUM deletes a list that is no longer used, so 0 may have been a list. To make 0 rare,
+# the transaction that writes a token also locks the row. Then xmax is xmin, whose transaction we see. The number may
+# also be that of a savepoint, which no list of open transactions shows. So it counts as over only if it is older than
+# every open transaction. Unless the first answer is no, or the others are yes, this transaction must begin again.
 SEEN = """SELECT 1 FROM multilock_fence AS fence
-WHERE name = %s AND token < %s AND NOT EXISTS (
-  SELECT FROM (SELECT fence.xmax AS locker UNION ALL
+WHERE name = %s AND token < %s AND fence.xmax <> 0 AND NOT EXISTS (
+  SELECT FROM (SELECT fence.xmax AS locker WHERE fence.xmax <> fence.xmin UNION ALL
     SELECT listed.xid FROM pg_catalog.pg_get_multixact_members((
       SELECT fence.xmax FROM pg_catalog.pg_database AS ours WHERE ours.datname = pg_catalog.current_database()
       AND pg_catalog.mxid_age(fence.xmax) BETWEEN 1 AND pg_catalog.mxid_age(ours.datminmxid))) AS listed) AS lockers,
     pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()) AS oldest
-  WHERE pg_catalog.age(locker) <= pg_catalog.age(oldest::xid))
-FOR UPDATE OF fence SKIP LOCKED"""
+  WHERE pg_catalog.age(locker) <= pg_catalog.age(oldest::xid))"""
 AGAIN = (
     "DO $$ BEGIN RAISE EXCEPTION 'could not serialize access: an older lease has written since this transaction began' "
     "USING ERRCODE = '40001'; END $$"
@@ -242,9 +248,11 @@ def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) ->
         if session.dialect == "postgresql":
             if session.ask(SAME, row):
                 continue
-            unseen = session.ask(OLDER, row) and not session.ask(SEEN, row)
+            unseen = session.ask(OLDER, row) and not (session.ask(ALONE, (part.name,)) and session.ask(SEEN, row))
         if not session.ask(RAISE, row):
             raise LockLost(f"a newer lease of {part.name!r} has written: roll this transaction back", name=part.name)
+        if session.dialect == "postgresql":
+            session.ask(SAME, row)
         if unseen:
             session.ask(AGAIN, ())
     _keep_open(session, idle_limit)

@@ -74,7 +74,7 @@ def test_a_newer_lease_waits_for_the_write_of_an_older_one(begin: Begin, server:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("sharers", [1, 2, "savepoint"])
+@pytest.mark.parametrize("sharers", [1, 2, "savepoint", "vacuum"])
 def test_no_lease_reads_from_before_the_last_write_of_an_older_one(
     begin: Begin, server: Database, holders: Holders, waits: bool, sharers: object
 ) -> None:
@@ -88,12 +88,14 @@ def test_no_lease_reads_from_before_the_last_write_of_an_older_one(
     if sharers == "savepoint":
         old.execute("SAVEPOINT here")
     multilock.guard(old, holders.older)
-    if sharers == 2:
+    if sharers in (2, "vacuum"):
         multilock.guard(beside, holders.older)
         beside.commit()
     old.execute("UPDATE data SET value = 1")
     if not waits:
         old.commit()
+        if sharers == "vacuum":
+            server.sql("VACUUM multilock_fence")
     with ThreadPoolExecutor(1) as thread:
         guarded: Future[None] = thread.submit(multilock.guard, new, holders.newer)
         if waits:
@@ -126,6 +128,46 @@ def test_an_older_lease_is_refused_after_a_newer_one_has_written(
     old.rollback()
     with pytest.raises(LockLost, match="newer"):
         multilock.guard(old, holders.older)
+
+
+def test_another_open_transaction_keeps_no_newer_lease_out(begin: Begin, holders: Holders) -> None:
+    other, old, new = begin(), begin(), begin()
+    other.execute("SELECT txid_current()")
+    multilock.guard(old, holders.older)
+    old.commit()
+    multilock.guard(new, holders.newer)
+
+
+def test_no_older_lease_writes_while_a_newer_one_looks_for_its_last_write(
+    begin: Begin, server: Database, holders: Holders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer lease has found who had the row locked, and stops just before it locks the row."""
+    server.sql("DROP TABLE IF EXISTS data")
+    server.sql("CREATE TABLE data AS SELECT 0 AS value")
+    monkeypatch.setattr(guarding, "SEEN", guarding.SEEN + " AND pg_advisory_lock_shared(7) IS NOT NULL")
+    first, old, new, door = begin(), begin(), begin(), begin()
+    multilock.guard(first, holders.older)
+    first.commit()
+    door.execute("SELECT pg_advisory_lock(7)")
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    with ThreadPoolExecutor(2) as thread:
+        newer: Future[None] = thread.submit(multilock.guard, new, holders.newer)
+        if new.isolation_level != IsolationLevel.READ_COMMITTED:  # otherwise it need not look
+            eventually(lambda: server.sql(waiting) == [(1,)], SOON)
+        older: Future[None] = thread.submit(multilock.guard, old, holders.older)
+        eventually(lambda: older.done() or server.sql(waiting) != [(1,)], SOON)
+        with contextlib.suppress(Exception):
+            older.result(0)
+            old.execute("UPDATE data SET value = 1")
+            old.commit()
+        door.close()
+        newer.result(SOON)
+        seen = new.execute("SELECT value FROM data").fetchone()
+        new.commit()
+        with contextlib.suppress(LockLost, errors.SerializationFailure):
+            older.result(SOON)
+        old.rollback()
+    assert [seen] == server.sql("SELECT value FROM data")
 
 
 def test_transactions_of_one_lease_write_side_by_side(begin: Begin, holders: Holders) -> None:

@@ -149,13 +149,19 @@ def test_no_older_lease_writes_while_a_newer_one_looks_for_its_last_write(
     multilock.guard(first, holders.older)
     first.commit()
     door.execute("SELECT pg_advisory_lock(7)")
-    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    for each in old, new:
+        each.execute("SET lock_timeout = '20s'")  # so that this test ends
+    looks = new.isolation_level != IsolationLevel.READ_COMMITTED
+
+    def waiting() -> int:
+        [(count,)] = server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return int(count)
+
     with ThreadPoolExecutor(2) as thread:
         newer: Future[None] = thread.submit(multilock.guard, new, holders.newer)
-        if new.isolation_level != IsolationLevel.READ_COMMITTED:  # otherwise it need not look
-            eventually(lambda: server.sql(waiting) == [(1,)], SOON)
+        eventually(lambda: waiting() == 1 if looks else newer.done(), SOON)
         older: Future[None] = thread.submit(multilock.guard, old, holders.older)
-        eventually(lambda: older.done() or server.sql(waiting) != [(1,)], SOON)
+        eventually(lambda: older.done() or waiting() == 1 + looks, SOON)
         with contextlib.suppress(Exception):
             older.result(0)
             old.execute("UPDATE data SET value = 1")

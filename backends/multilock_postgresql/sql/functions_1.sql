@@ -324,7 +324,7 @@ BEGIN
         INTO r.until FROM @S@.holders h WHERE h.key = p_key;
     END IF;
   ELSIF NOT shut AND r.until > now + (r.ttl + 1000) * interval '1 ms' THEN  -- the clock was stepped back
-    -- After a crash a hand-over may be lost that this row covered, and its waiter believes for 6 s at most.
+    -- After a crash a handover may be lost that this row covered, and its waiter believes for 6 s at most.
     UPDATE @S@.locks l SET until = now + r.ttl * interval '1 ms',
       sure = CASE WHEN l.sure > now + interval '6 s' THEN now + interval '6 s' ELSE l.sure END WHERE l.key = p_key RETURNING l.until INTO r.until;
   END IF;
@@ -368,7 +368,7 @@ BEGIN
     END IF;
   END IF;
   IF alone AND p_unsure AND r.sure > clock_timestamp() AND NOT EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot) THEN
-    -- An earlier execution of this release may be lost in a crash, with a hand-over that this row covered. So the name
+    -- An earlier execution of this release may be lost in a crash, with a handover that this row covered. So the name
     -- rests until its waiter no longer believes.
     RETURN @S@.rest_1(p_key, p_id, true, ceil(extract(epoch FROM least(r.sure - clock_timestamp(), interval '6 s')) * 1000)::bigint, p_within);
   END IF;

@@ -14,7 +14,7 @@ from typing import Any
 from tests.simulation.plan import Weather
 from tests.simulation.scheduler import Process, Simulation
 from tests.simulation.server import Server
-from tests.simulation.threads import File, Waiters
+from tests.simulation.threads import File
 
 __all__ = ["Network", "Socket"]
 
@@ -80,7 +80,6 @@ class Socket(File):
         self._error: bytes | Exception | None = None  # the result of a read after all data was read
         self._closed = False
         self._to_server = self._to_client = 0.0  # when the last packet in each direction arrives
-        self._readers = Waiters()
         network.sockets[self] = None
 
     def __repr__(self) -> str:
@@ -119,7 +118,7 @@ class Socket(File):
         self.sim.running()
         if self._timeout == 0 and not self.is_readable():
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        if not self._readers.wait(self.is_readable, self._timeout, "recv"):
+        if not self.wait(self._timeout, "recv"):
             raise TimeoutError("timed out")
         if self._closed:
             raise OSError(9, "Bad file descriptor")
@@ -144,12 +143,7 @@ class Socket(File):
         if not self._closed:
             self._closed = True
             self._leave()
-            self._readers.wake_all()
             super().close()
-
-    def has_changed(self) -> None:
-        self._readers.wake()
-        super().has_changed()
 
     def _may_break(self) -> None:
         network = self.network

@@ -106,20 +106,15 @@ class Oracle:
 
 
 class Overlap(Oracle):
-    """Two holders at the same time have modes that may hold a name together (I1, O1)."""
+    """Simultaneous holders have modes that may hold a name together (I1, O1), and no more than its permits (I8)."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
-        for other in others:
-            if other.held.is_live and not other.fits(belief):
+        live = [each for each in others if each.held.is_live]
+        for other in live:
+            if not other.fits(belief):
                 left = other.part.lost_at - other.held.process.now()
                 self.bad(f"{belief.who} got {belief.name} while {other.who} believes for {left:.3f} s more")
-
-
-class Permits(Oracle):
-    """There are never more holders than permits (I8)."""
-
-    def granted(self, belief: Belief, others: list[Belief]) -> None:
-        if belief.mode[0] == "p" and sum(other.held.is_live for other in others) >= int(belief.mode[1:]):
+        if belief.mode[0] == "p" and len(live) >= int(belief.mode[1:]):
             self.bad(f"{belief.who} got {belief.name} as one too many")
 
 
@@ -284,8 +279,8 @@ class HandOver(Oracle):
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
-        workers = [worker for process in self.world.plan.processes for worker in process.workers]
-        self._of_sets = {name for worker in workers for each in worker if each.kind == "set" for name in each.names}
+        sets = (each for each in self.world.plan.operations if each.kind == "set")
+        self._of_sets = {name for each in sets for name in each.names}
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         if not self.world.plan.is_quiet:

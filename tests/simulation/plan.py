@@ -106,9 +106,14 @@ class Plan:
         """The number of simulated servers."""
         return {"redis": 1, "redlock": 3, "postgresql": 1}.get(self.backend, 0)
 
+    @property
+    def operations(self) -> list[Operation]:
+        """All operations of all workers."""
+        return [each for process in self.processes for worker in process.workers for each in worker]
+
     def size(self) -> tuple[int, int]:
         """Return the numbers of operations and of faults."""
-        return sum(len(each) for process in self.processes for each in process.workers), len(self.faults)
+        return len(self.operations), len(self.faults)
 
     def to_json(self) -> str:
         """Return the plan as text."""
@@ -180,7 +185,7 @@ def make_plan(seed: int, backend: str, face: str, profile: str | None = None) ->
             workers.append(_operations(chance, plan, names, families, permits, ttl))
         clock = (0.0, 1.0) if local else (chance.uniform(0, 5000), 1 + chance.uniform(-0.004, 0.004))
         plan.processes.append(ProcessPlan(ttl, chance.choice([None, 30.0, 5.0]), *clock, workers))
-    plan.patience += sum(each.hold + each.rest + 0.2 for p in plan.processes for worker in p.workers for each in worker)
+    plan.patience += sum(each.hold + each.rest + 0.2 for each in plan.operations)
     plan.faults = _faults(chance, plan, ttl)
     return plan
 

@@ -12,6 +12,7 @@ import random
 import select
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import log
 from typing import Any
@@ -38,15 +39,12 @@ class Process:
         self.name = name
         self.pid = 1000 + number
         self.alive, self.paused = True, False
-        self.killed_at = math.inf
         self.pauses: list[list[float]] = []  # for each stop, the times of its beginning and its end
         # Offset and drift of the process's clock, compared with the time of the simulation.
         self.offset, self.rate = 0.0, 1.0
         self.deferred: list[tuple[Task, int, Any]] = []  # actions to run when the process continues
         self.tasks: dict[Task, None] = {}
         self.files: dict[int, Any] = {}  # the open descriptors of the process
-        # Functions that are called when the process is killed. The argument is True if its host fails too.
-        self.at_death: list[Callable[[bool], None]] = []
 
     def now(self) -> float:
         """Return the time on the clock of this process."""
@@ -60,20 +58,18 @@ class Process:
         return self.name
 
 
+@dataclass(slots=True, eq=False)
 class Task:
     """One thread of a process. ``turn`` counts its waits, so that a late wake-up for an earlier wait has no effect."""
 
-    __slots__ = ("armed", "greenlet", "ident", "loop", "name", "process", "turn", "waits_for")
-
-    def __init__(self, process: Process, name: str, ident: int) -> None:
-        self.process = process
-        self.name = name
-        self.ident = ident
-        self.turn = 0
-        self.armed = False
-        self.waits_for = ""
-        self.loop: asyncio.AbstractEventLoop | None = None  # the event loop that runs in this thread
-        self.greenlet: Any = None
+    process: Process
+    name: str
+    ident: int
+    turn: int = 0
+    armed: bool = False
+    waits_for: str = ""
+    loop: asyncio.AbstractEventLoop | None = None  # the event loop that runs in this thread
+    greenlet: Any = None
 
 
 class Simulation:
@@ -99,6 +95,7 @@ class Simulation:
         self.processes: list[Process] = []
         self.errors: list[str] = []  # exceptions that ended tasks
         self.trace: list[str] | None = [] if trace else None
+        self.on_death: Callable[[Process, bool], None] = lambda process, host_too: None
         self._heap: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = 0
         self._idents = 0
@@ -274,9 +271,7 @@ class Simulation:
         if process.alive:
             self.note(process, "its host dies" if host_too else "SIGKILL")
             process.alive = False
-            process.killed_at = self.time
-            for call in process.at_death:
-                call(host_too)
+            self.on_death(process, host_too)
             self._unwind(process)
 
 

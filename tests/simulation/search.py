@@ -114,7 +114,8 @@ def run_seeds(first: int, step: int, seconds: float) -> None:
                 return
             result = run(make_plan(seed, backend, face), halts=True)
             bad = ": ".join(result.violations[0])[:500] if result.violations else ""
-            print(json.dumps([f"{backend} {face}", result.plan.profile, seed, bad]), flush=True)
+            line = json.dumps([f"{backend} {face}", result.plan.profile, seed, bad])
+            os.write(1, line.encode() + b"\n")  # in one piece, because other processes write to the same pipe
 
 
 def try_defects(word: str, options: list[str]) -> int:

@@ -239,7 +239,8 @@ class File:
         files = self.process.files
         self.number = next(number for number in range(3, len(files) + 4) if number not in files)
         files[self.number] = self
-        self.watchers: list[Callable[[], None]] = []
+        self.selectors: list[Selector] = []  # those that watch it
+        self._readers = Waiters()
 
     def fileno(self) -> int:
         return self.number
@@ -247,16 +248,22 @@ class File:
     def is_readable(self) -> bool:
         raise NotImplementedError
 
+    def wait(self, seconds: float | None, what: str) -> bool:
+        """Wait until there is something to read, and return whether there is."""
+        return self._readers.wait(self.is_readable, seconds, what)
+
     def has_changed(self) -> None:
-        """Notify the watchers that there is something to read."""
-        for watcher in list(self.watchers):
-            watcher()
+        """Wake the tasks that wait for something to read."""
+        self._readers.wake_all()
+        for selector in self.selectors:
+            selector.has_changed()
 
     def close(self) -> None:
         if self.process.files.get(self.number) is self:
             del self.process.files[self.number]
         self.number = -1
-        self.watchers.clear()
+        self.selectors.clear()
+        self._readers.wake_all()
 
 
 class PipeBell(File):
@@ -282,18 +289,17 @@ class Selector(File):
         super().__init__()
         self._keys: dict[Any, selectors.SelectorKey] = {}
         self._files: dict[Any, File] = {}
-        self._waiters = Waiters()
 
     def register(self, what: Any, events: int, data: Any = None) -> None:
         number = what if isinstance(what, int) else what.fileno()
         self._files[what] = file = simulation().running().process.files[number]
         self._keys[what] = selectors.SelectorKey(what, number, events, data)
-        file.watchers.append(self.has_changed)
+        file.selectors.append(self)
 
     def unregister(self, what: Any) -> None:
         del self._keys[what]
-        if self.has_changed in (watchers := self._files.pop(what).watchers):
-            watchers.remove(self.has_changed)
+        if self in (watching := self._files.pop(what).selectors):  # a file that was closed has none
+            watching.remove(self)
 
     def modify(self, what: Any, events: int, data: Any = None) -> None:
         self.unregister(what)
@@ -305,21 +311,14 @@ class Selector(File):
     def get_key(self, what: Any) -> selectors.SelectorKey:
         return self._keys[what]
 
-    def has_changed(self) -> None:
-        self._waiters.wake()
-        super().has_changed()
-
     def is_readable(self) -> bool:
-        return bool(self._ready())
-
-    def _ready(self) -> list[tuple[Any, int]]:
-        ready = [what for what, file in self._files.items() if file.is_readable() and file.number >= 0]
-        return [(self._keys[what], selectors.EVENT_READ) for what in ready]
+        return any(file.is_readable() and file.number >= 0 for file in self._files.values())
 
     def select(self, timeout: float | None = None) -> list[tuple[Any, int]]:
         if timeout is None or timeout > 0:
-            self._waiters.wait(self.is_readable, timeout, "selector")
-        return self._ready()
+            self.wait(timeout, "selector")
+        ready = [what for what, file in self._files.items() if file.is_readable() and file.number >= 0]
+        return [(self._keys[what], selectors.EVENT_READ) for what in ready]
 
     def __enter__(self) -> Self:
         return self
@@ -335,24 +334,20 @@ class Poll:
     """
 
     def register(self, what: File | int, events: int) -> None:
-        self._what, self._events = what, events
+        self._what, self._writes = what, bool(events & select.POLLOUT)
 
     def poll(self, milliseconds: float | None = None) -> list[int]:
         if isinstance(self._what, int):
             return self._wait_for_real(self._what)
-        if not self._events & select.POLLOUT and not self._what.is_readable() and milliseconds != 0:
-            bell = Event()
-            self._what.watchers.append(bell.set)
-            bell.wait(None if milliseconds is None else milliseconds / 1000)
-            if bell.set in self._what.watchers:  # a file that was closed has no watchers
-                self._what.watchers.remove(bell.set)
-        return [1] if self._events & select.POLLOUT or self._what.is_readable() else []
+        ready = self._writes or self._what.is_readable()
+        if not ready and milliseconds != 0:
+            ready = self._what.wait(None if milliseconds is None else milliseconds / 1000, "poll")
+        return [1] if ready else []
 
     def _wait_for_real(self, descriptor: int) -> list[int]:
-        sim = simulation()
         try:
             if not select.select([descriptor], [], [], 0)[0]:
-                sim.wait_for_real(descriptor)
+                simulation().wait_for_real(descriptor)
         except Over:
             os.close(descriptor)
             raise

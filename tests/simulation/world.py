@@ -48,17 +48,17 @@ class Waiting:
     since: float
 
 
+@dataclass(slots=True)
 class ClientOf:
     """The client of one process."""
 
-    def __init__(self, process: Process, client: Any) -> None:
-        self.process = process
-        self.client = client
-        self.kernel = client._kernel
-        self.closing = False
-        self.left = 0  # number of workers that have not ended
-        self.loop: Loop | None = None
-        self.closed: asyncio.Event | None = None  # set when an asyncio client was closed
+    process: Process
+    client: Any
+    kernel: Any
+    closing: bool = False
+    left: int = 0  # number of workers that have not ended
+    loop: Loop | None = None
+    closed: asyncio.Event | None = None  # set when an asyncio client was closed
 
 
 async def answer(value: Any) -> Any:
@@ -73,6 +73,7 @@ class World:
         self.plan = plan
         self.sim = Simulation(plan.seed, jitter=plan.jitter, p_switch=plan.p_switch, p_long=plan.p_long, trace=trace)
         self.network = Network(self.sim, plan.seed, plan.weather)
+        self.sim.on_death = self.network.dies
         self.network.on_sent = lambda sock, data: self.event("sent", sock.process)
         self.network.on_arrived = self._arrived
         self.servers = [self._server(number) for number in range(plan.servers)]
@@ -80,14 +81,9 @@ class World:
         self.oracles = Oracles(self, halts)
         self.waiting: dict[str, Waiting] = {}
         self.clients: dict[Process, ClientOf] = {}
-        self.kinds = {
-            name: "lock" if each.kind == "set" else each.kind
-            for process in plan.processes
-            for worker in process.workers
-            for each in worker
-            for name in each.names
-        }
-        self.permits = next((each.permits for p in plan.processes for w in p.workers for each in w), 2)
+        kinds = [(name, "lock" if each.kind == "set" else each.kind) for each in plan.operations for name in each.names]
+        self.kinds = dict(kinds)
+        self.permits = next((each.permits for each in plan.operations), 2)
         self.begun: Counter[str] = Counter()  # worker -> the number of its operations
         self.is_calm = False  # whether the faults are over
         self.struck: list[Fault] = []
@@ -198,7 +194,6 @@ class World:
         for each in self.plan.processes:
             process = self.sim.process()
             process.offset, process.rate = each.offset, each.rate
-            process.at_death.append(partial(self.network.dies, process))
             self.sim.spawn(process, partial(self._main, process, each), "main")
         for fault in self._after.get(("", 0), ()):
             self.sim.at(START + fault.at, faults.strike, self, fault, self._process(fault.process))
@@ -212,7 +207,8 @@ class World:
     def _main(self, process: Process, plan: ProcessPlan) -> None:
         backend, settings = backends.open_backend(self, process, plan)
         face: Any = multilock.AsyncClient if self.plan.face == "asyncio" else multilock.Client
-        mine = self.clients[process] = ClientOf(process, face._of(backend, settings))
+        client = face._of(backend, settings)
+        mine = self.clients[process] = ClientOf(process, client, client._kernel)
         if self.plan.face == "asyncio":
             mine.loop = Loop(self.sim)
             mine.loop.run(self._async_main(mine, plan))

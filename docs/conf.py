@@ -25,13 +25,13 @@ autodoc_default_options = {"members": True, "inherited-members": True}
 
 
 def add_decisions(_app, page, source):
-    """Put the decisions below their list. The list itself is a table, which a reader of the repository sees as well."""
+    """Add the decisions to the contents of the site. Their list is a table, which Sphinx does not take for contents."""
     if page == "decisions/README":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
 
 
 def show_examples(_app, page, source):
-    """Put the programs of the recipes below their sections. A reader of the repository opens them by their links."""
+    """Show the programs of each recipe below it. In the repository the links in the recipe lead to them."""
     if page != "recipes":
         return
     sections = source[0].split("\n## ")

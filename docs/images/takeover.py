@@ -2,7 +2,7 @@
 
     python -m docs.images.takeover redis://127.0.0.1:6379/0 > docs/images/takeover.svg
 
-Each process reports when it was elected and when it was a leader no longer. All times are of one host's clock.
+Each process reports when it was elected and when its leadership ended. All times are of one host's clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ WIDTH, LANE, LEFT, TOP = 900, 52, 90, 58
 
 
 def run(url: str) -> tuple[float, float, list[tuple[str, float, float | None]]]:
-    """Return when one led, the moment of SIGKILL, and who led from when to when (None: until the end or its death)."""
+    """Return the time of the first leader, the time of SIGKILL, and each leadership: its node, its start and its end.
+
+    The end is the time of SIGKILL, or None for a node that was not killed.
+    """
     nodes = {
         name: subprocess.Popen(
             [sys.executable, "-c", CANDIDATE, url, name, str(TTL)],

@@ -2,7 +2,8 @@
 requests for comparison.
 
 All run on one server, which keeps its data in memory. With a disk, writing would take so long that no other difference
-would show. etcd3 and etcd3gw are left out if the environment is missing that ``make bench`` makes for them.
+would show. The libraries etcd3 and etcd3gw are left out if the environment is missing that ``make bench`` makes for
+them.
 """
 
 from __future__ import annotations

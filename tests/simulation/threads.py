@@ -213,7 +213,8 @@ class Thread:
 
     def start(self) -> None:
         sim = simulation()
-        # Otherwise do nothing, because an error would leave a record of a missing thread to other processes.
+        # Without a living process nothing is started. An error would leave a record of a missing thread, which other
+        # processes would find.
         if sim.current and sim.current.process.alive:
             sim.spawn(sim.current.process, self._target, self.name)
 

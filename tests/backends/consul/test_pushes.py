@@ -162,7 +162,7 @@ def test_a_reply_from_before_the_grant_reports_no_loss(server: ConsulServer) -> 
         ours = Ours(proxy.url)
         claim = watch(ours)
         proxy.black_hole("down", which="present")
-        # So that the following requests use new connections.
+        # After this, requests use new connections.
         ours.backend._agents._leave(ours.backend._agents._address())
         assert ours.release(claim)
         again = ours.take(ours.mutex())

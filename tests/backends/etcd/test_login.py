@@ -83,7 +83,7 @@ def test_a_password_for_a_server_without_authentication_causes_no_error(shared: 
 def test_an_expired_token_is_replaced(guarded: EtcdServer, connect: Connect) -> None:
     ours, theirs = (connect(login(guarded, "app:s3cret"), ttl=60) for _ in range(2))
     holder = ours.lock("job").acquire()
-    time.sleep(4)  # twice the life of an unused token
+    time.sleep(4)  # twice the time for which an unused token is valid
     assert theirs.lock("job").try_acquire() is None
     waits = background(lambda: theirs.lock("job").acquire(timeout=20))
     time.sleep(0.2)
@@ -97,7 +97,7 @@ def test_a_watch_refused_on_an_open_stream_is_created_with_a_new_token(guarded: 
     kept = ours.lock("kept").acquire()
     # The watch stream is open, with the token of its login.
     eventually(lambda: guarded.metric("etcd_debugging_mvcc_watcher_total") == 2)
-    time.sleep(4)  # twice the life of an unused token
+    time.sleep(4)  # twice the time for which an unused token is valid
     waits = background(lambda: ours.lock("job").acquire(timeout=20))
     later = ours.lock("later").acquire()
     eventually(lambda: guarded.metric("etcd_debugging_mvcc_watcher_total") == 4)

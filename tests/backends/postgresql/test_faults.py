@@ -135,7 +135,7 @@ def test_a_login_that_failed_leaves_no_connection_open(ask: Ask) -> None:
             taken.settimeout(SOON)
             while taken.recv(1000):
                 pass
-        # Use the error here, so that it keeps the frames of its traceback alive until now.
+        # The error is used here, because it must keep the frames of its traceback alive until now.
         assert not caught.value.unknown
 
 

@@ -296,7 +296,7 @@ def test_file_with_two_names_is_refused_under_each_of_them(path: Path, tmp_path:
 
 
 def test_file_that_is_a_mount_point_is_refused_and_its_directory_is_not(path: Path, tmp_path: Path) -> None:
-    name = tmp_path / "a b" / "locks.db"  # the table of mounts escapes a blank
+    name = tmp_path / "a b" / "locks.db"  # in the table of mounts a blank is escaped
     name.parent.mkdir()
     directory = tmp_path / "directory"
     directory.mkdir()

@@ -341,7 +341,8 @@ def test_a_connection_without_a_handshake_reply_is_replaced_by_another(proxy: Fa
 def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
     server: ZooKeeperServer, connect: Connect
 ) -> None:
-    """The server knows fewer transactions than the client has seen, and refuses it. kazoo would retry forever."""
+    """The server knows fewer transactions than the client has seen, and refuses it. Without a rule for this, kazoo
+    would retry forever."""
     client, other = connect(server.url, ttl=4), connect(server.url, ttl=4)
     lost = Recorder[Loss]()
     for _ in range(50):

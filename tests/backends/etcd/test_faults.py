@@ -164,7 +164,7 @@ def test_a_later_renewal_deletes_old_tombstones(server: EtcdServer, monkeypatch:
 def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The cancel of a claim stops after 2 × ttl, because this lowers the other limit.
+    # With this lower limit, the cancel of a claim that no renewed session keeps alive stops after 2 × ttl.
     monkeypatch.setattr("multilock.kernel.background_cancel.AT_LEAST", 0.5)
     client = connect(proxy.url, ttl=2)
     client.lock("another").acquire()
@@ -787,7 +787,7 @@ def settled(server: EtcdServer) -> float:
 def test_an_uncontended_lock_costs_one_request_to_acquire_and_one_to_release(
     server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With this, no lock is held long enough to be watched.
+    # So that no lock is held long enough to be watched.
     monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)
     lock = connect(server.url, ttl=60).lock("job")
     lock.acquire().release()

@@ -166,7 +166,7 @@ def test_a_connection_that_takes_longer_than_one_request_is_completed(
 def test_a_request_with_too_little_time_does_not_mark_its_endpoint_as_down(
     server: EtcdServer, proxy: FaultProxy, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On an overloaded machine a reply may take longer than the usual limit of 10 ms.
+    # On an overloaded machine, a request with a timeout of 10 ms may end only after the usual limit.
     monkeypatch.setattr("multilock_etcd.transport.SILENT_AFTER", 5.0)
     transport = open_(f"{proxy.host}:{proxy.port}")
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)

@@ -277,7 +277,7 @@ def test_lost_replies_to_a_release_leave_nothing(contend: Contend, servers: Redi
         fault.wait(WITHIN)
     assert holders(servers) == ["", "", ""]
     us.reach(0, 1, 2)
-    # The claim is removed, because no request of it was sent.
+    # The claim is removed once every server has confirmed its release.
     eventually(lambda: not us.backend.rounds.claims, within=WITHIN)
     us.give_back(claim, unsure=True)
     assert not us.backend.rounds.claims

@@ -21,7 +21,7 @@ from tests.backends.zookeeper.conftest import Operator
 from tests.backends.zookeeper.kit import Ours
 from tests.servers_zookeeper import ZooKeeperServer
 
-LONG = 30.0  # seconds to wait at most until a waiter is woken; by then it would never be
+LONG = 30.0  # seconds to wait at most for a wake-up; a waiter not woken by then sleeps forever
 QUICK = 6.0  # seconds: a ttl; the client replaces a silent connection after a sixth of it
 MODES = {"mutex": Ours.mutex, "writer": Ours.writer, "reader": Ours.reader, "permit": Ours.permit}
 

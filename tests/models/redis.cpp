@@ -71,7 +71,7 @@ enum Mistake {
   kNobodyAtTheLimit,    // a waiter beyond the limit of the search is ignored
   kNoCap,               // a deadline that was set before the clock's step back is believed
   kPublishCounts,       // a subscriber to all channels makes dead waiters look alive
-  kFreeIsNotPassedOn,   // only the release of a holder hands over, not that of a waiter
+  kFreeIsNotPassedOn,   // only the release of a holder hands over, not one that finds the name free
   kReceipt,             // validity counts from the arrival of the reply
   kPlainDelete,         // a release does not check who holds the lock
   kQueueOnly,           // a cancel removes the place in the queue, not the lock

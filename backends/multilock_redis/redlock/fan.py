@@ -178,8 +178,12 @@ class Lane:
             self.owed.extend(each for each in owed if not any(each is other for other in self.owed))
             self._interrupted()
             raise
-        self.end(BackendUnavailable(f"{self.link.endpoint.name}: the connection was closed", unknown=True), defer=True)
+        self._not_sent_whole()
         return False
+
+    def _not_sent_whole(self) -> None:
+        """End the connection: after a part of a request, the server would take the next request for the rest of it."""
+        self.end(BackendUnavailable(f"{self.link.endpoint.name}: the connection was closed", unknown=True), defer=True)
 
     def _interrupted(self) -> None:
         """End the connection after an interrupt. Otherwise the next request could get the reply to an earlier one, such
@@ -231,9 +235,11 @@ class Lane:
     def _send_again(self, owed: Owed) -> Exception | None:
         """Load the script and send the request again. If that is impossible, return the error for the request."""
         request = owed.again() if owed.again else b""
-        if request and self.wire is not None and self.wire.put(request, 0.0):
-            self.owed += (Owed(SAYS_NOTHING, owed.until), owed._replace(again=None))
-            return None
+        if request and self.wire is not None:
+            if self.wire.put(request, 0.0):
+                self.owed += (Owed(SAYS_NOTHING, owed.until), owed._replace(again=None))
+                return None
+            self._not_sent_whole()
         return BackendUnavailable("the server does not know the script, and nothing was executed", unknown=False)
 
     def is_late(self, now: float) -> bool:

@@ -93,6 +93,29 @@ def test_an_interrupt_ends_the_connection_so_that_no_reply_is_taken_for_another(
     fan.close()
 
 
+def test_a_connection_that_took_a_part_of_a_repeated_request_is_not_used_again() -> None:
+    class Full(Broken):
+        closed = False
+
+        def finish(self) -> Any:
+            raise ScriptMissing("no such script")
+
+        def close(self) -> None:
+            self.closed = True
+
+    wire = Full()
+    fan, lane = lane_of(wire, lambda: 0.0)
+    first: list[Any] = []
+    second: list[Any] = []
+    lane.owed += (Owed(first.append, 1.0, lambda: b"load and lock"), Owed(second.append, 1.0))
+    fan.lanes[0].read()
+    assert wire.closed
+    assert lane.wire is None
+    fan.settle()
+    assert [error.unknown for error in (*first, *second)] == [False, True]
+    fan.close()
+
+
 def test_a_spare_connection_that_has_ended_is_not_used() -> None:
     class Spare(Broken):
         def __init__(self, *, ended: bool) -> None:

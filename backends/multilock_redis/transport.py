@@ -459,7 +459,11 @@ class Endpoint:
             # Without this, redis-py spends two round trips to tell the server which library this is.
             connection.driver_info = connection.lib_name = connection.lib_version = None
             connection.connect()
-            wire = Wire(connection, where, now, self._open)
+            try:
+                wire = Wire(connection, where, now, self._open)
+            except BaseException:
+                connection.disconnect()
+                raise
             if self.is_left():
                 wire.close()
                 raise ConnectionError("another server has taken over")

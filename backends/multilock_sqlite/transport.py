@@ -258,10 +258,14 @@ class Database:
                 factory=Connection,
             )
             connection.path, connection.file = path, file
+            exclusion = None
             try:
                 exclusion = Exclusion.of(connection, path, file)
             except PermissionError as error:
                 raise BackendRejected(f"{path}: {error.strerror}: {_MAY_WRITE}", backend="sqlite") from error
+            finally:
+                if exclusion is None:
+                    sqlite3.Connection.close(connection)
             if exclusion is None:
                 return None
             connection.exclusion = exclusion

@@ -263,18 +263,25 @@ def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[A
 
 
 def dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
-    """Connect as kazoo does. If the TLS handshake fails, the connection is closed."""
+    """Connect as kazoo does. If a file cannot be read, there is no connection. If a later step fails, it is closed."""
+    tls = _tls(options) if options.get("use_ssl") else None
     connection = socket.create_connection(address, within)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if not options.get("use_ssl"):
-        return connection
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return tls.wrap_socket(connection, server_hostname=options.get("hostname")) if tls else connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _tls(options: Mapping[str, Any]) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=options.get("ca"))
     context.check_hostname = bool(options.get("check_hostname"))
     if not options.get("verify_certs", True):
         context.verify_mode = ssl.CERT_NONE
     if options.get("certfile"):
         context.load_cert_chain(options["certfile"], options.get("keyfile"), options.get("keyfile_password"))
-    return context.wrap_socket(connection, server_hostname=options.get("hostname"))
+    return context
 
 
 def hung_up(error: ssl.SSLError) -> bool:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 import redis
@@ -16,7 +17,7 @@ from multilock import now
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Granted, LossReason
 from multilock.testing import FaultProxy
-from multilock_redis.transport import CONNECTING_AT_ONCE
+from multilock_redis.transport import CONNECTING_AT_ONCE, Endpoint
 from multilock_redis.wire import Redirected, Unclear, refusal
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, busy, eventually, holder_of, since, without
@@ -47,6 +48,22 @@ def locked(redis_server: RedisServer) -> RedisServer:
 def test_a_missing_password_is_rejected(locked: RedisServer) -> None:
     with pytest.raises(BackendRejected, match=r"NOAUTH Authentication required\..*give username= and password="):
         Ours(locked.url).take()
+
+
+def test_a_connection_that_breaks_right_after_the_login_is_closed(redis_server: RedisServer) -> None:
+    made: list[redis.Connection] = []
+
+    class Broken(redis.Connection):
+        def connect(self) -> None:
+            super().connect()  # type: ignore[no-untyped-call]
+            made.append(self)
+            sock: Any = self._sock
+            sock.close()  # macOS refuses any option of a socket whose server is gone
+
+    endpoint = Endpoint(redis_server.url, Broken, {"port": redis_server.port})
+    with pytest.raises(BackendUnavailable):
+        endpoint.connect(5.0, now)
+    assert not made[0].is_connected
 
 
 def test_a_wrong_password_is_rejected_but_not_shown(locked: RedisServer) -> None:

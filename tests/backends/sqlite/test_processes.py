@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -312,6 +313,24 @@ def test_an_interrupt_that_ends_a_close_early_blocks_no_other_process(
     gc.collect()  # the exception referred to the connection until now
     with Helper(f"{HELPERS}:try_once", url) as other:
         other.wait_for("held", within=START)
+
+
+def test_the_file_does_not_stay_open_if_its_locks_cannot_be_made(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Exclusion, "of", refuse)
+    asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+    with (
+        pytest.raises(multilock.BackendRejected) as caught,
+        asker.backend._database.request(5),  # type: ignore[attr-defined]
+    ):
+        pass
+    assert caught.tb  # the traceback refers to the connection
+    assert descriptors_of(path) == 0
+    asker.backend.close()
 
 
 def test_fork_waits_until_a_closing_connection_has_released_its_locks(url: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from kazoo.protocol.states import Callback
 
 from multilock import now
-from multilock_zookeeper.wire import Handler, _Buffered
+from multilock_zookeeper.wire import Handler, _Buffered, dial
 
 GREETING = struct.pack("!iiiq", 16, 0, 6000, 1)  # length, version, milliseconds, the session
 
@@ -102,6 +102,22 @@ def test_a_closed_connection_can_be_read_and_reports_its_end(
     assert (ours.recv(100), ours.pending()) == (b"last", 0)
     assert ready(handler, [ours], timeout=5.0) == ([ours], [])
     assert ours.recv(100) == b""
+
+
+@pytest.mark.parametrize("options", [{"ca": "/missing"}, {"certfile": "/missing"}, {"check_hostname": True}])
+def test_no_connection_stays_open_if_tls_cannot_begin(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[socket.socket] = []
+    connect = socket.create_connection
+
+    def record(*args: Any) -> socket.socket:
+        opened.append(connect(*args))
+        return opened[-1]
+
+    monkeypatch.setattr(socket, "create_connection", record)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with pytest.raises((OSError, ValueError)):
+            dial(server.getsockname(), 5.0, {"use_ssl": True, **options})
+        assert all(each.fileno() == -1 for each in opened)
 
 
 def test_a_wait_ends_after_its_time_and_not_before(pair: tuple[_Buffered, socket.socket], handler: Handler) -> None:

@@ -19,7 +19,7 @@ __all__ = ["exit_while_holding", "fork_after_use", "fork_with_a_client_handed_ov
 
 
 def fork_after_use(url: str) -> None:
-    """Fork like gunicorn: a client was used before the fork, it holds a lock, a watch runs, and a thread waits."""
+    """Fork as gunicorn does, after the client was used. It holds a lock, a watch is open, and a thread waits."""
     client = multilock.connect(url, ttl=10)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()

@@ -67,7 +67,7 @@ def test_if_creating_a_session_for_a_rest_gets_no_reply_another_one_is_made(
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     unused = ids(server) - {granted.key, key_session(server)}
     assert len(unused) == 1
-    eventually(lambda: not unused & ids(server))  # the session of the lost request has no key, and expires by itself
+    eventually(lambda: not unused & ids(server))  # the session whose creation got no reply has no key, and expires
     assert server.key(KEY)
 
 

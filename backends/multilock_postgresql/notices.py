@@ -161,7 +161,11 @@ class Listener:
         """Return whether a notification from another connection arrives, while nothing is sent on this one."""
         notify = f"SELECT pg_notify('{self._channel}', '')".encode()
         self._transactions.run(notify, [], deadline - self._now(), limited=False)
-        return wire.receive(min(TEST_WITHIN, deadline - self._now())) is not None
+        until = min(self._now() + TEST_WITHIN, deadline)
+        while (told := wire.receive(until - self._now())) is not None:
+            if any(channel == self._channel for channel, _ in told):  # and no change that another client reports there
+                return True
+        return False
 
     def _run(self, wire: PgWire | None) -> None:
         """Read the connection, and make a new one whenever it breaks, until the client is closed. The thread runs

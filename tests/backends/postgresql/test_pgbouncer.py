@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 
@@ -114,7 +116,20 @@ def test_an_address_for_listening_that_leads_elsewhere_is_reported(
     server.sql("CREATE DATABASE session")  # PgBouncer uses this name for another database
     far = ask(bouncer.session_url, listen=server.endpoint)
     held = one.take(one.mutex())
-    waiter = far.wait(far.mutex())
+    ended = threading.Event()
+
+    def report_changes() -> None:
+        with psycopg.connect(server.url.replace("/postgres", "/session"), autocommit=True) as other:
+            while not ended.wait(0.02):
+                other.execute("NOTIFY multilock_changes, 'another name'")
+
+    with ThreadPoolExecutor(1) as thread:
+        reported = thread.submit(report_changes)
+        try:
+            waiter = far.wait(far.mutex())
+        finally:
+            ended.set()
+        reported.result(LONG)
     [trouble] = far.ear.down.values()
     assert "do not arrive at the address in listen=" in trouble
     assert one.release(held)

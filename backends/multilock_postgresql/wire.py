@@ -27,6 +27,8 @@ Row = tuple[bytes | None, ...]
 IS_REPLICA = "it is a read replica, or this role is read-only: give the address of the primary"
 LOCK_WAIT = "55P03"
 READ_ONLY = "25006"
+TOO_MUCH = "54000"
+QUEUE_IS_FULL = "54000 without a table"
 NOT_READ_COMMITTED = "ML002"
 NOT_THERE = {"3F000", "42P01", "42883"}  # the schema, a table or a function is missing
 
@@ -37,13 +39,14 @@ SILENT = {
     "40P01": "its transaction was chosen to end a deadlock",
     "53300": "it has too many connections: raise max_connections, or lower connections=",
     "57014": "the request was cancelled there: is statement_timeout of this role shorter than request_timeout=?",
+    QUEUE_IS_FULL: "its queue of notifications is full: end the sessions that listen and never read",
     "57P03": "it starts or shuts down",
 }
 # With these errors nothing was executed either, and repeating the request does not help.
 REFUSED = {
     "22023": "the name of the lock is too long for a notification: shorten it",
     "22P05": "the name, the prefix or identity= has a character that the encoding of its database lacks",
-    "54000": "the name of the lock is too long for an index: shorten it",
+    TOO_MUCH: "the name of the lock is too long for an index: shorten it",
     "0A000": "it does not support what multilock needs: PostgreSQL 14 or newer",
     "28000": "check username= and the server's pg_hba.conf",
     "28P01": "check username= and password=",
@@ -87,6 +90,8 @@ def failure(result: pq.abc.PGresult, where: str) -> Exception:
     if code == NOT_READ_COMMITTED:
         return NotReadCommitted(told)
     message = f"{where}: {told} ({code})"
+    if code == TOO_MUCH and not result.error_field(pq.DiagnosticField.TABLE_NAME):
+        code = QUEUE_IS_FULL
     if code == LOCK_WAIT:
         return LockWait(message, unknown=False, backend="postgresql")
     if code in SILENT:

@@ -158,6 +158,19 @@ def test_a_text_that_the_database_cannot_hold_is_refused_at_once(server: Databas
     latin.take(latin.mutex(name=long[:200]))
 
 
+def test_a_full_queue_of_notifications_is_no_fault_of_the_name(own: Database) -> None:
+    with closing(by_hand(own)) as client:
+        held = client.take(client.mutex())
+        full = "BEGIN RAISE 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END"
+        own.sql(f"CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ {full} $$")
+        own.sql("CREATE TRIGGER no_room BEFORE UPDATE ON multilock.locks FOR EACH ROW EXECUTE FUNCTION no_room()")
+        with pytest.raises(BackendUnavailable, match="its queue of notifications is full") as caught:
+            client.release(held)
+        assert not caught.value.unknown
+        own.sql("DROP FUNCTION no_room CASCADE")
+        assert client.release(held)
+
+
 def test_connections_that_the_server_ended_at_rest_cost_no_request(one: Queued, server: Database) -> None:
     claim = one.take(one.mutex())
     ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'multilock'"

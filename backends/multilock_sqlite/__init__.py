@@ -43,9 +43,9 @@ __all__ = ["SqliteBackend", "open_backend"]
 GROUP = "sqlite"
 POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two polls of a waiter; a poll is a read of a few 10 µs
 POLL_GROWTH = 1 / 8  # the pause as a share of the time waited so far; it reaches POLL_LAST after a third of a second
-# Longest pause in seconds between two polls of a waiter to which releases send messages. The pause is POLL_LAST seconds
-# times the number of waiters before it. So the first waiter still polls often, because a killed holder sends no
-# message.
+# Longest pause in seconds between two polls of a waiter to which releases send messages. The pause is at least
+# POLL_LAST seconds times the number of waiters before it. So the first waiter still polls often, because a killed
+# holder sends no message.
 POLL_BEHIND = 1.0
 
 

@@ -2,7 +2,7 @@
 
 The loop sends a request, waits for a wake-up or a timer, and sends the next request. A claim is the demand of one
 caller for one name, and every request of the loop names it. The gate lets only one of several waiters of this client
-send requests for a name (`multilock.kernel.gate`).
+send requests for a name, unless they wait in the server's own queue (`multilock.kernel.gate`).
 
 The loop awaits only requests and wake-ups. With asyncio these suspend. The blocking face drives the same coroutine over
 awaitables that block the thread and never suspend. Nothing is awaited while an error unwinds the loop: the claim is

@@ -22,6 +22,7 @@ from multilock.kernel.handing import Handing
 from multilock.kernel.holding import EndOfBody
 from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, Part, inside, marks
+from multilock.kernel.process import in_the_middle
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.kernel.worker import SOON
 from multilock.lock import HeldLease
@@ -72,6 +73,9 @@ class Leadership(Leading, HeldLease):
         return run(self._term.resign())
 
     def _end_body(self, end: EndOfBody) -> None:
+        if in_the_middle():
+            self._kernel.releases.from_within(lambda: self._release_after_interrupt(end))
+            return
         last = self._body_ends(end)
         self._term.body_ends()
         if last:

@@ -129,7 +129,7 @@ class Condition:
 
 
 class Office(Generic[T]):
-    """The callbacks, the grace, the lock and the condition of one election."""
+    """The callbacks, the grace and the condition of one election."""
 
     def __init__(
         self,
@@ -149,9 +149,13 @@ class Office(Generic[T]):
         self.begin()
 
     def begin(self) -> None:
-        """Create the lock and the condition. Called again in a forked child, where none of the waiters exists."""
-        self.lock = system.RLock()  # reentrant, because a finalizer may run while its thread holds the lock
+        """Create the condition. Called again in a forked child, where none of the waiters exists."""
         self.condition = Condition(self.kernel)
+
+    @property
+    def lock(self) -> system.RLock:
+        """The lock of the client's state. So `process.in_the_middle` notices a finalizer that runs under this lock."""
+        return self.kernel.lock
 
     def push(self, leadership: T, scope: Scope[Any] | None = None) -> None:
         """Make the leadership the innermost lease of the thread or task that runs its work."""
@@ -166,4 +170,4 @@ class Office(Generic[T]):
         """
         if any([part.office is self and not part.done for part in _INSIDE.get()]):  # noqa: C419 - one call for all
             return True
-        return process.in_the_middle() or system.is_owned(self.lock)
+        return process.in_the_middle()

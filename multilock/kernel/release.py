@@ -244,6 +244,19 @@ class Releases:
             kernel.nudge()
         return True
 
+    def from_within(self, end: Callable[[], None]) -> None:
+        """Call ``end()`` for a finalizer or signal handler that interrupted a call of multilock in this thread.
+
+        ``end`` ends a leadership without waiting for anything but the kernel's lock. If that lock is not free soon, the
+        ticking thread calls ``end``, for the reason that `_release_from_within` gives.
+        """
+        kernel = self._kernel
+        try:
+            with system.Taking(kernel.lock, BRIEFLY, system.Empty):
+                end()
+        except system.Empty:
+            kernel.timers.at(kernel.now(), end)
+
     def step(self) -> None:
         """Release the leases that `soon` and `_release_from_within` left for the ticking thread. Called on that
         thread."""

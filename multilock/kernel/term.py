@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from multilock.kernel.holding import HELD, LOST, RELEASING, EndOfBody, Holding
 from multilock.kernel.office import Office, Part, is_inside, mark, set_marks, unmark
+from multilock.kernel.process import in_the_middle
 from multilock.log_thread import logger
 from multilock.model import Loss, LossReason
 
@@ -28,6 +29,7 @@ __all__ = ["INTERRUPTED", "Leading", "Term"]
 
 T = TypeVar("T", bound=Holding)
 INTERRUPTED = "its work was interrupted"
+STEPPED_DOWN = "this node stepped down"
 
 
 class Leading(Holding):
@@ -324,7 +326,11 @@ class Term(Generic[T]):
         """
         self.leadership._leave_scope()
         try:
-            first = self.renounce("this node stepped down", grace)
+            if in_the_middle():
+                first = self.leadership.stage == HELD and not self.resigning
+                self.office.kernel.releases.from_within(lambda: self.abdicate(STEPPED_DOWN, grace))
+                return first
+            first = self.renounce(STEPPED_DOWN, grace)
             if self.office.inside():
                 self._give_back_later()
                 return first

@@ -27,6 +27,7 @@ from multilock import (
     NotHeld,
     connect,
 )
+from multilock.kernel.inside import call_inside
 from multilock.kernel.runtime import Threads
 from multilock.lock import Waits
 from multilock.testing import HandRuntime
@@ -298,6 +299,29 @@ def test_a_finalizer_that_resigns_inside_its_own_election_does_not_wait(server: 
     assert server.holders
     go_on.set()
     eventually(lambda: server.holders == {})
+    client.close()
+
+
+@pytest.mark.parametrize("how", ["stop", "resign", "release", "with"])
+def test_a_finalizer_that_resigns_does_not_wait_for_a_lock_of_another_thread(server: Scripted, how: str) -> None:
+    """The other thread may be inside a finalizer too, and may wait for a lock that this thread holds."""
+    client = client_on(server, Threads(), ttl=25.0)
+    losses: list[Loss[Any]] = []
+    election = client.election("e", on_lost=losses.append)
+    leadership = election.campaign()
+    block = contextlib.ExitStack()
+    if how == "with":
+        block.enter_context(leadership)
+    calls: dict[str, Callable[[], object]] = {
+        "stop": election.stop,
+        "resign": election.resign,
+        "release": leadership.release,
+        "with": block.close,
+    }
+    with client._kernel.lock:
+        in_time(lambda: call_inside(calls[how]))
+    eventually(lambda: server.holders == {})
+    assert [loss.reason for loss in losses] == [LossReason.RESIGNED]
     client.close()
 
 

@@ -92,8 +92,15 @@ def test_a_lease_released_by_the_garbage_collector_delays_no_other_call(backend:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+LOCKS: dict[str, Callable[[multilock.Client], Any]] = {
+    "client": lambda client: client._kernel.lock,
+    "election": lambda client: client.election("e")._office.lock,
+}
+
+
+@pytest.mark.parametrize("where", LOCKS)
 def test_a_release_by_a_finalizer_during_a_request_continues_in_the_background(
-    monkeypatch: pytest.MonkeyPatch,
+    where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = Scripted()
     client = client_on(backend, Threads())
@@ -116,7 +123,7 @@ def test_a_release_by_a_finalizer_during_a_request_continues_in_the_background(
     other = client.lock("m").acquire()
     assert seen == [True, False, False]
     eventually(lambda: backend.released() == {inner(lease).claim.id})
-    with client._kernel.lock:  # a release while this thread holds the lock of the kernel
+    with LOCKS[where](client):  # a release while this thread holds a lock of multilock
         assert other.release()
     eventually(lambda: backend.holders == {})
     client.close()

@@ -17,7 +17,7 @@ from multilock.testing.compare.columns import Column, columns_for
 from multilock.testing.compare.contestants import BLOCKING
 from multilock.testing.compare.cycle import Plan, play
 from multilock.testing.compare.plan import Options, Plans
-from multilock.testing.compare.pool import Limit, Mate, RunEnded
+from multilock.testing.compare.pool import Limit, RunEnded, WorkerProcess
 from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import ServerFault, ServerProcess, Together
 
@@ -67,11 +67,11 @@ class Said:
         pass
 
 
-def mate_that_said(*lines: str, stop: threading.Event | None = None) -> Mate:
-    mate = Mate.__new__(Mate)
-    mate._stop, mate.fit, mate.helper = stop or threading.Event(), True, cast("Any", Said(*lines))
-    mate._events, mate._first = [], {}
-    return mate
+def worker_that_said(*lines: str, stop: threading.Event | None = None) -> WorkerProcess:
+    its_worker = WorkerProcess.__new__(WorkerProcess)
+    its_worker._stop, its_worker.fit, its_worker.helper = stop or threading.Event(), True, cast("Any", Said(*lines))
+    its_worker._events, its_worker._first = [], {}
+    return its_worker
 
 
 def play_together(together: Together, server: Server, cycles: int, also: Any = None) -> list[Any]:
@@ -226,10 +226,10 @@ def test_each_cell_gets_one_decided_cycle_however_short_the_time(tmp_path: Path)
 
 
 def test_output_of_a_worker_is_dropped_after_its_cycle() -> None:
-    mate = mate_that_said("opened 1.0 A", 'wrong A "it hangs"', "held 2.0 A")
-    assert [event["what"] for event in mate.forget()] == ["opened", "wrong", "held"]
-    assert mate.said("opened", "A") is None
-    assert (mate.helper.lines, mate.forget()) == ([], [])
+    its_worker = worker_that_said("opened 1.0 A", 'wrong A "it hangs"', "held 2.0 A")
+    assert [event["what"] for event in its_worker.forget()] == ["opened", "wrong", "held"]
+    assert its_worker.said("opened", "A") is None
+    assert (its_worker.helper.lines, its_worker.forget()) == ([], [])
 
 
 def test_late_output_of_a_worker_does_not_count_for_the_next_cycle() -> None:
@@ -237,7 +237,7 @@ def test_late_output_of_a_worker_does_not_count_for_the_next_cycle() -> None:
     stop.set()
     adapter = "multilock.testing.compare.controls:Kazoo"  # the memory backend has no operator who would clean up
     plan = Plan(3, "x", adapter, "memory://", SCENARIOS["kill"], "n", 2.0, 2.0, "1")
-    a, b = mate_that_said("lost 1.0 A lost 1.0", stop=stop), mate_that_said("lost 1.0 B lost 1.0", stop=stop)
+    a, b = worker_that_said("lost 1.0 A lost 1.0", stop=stop), worker_that_said("lost 1.0 B lost 1.0", stop=stop)
     events = play(plan, a, b, stop)
     assert [event["what"] for event in events] == ["cycle", "end"]
     assert events[-1]["stopped"]

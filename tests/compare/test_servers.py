@@ -24,7 +24,7 @@ from multilock.testing.compare.cycle import Plan, _Scene
 from multilock.testing.compare.keeper import family, states
 from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import ServerFault, ServerProcess, each_of, given
-from tests.compare.test_many_at_once import mate_that_said
+from tests.compare.test_many_at_once import worker_that_said
 from tests.open_files import over_a_thousand
 from tests.servers import RedisServer
 from tests.servers_redlock import RedisServers
@@ -281,7 +281,7 @@ def test_a_restart_counts_only_if_the_server_was_absent_and_its_container_restar
 
 def scene_of(url: str) -> _Scene:
     plan = Plan(1, "x", BLOCKING, url, SCENARIOS["server-stop"], "n", 1.0, 1.0, "1")
-    scene = _Scene(plan, mate_that_said(), mate_that_said(), threading.Event())
+    scene = _Scene(plan, worker_that_said(), worker_that_said(), threading.Event())
     scene.look()
     return scene
 

@@ -38,11 +38,11 @@ class StandsStill:
         return False
 
 
-class Place:
+class ItsClient:
     def __init__(self, role: worker._Role) -> None:
         self.holding = StandsStill(role)
 
-    def lock(self, name: str) -> Place:
+    def lock(self, name: str) -> ItsClient:
         return self
 
     def acquire(self, timeout: float) -> StandsStill:
@@ -53,16 +53,16 @@ def test_a_process_that_is_frozen_between_two_calls_held_until_the_first(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     role = worker._Role("A", "", "", 1.0, "n")
-    place = Place(role)
-    role.place = place  # type: ignore[assignment]
+    client = ItsClient(role)
+    role.client = client  # type: ignore[assignment]
     role.acquire(1.0)
     record = Record()
     for line in capfd.readouterr().out.splitlines():
         record.feed(1, line)
     belief = record.beliefs["A"]
-    assert belief.until <= place.holding.last_yes
+    assert belief.until <= client.holding.last_yes
     assert belief.over_by is not None
-    assert belief.over_by >= place.holding.last_yes + 0.2
+    assert belief.over_by >= client.holding.last_yes + 0.2
 
 
 def test_an_error_is_shown_without_paths_of_this_machine(capfd: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ import multilock
 from multilock import now
 from multilock.model import LockInfo, parse_owner
 from multilock.testing import Helper, Network
-from multilock.testing.beliefs import Belief, Fault, LedgerServer, Record
+from multilock.testing.beliefs import Belief, FaultPeriod, LedgerServer, Record
 from multilock.testing.beliefs.witness import STALLED
 from multilock.testing.conformance.faces import background
 from multilock.values import decode_value
@@ -555,7 +555,7 @@ class Chaos:
         self.seed = seed
         self.helpers: dict[int, Helper] = {}  # by place, the number of the process
         self.gone: list[Helper] = []
-        self.faults: list[Fault] = []
+        self.faults: list[FaultPeriod] = []
         self.told_to_stop_at = math.inf
         self.scene: list[str] = []  # the state at the server when a name was stuck
         self.record = Record(arena.taken)
@@ -639,7 +639,7 @@ class Chaos:
         self, kind: str, place: int | None, end: Callable[[], None], after: float, *, stops: bool = False
     ) -> None:
         pid = None if place is None else self.helpers[place].pid
-        fault = Fault(kind, pid, now(), stops=stops)
+        fault = FaultPeriod(kind, pid, now(), stops=stops)
         self.faults.append(fault)
         self._busy.add(place)
 
@@ -658,12 +658,12 @@ class Chaos:
 
         self._do(after, undo)
 
-    def _has_told_of(self, stop: Fault) -> bool:
+    def _has_told_of(self, stop: FaultPeriod) -> bool:
         stalls = self.record.stalls[stop.pid or 0]
         return stop.end - stop.start < SHORT_STOP or any(end > stop.end for _, end in stalls)
 
     def _happened(self, kind: str, pid: int | None = None) -> None:
-        self.faults.append(Fault(kind, pid, now(), now()))
+        self.faults.append(FaultPeriod(kind, pid, now(), now()))
 
     # Processes
 
@@ -757,7 +757,7 @@ class Chaos:
     def hurt_server(self, kind: str, what: Callable[[random.Random], None]) -> bool:
         if None in self._busy:
             return False
-        fault = Fault(kind, None, now())
+        fault = FaultPeriod(kind, None, now())
         self.faults.append(fault)
         self._busy.add(None)
         done = background(
@@ -791,7 +791,7 @@ class Chaos:
         """
         return 0.0
 
-    def standstills(self) -> Iterator[Fault]:
+    def standstills(self) -> Iterator[FaultPeriod]:
         """Yield pauses that no fault caused. They count as faults. Subclasses override this."""
         return iter(())
 
@@ -842,7 +842,7 @@ class Chaos:
 class Report:
     seconds: float
     record: Record
-    faults: list[Fault]
+    faults: list[FaultPeriod]
     writes: int = 0
     refused: int = 0
     violations: list[str] = field(default_factory=list)
@@ -864,7 +864,7 @@ class Report:
             habit for belief in self.record.beliefs.values() for habit in self.record.habits.get(belief.pid, ["-"])
         )
 
-    def outlived(self, fault: Fault) -> bool:
+    def outlived(self, fault: FaultPeriod) -> bool:
         """Return whether the fault cost a lease: one that was held when the fault began, and that ended during it."""
         held = self.record.held_at(fault.pid, fault.start)
         if fault.kind == "process killed":

@@ -21,7 +21,7 @@ from functools import partial
 
 import multilock
 from multilock.testing import Helper
-from multilock.testing.beliefs import Belief, Fault, LedgerServer, Record
+from multilock.testing.beliefs import Belief, FaultPeriod, LedgerServer, Record
 from multilock.testing.beliefs.oracles import within
 from tests.faults.chaos import ARENAS, FOR_A_WHILE, PROCESS_PACE, Arena, Chaos, Happening, Stream, run
 from tests.faults.crowd_member import NAME
@@ -49,7 +49,7 @@ class MemoryArena(Arena):
 PLACES: dict[str, type[Arena]] = {"memory": MemoryArena, **{k: v for k, v in ARENAS.items() if v.scheme == k}}
 
 
-def in_use_again(record: Record, killed: Sequence[Fault], permits: int) -> Iterator[tuple[int, float]]:
+def in_use_again(record: Record, killed: Sequence[FaultPeriod], permits: int) -> Iterator[tuple[int, float]]:
     """Yield two numbers for each killed process: the permits it held, and the seconds until others had all permits.
 
     The time in which the process that took the last permit did not run does not count. The seconds are infinite if

@@ -27,7 +27,7 @@ from redis.retry import Retry
 
 from multilock import now
 from multilock.model import LockInfo, parse_owner
-from multilock.testing.beliefs import Fault, LedgerServer
+from multilock.testing.beliefs import FaultPeriod, LedgerServer
 from multilock.testing.beliefs.oracles import within
 from multilock.testing.conformance.faces import background
 from multilock.testing.proxy import Direction
@@ -196,7 +196,7 @@ class Majority(Chaos):
         super().__init__(arena, ledger, seed, habits, defect, mixed)
         self.waits = Waits(self.record)
         self._of_network = Standstills()
-        self._far: list[Fault] = []
+        self._far: list[FaultPeriod] = []
         self.undone: dict[str, float] = {}
         # The last time at which each server had an entry of a claim.
         self._found: dict[tuple[str, int, str], float] = {}
@@ -226,7 +226,7 @@ class Majority(Chaos):
         self, kind: str, whom: Iterable[int | str], end: Callable[[], None], after: float, *, rest: float = RECOVERY
     ) -> None:
         """Begin a fault that lasts for ``after`` seconds. Its victims count as faulty for another ``rest`` seconds."""
-        fault = Fault(kind, None, now())
+        fault = FaultPeriod(kind, None, now())
         self.faults.append(fault)
         self._busy.update(whom)
 
@@ -269,7 +269,7 @@ class Majority(Chaos):
         if not chosen:
             return False
         members = [self.arena.servers.members[which] for which in chosen]
-        fault = Fault(f"{len(chosen)} servers killed", None, now())
+        fault = FaultPeriod(f"{len(chosen)} servers killed", None, now())
         self.faults.append(fault)
         self._busy.update(f"server {which}" for which in chosen)
         self.arena.away.update(chosen)
@@ -322,7 +322,7 @@ class Majority(Chaos):
         self._busy.add(place)
         network.delay(self.dice.uniform(*FAR), "down")
         since = now()
-        self._far.append(far := Fault("far away", helper.pid, since))
+        self._far.append(far := FaultPeriod("far away", helper.pid, since))
 
         def look() -> None:
             if any(each.pid == helper.pid and each.began > since for each in self._holding(FOR_A_WHILE)):
@@ -385,7 +385,7 @@ class Majority(Chaos):
         of_contenders = max((within(those, since, at) for those in self.record.stalls.values()), default=0.0)
         return min(MOST_STALLED, within(self._of_network.those, since, at) + of_contenders)
 
-    def standstills(self) -> Iterator[Fault]:
+    def standstills(self) -> Iterator[FaultPeriod]:
         """Yield pauses of an overloaded machine, and times of slow networks, as faults.
 
         The network may have paused, so that replies came too late. A contender that paused looks like one that was
@@ -394,10 +394,10 @@ class Majority(Chaos):
         """
         for start, end in itertools.chain(self._of_network.those, *self.record.stalls.values()):
             if end - start > LEAST_LIMIT:
-                yield Fault("stood still", None, start, end)
+                yield FaultPeriod("stood still", None, start, end)
         for far in self._far:
             for times in range(math.ceil((min(far.end, now()) - far.start) / self.arena.ttl)):
-                yield Fault(far.kind, far.pid, far.start + times * self.arena.ttl, far.end)
+                yield FaultPeriod(far.kind, far.pid, far.start + times * self.arena.ttl, far.end)
 
     def seen(self) -> Iterator[str]:
         for (id, which, what), at in self._found.items():

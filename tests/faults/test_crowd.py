@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from multilock.testing.beliefs import Fault, Record
+from multilock.testing.beliefs import FaultPeriod, Record
 from tests.faults.chaos import Chaos, RedisArena, Report, run
 from tests.faults.crowd import PERMITS, Crowd, Permits, in_use_again
 from tests.faults.waits import PATIENCE, Waits
@@ -94,7 +94,7 @@ def test_the_oracle_expects_the_permit_of_a_dead_holder_to_be_used_again(
     holders = ["1 got 1 n a 1 1 p3", "1 held 4 a", "2 got 1 n b 2 1 p3", "2 got 1 n c 3 1 p3"]
     still = ["2 held 9 b", "2 held 9 c", *(["2 held 9 d"] if any("got 7 n d" in line for line in lines) else [])]
     one = waits(*holders, *lines, *still, *(["2 held 9 e"] if len(lines) == 3 else [])).record
-    assert list(in_use_again(one, [Fault("process killed", 1, 5.0, 5.0)], PERMITS)) == expected
+    assert list(in_use_again(one, [FaultPeriod("process killed", 1, 5.0, 5.0)], PERMITS)) == expected
 
 
 def crowd(kind: type[Chaos], seconds: float, show: Show, **least: int) -> Report:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from multilock import now
-from multilock.testing.beliefs import Fault, LedgerServer, Record
+from multilock.testing.beliefs import FaultPeriod, LedgerServer, Record
 from tests.faults import contender
 from tests.faults.chaos import Report, overstays
 from tests.faults.majority import Standstills
@@ -110,16 +110,16 @@ def test_a_key_that_expires_soon_is_not_reported_as_left_behind(key: str, left: 
     [
         ([], [], 1),
         # The process was killed before it could record its stall.
-        ([Fault("process stopped", 1, 1.5, 2.4, stops=True)], [], 0),
-        ([Fault("process stopped", 2, 1.5, 2.4, stops=True)], [], 1),
-        ([Fault("partition", 1, 1.5, 2.4)], [], 1),
+        ([FaultPeriod("process stopped", 1, 1.5, 2.4, stops=True)], [], 0),
+        ([FaultPeriod("process stopped", 2, 1.5, 2.4, stops=True)], [], 1),
+        ([FaultPeriod("partition", 1, 1.5, 2.4)], [], 1),
         ([], ["2 stall 1.9 2.41"], 0),  # the machine stopped another process
         # The harness stopped the process.
-        ([Fault("process stopped", 2, 1.5, 2.4, stops=True)], ["2 stall 1.5 2.41"], 1),
+        ([FaultPeriod("process stopped", 2, 1.5, 2.4, stops=True)], ["2 stall 1.5 2.41"], 1),
     ],
 )
 def test_a_late_callback_is_excused_if_the_machine_stood_still(
-    faults: list[Fault], stalls: list[str], number: int
+    faults: list[FaultPeriod], stalls: list[str], number: int
 ) -> None:
     late = record("1 got 1 n a 1 1", "1 lost 2.45 a expired 2", *stalls)
     assert len(list(late.late_callbacks(faults=faults))) == number
@@ -168,23 +168,23 @@ def test_a_grant_received_after_a_force_release_is_not_blamed() -> None:
     ("faults", "stalls", "until", "number"),
     [
         ([], [], 100.0, 1),
-        ([Fault("partition", 2, 3.0, 4.5)], [], 100.0, 0),
+        ([FaultPeriod("partition", 2, 3.0, 4.5)], [], 100.0, 0),
         # The fault counts until its end, even in the calm phase.
-        ([Fault("server away for long", None, 1.5, 4.5)], [], 100.0, 0),
-        ([Fault("server away for long", None, 1.5, 3.5)], [], 100.0, 1),
-        ([Fault("partition", 2, 1.5)], [], 100.0, 1),  # the partition has not ended
+        ([FaultPeriod("server away for long", None, 1.5, 4.5)], [], 100.0, 0),
+        ([FaultPeriod("server away for long", None, 1.5, 3.5)], [], 100.0, 1),
+        ([FaultPeriod("partition", 2, 1.5)], [], 100.0, 1),  # the partition has not ended
         ([], ["2 stall 0.5 1.5", "2 stall 2.8 3.2", "2 stall 3.5 4.6"], 100.0, 0),
         ([], ["2 stall 0.5 2.7", "2 stall 3.5 4.4", "2 stall 5 6"], 100.0, 1),
         ([], ["1 stall 2 5"], 100.0, 1),  # the process of the former holder stalled
         ([], ["3 stall 3 4.3"], 100.0, 0),  # the machine stopped a process that may have been first in line
         ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # time in which two stall at once counts once
-        ([Fault("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # the harness stopped the process
+        ([FaultPeriod("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # the harness stopped the process
         ([], [], 3.7, 0),  # no contender waited for it any longer
         ([], [], 3.8, 1),
     ],
 )
 def test_a_late_takeover_is_excused_after_a_fault_or_while_its_process_did_not_run(
-    faults: list[Fault], stalls: list[str], until: float, number: int
+    faults: list[FaultPeriod], stalls: list[str], until: float, number: int
 ) -> None:
     late = record("1 got 1 n a 1 1", "1 held 2 a", "2 got 5 n b 2 1", *stalls)
     assert len(list(late.slow_takeovers(faults, 1.0, TTL, until))) == number
@@ -217,7 +217,7 @@ def test_the_ledger_refuses_an_old_token_and_notices_a_lost_update(tmp_path_fact
 
 def test_a_failed_run_prints_everything_needed_to_repeat_it(capsys: pytest.CaptureFixture[str]) -> None:
     one = record("1 got 1 n a 1 1", "1 held 3 a")
-    faults = [Fault("partition", 1, 1.0, 2.5)]
+    faults = [FaultPeriod("partition", 1, 1.0, 2.5)]
     Report(30.0, one, faults, violations=[f"O5 {n}" for n in range(30)], told=["[key]"], again="seed 7, 30 s").show()
     said = capsys.readouterr().out
     for told in ("again: seed 7, 30 s", "O5 29", "[key]", "0.000 to    1.500 partition, process 1; then held: n"):

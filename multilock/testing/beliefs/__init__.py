@@ -20,7 +20,7 @@ at the server (O7) are checked elsewhere.
 from multilock.testing.beliefs.believers import Believers, Verdict
 from multilock.testing.beliefs.judge import Apart, Outcome, judge
 from multilock.testing.beliefs.ledger import Account, LedgerServer
-from multilock.testing.beliefs.oracles import Belief, Fault, Record
+from multilock.testing.beliefs.oracles import Belief, FaultPeriod, Record
 from multilock.testing.beliefs.witness import note, watch_pulse
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Apart",
     "Belief",
     "Believers",
-    "Fault",
+    "FaultPeriod",
     "LedgerServer",
     "Outcome",
     "Record",

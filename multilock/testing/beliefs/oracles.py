@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-__all__ = ["Belief", "Fault", "Record", "within"]
+__all__ = ["Belief", "FaultPeriod", "Record", "within"]
 
 CALLBACK_SLACK = 0.05  # seconds after lost_at within which a callback may still start
 
 
 @dataclass(slots=True)
-class Fault:
+class FaultPeriod:
     """A fault of one process or (``pid`` None) of the server, from ``start`` to ``end``."""
 
     kind: str
@@ -188,7 +188,7 @@ class Record:
                 if belief.alone:
                     greatest_alone = max(greatest_alone, belief.token)
 
-    def late_callbacks(self, slack: float = CALLBACK_SLACK, faults: Iterable[Fault] = ()) -> Iterator[str]:
+    def late_callbacks(self, slack: float = CALLBACK_SLACK, faults: Iterable[FaultPeriod] = ()) -> Iterator[str]:
         """O4: a callback starts at ``lost_at`` at the latest, and before a next holder that excludes the lost one.
 
         Time in which the process of the callback did not run does not count. This includes faults that stop this
@@ -234,7 +234,7 @@ class Record:
             elif belief.pid in ended and not belief.ended_well and not belief.losses:
                 yield f"O6 {belief.name}: lost, and no callback (process {belief.pid})"
 
-    def slow_takeovers(self, faults: Iterable[Fault], bound: float, ttl: float, until: float) -> Iterator[str]:
+    def slow_takeovers(self, faults: Iterable[FaultPeriod], bound: float, ttl: float, until: float) -> Iterator[str]:
         """O5: a name without a holder gets one within the bound. The run must keep a waiter for each name until
         ``until``.
 
@@ -265,9 +265,9 @@ class Record:
                 else:
                     self.excused.append(f"O5 {name}: no holder for {end - since:.2f} s")
 
-    def _stalls_without(self, faults: Iterable[Fault]) -> list[tuple[int, tuple[float, float]]]:
+    def _stalls_without(self, faults: Iterable[FaultPeriod]) -> list[tuple[int, tuple[float, float]]]:
         """Return the stalls of all processes that no fault explains, each with its process."""
-        of_process: dict[int, list[Fault]] = defaultdict(list)
+        of_process: dict[int, list[FaultPeriod]] = defaultdict(list)
         for fault in faults:
             if fault.pid is not None:
                 of_process[fault.pid].append(fault)

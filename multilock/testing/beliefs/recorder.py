@@ -69,10 +69,10 @@ class Recorder:
         """Record a grant. Called by the thread that acquired the lease, before any other code has it."""
         claim, kernel = lease.claim, lease._kernel
         at, yes = now(), _believes(lease)
-        place = f"{kernel.scheme}:{getattr(kernel.settings, 'prefix', '')}{claim.name}"
+        full_name = f"{kernel.scheme}:{getattr(kernel.settings, 'prefix', '')}{claim.name}"
         token = "-" if lease.token is None else lease.token
         with self._lock:
-            self._note("got", at, quote(place, safe=":/"), claim.id, token, int(yes), claim.mode)
+            self._note("got", at, quote(full_name, safe=":/"), claim.id, token, int(yes), claim.mode)
             self._got.add(claim.id)
             if yes:
                 self._active[claim.id] = lease, at, at

@@ -37,21 +37,21 @@ class Flag(Blocking):
     @staticmethod
     def open(url: str, ttl: float) -> AdapterClient:
         """Return a client."""
-        return _FlagPlace(Blocking.open(url, ttl))
+        return _FlagClient(Blocking.open(url, ttl))
 
 
-class _FlagPlace:
-    def __init__(self, place: AdapterClient) -> None:
-        self._place = place
+class _FlagClient:
+    def __init__(self, client: AdapterClient) -> None:
+        self._client = client
 
     def lock(self, name: str) -> AdapterLock:
-        return _FlagLock(self._place.lock(name))
+        return _FlagLock(self._client.lock(name))
 
     def end_session(self) -> bool:
-        return bool(self._place.end_session())  # type: ignore[attr-defined]  # Blocking has it
+        return bool(self._client.end_session())  # type: ignore[attr-defined]  # Blocking has it
 
     def close(self) -> None:
-        self._place.close()
+        self._client.close()
 
 
 class _FlagLock:
@@ -87,7 +87,7 @@ class Naive:
     @staticmethod
     def open(url: str, ttl: float) -> AdapterClient:
         """Return a client."""
-        return _NaivePlace(_redis(url), ttl, _prefix(url))
+        return _NaiveClient(_redis(url), ttl, _prefix(url))
 
     @staticmethod
     def take(url: str, name: str) -> bool:
@@ -100,7 +100,7 @@ class Naive:
         return _sweep(url, begin)
 
 
-class _NaivePlace:
+class _NaiveClient:
     def __init__(self, client: Any, ttl: float, prefix: str) -> None:
         self._client, self._ttl, self._prefix = client, ttl, prefix
 
@@ -171,7 +171,7 @@ class RedisPy:
     @staticmethod
     def open(url: str, ttl: float) -> AdapterClient:
         """Return a client."""
-        return _RedisPyPlace(_redis(url), ttl, _prefix(url))
+        return _RedisPyClient(_redis(url), ttl, _prefix(url))
 
     @staticmethod
     def take(url: str, name: str) -> bool:
@@ -184,7 +184,7 @@ class RedisPy:
         return _sweep(url, begin)
 
 
-class _RedisPyPlace:
+class _RedisPyClient:
     def __init__(self, client: Any, ttl: float, prefix: str) -> None:
         self._client, self._ttl, self._prefix = client, ttl, prefix
 
@@ -231,7 +231,7 @@ class Kazoo:
     @staticmethod
     def open(url: str, ttl: float) -> AdapterClient:
         """Return a client."""
-        return _KazooPlace(url, ttl)
+        return _KazooClient(url, ttl)
 
     @staticmethod
     def bound(url: str, ttl: float) -> float:
@@ -260,7 +260,7 @@ class Kazoo:
         return []
 
 
-class _KazooPlace:
+class _KazooClient:
     def __init__(self, url: str, ttl: float) -> None:
         self._nodes = _ours(url)._nodes
         self._tls = _ours(url)._ensemble.tls
@@ -329,7 +329,7 @@ class Advisory:
     @staticmethod
     def open(url: str, ttl: float) -> AdapterClient:
         """Return a client."""
-        return _AdvisoryPlace(url, ttl)
+        return _AdvisoryClient(url, ttl)
 
     @staticmethod
     def bound(url: str, ttl: float) -> float:
@@ -355,7 +355,7 @@ class Advisory:
         return left
 
 
-class _AdvisoryPlace:
+class _AdvisoryClient:
     def __init__(self, url: str, ttl: float) -> None:
         from psycopg_pool import ConnectionPool
 

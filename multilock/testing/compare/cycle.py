@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multilock import now
 from multilock.testing.compare.contestants import load
 from multilock.testing.compare.history import Event
-from multilock.testing.compare.pool import LOOK_EVERY, TICK, Late, Mate, RunEnded, Trouble
+from multilock.testing.compare.pool import LOOK_EVERY, TICK, Late, RunEnded, Trouble, WorkerProcess
 from multilock.testing.compare.scenarios import Scenario
 from multilock.testing.compare.servers import WHEN, ServerFault, ServerProcess, Together, answers, each_of
 from multilock.testing.network import Network
@@ -61,7 +61,7 @@ class Plan:
         }  # fmt: skip
 
 
-def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
+def play(plan: Plan, a: WorkerProcess, b: WorkerProcess, stop: threading.Event) -> list[Event]:
     """Play the cycle and return its events. When this returns, nothing of it still runs, and its locks are free."""
     scene = _Scene(plan, a, b, stop)
     header, end = plan.header, {"what": "end", "reached": True, "took_place": False, "why": ""}
@@ -69,8 +69,8 @@ def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
         stack.callback(_clean_up, plan, a, b)
         if plan.together is not None:
             stack.callback(plan.together.leave)
-        for mate in (a, b):
-            mate.forget()  # drops late events of the previous cycle
+        for worker in (a, b):
+            worker.forget()  # drops late events of the previous cycle
         try:
             if "network" in plan.scenario.needs:
                 scene.network = Network(plan.url)
@@ -87,11 +87,11 @@ def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
     return [{"cycle": plan.number, **event} for event in events]
 
 
-def _clean_up(plan: Plan, a: Mate, b: Mate) -> None:
+def _clean_up(plan: Plan, a: WorkerProcess, b: WorkerProcess) -> None:
     """End each process that cannot be used again, and release its locks."""
-    ended = [mate for mate in (a, b) if not mate.fit]
-    for mate in ended:
-        mate.helper.kill()
+    ended = [worker for worker in (a, b) if not worker.fit]
+    for worker in ended:
+        worker.helper.kill()
     if not ended:
         return
     take = getattr(load(plan.adapter), "take", None)
@@ -103,7 +103,7 @@ def _clean_up(plan: Plan, a: Mate, b: Mate) -> None:
 
 
 class _Scene:
-    def __init__(self, plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> None:
+    def __init__(self, plan: Plan, a: WorkerProcess, b: WorkerProcess, stop: threading.Event) -> None:
         self.plan, self.a, self.b = plan, a, b
         self.ttl, self.bound = plan.ttl, plan.bound
         self.network: Network | None = None
@@ -146,26 +146,26 @@ class _Scene:
 
     def _open(self) -> None:
         through = self.plan.url if self.network is None else self.network.url
-        places = [(self.a, "A", through), (self.b, "B", self.plan.url), (self.b, "C", self.plan.url)]
-        for mate, role, url in places:
-            mate.order(
+        roles = [(self.a, "A", through), (self.b, "B", self.plan.url), (self.b, "C", self.plan.url)]
+        for worker, role, url in roles:
+            worker.order(
                 "open", role, adapter=self.plan.adapter, url=url, ttl=self.ttl, name=self.plan.name,
                 ledger=self.plan.ledger,
             )  # fmt: skip
-        for mate, role, _ in places:
-            mate.wait_for(role, "opened", within=PATIENCE + self.bound)
+        for worker, role, _ in roles:
+            worker.wait_for(role, "opened", within=PATIENCE + self.bound)
 
     def _close(self) -> None:
         roles = [(self.a, "A"), (self.b, "B"), (self.b, "C")]
-        for mate, role in roles:
-            if mate.fit:
-                mate.order("close", role)
-        for mate, role in roles:
-            if mate.fit:
+        for worker, role in roles:
+            if worker.fit:
+                worker.order("close", role)
+        for worker, role in roles:
+            if worker.fit:
                 try:
-                    mate.wait_for(role, "closed", within=PATIENCE + self.bound)
+                    worker.wait_for(role, "closed", within=PATIENCE + self.bound)
                 except Late:  # an error of release does not concern exclusion, but the process is not used again
-                    mate.fit = False
+                    worker.fit = False
 
     @contextmanager
     def _ends_its_fault(self) -> Iterator[None]:
@@ -215,14 +215,14 @@ class _Scene:
         if self._stop.wait(seconds):
             raise RunEnded("the run was interrupted")
 
-    def until_said(self, mate: Mate, what: str, role: str, within: float) -> bool:
+    def until_said(self, worker: WorkerProcess, what: str, role: str, within: float) -> bool:
         ends = now() + within
-        while mate.said(what, role) is None:
+        while worker.said(what, role) is None:
             if self._stop.is_set():
                 raise RunEnded("the run was interrupted")
             if (left := ends - now()) <= 0:
                 return False
-            mate.listen(min(left, TICK))
+            worker.listen(min(left, TICK))
         return True
 
     def until_b_has_it(self) -> None:
@@ -249,9 +249,9 @@ class _Scene:
             self._acquire(self.b, "B")
         self._waits = True
 
-    def _acquire(self, mate: Mate, role: str) -> None:
-        mate.order("acquire", role, timeout=min(LONGEST_WAIT, 2 * self.bound + self.ttl + PATIENCE))
-        mate.wait_for(role, "asking", within=PATIENCE)
+    def _acquire(self, worker: WorkerProcess, role: str) -> None:
+        worker.order("acquire", role, timeout=min(LONGEST_WAIT, 2 * self.bound + self.ttl + PATIENCE))
+        worker.wait_for(role, "asking", within=PATIENCE)
 
     def take(self) -> bool:
         take = getattr(load(self.plan.adapter), "take", None)

@@ -18,7 +18,7 @@ from typing import Any
 from multilock import now
 from multilock.testing.beliefs.oracles import within
 from multilock.testing.compare.history import Event, record_of
-from multilock.testing.compare.pool import LOOK_EVERY, Mate, RunEnded, Trouble
+from multilock.testing.compare.pool import LOOK_EVERY, RunEnded, Trouble, WorkerProcess
 from multilock.testing.network import Network, why_no_network
 
 __all__ = ["LOADS", "Load", "play_load", "rows_of"]
@@ -66,25 +66,27 @@ class Load:
         }  # fmt: skip
 
 
-def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tuple[list[Event], list[Mate]]:
+def play_load(
+    load: Load, worker: Callable[[], WorkerProcess], stop: threading.Event
+) -> tuple[list[Event], list[WorkerProcess]]:
     """Run a measurement. Returns its events, and the workers that took part."""
     header, why = load.header, ""
-    mates: list[Mate] = []
+    workers: list[WorkerProcess] = []
     measured = load.kind == "scale" or load.counted
     network = Network(load.url) if measured and not why_no_network(load.url) else None
     counted: list[Event] = []
     try:
         for _ in range(load.processes):
-            mates.append(mate())
+            workers.append(worker())
         if load.kind == "scale":
-            counted = _play(load, mates, stop, network, load.seconds)
+            counted = _play(load, workers, stop, network, load.seconds)
         else:
-            _play(load, mates, stop, None, load.seconds)
+            _play(load, workers, stop, None, load.seconds)
             if network is not None:
-                counted = _play(load, mates, stop, network, COUNTED * load.seconds, behind=BEHIND)
+                counted = _play(load, workers, stop, network, COUNTED * load.seconds, behind=BEHIND)
     except Trouble as trouble:
         why = str(trouble)
-        for each in mates:
+        for each in workers:
             each.fit = False
         if isinstance(trouble, RunEnded):
             raise
@@ -94,42 +96,47 @@ def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tu
     events = [
         header,
         *counted,
-        *(event for each in mates for event in each.forget()),
+        *(event for each in workers for event in each.forget()),
         {"what": "end", "why": why, "at": now()},
     ]
-    return [{"cycle": load.number, **event} for event in events], mates
+    return [{"cycle": load.number, **event} for event in events], workers
 
 
 def _play(
-    load: Load, mates: list[Mate], stop: threading.Event, network: Network | None, seconds: float, behind: str = "P"
+    load: Load,
+    workers: list[WorkerProcess],
+    stop: threading.Event,
+    network: Network | None,
+    seconds: float,
+    behind: str = "P",
 ) -> list[Event]:
     """Play the load once, from opening the clients to closing them. Returns the counts of requests at start and end."""
     url = load.url if network is None else network.url
-    roles = [f"{behind}{number}" for number in range(len(mates))]
-    for role, each in zip(roles, mates, strict=True):
+    roles = [f"{behind}{number}" for number in range(len(workers))]
+    for role, each in zip(roles, workers, strict=True):
         each.order("open", role, adapter=load.adapter, url=url, ttl=load.ttl, name=load.name)
-    for role, each in zip(roles, mates, strict=True):
+    for role, each in zip(roles, workers, strict=True):
         each.wait_for(role, "opened", within=OPEN_WITHIN)
     counted = [_count(network)]
     share, more = divmod(load.contenders, load.processes)
-    for number, (role, each) in enumerate(zip(roles, mates, strict=True)):
+    for number, (role, each) in enumerate(zip(roles, workers, strict=True)):
         each.order(
             load.kind, role, seconds=seconds, threads=share + (number < more), hold=load.hold, most=PAIRS,
             locks=load.locks, patience=load.bound,
         )  # fmt: skip
     limit = END_WITHIN + EACH_WITHIN * load.locks + load.bound
     if load.kind == "scale":
-        mates[0].wait_for(roles[0], "holds", within=limit + seconds)
+        workers[0].wait_for(roles[0], "holds", within=limit + seconds)
         counted = [_count(network)]
     _wait(seconds, stop)
     if load.kind == "scale":
-        mates[0].wait_for(roles[0], "kept", within=limit)
+        workers[0].wait_for(roles[0], "kept", within=limit)
         counted.append(_count(network))
-    for role, each in zip(roles, mates, strict=True):
+    for role, each in zip(roles, workers, strict=True):
         each.wait_for(role, "done", within=limit)
     if load.kind != "scale":
         counted.append(_count(network))
-    for role, each in zip(roles, mates, strict=True):
+    for role, each in zip(roles, workers, strict=True):
         each.order("close", role)
         each.wait_for(role, "closed", within=END_WITHIN)
     return counted

@@ -13,7 +13,7 @@ from multilock import now
 from multilock.testing.compare.history import Event, event_of
 from multilock.testing.process import Helper
 
-__all__ = ["Late", "Limit", "Mate", "Mates", "RunEnded", "Trouble"]
+__all__ = ["Late", "Limit", "RunEnded", "Trouble", "WorkerPool", "WorkerProcess"]
 
 STOOD_STILL = 0.01  # share of a cycle; if its processes stood still for longer, fewer cycles run at once
 LOOK_EVERY = 0.005  # seconds between two checks of a condition that sends no event
@@ -34,7 +34,7 @@ class RunEnded(Trouble):
     """The whole run has ended."""
 
 
-class Mate:
+class WorkerProcess:
     """One worker process. It serves one cycle at a time. The thread that makes it must outlive it (see `Helper`)."""
 
     def __init__(self, stop: threading.Event) -> None:
@@ -116,7 +116,7 @@ class Mate:
         return events
 
 
-class Mates:
+class WorkerPool:
     """All worker processes of a run. A worker that was given back is used again.
 
     A worker ends with the thread that made it. So one long-lived thread calls `make`, and other threads call `borrow`.
@@ -125,28 +125,28 @@ class Mates:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._lock = threading.Lock()
-        self._wanted: queue.SimpleQueue[Future[Mate]] = queue.SimpleQueue()
-        self._idle: list[Mate] = []
-        self._all: list[Mate] = []
+        self._wanted: queue.SimpleQueue[Future[WorkerProcess]] = queue.SimpleQueue()
+        self._idle: list[WorkerProcess] = []
+        self._all: list[WorkerProcess] = []
 
     def make(self) -> None:
         """Make a worker for a thread that waits in `borrow`. If no thread waits, return after a moment."""
         with suppress(queue.Empty):
             wanted = self._wanted.get(timeout=TICK)
             try:
-                mate = Mate(self._stop)
+                worker = WorkerProcess(self._stop)
             except OSError as error:
                 wanted.set_exception(error)
             else:
-                self._all.append(mate)
-                wanted.set_result(mate)
+                self._all.append(worker)
+                wanted.set_result(worker)
 
-    def borrow(self, *, fresh: bool = False) -> Mate:
+    def borrow(self, *, fresh: bool = False) -> WorkerProcess:
         """Return a worker; with ``fresh`` a new one. Raises RunEnded if the run ends during the wait."""
         with self._lock:
             if self._idle and not fresh:
                 return self._idle.pop()
-        wanted: Future[Mate] = Future()
+        wanted: Future[WorkerProcess] = Future()
         self._wanted.put(wanted)
         while True:
             try:
@@ -155,18 +155,18 @@ class Mates:
                 if self._stop.is_set():
                     raise RunEnded("the run ends") from None
 
-    def give_back(self, mate: Mate) -> None:
+    def give_back(self, worker: WorkerProcess) -> None:
         """Keep a worker for another cycle. If it is not fit, or the run ends, kill it."""
-        if mate.fit and not self._stop.is_set():
+        if worker.fit and not self._stop.is_set():
             with self._lock:
-                self._idle.append(mate)
+                self._idle.append(worker)
         else:
-            mate.helper.kill()
+            worker.helper.kill()
 
     def close(self) -> None:
         """End all workers."""
-        for mate in self._all:
-            mate.helper.close()
+        for worker in self._all:
+            worker.helper.close()
 
 
 class Limit:

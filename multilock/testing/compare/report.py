@@ -237,7 +237,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """A cycle that is shown in full, and its place in the history."""
+    """A cycle that is shown in full, and its lines in the history."""
 
     events: list[Event]
     verdict: CycleVerdict

@@ -29,7 +29,7 @@ from multilock.testing.compare.cycle import Plan, play
 from multilock.testing.compare.history import Event, check_writable, open_history, write_cycle
 from multilock.testing.compare.loads import Load, play_load, rows_of
 from multilock.testing.compare.plan import Before, Options, Planned, Plans, done_before
-from multilock.testing.compare.pool import Limit, Mates, RunEnded
+from multilock.testing.compare.pool import Limit, RunEnded, WorkerPool
 from multilock.testing.compare.report import SCHEMA, Report, conclude
 from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import Together, given
@@ -179,7 +179,7 @@ class _Runner:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)  # notified when another cycle may begin
         self._stop = threading.Event()
-        self._mates = Mates(self._stop)
+        self._workers = WorkerPool(self._stop)
         self._errors: list[BaseException] = []
 
     @property
@@ -198,7 +198,7 @@ class _Runner:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
                 check()
-                self._mates.make()
+                self._workers.make()
                 self._report_progress()
         except KeyboardInterrupt:
             self.partial = INTERRUPTED
@@ -224,7 +224,7 @@ class _Runner:
         for thread in threads:
             if thread.ident is not None:
                 thread.join(max(0.0, until - now()))
-        self._mates.close()
+        self._workers.close()
 
     def _report_progress(self) -> None:
         if self._progress is not None:
@@ -286,10 +286,10 @@ class _Runner:
 
     def _play_load(self, load: Load) -> list[Event]:
         # A fresh process, because its memory is measured.
-        borrow = partial(self._mates.borrow, fresh=load.kind == "scale")
-        events, mates = play_load(load, borrow, self._stop)
-        for mate in mates:
-            self._mates.give_back(mate)
+        borrow = partial(self._workers.borrow, fresh=load.kind == "scale")
+        events, workers = play_load(load, borrow, self._stop)
+        for worker in workers:
+            self._workers.give_back(worker)
         return events
 
     def _next(self, plans: deque[Planned]) -> Planned | None:
@@ -301,12 +301,12 @@ class _Runner:
             return None if self._stop.is_set() else self.plans.take(plans, now() - self.began)
 
     def _play(self, column: Column, plan: Plan) -> None:
-        a, b = self._mates.borrow(), self._mates.borrow()
+        a, b = self._workers.borrow(), self._workers.borrow()
         try:
             events = play(plan, a, b, self._stop)
         finally:
-            self._mates.give_back(a)
-            self._mates.give_back(b)
+            self._workers.give_back(a)
+            self._workers.give_back(b)
         with self._room:
             self.plans.ended(plan)
             self.limit.learn(events)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from multilock import now
-from multilock.testing.compare.pool import Mate
+from multilock.testing.compare.pool import WorkerProcess
 from multilock.testing.compare.servers import ServerProcess
 from multilock.testing.network import Network
 
@@ -35,7 +35,7 @@ class Scene(Protocol):
 
     ttl: float
     bound: float  #: seconds until another client can get the lock if A vanishes
-    a: Mate
+    a: WorkerProcess
 
     @property
     def net(self) -> Network:
@@ -67,7 +67,7 @@ class Scene(Protocol):
     def until(self, look: Callable[[], object], within: float) -> bool:
         """Wait until ``look()`` is true. Returns False after ``within`` seconds."""
 
-    def until_said(self, mate: Mate, what: str, role: str, within: float) -> bool:
+    def until_said(self, worker: WorkerProcess, what: str, role: str, within: float) -> bool:
         """Wait for the event ``what`` of a role. Returns False after ``within`` seconds."""
 
     def until_b_has_it(self) -> None:

@@ -106,7 +106,7 @@ class _Role:
     name: str
     ledger: str = ""  #: the address of the ledger; empty in a measurement
     do: str = ""
-    place: AdapterClient | None = None
+    client: AdapterClient | None = None
     release_now: threading.Event = field(default_factory=threading.Event)
     _last: threading.Thread | None = None
     closed: bool = False
@@ -130,14 +130,14 @@ class _Role:
     def open(self) -> None:
         """Open the client, and acquire once, so that its connections are made."""
         self._threads = threads_now()
-        self.place = load(self.adapter).open(self.url, self.ttl)
-        if warm := self.place.lock(f"{self.name}-{self.role}").acquire(OPEN_WITHIN):
+        self.client = load(self.adapter).open(self.url, self.ttl)
+        if warm := self.client.lock(f"{self.name}-{self.role}").acquire(OPEN_WITHIN):
             warm.release()
         note("opened", now(), self.role)
 
     def block(self, seconds: float) -> None:
         """Block the event loop of the client."""
-        on_loop = getattr(self.place, "on_loop", None)
+        on_loop = getattr(self.client, "on_loop", None)
         if on_loop is None:
             raise TypeError("it has no loop that could be blocked")
 
@@ -151,15 +151,15 @@ class _Role:
     def end_session(self) -> None:
         """Ask the server to end the session of the client."""
         try:
-            ended = bool(self.place.end_session())  # type: ignore[union-attr]  # present if has_sessions is
+            ended = bool(self.client.end_session())  # type: ignore[union-attr]  # present if has_sessions is
             note("ended", now(), self.role, int(ended))
         except Exception as error:
             note("wrong", self.role, json.dumps(_told(error)))
 
     def acquire(self, timeout: float) -> None:
         """Acquire the lock, hold it until the order to release, and record everything."""
-        assert self.place is not None, "it could not be opened"
-        lock = self.place.lock(self.name)
+        assert self.client is not None, "it could not be opened"
+        lock = self.client.lock(self.name)
         note("asking", now(), self.role, self.name)
         try:
             holding = lock.acquire(timeout)
@@ -212,9 +212,9 @@ class _Role:
         note("done", now(), self.role)
 
     def _contend(self, who: str, until: float, hold: float, patience: float) -> None:
-        assert self.place is not None
+        assert self.client is not None
         try:
-            lock = self.place.lock(self.name)
+            lock = self.client.lock(self.name)
             while (asked := now()) < until:
                 if (holding := lock.acquire(until + patience - asked)) is None:
                     if now() >= until:
@@ -232,8 +232,8 @@ class _Role:
 
     def spend(self, seconds: float, most: int) -> None:
         """Acquire and release a free lock again and again, with a ping in between."""
-        assert self.place is not None
-        lock, ping = self.place.lock(self.name), getattr(self.place, "ping", None)
+        assert self.client is not None
+        lock, ping = self.client.lock(self.name), getattr(self.client, "ping", None)
         until = now() + seconds
         for _ in range(most):
             if (before := now()) >= until:
@@ -252,14 +252,14 @@ class _Role:
 
     def hold_many(self, locks: int, seconds: float) -> None:
         """Hold ``locks`` locks with one client for ``seconds``."""
-        assert self.place is not None
+        assert self.client is not None
         spent = time.process_time()
         time.sleep(AT_REST)
         at_rest = (time.process_time() - spent) / AT_REST
         before = memory_now()
         held = []
         for number in range(locks):
-            holding = self.place.lock(f"{self.name}-{number}").acquire(OPEN_WITHIN)
+            holding = self.client.lock(f"{self.name}-{number}").acquire(OPEN_WITHIN)
             if holding is None:
                 raise TimeoutError("a free lock was not granted")
             held.append(holding)
@@ -328,8 +328,8 @@ class _Role:
 
     def close(self) -> None:
         """Close the client."""
-        if self.place is not None:
-            self.place.close()
+        if self.client is not None:
+            self.client.close()
         self.closed = True
         note("closed", now(), self.role)
 

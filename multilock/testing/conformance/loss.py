@@ -177,16 +177,16 @@ class LossConformance(Conformance):
             end.set()
 
     def test_the_callback_never_runs_on_the_renewing_thread(self, client: Client, place: Place, face: Face) -> None:
-        places: list[bool] = []
+        on_callback_thread: list[bool] = []
         done = threading.Event()
 
         def look(loss: Loss) -> None:
-            places.append(face.is_callback_thread(threading.get_ident()))
+            on_callback_thread.append(face.is_callback_thread(threading.get_ident()))
             done.set()
 
         client.lock(NAME, ttl=place.quick_ttl, renew=False, on_lost=look).acquire()
         assert done.wait(SOON)
-        assert places == [True]
+        assert on_callback_thread == [True]
 
     def test_a_hanging_renewal_never_delays_the_callback(self, client: Client, place: Place, pulse: Pulse) -> None:
         lost = Recorder[Loss]()

@@ -211,7 +211,11 @@ class HandRuntime:
         with self._moved:
             while not event.is_set() and self._now < until:
                 if not self._moved.wait(limit - time.monotonic()):
-                    raise RuntimeError(f"nobody set the event or moved the clock for {REAL_LIMIT:g} real seconds")
+                    left = until - self._now
+                    until_end = f", and its wait ends in {left:g} s of the test's clock" if left < math.inf else ""
+                    raise RuntimeError(
+                        f"nobody set the event within {REAL_LIMIT:g} real seconds{until_end}: set it, or call advance()"
+                    )
         return event.is_set()
 
 

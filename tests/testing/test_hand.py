@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 import threading
 
@@ -159,6 +160,34 @@ def test_a_real_thread_waits_for_virtual_time_to_move() -> None:
     while not woken.wait(0.05):  # the waiter may have begun to wait after the clock moved
         runtime.advance(6)
     assert answers == [False]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "message"),
+    [
+        (1000.0, r"set the event within 0.1 real seconds, and its wait ends in 9\d\d\S* s of the test's clock: set it"),
+        (None, r"set the event within 0.1 real seconds: set it, or call advance"),
+    ],
+)
+def test_a_wait_of_a_real_thread_tells_how_much_time_is_left(
+    timeout: float | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand, "REAL_LIMIT", 0.1)
+    runtime = HandRuntime(threads=True)
+    ended = threading.Event()
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            runtime.event().wait(timeout)
+        except RuntimeError as error:
+            errors.append(str(error))
+        ended.set()
+
+    runtime.spawn(wait, "waiter")
+    while not ended.wait(0.02):
+        runtime.advance(0.01)
+    assert re.search(message, errors[0])
 
 
 def test_the_example_of_the_module_runs() -> None:

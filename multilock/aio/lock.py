@@ -144,6 +144,14 @@ class Trying(Coroutine[Any, Any, R], Generic[R]):
         self._coroutine.close()
         raise TypeError("await it: only then is it known whether the lock was acquired")
 
+    if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
+
+        def __getattr__(self, name: str) -> Never:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}: await it to get the lease, "
+                "or use acquire() in `async with`"
+            )
+
     def send(self, value: Any) -> Any:
         return self._coroutine.send(value)
 

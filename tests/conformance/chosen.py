@@ -133,31 +133,34 @@ def a_set_on_a_loop(it: Question) -> bool:
 
 
 LEFT_OUT: dict[Callable[[Question], bool], str] = {
-    on_threads: "The asyncio face asks these backends from threads, as it asks sqlite://. The loop asks memory:// "
-    "itself, and redis://, redlock:// and postgresql:// through channels. Cancellation, where a request outlives its "
-    "caller, runs on all of them.",
-    above_requests: "These suites ask what is above a request: memory:// is asked on both faces.",
-    through_a_driver: "The asyncio face sends what the blocking one sends. memory:// is asked on both. Locks, leases, "
-    "losses, outages and cancellation are asked on both everywhere, and readers on redis:// too.",
-    through_a_channel: "On redis:// the same code of the kernel uses channels, and is asked whole. Locks, outages and "
-    "cancellation show that this channel sends what the blocking backend sends.",
-    the_kernel_elsewhere: "These suites ask the kernel more than the backend: memory://, sqlite:// and redis:// are "
-    "asked whole. Here runs what an oracle judges.",
-    an_election_elsewhere: "An election is made of a lock, above all requests: memory:// is asked on both faces, and "
-    "redis:// blocking. Everywhere else runs what an oracle judges.",
+    on_threads: "The asyncio API calls these backends on threads, exactly as it calls sqlite://, which runs all "
+    "tests. On memory:// the event loop makes the calls itself. On redis://, redlock:// and postgresql:// it uses "
+    "channels. The tests of cancellation run on every backend, because a request may outlive its caller.",
+    above_requests: "These suites test code above the requests, which is the same for every backend. On memory:// "
+    "they run with both APIs.",
+    through_a_driver: "The asyncio API sends the same requests as the blocking API. On memory:// these suites run "
+    "with both. The tests of locks, leases, losses, outages and cancellation run with both APIs on every backend, "
+    "and the tests of readers on redis:// too.",
+    through_a_channel: "The kernel uses a channel in the same way on redis://, where all suites run. The tests of "
+    "locks, outages and cancellation show that this channel sends the same requests as the blocking backend.",
+    the_kernel_elsewhere: "These suites test the kernel more than the backend. On memory://, sqlite:// and redis:// "
+    "all their tests run. On this backend only the tests whose result an oracle checks run.",
+    an_election_elsewhere: "An election uses a lock, and sends no requests of its own. On memory:// all tests run "
+    "with both APIs, and on redis:// with the blocking API. On this backend only the tests whose result an oracle "
+    "checks run.",
     as_in_the_chaos: "tests/faults/test_chaos.py does the same on each backend, with more faults.",
-    behind_sentinels: "Once connected, the backend is that of redis://. What differs is connecting, and requests that "
-    "are interrupted. tests/backends/redis has the failovers.",
-    on_a_cluster: "A single name is on a single node, as on redis://. What differs is several names at once. "
-    "tests/backends/redis has the routing.",
-    on_a_majority: "What differs from redis:// is a request that only some servers executed.",
-    on_uvloop: "The loop asks memory:// itself, and redis:// and redlock:// through channels, as it does "
-    "postgresql://. All others are asked from threads, as sqlite:// is.",
-    alone_on_a_loop: "The suites of readers and permits ask the asyncio face. These ask the backend.",
-    alone_on_consul: "Its writer is its mutex with another value. Its only permit has a protocol of its own, which "
-    "matters where it is acquired and lost.",
-    a_set_of_one: "A set of one name runs the same loop as a set of three, once.",
-    a_set_on_a_loop: "The asyncio face of sets is one small class, which four suites on memory:// ask.",
+    behind_sentinels: "Once connected, the backend is the same as for redis://. Only the connecting and the "
+    "interrupted requests differ. The failovers are in tests/backends/redis.",
+    on_a_cluster: "A single name is on a single node, as on redis://. Only a request for several names differs. The "
+    "routing is in tests/backends/redis.",
+    on_a_majority: "Only a request that some of the servers executed differs from redis://.",
+    on_uvloop: "On memory:// the event loop makes the calls itself. On redis:// and redlock:// it uses channels, in "
+    "the same way as on postgresql://. It calls all other backends on threads, in the same way as sqlite://.",
+    alone_on_a_loop: "The suites of readers and permits run with the asyncio API. These suites test the backend.",
+    alone_on_consul: "On Consul a writer is a mutex with another value. A single permit has a protocol of its own, "
+    "which only the tests of acquires and losses use.",
+    a_set_of_one: "A set of one name runs the same loop as a set of three names, but once.",
+    a_set_on_a_loop: "The asyncio API of sets is one small class, which four suites test on memory://.",
 }
 
 

@@ -128,6 +128,22 @@ def test_objects_bound_to_this_process_explain_why_they_cannot_be_pickled(
             pickle.dumps(thing, protocol)
 
 
+@pytest.mark.parametrize("acquire", ["acquire", "try_acquire"])
+def test_an_attribute_of_the_lease_without_await_says_to_await(acquire: str) -> None:
+    async def main() -> None:
+        async with multilock.connect_async("memory://") as client:
+            lease = getattr(client.lock("n"), acquire)()
+            with pytest.raises(AttributeError, match=r"no attribute 'is_held': await it to get the lease"):
+                lease.is_held()
+            assert not hasattr(lease, "is_held")
+            assert asyncio.iscoroutine(lease)
+            with pytest.raises(TypeError, match="cannot pickle"):
+                pickle.dumps(lease)
+            assert (await asyncio.create_task(lease)).is_held()
+
+    asyncio.run(main())
+
+
 def test_copying_an_object_that_refers_to_a_lease_keeps_the_same_lease(client: Client) -> None:
     lease = client.lock("n").acquire()
     assert copy.copy(lease) is lease

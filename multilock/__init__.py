@@ -11,7 +11,7 @@
 
     client.election("scheduler").run(work)                      # runs work() each time this node is elected
 
-`connect_async` is the same for asyncio. See `Client` for everything else.
+`connect_async` is `connect` for asyncio. See `Client` for everything else.
 """
 
 from typing import TYPE_CHECKING, Any

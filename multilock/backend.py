@@ -82,7 +82,7 @@ class Notices(Protocol):
     def wake(self, claim_id: str | None) -> None:
         """Wake this waiting claim: its name may be free now, or the server revoked a grant.
 
-        This is only a hint. If ``claim_id`` is None, all waiters are woken, for example after a reconnect.
+        The call is only a hint. If ``claim_id`` is None, all waiters are woken, for example after a reconnect.
         """
 
     def granted(self, claim_id: str, granted: Granted) -> None:
@@ -133,10 +133,10 @@ class Notices(Protocol):
         """Report the state of a push connection, over which the server reports changes: a subscription, a watch, a
         blocking query.
 
-        ``connection`` is a short name for people, the same each time (``"subscription to 127.0.0.1:6379"``).
-        ``trouble`` says why the server pushes nothing over this connection at present. None means that the connection
-        works, or is not needed any longer. ``refused`` is True if the server refused the connection. Then waiting helps
-        little, so the user is warned at once.
+        ``connection`` is a short name for people, such as ``"subscription to 127.0.0.1:6379"``. A connection has the
+        same name in each call. ``trouble`` says why the server pushes nothing over this connection at present. None
+        means that the connection works, or is not needed any longer. ``refused`` is True if the server refused the
+        connection. Then waiting helps little, so the user is warned at once.
 
         If the connection is down for longer than a moment, the kernel warns once, and reports when it works again.
         Until then `diagnose()` has a finding. The backend retries forever, with growing pauses. Until it succeeds, each
@@ -162,7 +162,7 @@ class Backend(Protocol):
     def spi_version(self) -> int:
         """The `SPI_VERSION` that the backend was written for, as a number in its own source.
 
-        multilock opens a backend only if this equals its own `SPI_VERSION`.
+        multilock opens a backend only if this number equals multilock's `SPI_VERSION`.
         """
 
     @property
@@ -179,9 +179,9 @@ class Backend(Protocol):
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take the name if it is free. Idempotent on ``claim.id``.
 
-        A refused claim takes its place in the queue if ``join`` is True. If it is False, the claim leaves nothing at
-        the server. For a claim that is already queued, this call is its heartbeat. Only a `Granted`, returned here or
-        brought by `Notices.granted`, makes the claim a holder.
+        A refused claim takes its place in the queue if ``join`` is True. If ``join`` is False, a refused claim leaves
+        nothing at the server. For a claim that is already queued, this call is its heartbeat. Only a `Granted`,
+        returned here or brought by `Notices.granted`, makes the claim a holder.
 
         Only ``claim.mode`` and ``claim.fair`` decide which claims exclude each other, never the kind.
         """

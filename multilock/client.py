@@ -1,4 +1,4 @@
-"""The blocking API: `connect` and `Client`. `multilock.aio.client` has the same for asyncio."""
+"""The blocking API: `connect` and `Client`. `multilock.aio.client` is the asyncio API."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def connect(
 class ClientOfAFace(OfThisProcess):
     """The members that `Client` and `AsyncClient` share. None of them waits."""
 
-    _connect: str  # the function that makes such a client from a URL
+    _connect: str  # the name of the function that makes a client of this class from a URL
     _kernel: Kernel
 
     def __init__(self, backend: Backend, **options: Any) -> None:

@@ -196,7 +196,7 @@ class _Login(Generic[Wire]):
         self.settled = system.Event()  # set if the result was taken, or is not wanted
 
     def keep(self, seconds: float) -> None:
-        """Keep a late result until a request takes it, for at most so many seconds. The thread of the login calls this
+        """Keep a late result until a request takes it, for at most ``seconds``. The thread of the login calls this
         last."""
         if self.late.is_set():
             self.settled.wait(seconds)

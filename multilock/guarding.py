@@ -1,8 +1,8 @@
 """Keep late writes out of a database: a row that stands for the lease stays locked until the user's transaction ends.
 
 There are two such rows. `Lease.guard`, and `guard` with a name and a token, lock the backend's own row of the lock. So
-the locks must be in the same PostgreSQL database (`multilock.backend.Guards`). `guard` with a lease locks a row of the
-table ``multilock_fence`` in the user's database, which has the greatest token seen.
+both need a lock in the PostgreSQL database of the user's transaction (`multilock.backend.Guards`). `guard` with a lease
+locks a row of the table ``multilock_fence`` in the user's database, which has the greatest token seen.
 
 This module sends statements over connections of psycopg, psycopg2, SQLAlchemy, Django and sqlite3. It imports none of
 these modules.
@@ -40,19 +40,20 @@ SAME = (
 )
 # In REPEATABLE READ and SERIALIZABLE, a transaction sees nothing that was committed after its first statement. As FOR
 # SHARE changes no row, a newer lease may wait for the last write of an older one and still not see it. So these
-# transactions ask three questions. The first: is there a smaller token?
+# transactions ask three questions. The first question: is there a smaller token?
 OLDER = (
     "SELECT 1 FROM multilock_fence WHERE name = %s AND token < %s "
     "AND pg_catalog.current_setting('transaction_isolation') <> 'read committed'"
 )
-# The second: is no transaction sharing the row, now or until this one ends?
+# The second question: is the row shared by no other transaction, now and until this transaction ends?
 ALONE = "SELECT 1 WHERE pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(%s, 1))"
-# The third: was each transaction that had the row locked certainly over before our first statement? xmax is the number
-# of the last such transaction, or of a list of several. PostgreSQL does not say which of the two, so a number that may
-# be a list is checked as both. VACUUM deletes a list that is no longer used, so 0 may have been a list. To make 0 rare,
-# the transaction that writes a token also locks the row. Then xmax is xmin, whose transaction we see. The number may
-# also be that of a savepoint, which no list of open transactions shows. So it counts as over only if it is older than
-# every open transaction. Unless the first answer is no, or the others are yes, this transaction must begin again.
+# The third question: was each transaction that had the row locked certainly over before our first statement? xmax is
+# the number of the last such transaction, or of a list of several. PostgreSQL does not say which of the two, so a
+# number that may be a list is checked as both. VACUUM deletes a list that is no longer used, so 0 may have been a list.
+# To make 0 rare, the transaction that writes a token also locks the row. Then xmax is xmin, whose transaction we see.
+# The number may also be that of a savepoint, which no list of open transactions shows. So it counts as over only if it
+# is older than every open transaction. Unless the first answer is no, or the others are yes, this transaction must
+# begin again.
 SEEN = """SELECT 1 FROM multilock_fence AS fence
 WHERE name = %s AND token < %s AND fence.xmax <> 0 AND NOT EXISTS (
   SELECT FROM (SELECT fence.xmax AS locker WHERE fence.xmax <> fence.xmin UNION ALL
@@ -230,7 +231,7 @@ def _lost(name: str) -> LockLost:
 
 def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) -> None:
     """Raise the stored tokens to those of this lease."""
-    # In the same order everywhere, otherwise two leases of several locks could deadlock.
+    # Every program raises the tokens in the same order. Otherwise two leases of several locks could deadlock.
     for part in sorted(lease.leases, key=lambda part: part.name):
         token = part.fence()
         if part.claim.mode != "x":

@@ -119,11 +119,11 @@ class Lease(AnyLease, Protocol):
     def guard(self, connection: Any, *, idle_limit: float | None = None) -> None:
         """Keep the lock until the transaction that is open on ``connection`` ends, so that its writes are never late.
 
-        Only for ``postgresql://``, with a connection to the same database: one of psycopg 3, psycopg2, SQLAlchemy
+        Only for ``postgresql://``, with a connection to the lock's database: one of psycopg 3, psycopg2, SQLAlchemy
         (Connection or Session) or Django. Until the commit or rollback nobody else gets the lock, even if the lease
         ends before. Call it at the outermost level, because a rollback to an earlier savepoint ends the guard. Call it
-        before reading what the writes depend on. ``idle_limit`` is in seconds: the server ends the transaction if it is
-        idle for so long. The default is the server's own setting.
+        before reading what the writes depend on. The server ends the transaction if it is idle for ``idle_limit``
+        seconds. The default is the server's own setting.
 
         Raises LockLost if the lock is no longer ours; the transaction can then only be rolled back. Raises NotHeld
         after a release, ConfigurationError if no transaction is open, and any error of the connection itself. Raises

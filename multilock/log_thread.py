@@ -31,7 +31,7 @@ _complain = logging.NullHandler().handleError
 
 
 class QueuedLogger:
-    """A logger of this name for threads that must not wait.
+    """The logger ``name`` of `logging`, for threads that must not wait.
 
     Its methods return at once, run no code of the user and never raise. Time, thread, place and context of each line
     are those of the call.
@@ -179,7 +179,7 @@ class _LogThread:
             lines = self._lines
             self._worker = start_worker(lambda: self._run(lines), THREAD)
         elif self._worker and self._worker.missing:
-            self._worker.begin()  # retried here too: there may be no other thread that would retry
+            self._worker.begin()  # start the thread here too: there may be no other thread that would start it
         return not (self._worker and self._worker.missing)
 
     def _run(self, lines: system.SimpleQueue[Callable[[], object]]) -> None:
@@ -213,7 +213,7 @@ class _LogThread:
         self._start()
 
     def flush(self, seconds: float) -> bool:
-        """Return whether all earlier lines were handled within so many seconds."""
+        """Wait at most ``seconds`` for all earlier lines. Return whether all of them were handled."""
         if system.get_ident() == self._thread or (self._thread is None and self._lines.empty()):
             return True
         if not self._start():
@@ -236,8 +236,8 @@ class _LogThread:
 
 
 def _complete(record: logging.LogRecord) -> bool:
-    """Set these fields in every record, because a format may use them. They are None if the record concerns no held
-    lock."""
+    """Set the fields of a lock in every record, because a format may use them. The fields are None if the record
+    concerns no held lock."""
     for field in ("lock_name", "lock_owner", "lock_token"):
         record.__dict__.setdefault(field, None)
     return True

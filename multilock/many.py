@@ -50,7 +50,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def want_all(kernel: Kernel, names: Iterable[str], make: Make, **options: Any) -> Want:
-    """Return the `Want` of a lock of all these names. Its ``parts`` have one `Want` for each name. Raises as `want`."""
+    """Return the `Want` of a lock of all these names. Its ``parts`` have one `Want` for each name. Raises the errors of
+    `want`."""
     wants = [want(kernel, name, make, **options) for name in in_order(names)]
     parts = tuple(replace(part, on_lost=None, hard_fence=False, hold_at_least=0.0, max_hold=math.inf) for part in wants)
     return replace(wants[0], name=", ".join(part.name for part in parts), kind="set", parts=parts)
@@ -297,7 +298,7 @@ class HeldSet(AnyHeld):
 
 
 def _give_rest_back(kept: list[HeldSet]) -> None:
-    """Release the other parts one ttl after a loss, even if their owner forgot to release the lease.
+    """After the loss of one part, release the other parts one ttl later, even if the owner forgot to release the lease.
 
     The ttl is the longest of the parts.
     """
@@ -306,7 +307,8 @@ def _give_rest_back(kept: list[HeldSet]) -> None:
 
 
 class LeaseSet(HeldSet, Waits):
-    """The `Lease` of several locks. It is held as long as all of them are, and lost when one of them is lost."""
+    """The `Lease` of several locks. The lease is held as long as all these locks are held, and lost when one of these
+    locks is lost."""
 
     @property
     def leases(self) -> tuple[Lease, ...]:

@@ -121,8 +121,8 @@ class Busy(NamedTuple):
     """Another claim holds the name. The kernel asks again at the first of these: a wake-up, ``heartbeat`` seconds plus
     jitter, or ``expires_in`` seconds.
 
-    ``expires_in`` is exact: after so many seconds the present holder's claim ends by itself. If ``spent`` is True, the
-    id must not be sent again: the kernel cancels the claim, and the acquire() continues with a new one.
+    ``expires_in`` is exact: the present holder's claim ends by itself after that time. If ``spent`` is True, the id
+    must not be sent again: the kernel cancels the claim, and the acquire() continues with a new one.
     """
 
     heartbeat: float
@@ -196,7 +196,7 @@ class LockInfo:
     remaining: float | None = field(default=None, compare=False)
     holders: int | None = None  #: how many claims hold the name together; None if only one holder is possible
     permits: int | None = None  #: how many claims may hold the name together
-    others: tuple[LockInfo, ...] = ()  #: inspect() of one name: the other holders, at most the first 99
+    others: tuple[LockInfo, ...] = ()  #: the other holders, at most the first 99; only from inspect() of one name
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ _FORBIDDEN = {"Cc": "a control character", "Cs": "a lone surrogate"}
 
 
 def check_text(value: object, what: str, longest: int) -> str:
-    """Return ``value`` if it is a text without control characters. Its length is 1 to ``longest`` characters.
+    """Return ``value`` if it is a text of 1 to ``longest`` characters without control characters.
 
     Raises TypeError or ValueError. ``what`` is the subject of the message.
     """

@@ -112,7 +112,7 @@ def belong_together(given: Mapping[str, str], one: str, other: str) -> None:
 
 def client_alone(options: Mapping[str, object], names: Iterable[str]) -> None:
     """Raise ConfigurationError if one of these options was given together with ``client=``. The client object has its
-    own."""
+    own values for them."""
     if given := [name for name in names if name in options]:
         raise ConfigurationError(f"{', '.join(given)}: the client object of client= has its own, give one or the other")
 

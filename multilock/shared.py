@@ -29,9 +29,9 @@ L = TypeVar("L", bound=Holding)
 class Semaphore(DistributedLock, Protocol):
     """A `DistributedLock` that up to ``permits`` holders may hold at a time, each with its own lease.
 
-    Its leases have a ``token``, which distinguishes grants and fences them from locks of that name. If there is more
-    than one permit, ``fence()`` raises CapabilityMissing: tokens cannot show which of several holders has lost its
-    permit.
+    Its leases have a ``token``, which distinguishes grants, and orders them with those of plain locks of that name. If
+    there is more than one permit, ``fence()`` raises CapabilityMissing: tokens cannot show which of several holders has
+    lost its permit.
     """
 
     @property
@@ -40,8 +40,8 @@ class Semaphore(DistributedLock, Protocol):
 
 
 class HeldByMany(LockOfAFace[L]):
-    """The common part of such locks, blocking and asyncio: it keeps a lease for each thread or task that has acquired
-    the lock."""
+    """The common part of read-write locks and semaphores, blocking and asyncio. It keeps a lease for each thread or
+    task that has acquired the lock."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._leases: WeakValueDictionary[str, L] = WeakValueDictionary()  # by claim id

@@ -87,7 +87,7 @@ class Poll:
             self._selector.modify(file, wanted)
 
     def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
-        """Return the ready descriptors with their events, after at most so many milliseconds (None: no limit)."""
+        """Return the ready descriptors with their events, after at most ``milliseconds`` ms (None: no limit)."""
         ready = self._selector.select(None if milliseconds is None else milliseconds / 1000)
         return [
             (key.fd, POLLIN * bool(events & EVENT_READ) | POLLOUT * bool(events & EVENT_WRITE)) for key, events in ready
@@ -112,7 +112,7 @@ _PATCHED_BY = patched_by()
 def patched_late() -> str | None:
     """Return the library that replaced threads after this module was imported, or None.
 
-    The locks of multilock are then real ones, and a greenlet that waits for one of them stops all others.
+    The locks of multilock then block real threads, so a greenlet that waits for one of them stops all other greenlets.
     """
     by = patched_by()
     return None if by == _PATCHED_BY else by
@@ -126,8 +126,8 @@ T = TypeVar("T")
 
 
 def take(source: Callable[[bool, float], T], seconds: float, into: list[T]) -> None:
-    """Append to ``into`` the result of ``source``, which is ``lock.acquire`` or ``queue.get``. Wait at most so many
-    seconds.
+    """Append to ``into`` the result of ``source``, which is ``lock.acquire`` or ``queue.get``. Wait at most
+    ``seconds``.
 
     An interrupt (Ctrl-C, a signal handler that raises) arrives when a call returns or a Python function begins. So
     after ``taken = lock.acquire()`` it could come between the acquire and the ``try`` that releases the lock, and the
@@ -193,7 +193,7 @@ class LockBell:
             return
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a ring, at most so many seconds. Returns whether the bell rang."""
+        """Wait for a ring, at most ``seconds``. Returns whether the bell rang."""
         return self._lock.acquire(timeout=max(min(seconds, TIMEOUT_MAX), 0.0))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadingLock"]
 
-TIDY_AT = 32  # entries; with so many, those of ended threads are dropped. Few programs ever have so many
+TIDY_AT = 32  # from this number of entries on, those of ended threads are dropped; few programs have so many
 
 
 class _Thread:
@@ -140,9 +140,10 @@ class ThreadingLock(OfThisProcess):
     def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, WithEntry[HeldLease]]]:
         """Return the entries that a release now applies to, newest first.
 
-        These are the entries of this frame's ``with`` statement, or else of this thread. If there is none and the lock
-        is not reentrant, an entry of any thread is returned. A ``with`` of another thread ends its own entry, so
-        entries without a ``with`` come first. Among these entries, a lost lease is preferred to a held one.
+        These are the entries of the ``with`` statement in ``frame``, or else those of the calling thread. If there is
+        none and the lock is not reentrant, an entry of any thread is returned. A ``with`` of another thread ends its
+        own entry, so entries without a ``with`` come first. Among these entries, a lost lease is preferred to a held
+        one.
         """
         taken = list(self._taken.items())[::-1]
         thread = _this_thread()
@@ -181,8 +182,8 @@ class ThreadingLock(OfThisProcess):
     def _release_save(self) -> list[_Key]:
         """Release every level.
 
-        The leases stay in ``_taken`` until `_acquire_restore` replaces them. If a wait() cannot reacquire the lock, its
-        ``with`` then still ends with its own lease, not with that of another thread.
+        The leases stay in ``_taken`` until `_acquire_restore` replaces them. So if a wait() cannot reacquire the lock,
+        the ``with`` around it still ends with its own lease, not with a lease of another thread.
         """
         mine = self._mine()
         for _, entry in mine:

@@ -51,7 +51,7 @@ REQUEST_TIMEOUT_MAX = 5.0  # seconds; no server that works takes longer, whateve
 # the claim. Such a request can then block the name for one ttl. No request survives longer in the buffers of a
 # connection that was closed.
 LATE_REQUEST = 60.0
-# Replaces LATE_REQUEST for a backend where such a late request could block the name for as long as the client's session
+# Replaces LATE_REQUEST for a backend where a late request could block the name for as long as the client's session
 # lives.
 LATE_REQUEST_IN_SESSION = 600.0
 
@@ -81,8 +81,8 @@ def heartbeat(ttl: float) -> float:
 
 
 def retry_pause(failures: int, longest: float = LONGEST_PAUSE) -> float:
-    """Return the seconds until the next try after so many failures: 0.05 s, doubled by each failure, up to ``longest``.
+    """Return the seconds until the next try: 0.05 s, doubled for each of the ``failures``, up to ``longest``.
 
-    The caller multiplies it by a random number, so that clients do not all try at the same time.
+    The caller multiplies the result by a random number, so that clients do not all try at the same time.
     """
     return min(longest, FIRST_PAUSE * 2.0 ** min(failures, 10))

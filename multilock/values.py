@@ -42,7 +42,7 @@ def encode_value(claim: Claim) -> bytes:
 def encode_resting(claim: Claim, token: int | None, seconds: float) -> bytes:
     """Return the value of a released name that stays taken for ``seconds``.
 
-    ``since`` is left out, because that time is not known here.
+    ``since`` is left out, because this function does not know when the name was acquired.
     """
     said = _said(claim)
     del said["since"]

@@ -259,7 +259,7 @@ class ConsulBackend:
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         for claim, granted in held:
             self._listener.hold(claim, cast("str", granted.key), granted.token or 0)
-        if group != OWN:  # a lock with a separate session is notified of the session's end by its key
+        if group != OWN:  # a session of several locks: the listener reports its end for all of them at once
             self._listener.watch_session(cast("str", group))
 
     def follow(self, names: frozenset[str], within: float) -> bool:

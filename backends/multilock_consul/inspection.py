@@ -111,7 +111,7 @@ class Inspection:
         return lock or {folder + session: entry for session, entry in state.living.items()}
 
     def _take_away(self, held: Mapping[str, Entry], until: float) -> list[Entry]:
-        """Delete these keys; return those that were still held."""
+        """Delete these keys. Return the keys that were still held."""
         taken: list[Entry] = []
 
         def take(keys: Sequence[str]) -> None:

@@ -47,7 +47,7 @@ FREE_PACE = 0.1  # seconds between two requests for one missing key
 FREE_EACH = 0.04  # seconds between two requests for any missing keys
 LOST_RACE = 1.0  # seconds; if a woken waiter comes back within this time, other waiters were woken as well
 CONTESTED = 60.0  # seconds for which a name counts as contested after a lost race
-SPREAD = 0.02  # seconds over which the wake-ups for such a name are spread, so that not all processes ask at once
+SPREAD = 0.02  # seconds over which the wake-ups for a contested name are spread, so that not all processes ask at once
 
 # bytes of one key; its value has at most half a MiB. A longer reply would delay all other notices.
 ANSWER_MAX = 2 << 20
@@ -207,7 +207,7 @@ class Listener:
         if query := self._query(kind, key, index, QUERIES - HELD):
             query.waiting.add(claim_id)
             self._serves[claim_id] = query
-        else:  # many claims came at once, and each of them saw the last free query
+        else:  # other claims that came at the same time have used the last free query
             self._notices.wake(claim_id)
 
     def _hold(self, claim: Claim, session_id: str, index: int) -> None:

@@ -10,7 +10,7 @@ Consul's own Go client, so our locks, those of ``consul lock`` and those of that
 `readers` and `semaphore` describe which keys a claim locks that shares the name with other claims. In all other
 respects such a claim is like an exclusive one.
 
-Two things differ from that client. A free lock has no key: a release deletes it, and so does the server when the
+Two things differ from Consul's Go client. A free lock has no key: a release deletes it, and so does the server when the
 session ends. And a lock is taken by a transaction that creates the key. The bare verb ``lock`` would succeed a second
 time for our own session, and would overwrite a key that an application uses for something else.
 """

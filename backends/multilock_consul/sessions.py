@@ -108,10 +108,10 @@ def _purpose(claim: Claim) -> Purpose:
 
 def safe_delay(ttl: float) -> float:
     """Return for how many seconds after a session's end the server must exclude other claims: until the holder has
-    given up.
+    given up the lock.
 
     A session can end without a notice to its holder. If the holder's agent is a server and freezes, the other servers
-    remove that node with all its sessions. The holder then continues until the end of its ttl.
+    remove the frozen server with all its sessions. The holder then continues until the end of its ttl.
     """
     return min(max(HEARD_WITHIN, ttl - REMOVED_AFTER), LOCK_DELAY_MAX)
 
@@ -189,7 +189,7 @@ class Sessions:
                 own = isinstance(_purpose(claim), str)
                 session = self._make_own(claim, until) if own else self._make(claim, until)
             elif not session.shared and self._now() > session.proved_at + FRESH_SHARE * session.ttl:
-                # The ttl of such a lock counts from its grant, not from the wait before it.
+                # The ttl of a lock with a separate session counts from its grant, not from the wait before it.
                 self.renew(session, until - self._now())
             with self._lock:
                 if not session.ended:

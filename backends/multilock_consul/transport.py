@@ -1,4 +1,5 @@
-"""Requests to Consul's agents: blocking, bounded in time, never retried. Errors become multilock's own here."""
+"""Requests to Consul's agents: blocking, bounded in time, never retried. This module turns foreign errors into
+multilock's."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ and the one thread that keeps many blocking queries open can share it.
 
 ``http.client`` reads from a socket only. ``http.client`` takes 90 µs for a response, and h11 takes 150 µs, which is as
 long as everything else in a request. This parser takes 10 µs. ``http.client`` and h11 also accept many responses that
-no server sends. Here every response whose end is in doubt raises an error that ends its connection, because a request
-must never read the response to an earlier one.
+no server sends. In this module every response whose end is in doubt raises an error that ends its connection, because a
+request must never read the response to an earlier one.
 """
 
 from __future__ import annotations

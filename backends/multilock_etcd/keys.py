@@ -30,7 +30,7 @@ class Ahead(NamedTuple):
 
     others: tuple[Range, ...]  #: keys that exclude the claim
     like: tuple[Range, ...] = ()  #: keys that share the name with the claim, up to a limit
-    room: int = 1  #: the limit: with so many older keys in ``like`` the claim has to wait
+    room: int = 1  #: the limit: the claim has to wait if ``like`` has at least this many older keys
     beside: Range | None = None  #: keys that share the name with the claim without a limit
     strangers: tuple[Range, ...] = ()  #: permits of claims that asked for a different number of permits
 

@@ -64,7 +64,7 @@ class Aside:
         self._closed = False
 
     def __call__(self, call: Callable[[], R], within: float) -> R:
-        """Return ``call()``. The call must end by itself within so many seconds."""
+        """Return ``call()``. The call must end by itself within ``within`` seconds."""
         if not system.is_interruptible():
             return call()
         handed = _Handed(call)
@@ -83,7 +83,7 @@ class Aside:
         return handed.result
 
     def close(self) -> None:
-        """End the waiting thread. A later call starts another one, which does not wait."""
+        """End the waiting thread. A later call starts another thread, which ends after that call."""
         self._closed = True
         self._handed.put(None)
 

@@ -2,9 +2,10 @@
 
 Each client has one watch stream, opened when it is first needed and read by a thread. The watch of one key starts at
 the revision at which the key was last seen. So it also reports events from before the watch was created. The events of
-such a watch are hints, never proof: a waiter that is woken reads the queue again. Only the watch of a whole name proves
-something (`multilock_etcd.queue`). The stream may break, and etcd may compact revisions that a watch has not read yet.
-Then this module reads every key that it watched, in steps, and watches the key again from the revision of that read on.
+the watch of one key are hints, never proof: a waiter that is woken reads the queue again. Only the watch of a whole
+name proves something (`multilock_etcd.queue`). The stream may break, and etcd may compact revisions that a watch has
+not read yet. Then this module reads every key that it watched, in steps, and watches the key again from the revision of
+that read on.
 
 The watch of a name starts at the present revision. A watch that starts in the past would lag: etcd brings such watches
 up to date only ten times a second. With many claims, every revision is soon in the past. All waiters of one client

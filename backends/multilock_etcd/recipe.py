@@ -19,13 +19,13 @@ first two are those of etcd's own read-write lock. A reader waits for every olde
 waits for every older key that is not a permit of the same number n. If n such permits are ahead of it, it also watches
 the n newest of them.
 
-Compared with those recipes, this one adds:
+Compared with etcd's own recipes, this one adds:
 
 * One request joins the queue or takes a free lock, and its reply shows the predecessor.
 * A claim holds the lock only on proof. Either a transaction put or read its own key, at its own revision, and saw no
   predecessor, or the watch has reported the deletion of every predecessor.
-* A cancel is final. It leaves the tombstone ``<prefix>!gone/<id>`` on the same lease, and a join requires that this key
-  is absent. So a join that a paused server executes after its cancel changes nothing.
+* A cancel is final. It leaves the tombstone ``<prefix>!gone/<id>`` on the same lease, and a join requires that the
+  tombstone is absent. So a join that a paused server executes after its cancel changes nothing.
 * A grant is valid for the lease's ttl, counted from when the last acknowledged keep-alive was sent. A put extends
   nothing.
 * If hold_at_least keeps a name taken after the release, the name rests: its key is moved to a separate lease. The key

@@ -108,13 +108,13 @@ class Position:
         return (len(self.others) + len(self.like) + self._beside if self.others else self.to_go) <= NEAR
 
     def behind(self) -> Behind:
-        """Return which of the keys ahead of it a claim watches while it is not near the front.
+        """Return which of the keys ahead of the claim it watches while it is not near the front.
 
-        If too many keys exclude the claim for a count, it watches the key whose deletion leaves few enough. The watch
-        then counts it down long before its turn, so that it needs no request at its turn. If fewer keys exclude the
-        claim, it watches the newest of these. If none does, it watches the newest keys of its own kind, as many as can
-        hold the name together: the claim has room as soon as any of these is deleted. If these are too many, no keys
-        are returned, and the claim watches the whole range.
+        If more than `NEAR` keys exclude the claim, it watches the key whose deletion leaves `NEAR` of them. From then
+        on the watch of the whole name counts the keys down, so that the claim needs no request at its turn. If fewer
+        keys exclude the claim, it watches the newest of these. If no key does, it watches the newest keys of its own
+        kind, as many as can hold the name together: the claim has room as soon as any of these is deleted. If these are
+        too many, no keys are returned, and the claim watches the whole range.
         """
         if self.others:
             newest_first = sorted(self.others.items(), key=itemgetter(1), reverse=True)

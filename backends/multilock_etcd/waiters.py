@@ -99,8 +99,9 @@ class Waiters:
         """Return a key of this client for which the claim has to wait, and its create_revision. Returns an empty
         mapping unless more than `NEAR` claims of this client wait.
 
-        When that key is gone, at most `NEAR` keys should be left. Some joins have no reply yet, so their keys are in
-        the queue too. That is why this method returns a key that is only half as far from the end.
+        When the returned key is gone, at most `NEAR` keys should be left ahead of the claim. The queue may also have
+        keys of joins whose reply is still missing. So this method counts only half of `NEAR` keys from the end of the
+        queue.
         """
         if claim.name not in self._queued:
             return {}

@@ -1,5 +1,5 @@
-"""Make the tables and functions of the lock. The first request that misses them does so, or an owner of the
-database."""
+"""Make the tables and functions of the lock. They are made by the first request that finds them missing, or by an owner
+of the database."""
 
 from __future__ import annotations
 

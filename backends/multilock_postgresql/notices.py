@@ -158,7 +158,8 @@ class Listener:
         return wire
 
     def _comes_back(self, wire: PgWire, deadline: float) -> bool:
-        """Return whether a notification from another connection arrives, while nothing is sent on this one."""
+        """Return whether a notification from another connection arrives on ``wire``, while nothing is sent on
+        ``wire``."""
         notify = f"SELECT pg_notify('{self._channel}', '')".encode()
         self._transactions.run(notify, [], deadline - self._now(), limited=False)
         until = min(self._now() + TEST_WITHIN, deadline)
@@ -170,7 +171,7 @@ class Listener:
     def _run(self, wire: PgWire | None) -> None:
         """Read the connection, and make a new one whenever it breaks, until the client is closed. The thread runs
         this."""
-        self.listening = True  # set here too, because an interrupt may end listen() before it sets this
+        self.listening = True  # set here too, because an interrupt may end listen() before listen() sets it
         while not self._closed.is_set():
             if wire is None:
                 self._closed.wait(REFUSED_AGAIN)

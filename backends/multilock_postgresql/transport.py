@@ -1,5 +1,5 @@
-"""Requests to a PostgreSQL server: blocking, bounded in time, never retried. Foreign exceptions become multilock's own
-here.
+"""Requests to a PostgreSQL server: blocking, bounded in time, never retried. This module turns foreign exceptions into
+multilock's.
 
 Requests go through libpq, as psycopg's ``pq`` module offers it, and not through psycopg's cursors. With libpq a request
 has a time limit, an event loop can send it without a thread, and a pair of acquire and release takes less time.
@@ -39,7 +39,7 @@ DIALLING_AT_ONCE = 16  # threads of one client that connect; limited, because a 
 # executed nothing.
 WAIT_SHARE = 0.8
 AT_REST = 60.0  # seconds after its last use for which an idle connection is kept
-TEND_EVERY = 10.0  # seconds between two checks for connections that were idle for so long
+TEND_EVERY = 10.0  # seconds between two checks for connections that were idle for AT_REST
 OWN_PID = b"SELECT pg_backend_pid()"
 PING = b"SELECT 1"
 BEGIN, COMMIT = b"BEGIN ISOLATION LEVEL READ COMMITTED", b"COMMIT"
@@ -455,7 +455,7 @@ def _not_connected(told: str, where: str) -> MultilockError:
 
 
 def patience(within: float) -> bytes:
-    """Return the ms for which the server may wait for a locked row if its reply must come within so many seconds."""
+    """Return the ms for which the server may wait for a locked row if its reply must come within ``within`` seconds."""
     return b"%d" % max(1, int(within * 1000 * WAIT_SHARE))
 
 

@@ -128,8 +128,8 @@ class ClusterBackend:
         raise self._in_a_circle(name)
 
     def _taken_over(self, name: str, address: Address, deadline: float) -> Address | None:
-        """Return the primary that has replaced this node for the name, or None if no other node reports such a
-        primary."""
+        """Return the primary that has replaced the node at ``address`` for the name, or None if no other node reports
+        one."""
         try:
             owner = self._cluster_map.owner(name, deadline - self._now())
         except MultilockError:

@@ -88,9 +88,9 @@ class Listener:
         self._watched = Watched()
         self._followed: dict[str, object] = {}  # name -> its owner at the last read
         self._elsewhere: set[str] = set()  # watched or followed names to read again, since another node may serve them
-        #: The thread calls this with the names of `_elsewhere`, and with all names after each broken connection. It
-        #: hands the names that another node serves now to the listener of that node, and returns the remaining names. A
-        #: name at another node is neither free nor lost.
+        #: The thread calls this with the names of `_elsewhere`, and with all names after each broken connection. The
+        #: function hands the names that another node serves now to the listener of that node, and returns the remaining
+        #: names. A name at another node is neither free nor lost.
         self.hand_on: Callable[[set[str]], set[str]] = _nowhere
 
     def listen(self, within: float) -> None:
@@ -146,8 +146,8 @@ class Listener:
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
                 return use(self._connections.exchange)
-            # Each read is compared with all watched claims of the name, also with those that are not renewed now: a
-            # change that one of them makes on this connection is pushed to none of them.
+            # Each read is compared with all watched claims of the name, also with those that are not renewed now. A
+            # change that one of these claims makes on this connection is pushed to none of them.
             before = self._before({name for name in names if self._matters(name)})
             reads = self._reads(before, tracked=True)
 
@@ -232,7 +232,7 @@ class Listener:
     def _run(self, wire: Wire) -> None:
         """Read the subscribed connection, and make a new one whenever it breaks, until the client is closed. The thread
         runs this."""
-        self.listening = True  # set here too, because an interrupt may end listen() before it sets this
+        self.listening = True  # set here too, because an interrupt may end listen() before listen() sets it
         while True:
             again: Wire | None
             try:

@@ -103,7 +103,7 @@ class Transactions:
     def run_each(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
     ) -> list[Answer]:
-        """Do the same as `run_all`, but return an error in the place of the reply."""
+        """Run the scripts as `run_all` does, but return the error of a script in the place of its reply."""
         deadline = self.now() + within
         answers = exchange(requests, within)
         if any(isinstance(answer, ScriptMissing) for answer, _ in answers):

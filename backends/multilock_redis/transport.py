@@ -1,9 +1,10 @@
-"""Requests to one Redis server: blocking, bounded in time, never retried. Foreign exceptions become multilock's own
-here.
+"""Requests to one Redis server: blocking, bounded in time, never retried. This module turns foreign exceptions into
+multilock's.
 
 redis-py makes the connections: it handles addresses, TLS, credentials, and the settings of the program's own client.
 After that this module writes and reads on the socket itself. Each acquire and each release is one small request, and
-its reply is one number. Reading these replies through redis-py would take a tenth of the time of the pair.
+its reply is one number. Reading these replies through redis-py would take a tenth of the time of an acquire and a
+release.
 """
 
 from __future__ import annotations
@@ -419,7 +420,7 @@ class Endpoint:
     def forget(self) -> None:
         """Close the descriptors of the parent's connections in a forked child, which does not use them."""
         inherited, self._open = self._open, Open()
-        for wire in inherited:  # without a fork, other threads may be closing some of them
+        for wire in inherited:  # if no fork took place, other threads may be closing some of these
             wire.drop()
         self._dialling.forget()
 
@@ -590,8 +591,8 @@ class Connections:
     def _take(self, within: float) -> tuple[Wire, float]:
         """Return a connection, and the seconds that are left of ``within``.
 
-        After a pause of this process there may be no time left. Then this raises, because the request must not be sent:
-        its claim may have been cancelled so long ago that the servers no longer remember the cancel.
+        After a pause of this process there may be no time left. Then this method raises, because the request must not
+        be sent: its claim may have been cancelled so long ago that the servers no longer remember the cancel.
         """
         start = self._now()
         while self._idle:

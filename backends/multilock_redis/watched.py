@@ -1,5 +1,5 @@
-"""The claims whose loss the listener must report, indexed by claim and by name. Several threads may use it at the same
-time."""
+"""The claims whose loss the listener must report, indexed by claim and by name. Several threads may use this index at
+the same time."""
 
 from __future__ import annotations
 

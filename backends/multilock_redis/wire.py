@@ -83,8 +83,8 @@ def spelled(advice: str, where: str) -> str:
 
 
 class Redirected(BackendRejected):
-    """Another node of the cluster serves the key. The reply is MOVED, or ASK if that is so for this one request only
-    (``once``)."""
+    """Another node of the cluster serves the key. The reply is MOVED, or ASK if the other node serves only this one
+    request (``once``)."""
 
     def __init__(self, message: str, told: str) -> None:
         """``told`` is the server's text, such as ``MOVED 3999 127.0.0.1:6381``."""

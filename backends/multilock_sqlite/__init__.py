@@ -2,8 +2,8 @@
 
 `recipe` decides which claim gets a name. `layout` defines the tables of the file. `transport` sends the statements, and
 `exclusion` lets one process at a time write. `host` finds out which processes are alive, and which boot this is.
-`diagnosis` reports what weakens the lock here. SQLite itself pushes nothing: in `notices` the processes wake each
-other's waiters.
+`diagnosis` reports what weakens the lock on this host. SQLite itself pushes nothing: in `notices` the processes wake
+each other's waiters.
 """
 
 from __future__ import annotations

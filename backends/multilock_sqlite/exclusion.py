@@ -4,7 +4,8 @@ SQLite uses POSIX locks. The system drops all of them as soon as the process clo
 backup, a checksum or ``Path.read_bytes()`` is enough (https://sqlite.org/howtocorrupt.html, section 2.2). Then another
 process may write during our transaction, or may assume that it is the only user and delete the log. So each process has
 separate open file descriptions, and locks these as well (``F_OFD_SETLK``, Linux). Such a lock is dropped only when its
-own description is closed. Where the system has no such locks, only SQLite's locks exclude other processes.
+own description is closed. Where the system has no locks on file descriptions, only SQLite's locks exclude other
+processes.
 
 The gate is one byte of the database file that SQLite does not lock. Only one transaction, opening or closing at a time
 is inside the gate. In addition a process with an open connection keeps the two locks by which SQLite sees that the file
@@ -159,7 +160,7 @@ class _Locks:
         self.inside: dict[tuple[int, int], Exclusion] = {}  # GATE -> the connection of this process inside the gate
         self.waiting: dict[Exclusion, None] = {}  # the connections of this process that wait at the gate
         self.left = system.LockBell()  # rung for one of the waiting connections when another one has left the gate
-        self.last: bool | None = None  # whether the system has such locks; None before the first lock
+        self.last: bool | None = None  # whether the system has locks on file descriptions; None before the first lock
 
     def are_on(self, file: tuple[int, int]) -> bool:
         found = os.fstat(self.database)
@@ -168,7 +169,8 @@ class _Locks:
     def lock(self, descriptor: int, kind: int, where: tuple[int, int]) -> bool:
         """Lock or unlock a range at once. Returns False if another open file description excludes it.
 
-        If the system has no such locks, this returns True, and only SQLite's own locks exclude other processes.
+        If the system has no locks on file descriptions, this returns True, and only SQLite's own locks exclude other
+        processes.
         """
         if _SETLK is None or self.last is False:
             return True

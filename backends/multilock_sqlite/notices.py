@@ -2,7 +2,7 @@
 
 Each client that waits, or has held a lock for a while, reads its own FIFO. The FIFOs are in a directory beside the
 file, ``<file>-wake``. A FIFO has the name of its client, and the id of every claim of that client begins with this
-name. So no process needs a list of the others.
+name. So no process needs a list of the other clients.
 
 A message proves nothing: a waiter that is woken asks again, and a holder that is warned renews. So a message may be
 lost, late or forged, and no lock depends on it. A waiter without messages asks by its own timer.

@@ -36,7 +36,7 @@ HOLDERS = "SELECT id, until, token, mode, space, pid, start FROM locks WHERE key
 OF_SHARED = "FROM locks WHERE key = ? AND until > ? AND mode <> 'x'"
 QUEUE = "SELECT id, mode, fair, until, space, pid, start FROM queue WHERE key = ? ORDER BY ticket"
 SHARED = f"SELECT id, until, token, mode, space, pid, start {OF_SHARED} ORDER BY until"
-RESERVE = 1000  # tokens that one fsync reserves; a reboot skips at most so many
+RESERVE = 1000  # tokens that one fsync reserves; a reboot skips at most this many
 
 
 class Exhausted(Exception):
@@ -92,7 +92,7 @@ class Recipe:
         """Return the first earlier waiter that excludes the claim. If too few permits are left, return the holder whose
         lease ends first, or an earlier waiter if nobody holds the name any longer.
 
-        Readers may pass waiting readers. Otherwise a crowd of them would enter one by one.
+        Readers may pass waiting readers. Otherwise a crowd of readers would enter one by one.
         """
         equals: list[Stand] = []
         rows = sql.execute(QUEUE, (key,))  # read row by row: most claims need only the first
@@ -165,7 +165,7 @@ class Recipe:
         return [id_ for (id_,) in sql.execute("SELECT id FROM queue WHERE key = ? ORDER BY ticket LIMIT 1", (key,))]
 
     def place(self, sql: Connection, key: str, claim_id: str, most: int) -> int:
-        """Return how many waiters came before this one, at most ``most``."""
+        """Return how many waiters came before this claim, at most ``most``."""
         (before,) = sql.execute(
             "SELECT count(*) FROM (SELECT 1 FROM queue WHERE key = ? AND ticket < "
             "(SELECT ticket FROM queue WHERE id = ?) LIMIT ?)",

@@ -3,7 +3,7 @@
 A connection is used by one thread at a time, and none is open while the process forks. SQLite keeps its record of file
 locks in the memory of the process. A child would rely on locks that only its parent has, even on a connection that the
 child opened itself. Another process could then delete the log while the child uses it. So all connections are closed
-before a fork, and a child that was forked without that is refused.
+before a fork, and a child that was forked while a connection was open is refused.
 
 SQLite finds a file's log (``-wal``, ``-shm``) by the file's name. So two names of one file have two logs, and users of
 one name see no locks of the other. Each opening follows symbolic links first, and refuses a file that has another name:
@@ -32,8 +32,8 @@ __all__ = ["Connection", "Database", "look", "transaction"]
 
 T = TypeVar("T")
 
-# The most requests of one client at the same moment. Only one of them can write anyway. A thousand threads would
-# otherwise open a thousand connections, and keep each other from the file until their requests time out.
+# The most requests of one client at the same moment. Only one request can write at a time anyway. A thousand threads
+# would otherwise open a thousand connections, and keep each other from the file until their requests time out.
 CONNECTIONS = 8
 SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another process does it, SQLite fails at once
 FORK_WAIT = 6.0  # seconds that a fork waits for running requests; the default request timeout is at most 5 s
@@ -420,7 +420,8 @@ _draining: set[tuple[int, int]] = set()  # files that a fork waits for: no new r
 def _before_fork() -> None:
     """Wait until no request is under way, for at most `FORK_WAIT` seconds.
 
-    A signal handler that forks in the middle of a request waits for its own request, and so until the limit.
+    A signal handler that forks in the middle of a request waits for the request that it interrupted, and so until the
+    limit.
     """
     deadline = system.now() + FORK_WAIT
     while not _stop_all(deadline):

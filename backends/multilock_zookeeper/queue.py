@@ -1,4 +1,5 @@
-"""The queue of a name: its contenders in their order, which of them hold the name, and which a claim waits for."""
+"""The queue of a name: its contenders in their order, which contenders hold the name, and for which contenders a claim
+waits."""
 
 from __future__ import annotations
 

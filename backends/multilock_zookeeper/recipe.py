@@ -12,7 +12,7 @@ name together. All other claims exclude each other. If only permits are ahead of
 ahead of its own, where n is the number of permits. Holders leave in any order, but one of these n nodes is always gone
 once there is room.
 
-In addition to those recipes:
+In addition to ZooKeeper's recipes:
 
 * Create and listing are sent back to back, so an uncontended acquire takes one round trip. The transaction that created
   the node is the fencing token.
@@ -44,7 +44,7 @@ from multilock_zookeeper.waiters import ZkWaiter, ZkWaiters
 __all__ = ["Recipe"]
 
 END_WITHIN = 1.0  # seconds that the deletion of a node may take at the end of its ttl
-END_AGAIN = 1.0  # seconds until such a deletion is repeated, if it failed
+END_AGAIN = 1.0  # seconds until a failed deletion at the end of a ttl is repeated
 
 
 class Recipe:

@@ -3,8 +3,8 @@
 This module does not rely on some parts of kazoo. The state that kazoo reports is wrong: behind a silent server it stays
 CONNECTED for minutes, and while disconnected kazoo reports no loss. The retries of kazoo are not bounded by our
 deadlines, and its waits have no limit. Results pass through two more threads. This module does use kazoo's connection
-thread, its reconnecting to the same session, and its wire format. kazoo's exceptions are translated into multilock's
-here.
+thread, its reconnecting to the same session, and its wire format. This module turns kazoo's exceptions into
+multilock's.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Answer:
         self._pending.ring()
 
     def wait(self, within: float) -> bool:
-        """Wait for the reply for so many seconds; return whether it has arrived."""
+        """Wait for the reply for ``within`` seconds. Return whether the reply has arrived."""
         return self._pending.wait(within)
 
 
@@ -549,8 +549,8 @@ class Transport:
         return (chroot + path if path != "/" else chroot) if chroot else path
 
     def _send(self, request: Any) -> Answer:
-        """Queue a request, and wake kazoo's connection thread. kazoo's own `_call` swallows an interrupt here, and then
-        reports that the connection was closed."""
+        """Queue a request, and wake kazoo's connection thread. kazoo's own `_call` would swallow an interrupt while it
+        wakes the thread, and would then report that the connection was closed."""
         answer = Answer(self._now())
         if refusal := _NO_SESSION.get(self._client._state):
             answer.set_exception(refusal("the client is closed"))
@@ -601,8 +601,7 @@ class Transport:
             return
         client.remove_listener(self._heard)
         if self._handler and (loop := self._handler.loop):
-            # This is what KazooClient.stop() does, but that waits without a limit. The connection thread ends by
-            # itself.
+            # KazooClient.stop() takes the same steps, but waits without a limit. The connection thread ends by itself.
             client._stopped.set()
             client._queue.append((CloseInstance, None))
             with contextlib.suppress(OSError, AttributeError):

@@ -207,7 +207,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
         """Wait for sockets, but not for long on a host that accepts a connection and sends nothing.
 
-        If there is no other host, kazoo would use up the time of the session on this one.
+        If there is no other host, kazoo would use up the time of the session on this host.
         """
         if len(reading) > 1:  # kazoo's main loop, which waits for requests too, so the host has replied
             self._greeted()

@@ -1,4 +1,5 @@
-"""The asyncio API. It is imported at its first use, because importing asyncio takes 100 ms."""
+"""The asyncio API. It is imported when a program first uses one of its names, because importing asyncio takes 100
+ms."""
 
 from multilock.aio.client import AsyncClient, connect_async
 from multilock.aio.election import AsyncElection, AsyncLeadership

@@ -17,7 +17,7 @@ from multilock.model import Busy, Claim, Granted
 
 __all__ = ["AT_ONCE", "Batches"]
 
-AT_ONCE = 2  # batches under way, so that one whose reply is lost does not hold up the next ones
+AT_ONCE = 2  # the most batches under way at once: a batch whose reply is lost must not hold up the next ones
 LARGEST = 250  # attempts in one batch: the loop is busy for some ten milliseconds with their results
 
 Results = Sequence[Granted | Busy | Exception]

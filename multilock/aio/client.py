@@ -366,7 +366,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
                 with contextlib.suppress(RuntimeError):  # the loop has ended, so no caller waits any longer
                     loop.call_soon_threadsafe(closed.set)
 
-        here = contextvars.copy_context()  # shows an election that its own work closes the client
+        here = contextvars.copy_context()  # shows an election whether its own work calls this close()
         self._kernel.spawn(lambda: here.run(close), "multilock-close")
         while not self._kernel.starts_threads():  # noqa: ASYNC110 - no event tells of a free thread
             await asyncio.sleep(SOON)

@@ -97,8 +97,8 @@ class LoopFace:
         if loop is None or not loop.is_closed():
             return ()
         waiting = list(self._kernel.monitor.waiting)
-        # Claims of a new loop are added only after `_loop` was set to it. So all these claims belong to the closed loop
-        # if `_loop` is still the same.
+        # Claims of a new loop are added only after `_loop` was set to the new loop. So if `_loop` is still the closed
+        # loop, all these claims belong to the closed loop.
         return waiting if self._loop is loop else ()
 
     def its_loop(self) -> asyncio.AbstractEventLoop | None:

@@ -21,7 +21,8 @@ __all__ = ["AsyncLeaseSet", "AsyncLockSet"]
 
 
 class AsyncLeaseSet(HeldSet, Enters):
-    """The `AsyncLease` of several locks. It is held as long as all of them are, and lost when one of them is lost."""
+    """The `AsyncLease` of several locks. The lease is held as long as all these locks are held, and lost when one of
+    these locks is lost."""
 
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding], cancel_on_lost: bool) -> None:
         self._bodies: list[Body] | None = None

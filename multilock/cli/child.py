@@ -50,14 +50,14 @@ class _Left(Enum):
 
 
 class Child:
-    """One run of CMD. Only the main thread and its signal handlers use it: nothing here needs another thread."""
+    """One run of CMD. Only the main thread and its signal handlers use this object."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the program that becomes CMD. It waits for `go`."""
         self._command = command[0]
         self._owner = environment.get("MULTILOCK_OWNER", "")
         self._terminal = _in_foreground()
-        self._over = False  # True when another group may have the same number
+        self._over = False  # True once the group's number may belong to another group
         self._code: int | None = None
         self._ending = False
         self._zombies: set[str] = set()
@@ -230,8 +230,8 @@ class Child:
             return False
         before, self._zombies = self._zombies, _zombies(self.group)
         self._look_for_zombies_at = now() + LOOK_FOR_ZOMBIES_EVERY
-        # The zombies count only if two searches find the same ones: a process that started during the first search is
-        # alive in the second.
+        # The zombies count only if two searches find the same zombies: a process that started during the first search
+        # is alive in the second.
         return bool(self._zombies) and self._zombies == before
 
     def close(self) -> None:

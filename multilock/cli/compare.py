@@ -35,8 +35,8 @@ WIDTH = 100
 SPINNER = 4  # columns of the spinner before a line of progress, together with the margin behind the line
 PLAIN_EVERY = 10.0  # seconds between two lines of progress if stdout is not a terminal
 CYCLES = 20
-# For --quick: the cycles of each fault, the seconds for all of them, and the cycles that run at once for each core. A
-# core can run several, because most of a cycle is waiting.
+# For --quick: the cycles of each fault, the seconds for all cycles together, and the cycles that run at once for each
+# core. A core can run several, because most of a cycle is waiting.
 QUICK_CYCLES, QUICK_WITHIN, QUICK_AT_ONCE = 2, 60.0, 6
 LOCKS, MANY_LOCKS = 1_000, 10_000
 INTERRUPTED = 130

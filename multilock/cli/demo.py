@@ -132,7 +132,7 @@ class _Nodes:
     """The processes of the demo. All of them have ended when the context ends."""
 
     def __init__(self, order: Mapping[str, object], count: int, patience: float) -> None:
-        self._patience = patience  # seconds that one step may take
+        self._patience = patience  # seconds to wait for an election, or for a node to stop
         self._heard: system.Queue[tuple[_Node, dict[str, float]]] = system.Queue()
         self._running = [_Node(f"node-{n}", order, self._heard) for n in range(1, count + 1)]
 

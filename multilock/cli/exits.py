@@ -82,7 +82,7 @@ class _Voice:
     def finish(self) -> None:
         """Wait for the lines that are not written yet, but not for a reader that does not read.
 
-        The lines of the library come here through its log.
+        The library's log is flushed first, because its log thread passes the library's lines to this object.
         """
         log_thread.flush(LAST_WORDS * LAST_WORD)
         said = system.Event()

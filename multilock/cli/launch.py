@@ -90,7 +90,8 @@ def _marked(mark: bytes, group: int, session: int) -> list[int]:
 
 
 def kill_strays(owner: str, group: int, session: int) -> None:
-    """Kill the processes that `strays` returns, until it returns none: one of them may just be starting another."""
+    """Kill the processes that `strays` returns, until it returns none: a process may have started another one just
+    before it was killed."""
     for _ in range(LOOKS):
         if not (pids := strays(owner, group, session)):
             return

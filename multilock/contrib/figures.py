@@ -19,7 +19,8 @@ __all__ = ["HELD", "REASONS", "SLACK", "WAITS", "Clients", "NameLabel"]
 
 REASONS = tuple(reason.value for reason in LossReason)
 
-# A lock on the same host takes 50 µs. A waiter waits for as long as the holder works.
+# Bounds in seconds. To acquire a free lock of a server on the same host takes 50 µs. A waiter waits for as long as the
+# holder works.
 # fmt: off
 WAITS = (
     0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
@@ -54,8 +55,8 @@ class Clients:
     holders and waiters are computed from the clock when they are read. ``begin`` is called once for each backend and
     label, before their first event: Prometheus sees no increase in a series that starts at 1.
 
-    No lock is used here: at a fork during a scrape, a thread could hold the lock, and it would stay taken forever in
-    the child.
+    This class uses no mutex: at a fork during a scrape, a thread could hold the mutex, which would then stay taken
+    forever in the child.
     """
 
     def __init__(self, hear: Callable[[str, str, events.Event], None], begin: Callable[[str, str], None]) -> None:

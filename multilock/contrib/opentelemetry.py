@@ -1,9 +1,10 @@
 """Metrics and spans of locks and elections for OpenTelemetry: ``pip install 'multilock[opentelemetry]'``.
 
-The metrics are those of `multilock.contrib.prometheus`. An exporter to Prometheus turns the names here into the names
-there (``multilock.acquire.wait`` in seconds → ``multilock_acquire_wait_seconds``), so the alerts and the dashboard for
-Prometheus fit. `Client.events` feeds the counters, histograms and spans, on its callback thread (asyncio: in the loop).
-Gauges are read from the clients when the SDK collects.
+The metrics are those of `multilock.contrib.prometheus`. An exporter to Prometheus turns each name of this module into
+the name that `multilock.contrib.prometheus` uses (``multilock.acquire.wait`` in seconds →
+``multilock_acquire_wait_seconds``). So the alerts and the dashboard for Prometheus fit. `Client.events` feeds the
+counters, histograms and spans, on its callback thread (asyncio: in the loop). Gauges are read from the clients when the
+SDK collects.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def _trace(tracer: Tracer, backend: str, event: events.Event) -> None:
     context = event.context
     span = tracer.start_span(
         f"multilock.{what}",
-        context.run(get_current) if context else Context(),  # the present context belongs to the code that runs here
+        context.run(get_current) if context else Context(),  # the event's context, not that of this thread
         attributes=attributes,
         start_time=ended - round(seconds * 1e9),
     )

@@ -1,13 +1,13 @@
 """The background cancel: it releases a claim, and repeats that until the backend has answered.
 
-A request without an answer may still be executed later. No caller waits until that is impossible. Instead, the claim
-goes to the background cancel. The backend makes the cancel final, for example with a tombstone, so that a late request
-has no effect.
+A request without an answer may still be executed later. No caller waits until a late execution is impossible. Instead,
+the claim goes to the background cancel. The backend makes the cancel final, for example with a tombstone, so that a
+late request has no effect.
 
 A lease that nobody renews expires, so its cancel may give up after a while. A lock in a session lives as long as the
-session, which is renewed while the client is open. If the cancel of such a lock gave up, the lock would stay taken
-forever. So this cancel continues for as long as the session is renewed. After an outage it tries again before the next
-renewal would prolong the session.
+session, which is renewed while the client is open. If the cancel of a lock in a session gave up, the lock would stay
+taken forever. So this cancel continues for as long as the session is renewed. After an outage it tries again before the
+next renewal would prolong the session.
 
 Until the cancel is answered, the claim may be in the queue or hold the name. A single try by the same client waits for
 that answer first (`Cancels.withdraws`). When the answer arrives, a bell wakes the try. The ticking thread is the thread

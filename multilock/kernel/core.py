@@ -56,7 +56,7 @@ __all__ = ["Kernel", "KernelSettings"]
 
 R = TypeVar("R")
 PAGE = 100  # locks listed by one call to the backend
-PAGE_WITHIN = 60.0  # seconds that this call may take; the call may send many requests, each with its own limit
+PAGE_WITHIN = 60.0  # seconds that the call for one page may take; it may send many requests, each with its own limit
 
 
 class KernelSettings(Protocol):
@@ -438,8 +438,8 @@ class Kernel:
             raise
 
     async def pages(self, prefix: str) -> Callable[[], Coroutine[Any, Any, list[LockInfo]]]:
-        """Return a function that lists the held locks whose names begin with ``prefix``. Each call of it returns the
-        next of them, and [] after the last."""
+        """Return a function that lists the held locks whose names begin with ``prefix``. Each call of that function
+        returns the next locks, and [] after the last lock."""
         iterator = await self.ask(partial(self.backend.inspect_all, prefix))
 
         async def page() -> list[LockInfo]:

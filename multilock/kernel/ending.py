@@ -81,8 +81,8 @@ class End:
     def _wait_for_the_end(self) -> None:
         """Wait for the `close` of another thread, unless the two threads could wait for each other.
 
-        That is possible while the other `close` waits for the work of an election, because the work may wait for the
-        calling thread.
+        The two could wait for each other while the other `close` waits for the work of an election, because the work
+        may wait for the calling thread.
         """
         kernel = self._kernel
         if not (in_the_middle() or CALLED.get() or self._awaits_work) and self._closing not in (

@@ -21,7 +21,8 @@ _exiting: set[int] = set()  # the id of the thread that ends the interpreter, on
 
 
 def ends_with_the_interpreter() -> bool:
-    """Return whether this is a user's daemon thread during the exit, where no one would see its error."""
+    """Return whether the interpreter is exiting and the calling thread is a daemon thread of the user. Nobody would see
+    an error that it raises."""
     if not _exiting or system.get_ident() in _exiting:
         return False
     return not system.current_thread().name.startswith("multilock-")

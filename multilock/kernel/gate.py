@@ -109,7 +109,8 @@ class Gate:
             return [name for name, line in self._lines.items() for _ in line.bells[1:]]
 
     def clear(self) -> None:
-        """Forget all waiters, because their event loop was closed. A later `leave` of such a waiter changes nothing."""
+        """Forget all waiters, because their event loop was closed. A later `leave` of a forgotten waiter changes
+        nothing."""
         with self._lock:
             self._lines.clear()
 

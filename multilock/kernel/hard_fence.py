@@ -80,7 +80,7 @@ class KillingTimer:
 
 
 def _with_timers() -> PyDLL:
-    """Return the C library, loaded in such a way that its calls keep the interpreter's lock.
+    """Return the C library, loaded so that its calls do not release the interpreter's lock.
 
     The calls take a microsecond. Releasing the interpreter's lock and getting it back could take five milliseconds.
     """
@@ -96,18 +96,19 @@ class Fence:
     """The hard fence of one client: it kills the process as soon as the validity of one of its leases ends.
 
     The caller holds the kernel's lock. A signal handler or a finalizer may run between any two lines, and call `lift`.
-    An interrupt may end any call halfway. The interrupted caller then lifts the fence of that lease.
+    An interrupt may end `keep` or `lift` halfway. The interrupted caller then calls `lift` for the same lease.
     """
 
     def __init__(self, killer: Killer) -> None:
         self._killer = killer
         self._until: dict[str, float] = {}  # end of the validity, by claim id
-        # The earliest first. An entry counts only if `_until` has the same time. Other entries are outdated or lifted.
+        # Times and claim ids, the earliest time first. An entry counts only if `_until` has the same time for its
+        # claim. The fence of any other entry was extended or lifted.
         self._heap: list[tuple[float, str]] = []
         self._set_to = math.inf
 
     def keep(self, claim_id: str, until: float) -> None:
-        """Record that a new proof keeps this lease valid until the time ``until``."""
+        """Record that a new proof keeps the lease of the claim ``claim_id`` valid until the time ``until``."""
         self._until[claim_id] = until
         heapq.heappush(self._heap, (until, claim_id))
         if len(self._heap) > STALE_AT_LEAST + 2 * len(self._until):
@@ -115,7 +116,7 @@ class Fence:
         self._set()
 
     def lift(self, claim_id: str) -> None:
-        """Remove this lease, because its holder has ended its work.
+        """Remove the lease of the claim ``claim_id``, because its holder has ended its work.
 
         If a call is interrupted, the caller repeats it, because the interrupt may have come before the timer was set.
         """

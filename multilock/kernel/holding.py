@@ -81,7 +81,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self.stage = NEW
         self.loss: Loss[Any] | None = None
         self.count = 1  # acquires without their release; more than 1 only for a reentrant lock
-        self._open = 0  # open bodies of `with` under this lease, plus leases of several locks of which it is a part
+        self._open = 0  # open bodies of `with` under this lease, plus leases of several locks that contain this lease
         self._guests = 0  # bodies without an acquire of their own that were open when the last acquire was counted
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
@@ -113,8 +113,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Every state → itself: a body of ``with`` ends. Returns whether its end must still release the lease. A second
         call for the same end lowers no count.
 
-        The end releases nothing if a body has no acquire of its own. Such a body entered a lease that another body had
-        already entered, or its acquire was released by hand. If another open body has no acquire, it takes over the
+        The end releases nothing if the body has no acquire of its own. Such a body entered a lease that another body
+        had already entered, or its acquire was released by hand. If another open body has no acquire, it takes over the
         acquire of the body that ends. If the body that ends has none, it has nothing to release.
         """
         if not end.counted:
@@ -205,7 +205,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         raise NotImplementedError
 
     def _alive(self) -> bool:
-        """Return whether the lease is held, by the clock. If its deadline has passed, the lease is lost here."""
+        """Return whether the lease is held, by the clock. If its deadline has passed, this call records the loss."""
         raise NotImplementedError
 
     def _at_risk(self) -> bool:
@@ -302,9 +302,9 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Raise LockLost or NotHeld at the beginning of ``with``, if the lease is over. The body counts as open
         already.
 
-        If this raises, the body ends here, and ``end`` records that. If the body has an acquire of its own, a piece of
-        work under the lease ends as well. That matters for a lost lease, and for a lease of several locks of which one
-        was released by hand, or is being released.
+        If this raises, the body ends at once, and ``end`` records that. If the body has an acquire of its own, that
+        acquire ends too. The end of the last acquire lifts the hard fence of a lost lease, and releases the remaining
+        parts of a lease of several locks.
         """
         with self._kernel.lock:
             # Wait until no other body is just ending. Such a body either sees that this body is open and keeps the
@@ -434,7 +434,8 @@ class Schedule:
 
 
 class Holding(AnyHeld):
-    """The lease of one lock. `multilock.lease` documents its public members, none of which sends a request here."""
+    """The lease of one lock. `multilock.lease` documents its public members. The members in this class send no
+    request."""
 
     __slots__ = {
         "_fenced": None,

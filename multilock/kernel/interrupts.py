@@ -3,10 +3,10 @@
 CPython may raise an interrupt whenever a Python function begins or a C function returns. So a step that must not stay
 half done is written such that a second run is harmless. If it is interrupted, it is run once more.
 
-`surely` does that for a plain function that makes the first change itself. Three cases need an ``except BaseException``
-of their own. The step may have to be undone, for example if no caller has received the lease. The step may await. Or
-the caller made a change before it called `surely`, so that an interrupt at the entry of `surely` would leave that
-change half done.
+`surely` does that for a plain function that makes the first change itself. In three cases the caller writes its own
+``except BaseException`` instead. First, a step that may have to be undone, for example if no caller has received the
+lease. Second, a step that awaits. Third, a caller that made a change before it called `surely`: an interrupt at the
+entry of `surely` would leave that change half done.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ R = TypeVar("R")
 def surely(step: Callable[..., R], *args: Any) -> R:
     """Return ``step(*args)``. If ``step`` is interrupted, call it once more, then let the interrupt continue.
 
-    A second call of ``step`` must be harmless. The interrupt can also come before the first line here. So ``step`` must
-    make its first irrevocable change itself. If the caller made a change before the call, its own ``try`` must cover
-    this call.
+    A second call of ``step`` must be harmless. The interrupt can also come before the first line of `surely`. So
+    ``step`` must make its first irrevocable change itself. If the caller made a change before the call, its own ``try``
+    must cover this call.
     """
     try:
         return step(*args)

@@ -60,7 +60,7 @@ class Want:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all parts, or the one name."""
+        """The names of all parts of a lock of several names, otherwise the lock's own name."""
         return tuple(part.name for part in self.parts) or (self.name,)
 
 

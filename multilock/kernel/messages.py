@@ -50,7 +50,7 @@ class Messages:
     def blocked_by_itself(self, want: Want, held: Holding) -> CapabilityMissing:
         """Return the error for a reader that asks to write, or a writer that asks to read.
 
-        Such a holder would wait for itself, and two such readers would wait for each other.
+        The caller would wait for its own lease. Two readers that both ask to write would wait for each other.
         """
         verb, has = ("write", "read") if want.kind == "write" else ("read", "write")
         return CapabilityMissing(
@@ -75,7 +75,7 @@ class Messages:
             return
         try:
             sys.modules["asyncio"].get_running_loop()
-        except (KeyError, AttributeError, RuntimeError):  # asyncio is not (yet) imported, or no loop runs here
+        except (KeyError, AttributeError, RuntimeError):  # asyncio is not (yet) imported, or this thread has no loop
             return
         self._told_of_loop = True
         logger.warning(

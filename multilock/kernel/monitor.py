@@ -176,7 +176,7 @@ class Monitor:
         return surely(self._lose, lease, loss, give_back, released)
 
     def lose_with_a_part(self, lease: AnyHeld, loss: Loss[Any], released: bool) -> None:
-        """Lose a lease of several locks, because one of them was lost as ``loss`` describes."""
+        """Lose a lease of several locks, because one of these locks was lost as ``loss`` describes."""
         surely(self._lose, lease, loss, False, released)
 
     def _lose(self, lease: AnyHeld, loss: Loss[Any], give_back: bool, released: bool) -> bool:

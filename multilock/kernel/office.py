@@ -51,8 +51,9 @@ def mark(part: Part) -> None:
 def unmark(part: Part) -> None:
     """Remove the newest mark of this part from this thread or task.
 
-    Does nothing if another thread or task called `mark`, as may happen after an event loop was closed. That mark then
-    stays until the next `mark` in its own thread or task, and does not count once its part has ended.
+    Does nothing if another thread or task called `mark`, as may happen after an event loop was closed. The mark of the
+    other thread or task then stays until that thread or task calls `mark` again, and does not count once the part has
+    ended.
     """
     marked = list(_INSIDE.get()[::-1])
     with contextlib.suppress(ValueError):
@@ -165,8 +166,8 @@ class Office(Generic[T]):
     def inside(self) -> bool:
         """Return whether the caller must not wait for the end of a leadership.
 
-        That is so in work and callbacks of this election, in a task started by them, and in a finalizer or signal
-        handler that has interrupted a call of multilock.
+        The caller must not wait if it is work or a callback of this election, or a task started by one of these. A
+        finalizer or signal handler that has interrupted a call of multilock must not wait either.
         """
         if any([part.office is self and not part.done for part in _INSIDE.get()]):  # noqa: C419 - one call for all
             return True

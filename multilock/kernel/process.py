@@ -64,8 +64,8 @@ def living() -> list[OneClient]:
 def in_the_middle() -> bool:
     """Return whether this thread is inside a backend or holds the lock of a client.
 
-    A finalizer or a signal handler that runs there must not wait. Otherwise it could wait for a lock that the same
-    thread holds, or delay the thread that renews leases.
+    A finalizer or a signal handler that runs at such a moment must not wait. Otherwise it could wait for a lock that
+    the same thread holds, or delay the thread that renews leases.
     """
     if system.get_ident() in inside:
         return True

@@ -41,7 +41,7 @@ class Releases:
         self._late: deque[tuple[AnyHeld, EndOfBody | None]] = deque()
 
     async def release(self, lease: AnyHeld, until: float | None = None, *, body: EndOfBody | None = None) -> bool:
-        """Release a lease: see ``Lease.release``. The lease is over from here on, whatever the backend answers.
+        """Release a lease: see ``Lease.release``. The lease is over from this call on, whatever the backend answers.
 
         Waits for answers until the time ``until``, by default for one request timeout. ``body``: The end of the
         ``with`` body that calls this. If `AnyHeld._body_ends` returns False for it, nothing is released.
@@ -119,7 +119,7 @@ class Releases:
         kernel = self._kernel
         if returned is None:
             with kernel.lock:
-                kernel.watchdog.drop(lease)  # an interrupt may have come before `_let_go` did this
+                kernel.watchdog.drop(lease)  # an interrupt may have come before `_let_go` dropped it
         if returned is None or returned.again:
             kernel.cancels.add(lease.claim, lease.granted, unsure=True, rest_until=lease.rest_until)
         if returned is None or returned.ours:
@@ -148,7 +148,7 @@ class Releases:
             first = lease._end_release()
             if not first and lease.stage != RELEASED:  # lost during the release
                 return False
-        lease._lift_fence()  # an interrupt may have come before `_let_go` did this
+        lease._lift_fence()  # an interrupt may have come before `_let_go` lifted it
         lease._leave_scope()
         lease._call_hooks()
         return first

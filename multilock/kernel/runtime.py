@@ -216,8 +216,8 @@ class _ThreadTicker:
                     at = min(at, now() + SOON)
                 self._planned = self._due = at
                 while (rest := at - now()) > 0:
-                    # A wait does not count the time for which the machine sleeps. So after such a sleep the planned
-                    # time may have passed although the wait continues.
+                    # A wait does not count the time for which the machine sleeps. So after a sleep of the machine the
+                    # planned time may have passed although the wait continues.
                     if self._wakeup.wait(rest if rest == math.inf else min(rest, LONGEST_WAIT)):
                         self._due = min(at, now())
                         break

@@ -43,7 +43,7 @@ class Leading(Holding):
     def term(self) -> int | None:
         """The fencing token of this leadership: greater for every later leader. None if the backend has no tokens.
 
-        ``fence()`` returns the same number, but raises CapabilityMissing where this is None.
+        ``fence()`` returns the same number, but raises CapabilityMissing if there is none.
         """
         return self.token
 
@@ -56,13 +56,13 @@ class Leading(Holding):
         return not self._term.resigning and self._alive()
 
     def _check_at_entry(self, end: EndOfBody) -> None:
-        """See `AnyHeld._check_at_entry`. The body, which counts as open already, counts as work from here on."""
+        """See `AnyHeld._check_at_entry`. The body counts as open already. From this call on it also counts as work."""
         self._term.body_begins()
         super()._check_at_entry(end)
 
     def _body_ends(self, end: EndOfBody) -> bool:
-        """See `AnyHeld._body_ends`. The last body begins the resignation here, so that no other body can enter
-        first."""
+        """See `AnyHeld._body_ends`. The end of the last body also begins the resignation, under the same lock, so that
+        no other body can enter in between."""
         with self._kernel.lock:
             if end.counted and self._term.resigning:  # called again after an interrupt; no body has begun since then
                 return not end.done
@@ -72,8 +72,8 @@ class Leading(Holding):
         return last
 
     def _end_of_work(self, end: EndOfBody | None) -> None:
-        """See `AnyHeld._end_of_work`. Here the part that ends last reports that all work has ended: see
-        `Term.part_ended`."""
+        """See `AnyHeld._end_of_work`. If a part of the term still runs, the part that ends last reports that all work
+        has ended: see `Term.part_ended`."""
         self._term.by_hand = False
         self._term.end_lost()
 
@@ -89,7 +89,7 @@ class Term(Generic[T]):
     ``nobody_waits`` is True, no caller waits for the end, so the part that ends last releases the lease.
 
     ``by_hand`` is True from the return of `Election.campaign` until the holder ends the leadership itself. The work of
-    such a leadership is not one of its parts, so only the holder knows when that work has ended.
+    such a leadership is not a part of the term, so only the holder knows when the work has ended.
     """
 
     def __init__(self, office: Office[T], leadership: T) -> None:

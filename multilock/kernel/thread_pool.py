@@ -65,7 +65,7 @@ class ThreadPool:
             job = self._jobs.get_nowait()
         except system.Empty:
             return
-        if job is None:  # None ends a thread of the pool, so put it back for such a thread
+        if job is None:  # None tells one thread of the pool to end: put it back for that thread
             self._jobs.put(None)
             return
         job()

@@ -36,7 +36,7 @@ from multilock.kernel.runtime import ThreadBell, ThreadEvent, Ticker, Workers
 
 __all__ = ["HandRuntime", "HandWorkers"]
 
-STEPS_AT_ONCE = 10_000  # a ticker that makes so many steps at one moment is in an endless loop
+STEPS_AT_ONCE = 10_000  # a ticker that makes this many steps at one moment is in an endless loop
 REAL_LIMIT = 10.0  # real seconds for which a thread waits for the test to move the clock
 
 
@@ -50,8 +50,8 @@ class HandRuntime:
 
     *Threads*: ``spawn`` and workers run a job in the calling thread, at once. Inside a step of a ticker the job runs
     right after that step. `hold_jobs` delays the workers' jobs, as a slow server would. With ``threads=True`` spawned
-    jobs run in real threads. Their waits end when the clock has passed their timeout. After ten real seconds they raise
-    RuntimeError.
+    jobs run in real threads. A wait in such a thread ends when the clock has passed its timeout. After ten real seconds
+    the wait raises RuntimeError.
     """
 
     def __init__(self, *, start: float = 1000.0, seed: int = 0, threads: bool = False) -> None:

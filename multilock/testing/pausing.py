@@ -70,7 +70,7 @@ class Paused:
 
 
 class Killed:
-    """A dead process. It can be used with ``with``, whose end does nothing."""
+    """A dead process. It is a context manager whose end does nothing."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -98,7 +98,7 @@ def pause(process: Process | int) -> Paused:
 
 
 def kill(process: Process | int) -> Killed:
-    """End a process at once with SIGKILL, like a power cut. It may be frozen.
+    """End a process at once with SIGKILL, like a power cut. The process may be frozen.
 
     If it leads a process group, its children in the group are killed too. When this returns the process is dead, and
     its parent can still ask for the exit code. This does nothing if the process had ended before.

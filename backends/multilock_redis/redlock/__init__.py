@@ -14,7 +14,7 @@ The modules, with the names that they define:
 
 * `votes` has the record of one claim at all servers, the `Evidence`. It does no I/O.
 * `fan` asks all servers at once. A `Fan` has one connection to each server, and each of them is a `Lane`.
-* `rounds` acquires and releases. `channel` does the same for an event loop.
+* `rounds` acquires and releases in a thread, `channel` on an event loop.
 * `renewal` extends the held leases.
 * `clerk` has the background thread of the client, the `Clerk`.
 * `servers` makes the subscriptions and watches.

@@ -84,7 +84,7 @@ class Inspection:
         return found[0][0] or "" if found and found[0][1] >= self._need else None
 
     def _agreed(self, infos: Sequence[LockInfo | None], owner: str) -> int | None:
-        """Return the token that most servers keep beside this owner.
+        """Return the token that most servers have stored together with this owner.
 
         Returns None if no two servers have the same token. A single server may have a token that is not the lease's.
         """

@@ -37,8 +37,8 @@ LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for
 LEAST_GRACE = 0.003  # seconds at least to wait for the other replies, after a majority has replied
 TRIES = 10  # rounds of a *single try* (an acquire that does not wait), as long as no claim is seen to have the name
 AT_ONCE = 0.01  # seconds until the kernel tries again with a new claim
-# Seconds after which the connection of a missing reply is ended. A round does not wait for so long. But a reply that is
-# late for its round still counts, and a new connection for each late reply would keep a loaded machine busy.
+# Seconds after which the connection of a missing reply is ended. A round itself waits less. But a reply that is late
+# for its round still counts, and a new connection for each late reply would keep a loaded machine busy.
 LATEST = 1.0
 QUIET = 1000  # ms for which a single try keeps its place in the queue
 BETWEEN = 0.005  # seconds between two checks of replies that another thread reads
@@ -149,8 +149,8 @@ class Rounds:
         evidence = self.claims.get(claim.id)
         if evidence is None:
             evidence = self.claims.setdefault(claim.id, self._new(claim))
-        # `_leave` writes `_left` first and then looks for the record. So with this order one of the two threads sees
-        # what the other did.
+        # `_leave` writes `_left` first and then looks for the record. This thread makes the record first and then reads
+        # `_left`. So at least one of the two threads sees what the other did.
         return None if claim.id in self._left else evidence
 
     def _leave(self, claim: Claim, unsure: bool) -> Evidence:
@@ -571,7 +571,7 @@ class Rounds:
     # ---- release
 
     def release(self, claim: Claim, unsure: bool, within: float, rest: float | None = None) -> Returned:
-        """Release the name at all servers, or with ``rest`` let the name rest for so many seconds."""
+        """Release the name at all servers, or let the name rest for ``rest`` seconds."""
         # At the servers that have not replied by then, the clerk repeats the release.
         until = self.now() + limit(claim, within)
         known = self.claims.get(claim.id)

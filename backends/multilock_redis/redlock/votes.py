@@ -90,7 +90,7 @@ class ServerView:
     ends: int | None = None  #: when the claim may ask again because the present lease may have expired by itself
     lost_at = LONG_AGO  #: when the server last reported that the claim does not hold the name
     watched = False  #: the server will report when the claim loses the name
-    released: bool | None = None  #: whether the claim had the name here; None until the server confirms the release
+    released: bool | None = None  #: whether the claim had the name at this server; None until the release is confirmed
     lost_release = False  #: a release had no reply, so a later release that finds nothing proves nothing
 
     @property

@@ -12,9 +12,9 @@ lines has the checks below, called oracles. A violation that an oracle reports i
 | O5 | `Record.slow_takeovers` | a free name gets a holder within the bound |
 | O6 | `Record.miscounted_callbacks` | one callback for a loss, none after a release |
 
-`judge` decides about one pair of holders. It also distinguishes *kept* from *undecided*, so that cases can be counted.
-`Believers` does all of it for a test: it records what clients hold, in every process, and judges the records. Leftovers
-at the server (O7) are checked elsewhere.
+`judge` decides about one pair of holders: *kept*, *broken* or *undecided*, so that cases can be counted. `Believers`
+does both for a test: it records what clients hold, in every process, and judges the records. Leftovers at the server
+(O7) are checked elsewhere.
 """
 
 from multilock.testing.beliefs.believers import Believers, Verdict

@@ -45,9 +45,9 @@ __all__ = ["Believers", "Verdict"]
 class Verdict:
     """The result of a judgement.
 
-    ``broken``: pairs of holders that certainly believed in one name at the same time, and tokens that are not greater
-    than earlier ones. ``undecided``: pairs for which this is not certain. ``kept``: how many pairs were certainly
-    apart.
+    ``broken``: pairs of holders that certainly believed at the same time that they held one name, and tokens that are
+    not greater than earlier ones. ``kept``: how many pairs certainly did not believe it at the same time.
+    ``undecided``: pairs for which neither is certain. ``beliefs``: how many beliefs were judged.
     """
 
     broken: tuple[str, ...]
@@ -57,8 +57,8 @@ class Verdict:
 
 
 class Believers:
-    """Records in the folder ``path``, one file for each process, and their judge. Without ``path``, make a temporary
-    folder.
+    """Records in the folder ``path``, one file for each process, and their judge. Without ``path``, a temporary folder
+    is made.
 
     `close` removes a temporary folder. If an object is passed to another process (``multiprocessing``, pickle), both
     processes use the same folder.
@@ -151,7 +151,8 @@ def _ignore(event: object) -> None:
 
 
 def _pairs(record: Record) -> Iterator[tuple[Belief, Belief]]:
-    """Yield each belief with the next one about the same name, of a holder that must not hold at the same time."""
+    """Yield each belief with the next belief about the same name whose holder must not hold the name at the same
+    time."""
     for _, beliefs in record.by_name():
         for number, one in enumerate(beliefs):
             other = next((other for other in beliefs[number + 1 :] if not one.fits(other)), None)

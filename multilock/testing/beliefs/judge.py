@@ -1,8 +1,8 @@
 """Decide whether two holders believed at the same time that they held one name: yes, no, or *undecided*.
 
 `Record.overlaps` reports only certain violations. A case without a violation is not yet a success: a process that does
-not run cannot report its beliefs. So the silence of a process never counts as the end of its belief, and such a case is
-undecided.
+not run cannot report its beliefs. So the silence of a process never counts as the end of its belief. A case in which
+the end was not recorded is undecided.
 
 Nothing here reads a clock.
 """

@@ -63,7 +63,7 @@ class Belief:
         return 1 if self.alone else int(self.mode[1:] or 0) or math.inf
 
     def fits(self, other: Belief) -> bool:
-        """Return whether both may hold a name at the same time, if there are enough permits."""
+        """Return whether the holders of both beliefs may hold a name at the same time, if there are enough permits."""
         return not self.alone and self.mode == other.mode
 
 
@@ -191,9 +191,10 @@ class Record:
     def late_callbacks(self, slack: float = CALLBACK_SLACK, faults: Iterable[FaultPeriod] = ()) -> Iterator[str]:
         """O4: a callback starts at ``lost_at`` at the latest, and before a next holder that excludes the lost one.
 
-        Time in which the process of the callback did not run does not count. This includes faults that stop this
-        process, since it may be killed before it can note its own stall. Time in which the busy machine stopped another
-        process does not count either: a callback needs several threads, but stalls are noted by one thread only.
+        Time in which the process of the callback did not run does not count. The time of a fault that stopped this
+        process does not count either: the process may be killed before it can record its own stall. Time in which the
+        busy machine stopped another process does not count either: a callback needs several threads, but stalls are
+        noted by one thread only.
         """
         self.judged_callbacks = 0
         self.excused.clear()

@@ -93,7 +93,7 @@ class Recorder:
             self._ask(lease.claim.id)
 
     def look(self, last: float) -> float:
-        """Check everything that is held. ``last`` is the time of the previous check. Returns the time of this one."""
+        """Check everything that is held. ``last`` is the time of the previous check. Returns the time of this check."""
         with self._lock:
             if self._end.is_set():
                 return last

@@ -236,7 +236,7 @@ def strip(points: Iterable[Point], end: float) -> str:
 
 
 def _merged(spans: Iterable[Point]) -> list[Point]:
-    """Return the spans, with those that overlap merged."""
+    """Return the spans, after merging spans that overlap."""
     merged: list[Point] = []
     for start, until in sorted(spans):
         if merged and start <= merged[-1][1]:

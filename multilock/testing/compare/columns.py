@@ -233,7 +233,7 @@ def _bound(path: str, url: str, ttl: float) -> float:
 def _probe(column: Column) -> None:
     """Take one lock and ping once, as a user would, and store what the server reports.
 
-    The server may be slow, so requests here have more time than those of a lock with a short ttl.
+    The server may be slow, so these requests have more time than the requests of a lock with a short ttl.
     """
     try:
         with multilock.connect(column.url, request_timeout=PROBE_WITHIN) as client:

@@ -345,8 +345,8 @@ class Advisory:
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
-        """End all sessions that still have such locks. These sessions belong to a pooler, because those of our clients
-        have ended."""
+        """End all sessions that still have advisory locks of this contestant. These are sessions of a pooler, because
+        the sessions of our clients have ended."""
         key = {**_advisory_key(url, begin), "name": None}
         until = multilock.now() + START_WITHIN
         with _postgresql(url) as connection:

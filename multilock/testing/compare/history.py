@@ -126,7 +126,8 @@ DISK = 65_536  # bytes to write as a trial
 
 
 def check_writable(out: Path | None) -> None:
-    """Raise ConfigurationError if the folder cannot be made or the disk is full. Its present files are not touched."""
+    """Raise ConfigurationError if the folder cannot be made or the disk is full. The files in the folder are not
+    touched."""
     if out is None:
         return
     trial = out / f"{HISTORY}.trial"

@@ -200,8 +200,8 @@ class _Page:
     # ---- the worst cycles
 
     def faults(self) -> Iterator[tuple[str, str, list[Shown], list[Shown]]]:
-        """Yield for each fault its name, its description, the worst cycles of multilock's locks and of the controls,
-        and the other cycles."""
+        """Yield for each fault: its name, its description, the worst cycle of multilock's locks and that of the
+        controls, and the worst cycles of the other contestants."""
         for name, says in self.says.items():
             mine = {key: cycle for key, cycle in self.evidence.worst.items() if key[1] == name}
             if not mine:

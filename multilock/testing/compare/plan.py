@@ -54,7 +54,7 @@ class Options:
     adapters: Sequence[str] = ()  #: more contestants, each ``package.module:Name=URL``
     scenarios: Sequence[str] | None = None  #: names of scenarios and loads, or None for all of them
     cycles: int = 20  #: number of cycles of each scenario and contestant
-    control_cycles: int | None = None  #: cycles of each scenario and control, or None for as many as the others have
+    control_cycles: int | None = None  #: cycles of each scenario and control, or None for ``cycles``
     ttl: float = 2.0  #: seconds
     seed: int | None = None  #: the seed of the order and of random choices, or None for a random seed
     #: Seconds after which no cycle begins, except the first cycle of each scenario and contestant.
@@ -66,13 +66,13 @@ class Options:
     #: process waits for a processor, up to 20 for each core and 40 in all.
     at_once: int | None = None
     locks: int = 1000  #: the number of locks that one client holds in the load ``scale``
-    #: Servers that may be stopped, each ``URL=PID``. One stop is for up to 10 cycles. These faults come after all
-    #: others.
+    #: Servers that may be stopped, each ``URL=PID``. Up to 10 cycles share one stop. These faults come after all other
+    #: faults.
     server_pids: Sequence[str] = ()
     #: Servers that may be stopped, killed and restarted, each ``URL=NAME``. A kill or a restart is for one cycle.
     server_containers: Sequence[str] = ()
     out: Path | None = None  #: the folder for the history and the report, which is made if it does not exist
-    resume: bool = False  #: whether to continue a run in ``out`` that ended early, with the same options and its seed
+    resume: bool = False  #: whether to continue the run in ``out``, which ended early, with its options and seed
 
     def __post_init__(self) -> None:
         known = [*SCENARIOS, *LOADS]
@@ -133,8 +133,8 @@ class Plans:
         """Plan rounds with one cycle of each cell. Within a round the order is random, but long cycles begin first.
 
         Controls take part in ``of_controls`` of the rounds, spread evenly from the first one. If no control of a URL
-        must fail in these scenarios, one of them has one more cycle, in a scenario in which it must fail. Each cell
-        also has a few cycles that run only if none of its cycles could be decided.
+        must fail in these scenarios, one control of that URL has one more cycle, in a scenario in which it must fail.
+        Each cell also has a few cycles that run only if none of its cycles could be decided.
         """
         dice = random.Random(self._seed)
         cycles, of_controls = self._options.cycles, self._options.of_controls
@@ -246,7 +246,7 @@ class Plans:
         return None
 
     def take_together(self, plans: deque[Planned]) -> list[Planned]:
-        """Remove and return the next of these plans, and those that share its stop of the server."""
+        """Remove and return the next plan, and the plans that share its stop of the server."""
         scenario, most = plans[0][1].scenario, _shared_by(plans[0][1])
         some = [each for each in plans if each[1].scenario.name == scenario.name][:most]
         for each in some:

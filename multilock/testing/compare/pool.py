@@ -172,7 +172,7 @@ class WorkerPool:
 class Limit:
     """The number of cycles that run at the same time.
 
-    The number grows by one after a cycle whose processes never waited for a processor, and falls by one after another
+    The number grows by one after a cycle whose processes never waited for a processor, and falls by one after any other
     cycle. On an overloaded machine fewer cycles could be decided.
     """
 

@@ -1,9 +1,9 @@
-"""The result of a comparison: `Report`, as data and as files. It can be judged again from its history.
+"""The result of a comparison: `Report`, as data and as files. A report can be judged again from the history of its run.
 
 `gather` collects from the history the data that a page shows.
 
-``report.json`` follows ``report.schema.json`` in this folder. Its ``schema`` is the version. An addition keeps the
-version, any other change increases it.
+``report.json`` follows ``report.schema.json`` in this folder, and its field ``schema`` is the version of that schema.
+An addition keeps the version, any other change increases it.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class Cycle:
 class Gap:
     """The time from the end of A's hold until B believed that it held the lock.
 
-    A negative time means that both believed at the same time, for that long. ``of`` names what ended A's hold:
+    A negative time means that A and B believed it at the same time, for that long. ``of`` names what ended A's hold:
     ``belief`` (its last is_held()), ``lease`` (the end that its client computed), or ``release`` or ``kill``, which end
     both.
     """

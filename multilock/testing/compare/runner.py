@@ -104,7 +104,7 @@ def _conclude(runner: _Runner, columns: list[Column], options: Options, seed: in
     """Return the report, and write it to its folder. Then raise an error of a thread, if there was one."""
     report = Report(_content(runner, columns, options, seed))
     if options.out is not None:
-        # The write may fail with the same disk error.
+        # If a disk error ended the run, this write may fail as well. The error of the run is raised below.
         with contextlib.suppress(OSError) if runner.error else contextlib.nullcontext():
             report.write(options.out)
     if runner.error:
@@ -263,7 +263,7 @@ class _Runner:
                 plans.extend(self.plans.once_more(plans, following[1]))
 
     def _play_alone(self, plans: deque[Planned]) -> None:
-        """Play the cycles that take a server down, after all others. Several of them share one fault."""
+        """Play the cycles that take a server down, after all other cycles. Several of these cycles share one fault."""
         while plans and not self._stop.is_set():
             some = self.plans.take_together(plans)
             together = Together(len(some), some[0][1].seed)

@@ -269,7 +269,7 @@ class Together:
         """Stop the server inside this context. ``begin`` is called right before.
 
         The first cycle stops the server once all cycles have come, and continues it at the end of its context. The
-        contexts of the others end then, too.
+        contexts of the other cycles end only after that.
         """
         with self._changed:
             if self._down:

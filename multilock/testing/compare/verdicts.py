@@ -23,7 +23,7 @@ __all__ = ["CycleVerdict", "cells_of", "judge_cycle"]
 
 ROUNDED = 6  # decimal places of a time in seconds
 UNSEEN = 0.05  # seconds that two stalls can explain, one before each of two events, both too short to be noted
-# If a process has run for so many seconds since a loss without a callback, the callback never comes.
+# If a process has run for this time (in seconds) since a loss without a callback, the callback counts as missing.
 TOLD_WITHIN = 0.25
 
 
@@ -174,7 +174,7 @@ def _deaf(cycle: _Cycle) -> Iterator[str]:
 
 
 def _others(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
-    """Yield violations of the other promises: those of tokens and of callbacks."""
+    """Yield violations of the promises about tokens and callbacks."""
     yield from _regressions(cycle)
     values = Counter(event["value"] for event in cycle.writes if event["taken"])
     for value in (value for value, times in values.items() if times > 1):

@@ -51,7 +51,7 @@ ASK_EVERY = 0.005  # seconds between two checks whether the lock is still held
 NOTE_EVERY = 0.05  # seconds between two lines about a lock that is still held
 RENEWED = 0.005  # seconds; the worker prints a line when the end of the lease's validity moves by more than this
 OPEN_WITHIN = 10.0
-PULSE = 0.01  # seconds between two checks whether this process runs; there are many such processes
+PULSE = 0.01  # seconds between two checks whether this process runs; not less, because many processes check
 AT_REST = 1.0  # seconds for which the CPU time of a process without locks is measured
 TEXT = 300
 
@@ -275,13 +275,14 @@ class _Role:
         note("done", now(), self.role)
 
     def _tell_loss(self) -> None:
-        if self.closed:  # the next cycle may have begun, which has a role of the same name
+        if self.closed:  # the next cycle may have begun, with a role of the same name
             return
         at = now()
         note("lost", at, self.role, "lost", at)
 
     def _note_validity(self, holding: AdapterHolding, before: float) -> float:
-        """Record how long the lease is valid, if the adapter can say it. It is information only, not for verdicts."""
+        """Record how long the lease is valid, if the adapter can say it. The record is information only, not for
+        verdicts."""
         remaining = getattr(holding, "remaining", None)
         if remaining is None or (left := float(remaining())) <= 0:
             return before

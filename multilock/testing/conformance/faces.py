@@ -41,8 +41,8 @@ class Face(Protocol):
         """
 
     def is_callback_thread(self, ident: int) -> bool:
-        """Return whether a callback may run in this thread. It may in the loop's thread, and in one that does no work
-        of the library."""
+        """Return whether a callback may run in this thread. A callback may run in the loop's thread, and in any thread
+        that does no work of the library."""
 
     def close(self) -> None:
         """End the face."""
@@ -66,7 +66,7 @@ class BlockingFace:
         return body
 
     def is_callback_thread(self, ident: int) -> bool:
-        """Return whether the thread does no work of the library, or is the one for callbacks."""
+        """Return whether the thread does no work of the library, or is the thread for callbacks."""
         return all(each.ident != ident or each.name == "multilock-callback" for each in threading.enumerate())
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class Place:
 
     @property
     def clean_url(self) -> str:
-        """The URL for the other clients of a test, whose requests are never disturbed."""
+        """The URL for clients whose requests are never disturbed."""
         return self.url
 
     def delete(self, name: str) -> None:
@@ -277,7 +277,7 @@ class _Held(_Dropped):
 
 
 class FaultyBackend:
-    """A backend in front of another one, whose requests fail when a test wants it."""
+    """A backend that passes requests on to another backend, and makes a request fail when a test wants that."""
 
     def __init__(self, inner: Backend, faults: Faults) -> None:
         self._inner = inner

@@ -388,7 +388,7 @@ class BackendConformance(Conformance):
         assert tokens == sorted(set(tokens))
 
     def test_a_backend_can_be_opened_again(self, backend_: Backend, ear: Ear) -> None:
-        """A forked child does the same."""
+        """A forked child opens its backend again."""
         take(backend_, ear.claim())
         child = Ear()
         backend_.open(child)

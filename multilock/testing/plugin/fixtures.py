@@ -176,9 +176,9 @@ def multilock_believers(request: pytest.FixtureRequest) -> Iterator[Believers]:
     """A record of the clients that believed they held a lock (`multilock.testing.beliefs.Believers`).
 
     The record covers ``multilock_client``, ``multilock_async_client``, and every client that is given to
-    ``watch(client)``, here or in another process. The test fails if two clients believed in one name at once, or if no
-    client held a lock. If the records do not show for certain whether two clients did, the test is skipped as
-    undecided.
+    ``watch(client)``, here or in another process. The test fails if two clients believed at the same time that they
+    held one name, or if no client held a lock. If the records do not show for certain whether two clients believed
+    that, the test is skipped as undecided.
     """
     from multilock.testing.beliefs import Believers
 

@@ -1,7 +1,7 @@
 """The matrix of tests and backends: the result of each test on each backend. Nothing here depends on pytest.
 
-``matrix.json`` follows ``matrix.schema.json`` in this folder. Its ``schema`` is the version. An addition keeps the
-version, any other change increases it.
+``matrix.json`` follows ``matrix.schema.json`` in this folder. The field ``schema`` of the file is the version of that
+schema. An addition keeps the version, any other change increases it.
 """
 
 from __future__ import annotations

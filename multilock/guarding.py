@@ -38,6 +38,8 @@ SAME = (
     "SELECT pg_catalog.pg_advisory_xact_lock_shared(pg_catalog.hashtextextended(name, 1)) FROM multilock_fence "
     "WHERE name = %s AND token = %s FOR SHARE"
 )
+# A transaction that writes a token takes that lock before the row, or two of them could wait for each other.
+SHARES = "SELECT pg_catalog.pg_advisory_xact_lock_shared(pg_catalog.hashtextextended(%s, 1))"
 # In REPEATABLE READ and SERIALIZABLE, a transaction sees nothing that was committed after its first statement. As FOR
 # SHARE changes no row, a newer lease may wait for the last write of an older one and still not see it. So these
 # transactions ask three questions. The first question: is there a smaller token?
@@ -249,13 +251,16 @@ def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) ->
         if session.dialect == "postgresql":
             if session.ask(SAME, row):
                 continue
-            unseen = session.ask(OLDER, row) and not (session.ask(ALONE, (part.name,)) and session.ask(SEEN, row))
+            if session.ask(OLDER, row):
+                unseen = not (session.ask(ALONE, (part.name,)) and session.ask(SEEN, row))
+            else:
+                session.ask(SHARES, (part.name,))
         if not session.ask(RAISE, row):
             raise LockLost(f"a newer lease of {part.name!r} has written: roll this transaction back", name=part.name)
-        if session.dialect == "postgresql":
-            session.ask(SAME, row)
         if unseen:
             session.ask(AGAIN, ())
+        if session.dialect == "postgresql":
+            session.ask(SAME, row)
     _keep_open(session, idle_limit)
 
 

@@ -176,6 +176,36 @@ def test_no_older_lease_writes_while_a_newer_one_looks_for_its_last_write(
     assert [seen] == server.sql("SELECT value FROM data")
 
 
+def test_a_newer_lease_that_comes_while_an_older_one_writes_its_token_only_waits(
+    begin: Begin, server: Database, holders: Holders
+) -> None:
+    server.sql("INSERT INTO multilock_fence VALUES (%s, 0)", NAME)
+    old, new = begin(), begin()
+    old.isolation_level = IsolationLevel.READ_COMMITTED  # otherwise the first guard of such a row begins again
+    new.execute("SELECT 1")
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+
+    with ThreadPoolExecutor(1) as thread:
+        guarded: list[Future[None]] = []
+
+        class Between(psycopg.Cursor[Any]):
+            def execute(self, query: Any, *given: Any, **more: Any) -> Any:
+                done = super().execute(query, *given, **more)
+                if query == guarding.RAISE:
+                    guarded.append(thread.submit(multilock.guard, new, holders.newer))
+                    eventually(lambda: server.sql(waiting) == [(1,)], SOON)
+                return done
+
+        old.cursor_factory = Between
+        try:
+            multilock.guard(old, holders.older)
+            assert not guarded[0].done()
+        finally:
+            old.commit()
+        with contextlib.suppress(errors.SerializationFailure):
+            guarded[0].result(SOON)
+
+
 def test_transactions_of_one_lease_write_side_by_side(begin: Begin, holders: Holders) -> None:
     first, second, third = begin(), begin(), begin()
     multilock.guard(first, holders.older)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["strike"]
 
 #: Faults that disturb only the process to which they happen.
-OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "newcomer", "close"}
+OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "late_reply", "newcomer", "close"}
 MOMENTARY = {"cut", "cut_all", "lose_reply", "newcomer"}
 
 
@@ -94,6 +94,20 @@ def lose_reply(world: World, fault: Fault, process: Process) -> None:
 def late_request(world: World, fault: Fault, process: Process) -> None:
     """Delay the request that is being sent to one server. The client may give up before it arrives."""
     world.network.part(process, world.server(fault), fault.seconds)
+
+
+def late_reply(world: World, fault: Fault, process: Process) -> None:
+    """Delay the replies to the requests that were sent. Then let nothing arrive until a lease may have expired."""
+    ttl = world.plan.processes[0].ttl
+    late = 0.15 * ttl  # a request may take a fifth of the ttl
+
+    def part(seconds: float) -> None:
+        for server in world.servers:
+            world.network.part(process, server, seconds)
+
+    part(late)
+    world.sim.after(late, part, ttl + fault.seconds)
+    world.oracles.disturb(process, late + ttl + fault.seconds, fault.kind)
 
 
 # Servers

@@ -136,15 +136,18 @@ class Plan:
 PROFILES: dict[str, tuple[list[str], list[str]]] = {
     "quiet": ([], []),
     "cuts": (["cut", "cut_all"], ["cut", "cut_all"]),
-    "network": (["part", "part", "cut", "cut_all", "part_all"], ["part", "cut", "lose_reply", "late_request"]),
-    "slow": (["part", "cut", "lock_row"], ["part", "part", "pause", "late_request", "lock_row"]),
+    "network": (
+        ["part", "part", "cut", "cut_all", "part_all"],
+        ["part", "cut", "lose_reply", "late_request", "late_reply"],
+    ),
+    "slow": (["part", "cut", "lock_row"], ["part", "part", "pause", "late_request", "late_reply", "lock_row"]),
     "process": (["pause", "pause", "kill", "close"], ["pause", "pause", "pause", "kill", "newcomer"]),
     "server": (["stop_server", "restart", "flush_scripts", "cut_all"], ["stop_server", "restart"]),
     "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
     "force": (["force"], ["force", "force", "part"]),
     "all": (
         ["part", "cut", "cut_all", "pause", "pause", "kill", "close", "stop_server", "restart", "flush_scripts"],
-        ["part", "pause", "lose_reply", "late_request", "newcomer", "cut", "lock_row"],
+        ["part", "pause", "lose_reply", "late_request", "late_reply", "newcomer", "cut", "lock_row"],
     ),
 }
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
@@ -260,7 +263,7 @@ def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
             faults.append(Fault(kind, at, process, min(seconds, 30.0), chance.randrange(1 << 30)))
     if reactive:
         for _ in range(chance.choice([0, 5, 20, 40])):
-            after = chance.choice(OF_LOCAL if local else list(EVENTS))
+            after = chance.choice(OF_LOCAL if local else [*EVENTS, "long", "long", "sent", "sent"])
             at = chance.expovariate(1.0) * chance.choice([base := plan.weather.base, base, base, 0.02, ttl / 4])
             # A request may take a fifth of the ttl, and a handover lasts for a part of the ttl. So delays of about
             # these times are drawn more often.

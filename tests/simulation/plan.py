@@ -15,7 +15,7 @@ __all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "Proce
 
 BACKENDS = ("redis", "redlock", "postgresql", "sqlite", "memory")
 FACES = ("blocking", "asyncio")
-MOST_OPERATIONS = 40  # the most operations of one worker
+MOST_OPERATIONS = 30  # the most operations of one worker
 
 
 @dataclass(slots=True)

@@ -145,4 +145,5 @@ def try_defects(word: str, options: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_seeds(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    with suppress(BrokenPipeError, KeyboardInterrupt):
+        run_seeds(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -221,7 +221,7 @@ class Taken(Oracle):
     """`on_lost` gets the reason TAKEN only if the lock was really taken from its holder."""
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
-        excused = any(belief.excused for belief in held.beliefs)
+        excused = any(belief.excused or self.world.forcing[belief.name] for belief in held.beliefs)
         forgets = self.world.plan.profile in ("forget", "force")
         excused = excused or held.how == "released" or (forgets and len(self.world.servers) > 1)
         excused = excused or any(

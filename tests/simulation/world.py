@@ -84,6 +84,7 @@ class World:
         kinds = [(name, "lock" if each.kind == "set" else each.kind) for each in plan.operations for name in each.names]
         self.kinds = dict(kinds)
         self.permits = next((each.permits for each in plan.operations), 2)
+        self.forcing: Counter[str] = Counter()  # name -> calls of force_release that may be under way
         self.begun: Counter[str] = Counter()  # worker -> the number of its operations
         self.is_calm = False  # whether the faults are over
         self.struck: list[Fault] = []
@@ -373,14 +374,17 @@ class World:
             self._in_process(mine, self._force(mine, name), "operator")
 
     async def _force(self, mine: ClientOf, name: str) -> None:
-        # With a simulated server, `_step` excuses the holders when the server executes the request.
+        # With a simulated server, `_step` excuses the holders when the server executes the request. Without one it is
+        # unknown when that happens, so a holder that the call finds is excused as well.
         if not self.servers:
             self.oracles.excuse(name)
+            self.forcing[name] += 1
         with suppress(multilock.MultilockError):
             done = await answer(mine.client.force_release(name))
             self.sim.note(mine.process, f"force_release({name}): {done}")
         if not self.servers:
             self.oracles.excuse(name)
+            self.forcing[name] -= 1
 
     def close(self, process: Process) -> None:
         """Close the client of this process."""

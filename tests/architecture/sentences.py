@@ -22,7 +22,7 @@ __all__ = ["CEILING", "habits", "main"]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("multilock", "backends", "tests", "docs")
-CEILING = 9  # hits in the whole project; lower it whenever there are fewer
+CEILING = 8  # hits in the whole project; lower it whenever there are fewer
 LONGEST = 35  # words in a sentence
 SAMPLE = 60
 

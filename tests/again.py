@@ -8,7 +8,7 @@ than six minutes.
 Some failures are final and never run again: crashes, collection errors, and failures that an oracle reports (an
 overlap, a token that decreases, a late, missing or second callback, remains at the server). An oracle reports when its
 own code raises, and when a test marked ``@pytest.mark.oracle`` fails after its servers have started
-(`tests.oracles.CONFORMANCE` lists such tests of the suites that all backends share). This is the only place that runs a
+(`tests.oracles.CONFORMANCE` lists such tests of the suites that all backends share). No other part of the tests runs a
 test again.
 """
 

@@ -144,7 +144,7 @@ def _public(
 
 
 def _bases(node: ast.AST, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
-    """Yield the classes that this one inherits from, as far as they are in ``classes``."""
+    """Yield the classes from which the class ``node`` inherits, as far as they are in ``classes``."""
     for base in node.bases if isinstance(node, ast.ClassDef) else []:
         if (known := classes.get(ast.unparse(base).partition("[")[0])) and known is not node:
             yield known

@@ -26,8 +26,8 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(path: Path, *, everywhere: bool = True, types: bool = False) -> set[str]:
-    """Return the modules that this file imports when it runs. With ``everywhere=False``, return only those that
-    importing it imports. With ``types``, add those that only its annotations need."""
+    """Return the modules that this file imports when it runs. With ``everywhere=False``, leave out imports inside
+    functions. With ``types``, add imports that only annotations need."""
     return {name for node in _statements(_tree(path), everywhere, types) for name in _modules(node)}
 
 

@@ -70,7 +70,7 @@ def _docstrings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
-    """Comments on lines of their own that follow one another are one text."""
+    """Yield the comments that are on lines of their own. Adjacent lines are one text."""
     block: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

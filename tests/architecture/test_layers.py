@@ -38,8 +38,8 @@ CORE = [path for path in sources("multilock") if not {"cli", "testing", "contrib
 PRODUCT = [*(path for path in sources("multilock") if "testing" not in path.parts), *sources("backends")]
 BACKENDS = sorted({ours.module for ours in OURS.values()})
 
-# Backends may import only these modules of multilock. Their threads must not call log handlers, so the log module is
-# among them.
+# Backends may import only these modules of multilock. The module `log_thread` is needed because threads of a backend
+# must not call log handlers.
 FOR_BACKENDS = {
     "multilock",
     *(
@@ -143,7 +143,7 @@ def test_only_the_supervised_worker_starts_threads(path: Path) -> None:
 
 @each_of(PRODUCT)
 def test_the_product_does_not_import_its_test_kit(path: Path) -> None:
-    """Only the command line may do so, because its command ``compare`` runs `multilock.testing.compare`."""
+    """The exception is the command ``multilock compare``, which runs `multilock.testing.compare`."""
     if module_name(path) != "multilock.cli.compare":
         assert not any(name.startswith("multilock.testing") for name in imports_of(path))
 

@@ -73,7 +73,7 @@ class ByHand:
         return self.opened.release(claim, self._granted.get(claim.id), unsure, WITHIN).ours
 
     def woken(self, claim: Claim, times: int = 1) -> bool:
-        """Wait until the claim was notified at least so many times. Return False if it was not."""
+        """Wait until the claim was notified at least ``times`` times. Return False if it was not notified in time."""
         return self.ear.wait(lambda: self.ear.wakes.count(claim.id) >= times, SOON)
 
     def close(self) -> None:

@@ -174,7 +174,7 @@ def test_a_killed_agent_costs_no_lock_if_the_url_also_names_a_server(
     server: ConsulServer, agent: ConsulServer, connect: Connect
 ) -> None:
     """The node of the agent counts as failed but stays in the catalog. Sessions of multilock have no health checks, so
-    its failure ends none of them."""
+    the failure of the node ends no session."""
     lost = Recorder[multilock.Loss]()
     lease = connect(agents(agent, server), ttl=6).lock("job", on_lost=lost).acquire()
     [session] = server.sessions()
@@ -216,7 +216,7 @@ def test_a_node_that_leaves_ends_its_sessions_and_their_holder_is_notified_first
 
 
 def taken_out(by: ConsulServer, node: str) -> bool:
-    """Return True if the catalog no longer lists the node. The servers ended its sessions when they removed it."""
+    """Return True if the catalog no longer lists the node. When the servers remove a node, they end its sessions."""
     try:
         return node not in [each["Node"] for each in by.ask("GET", "catalog/nodes", within=1.0)]
     except OSError:

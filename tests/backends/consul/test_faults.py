@@ -152,7 +152,7 @@ def test_a_session_whose_creation_got_no_reply_is_not_used(
     with client.lock("job").acquire(timeout=WITHIN):
         assert len(server.sessions()) == 2
     client.close()
-    eventually(lambda: len(server.sessions()) == 1)  # the other session holds no key, and expires by itself
+    eventually(lambda: len(server.sessions()) == 1)  # the session whose reply was dropped holds no key, and expires
 
 
 # ---- more waiters than a client may have queries

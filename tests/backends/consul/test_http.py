@@ -244,7 +244,7 @@ class Front(http.server.ThreadingHTTPServer):
         return f"consul://127.0.0.1:{self.server_port}"
 
     def choose(self, asked: str, status: int, body: bytes) -> tuple[int, bytes]:
-        """Repeat the first reply to such a request for every later one."""
+        """Give each request that matches ``repeats`` the reply that the first of them received."""
         if self.repeats is None or not self.repeats.match(asked):
             return status, body
         self.said = self.said or (status, body)

@@ -179,7 +179,7 @@ def test_a_reply_from_before_the_grant_reports_no_loss(server: ConsulServer) -> 
 
 
 def test_many_permits_are_renewed_in_time_over_a_slow_network(shared: ConsulServer) -> None:
-    """Each permit has its own session. If they were renewed one after the other, this would take twelve seconds."""
+    """Each permit has its own session. To renew sixty sessions one after the other would take twelve seconds."""
     with FaultProxy.before(shared.url) as proxy:
         ours = Ours(proxy.url, f"far-{now()}/")
         claims = [ours.take(ours.permit(70)) for _ in range(60)]

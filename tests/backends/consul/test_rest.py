@@ -133,7 +133,7 @@ def test_a_move_executed_after_the_release_changes_nothing(
 def test_a_move_in_an_ended_session_changes_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
-    """This process or the server was paused between the request that makes the session of the rest and the one that
+    """The client or the server was paused between two requests: the first makes the session of the rest, and the second
     moves the key."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
@@ -202,8 +202,8 @@ def test_the_key_of_a_resting_name_is_not_removed_before_its_end(
 def test_a_cancel_in_the_same_session_ends_no_rest(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """A cancel usually ends a session without locks. Here it must not, because the session may have locked the key of a
-    resting name."""
+    """A cancel usually ends a session without locks. But this session must not end, because it may have locked the key
+    of a resting name."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     unanswered_rest(backend, proxy, claim, granted, LONG)

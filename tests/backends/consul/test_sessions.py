@@ -26,7 +26,7 @@ from multilock_consul.keys import LOCK_FLAGS
 from tests.backends.consul.conftest import WITHIN, Connect, Open, take
 from tests.servers_consul import ConsulServer
 
-MANY = 640  # so many locks that their keys are read by ten requests
+MANY = 640  # number of locks; ten requests read their keys
 FAR = 0.1  # seconds for a round trip
 KEY = "multilock/job/.lock"
 SESSIONS = 'session_prefix "" { policy = "write" }'
@@ -95,7 +95,7 @@ def test_a_renewal_of_one_lock_reads_its_key_first(
 ) -> None:
     monkeypatch.setattr("multilock_consul.sessions.RELEASED_EVERY", 0.0)
     backend = open_(proxy.url)
-    for number in range(330):  # so many claims that their keys are read by six requests
+    for number in range(330):  # six requests read the keys of 330 claims
         claim = ear.claim(f"former-{number}", ttl=30.0)
         backend.release(claim, take(backend, claim), False, WITHIN)
     [held] = held_in_one_session(backend, ear, ["job"], 30.0)
@@ -111,8 +111,8 @@ def test_a_renewal_of_one_lock_reads_its_key_first(
 def test_a_failed_release_is_completed_as_soon_as_possible(
     guarded: ConsulServer, open_: Open, ear: Ear, kept: str
 ) -> None:
-    """The release was refused, so renewals keep the session, and with it a lock that no claim needs. The next renewal
-    that may do so must release it."""
+    """The release was refused, so renewals keep the session, and with it a lock that no claim needs. As soon as the
+    token may write the key again, a renewal must release the lock."""
     rights = 'key_prefix "multilock/" { policy = "write" } ' + SESSIONS
     policy = guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": rights})
     token = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]

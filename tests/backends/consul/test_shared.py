@@ -293,7 +293,7 @@ def test_a_vanished_reader_is_removed_and_observers_are_notified_of_the_writer(
 def test_vanished_readers_of_a_very_long_name_are_removed(
     open_ours: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """A key of this name has 12 kB, and seventy of them are more than a server accepts in one request."""
+    """Each key of this name has 12 kB, and seventy keys are more than a server accepts in one request."""
     monkeypatch.setattr(transactions, "BYTES_AT_ONCE", at_once)
     us, them = open_ours(lock_delay=0), open_ours(lock_delay=0)
     name = "\U0001f512" * 1000

@@ -1,5 +1,5 @@
-"""Readers and permits in processes that are stopped or killed. Such a process delays the others only until its own
-session and the lock delay after it are over."""
+"""Readers and permits in processes that are stopped or killed. A stopped or killed process delays other processes only
+until its session and the lock delay after the session are over."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ FORKS = 15
 
 
 def fork_after_use(url: str) -> None:
-    """Fork as gunicorn does, after the client was used. It holds a lock, a watch is open, and a thread waits."""
+    """Fork as gunicorn does, after the client was used. The client holds a lock, a watch is open, and a thread
+    waits."""
     client = multilock.connect(url, ttl=10)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()

@@ -24,7 +24,7 @@ ALL_STREAMS = 2**31 - 1
 
 class _Connection:
     """One connection through the proxy. It forwards bytes to the server at once, but only whole frames to the client,
-    so that the proxy can insert its own frame between two of them."""
+    so that the proxy can insert a frame of its own between two frames."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self._client = client

@@ -3,8 +3,8 @@
 python -m tests.backends.etcd.leader_pauses 20
 MULTILOCK_TEST_ETCD_RELEASE=trixie python -m tests.backends.etcd.leader_pauses 20
 
-This is a report and not a test, since only etcd can prevent it. Measured in 3 of 20 pauses on 3.4.23, and in 4 of 32 on
-3.5.16, although version 3.5.13 should have repaired it. The holder is notified at once.
+This is a report and not a test, because only etcd can prevent the loss. Measured: it happened in 3 of 20 pauses on
+3.4.23, and in 4 of 32 on 3.5.16, although a change in 3.5.13 should prevent it. The holder is notified at once.
 """
 
 from __future__ import annotations

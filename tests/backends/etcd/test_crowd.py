@@ -37,7 +37,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that sets the limit of keys ahead, above which a waiter watches only one of them."""
+    """Return a function that sets `NEAR`. A waiter with more keys ahead of it than `NEAR` watches only one key."""
     return lambda keys: monkeypatch.setattr("multilock_etcd.transactions.NEAR", keys)
 
 

@@ -146,7 +146,8 @@ def test_a_move_executed_after_the_release_changes_nothing(
 def test_a_move_after_the_end_of_its_lease_changes_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
-    """This process was paused between the request that makes the lease of the rest and the one that moves the key."""
+    """The client was paused between two requests: the first makes the lease of the rest, and the second moves the
+    key."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     really = EtcdTransport.call

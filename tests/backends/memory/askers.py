@@ -18,7 +18,8 @@ from multilock.model import Busy, Claim, Granted, owner_text
 __all__ = ["WITHIN", "Asker", "Clock"]
 
 WITHIN = 5.0
-# Numbers that no process has used before, because an earlier process may have cancelled a claim with the same number.
+# Numbers for the ids of claims. No earlier process has used them, because it may have cancelled a claim with the same
+# number.
 _numbers = itertools.count(time.time_ns())
 
 
@@ -85,7 +86,7 @@ class Asker:
         return Claim(name, kind, id_, owner_text(id_, kind, "host", 1, "me", ttl), ttl, renew, fair, "me")
 
     def reader(self, name: str = "n", *, ttl: float = 30.0, kind: str = "read") -> Claim:
-        """Make the claim of a reader. It is fair, as the kernel makes it."""
+        """Make the claim of a reader. The claim is fair, like the claims of readers that the kernel makes."""
         return self.claim(name, ttl=ttl, fair=True, kind=kind)
 
     def writer(self, name: str = "n", *, ttl: float = 30.0) -> Claim:

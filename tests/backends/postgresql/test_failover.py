@@ -57,7 +57,7 @@ def standby(primary: Database, ask: Ask) -> Iterator[Standby]:
 
 @pytest.fixture
 def client(primary: Database, standby: Standby, ask: Ask) -> Queued:
-    """Return a client that uses the one of the two servers that accepts writes."""
+    """Return a client that knows both servers. It uses the server that accepts writes."""
     return ask(f"postgresql://app@{primary.endpoint},{standby.endpoint}/postgres")
 
 

@@ -135,7 +135,7 @@ def test_a_login_that_failed_leaves_no_connection_open(ask: Ask) -> None:
             taken.settimeout(SOON)
             while taken.recv(1000):
                 pass
-        # The error is used here, because it must keep the frames of its traceback alive until now.
+        # The error is used here so that the frames of its traceback live until this line.
         assert not caught.value.unknown
 
 

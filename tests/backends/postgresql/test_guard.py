@@ -99,7 +99,7 @@ def test_a_guard_after_the_lease_was_lost_in_any_way_fails(
 ) -> None:
     for way in WAYS:
         claim = one.take(modes(one)[mode])
-        session.execute("SELECT 1")  # from here on the transaction has an older snapshot
+        session.execute("SELECT 1")  # the transaction now has a snapshot from before the renewal
         renew(one, claim)
         give_up_after(server, one, claim, way)
         with pytest.raises((LockLost, errors.SerializationFailure)):

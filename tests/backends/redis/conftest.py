@@ -72,7 +72,7 @@ def proxy(server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """Return a healthy, empty cluster of three shards. Its damage is repaired for the next test."""
+    """Return a healthy, empty cluster of three shards. After the test, its dead nodes are started again."""
     cluster = cluster_of_all_tests()
     for primary in cluster.primaries():
         primary.bare.flushall()

@@ -18,7 +18,7 @@ __all__ = ["its_number_is_free"]
 
 class Successor:
     """Another connection of the program. It gets the number of multilock's file descriptor at the moment when multilock
-    closes that."""
+    closes that descriptor."""
 
     def __init__(self, line: Any) -> None:
         self._ours, self._theirs = socket.socketpair()
@@ -48,8 +48,8 @@ class Successor:
 
 
 async def its_number_is_free(proxy: FaultProxy, ends: str) -> None:
-    """Check that the next user of the descriptor's number is notified of its own data, however multilock's connection
-    ends."""
+    """Check that the next connection with the number of multilock's descriptor is notified of its data, however
+    multilock's connection ended."""
     async with multilock.connect_async(proxy.url, ttl=2.0, request_timeout=1.0) as client:
         await (await client.lock("a").acquire()).release()
         face: Any = client._kernel.face

@@ -200,7 +200,7 @@ def busy(server: RedisServer) -> Iterator[None]:
 
 
 def without(bare: Bare, server: RedisServer, right: str) -> str:
-    """Return the URL of a user with all rights except this one."""
+    """Return the URL of a user with all rights except ``right``."""
     bare.execute_command("ACL", "SETUSER", "lacking", "reset", "on", "nopass", "~*", "+@all", f"-{right}")
     with suppress(redis.ResponseError):  # Redis 6.0 has no rights on channels
         bare.execute_command("ACL", "SETUSER", "lacking", "allchannels")

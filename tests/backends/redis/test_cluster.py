@@ -182,7 +182,7 @@ def test_a_request_for_a_missing_key_counts_as_silence_until_the_move_ends(
 
 
 def test_a_request_whose_keys_have_all_moved_is_answered_by_the_new_node(us: Ours, them: Ours, moving: Moving) -> None:
-    """A node refuses an acquire only if one of its six keys is missing. So all of them exist here: lock, holders,
+    """A node refuses an acquire only if one of its six keys is missing. So the test creates all six: lock, holders,
     queue, live, token and tombstone."""
     us.take(us.reader(moving.name))
     them.wait(them.claim(moving.name))

@@ -140,7 +140,8 @@ def test_a_recreated_cluster_with_lower_epochs_is_followed(nodes: Nodes) -> None
 
 
 def test_many_silent_nodes_leave_time_for_the_others(nodes: Nodes) -> None:
-    """The clock does not advance here, so each node could use all the remaining time."""
+    """The client gives each silent node only a part of the remaining time. In this test no time passes, so the
+    remaining time stays the same."""
     replicas = [Address("10.0.0.2", port) for port in range(7000, 7009)]
     nodes.cluster_map._table = table(A, B, replicas=replicas)
     nodes.say = {SEED: lines(C)}
@@ -248,9 +249,9 @@ def test_a_client_that_left_a_former_primary_no_longer_asks_it(
 
 
 def test_one_node_that_hangs_delays_no_watch_on_other_nodes(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watched names have moved from one node to two others, and one of these hangs. The client keeps its names and
-    tries them again. Meanwhile the other node gets the watches of its own names. The test runs with each of the two as
-    the first."""
+    """Watched names have moved from one node to two others, and one of these two hangs. The client keeps the names of
+    the node that hangs, and tries them again. The healthy node gets the watches of its names. Each of the two nodes
+    hangs once."""
     to = {"first": B, "second": C}
     owners: list[Address | None] = [A] * SLOTS
     for name, owner in to.items():
@@ -336,8 +337,8 @@ def test_the_first_node_of_a_group_is_asked_first_and_leaves_time_for_its_replie
 
 
 def test_at_most_one_thread_of_a_group_waits_for_a_node_that_hangs(renewing: Renewing) -> None:
-    """While one thread waits for this node, the other threads renew only leases of other nodes. When the node replies,
-    all threads use it again."""
+    """While one thread waits for the node that hangs, the other threads renew only leases of other nodes. When the node
+    replies, all threads use it again."""
     asked, over = threading.Event(), threading.Event()
 
     def hangs() -> None:

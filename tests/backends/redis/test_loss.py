@@ -150,7 +150,7 @@ def test_acquiring_a_name_again_in_the_same_client_ends_the_old_claim(us: Ours, 
 
 
 def two_leases_of_one_name(us: Ours) -> tuple[tuple[Claim, Granted], tuple[Claim, Granted]]:
-    """Make two leases of one name for which the key has the same value, as for two readers."""
+    """Make two leases of one name, for which the key of the name has one value, as for two readers."""
     first = us.take()
     second = us.claim(), first[1]
     us.watch(first)

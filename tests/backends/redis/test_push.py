@@ -1,5 +1,5 @@
-"""The notification (push) of a handover is a grant. These tests show what it contains, from when it counts, and which
-waiters must ask the server all the same."""
+"""The notification (push) of a handover is a grant. These tests show what the notification contains, from when the
+lease counts, and which waiters must still ask the server."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ def test_a_lock_on_too_few_replicas_is_not_granted(us: Ours, replica: RedisServe
 
 
 def test_a_possibly_granted_request_never_counts_as_unsent(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The primary becomes unreachable between the grant and the wait for replicas. It keeps the lock, so the claim must
-    be cancelled there."""
+    """The primary becomes unreachable between the grant and the wait for replicas. The primary keeps the lock, so the
+    claim must be cancelled at the primary."""
 
     def refused(requests: object, within: float) -> NoReturn:
         raise BackendUnavailable("refused", unknown=False)

@@ -103,8 +103,8 @@ def test_a_waiter_is_dropped_after_its_deadline(us: Ours, them: Ours, bare: Bare
 
 
 def killed(bare: Bare, count: int, *, until: int = 5000) -> list[str]:
-    """Add waiters of a process that was killed, and return their owners. They keep their places for ``until`` ms, and
-    are not subscribed."""
+    """Add waiters of a process that was killed, and return their owners. The waiters keep their places for ``until``
+    ms, and are not subscribed."""
     seconds, micros = bare.time()
     client, deadline = "d" * 16, seconds * 1000 + micros // 1000 + until
     dead = [f"{client}.{number:032x}@lock:h:1:me:10" for number in range(count)]

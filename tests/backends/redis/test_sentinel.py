@@ -114,7 +114,8 @@ def test_a_sentinel_whose_name_lookup_hangs_does_not_block_the_others(
             assert on(server) == claim.owner
             assert str(endpoint.sentinels[0]) == guard.endpoint
             eventually(lambda: client.client_list(_type="pubsub"), within=WITHIN)
-            # The client first listens to the other Sentinel. After the kill it listens to this one.
+            # Let the client try the slow Sentinel first when its subscription to this Sentinel ends. It must then
+            # subscribe to this Sentinel again.
             endpoint.sentinels = endpoint.sentinels[::-1]
             client.client_kill_filter(_type="pubsub")
             with pytest.raises(BackendUnavailable, match=r"slow\.example.*not connected"):
@@ -465,7 +466,7 @@ def test_without_sentinels_the_client_keeps_using_its_connections(guarded: Guard
 
 
 def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server: RedisServer, connect: Connect) -> None:
-    """This holds for ``redis://`` too, because its address may lead to another server by now."""
+    """The client also leaves a replica with ``redis://``, because the address may lead to another server by now."""
     ours = connect(redis_server.url)
     together = threading.Barrier(3)
 

@@ -19,7 +19,7 @@ WITHIN = 20.0  # seconds to wait at most, on an overloaded machine
 
 @pytest.fixture
 def us(connect: Connect, proxy: FaultProxy) -> Ours:
-    """Return a client behind the proxy. It has subscribed, and its server has loaded the script."""
+    """Return a client behind the proxy. The client has subscribed, and the server has loaded the script."""
     us = connect(proxy.url, within=WITHIN)
     claim = us.claim()
     together(us, claim)

@@ -175,8 +175,8 @@ def test_a_silent_tracked_connection_delays_a_watch_by_only_a_second(connect: Co
 
 
 def test_an_observer_sees_its_own_clients_locks_although_their_watch_is_down(us: Ours, them: Ours, bare: Bare) -> None:
-    """A client that leads an election and observes it watches its own name. So its renewals use the tracked
-    connection."""
+    """If a client leads an election that it observes, it watches the name that it holds. So its renewals use the
+    tracked connection."""
     other = us.take(us.claim("other"))
     us.watch(other)
     us.backend.follow(frozenset({"a"}), 1)

@@ -41,8 +41,8 @@ class Contender:
             self.connect()
 
     def connect(self) -> None:
-        """Open a connection to each server that is not cut off. Otherwise the first request might reach only some of
-        them."""
+        """Open a connection to each server that is not cut off. Without these connections the first request might reach
+        only some servers."""
         fan = self.backend.rounds.pool.take()
         until = now() + WITHIN
         reached = min(self.servers, len(self.proxies) - len(self.cut))

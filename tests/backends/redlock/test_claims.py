@@ -290,7 +290,8 @@ def test_a_lost_reply_to_a_release_never_reports_a_lost_lock(contend: Contend) -
     us.settle(claim)
     for proxy in us.proxies[:2]:
         proxy.drop_reply(claim.id.encode())
-    # Meanwhile the clerk repeats the release at the other servers, which then have nothing to release.
+    # While this server delays its reply, the clerk repeats the release at the two other servers, which have nothing
+    # left to release.
     us.proxies[2].delay(1.0)
     with pytest.raises(BackendUnavailable) as silence:
         us.release(claim)

@@ -89,7 +89,7 @@ def test_a_free_lock_takes_two_requests_for_each_server(contend: Contend, server
 
 def test_a_look_after_a_handover_asks_only_servers_that_did_not_report_it(contend: Contend) -> None:
     """When a minority of servers has reported its votes, a timer starts. The votes of the other servers arrive before
-    it ends."""
+    the timer ends."""
     us = contend()
     claim, _ = hand_over(contend(), us)
     eventually(lambda: us.states(claim) == ["votes"] * 3, within=WITHIN)

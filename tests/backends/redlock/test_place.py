@@ -1,4 +1,4 @@
-"""A table of events, with the meaning of each reply for one claim. It needs neither servers nor a clock."""
+"""A table of events, with the meaning of each reply for one claim. The tests need neither servers nor a clock."""
 
 from __future__ import annotations
 

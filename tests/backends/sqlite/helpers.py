@@ -41,7 +41,7 @@ def hold(url: str, ttl: str, renew: str = "renew") -> None:
 
 
 def hold_several(url: str, permits: str, count: str) -> None:
-    """Hold so many permits, or so many readers if ``permits`` is 0."""
+    """Hold ``count`` permits, or ``count`` readers if ``permits`` is 0."""
     with multilock.connect(url) as client:
         lock = client.semaphore("n", int(permits)) if int(permits) else client.read_write_lock("n").reader()
         leases = [lock.acquire() for _ in range(int(count))]
@@ -60,8 +60,8 @@ def wait_fairly(url: str) -> None:
 
 
 def count(url: str, file: str, rounds: str) -> None:
-    """Increment the number in a file repeatedly, each time under the lock. If two processes did this at the same time,
-    an increment would be lost."""
+    """Increment the number in a file repeatedly, each time under the lock. If two processes held the lock at the same
+    time, an increment could be lost."""
     path = Path(file)
     with multilock.connect(url) as client:
         lock = client.lock("n")
@@ -81,7 +81,7 @@ def try_as_nobody(url: str) -> None:
 
 def become_nobody() -> None:
     with multilock.connect("memory://") as client, client.lock("n"):
-        pass  # import modules now, because the other user may be unable to read them
+        pass  # import modules now, because the user nobody may be unable to read them
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -163,8 +163,8 @@ def try_with_few_files(url: str) -> None:
 
 
 def apart(function: str, *arguments: str) -> None:
-    """Call ``function`` in the first process of a new pid namespace, which has its own mounts. That process dies with
-    this one."""
+    """Call ``function`` in the first process of a new pid namespace, which has its own mounts. The new process dies
+    with the calling process."""
     libc = ctypes.CDLL(None, use_errno=True)
     me = os.geteuid()
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID) != 0:
@@ -262,9 +262,10 @@ time.sleep(float(sys.argv[2]))
 
 
 def block(url: str, seconds: float) -> subprocess.Popen[bytes]:
-    """Start another program that holds the write lock for that many seconds.
+    """Start another program that holds the write lock for ``seconds``.
 
-    It must not be a forked child, because SQLite would believe there that it has the locks of its parent.
+    A forked child could not be that program, because SQLite in the child would believe that it has the locks of the
+    parent.
     """
     command = [sys.executable, "-c", BLOCK, url.removeprefix("sqlite://"), str(seconds)]
     blocker = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -300,7 +301,7 @@ def fork_while_asking(url: str) -> None:
 
 def fork_while_another_file_is_locked(locked: str, healthy: str) -> None:
     """Fork while another program locks one file. Print how long the fork took, how long the slowest request to the
-    other file took meanwhile, and whether its lease survived."""
+    other file took meanwhile, and whether the lease in that file survived."""
     slow, client = multilock.connect(locked, request_timeout=5), multilock.connect(healthy, ttl=3)
     slow.ping()
     lease = client.lock("n").acquire()
@@ -506,8 +507,8 @@ def end_the_main_thread() -> None:
 
 
 def daemon_of_c_code(url: str) -> None:
-    """Call daemon(3) between connect() and the first request. It forks and ends the parent, and Python does not notice
-    this."""
+    """Call daemon(3) between connect() and the first request. daemon(3) forks and ends the parent, and Python does not
+    notice the fork."""
     client = multilock.connect(url, ttl=30)
     ctypes.PyDLL(None).daemon(1, 1)
     with client.lock("n"):

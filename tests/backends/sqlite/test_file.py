@@ -374,7 +374,7 @@ def test_lease_from_before_a_reboot_lasts_for_its_ttl_at_most(
 ) -> None:
     boot("before")
     one = ask(clock)
-    one.hold(one.claim(ttl=30, renew=False))  # for such a lock, no process checks whether the holder lives
+    one.hold(one.claim(ttl=30, renew=False))  # with renew=False no process checks whether the holder lives
     reboot(boot, clock, clock.now + 10)
     two = ask(clock)
     assert two.wait(two.claim()).expires_in == pytest.approx(20)

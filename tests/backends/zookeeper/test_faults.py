@@ -222,8 +222,8 @@ def test_a_client_that_was_frozen_until_it_had_a_session_creates_nothing_late(
 def test_a_node_of_an_earlier_session_is_deleted_and_never_reused(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
-    """The node contains the id of our claim but belongs to another session. This happens after a reconnect to a server
-    that still shows the old node."""
+    """The node contains the id of our claim but belongs to another session. The client sees such a node after a
+    reconnect to a server that has not deleted it yet."""
     ear = Ear()
     backend = open_backend(server.url, {"ttl": 6.0})
     backend.open(ear)

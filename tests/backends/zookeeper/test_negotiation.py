@@ -1,5 +1,5 @@
-"""Each connection negotiates the session timeout again, with a restarted server that has other limits or with another
-one."""
+"""Each connection negotiates the session timeout again, because the server may have restarted with other limits, or may
+be another server of the ensemble."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def restart_with(server: ZooKeeperServer, **settings: object) -> None:
 
 
 def gap(lease: Lease, lost: Recorder[Loss], other: Client, proxy: FaultProxy) -> float:
-    """Cut the holder off. Return the seconds from when it has stopped believing and its lost callback has begun, to the
-    acquire of the next holder.
+    """Cut the holder off. Return how many seconds after the end of its belief another client acquires the lock.
 
-    The seconds for which this process was paused are added.
+    The end is when the holder no longer believes and its lost callback has begun. The seconds for which this process
+    was paused are added.
     """
     waits = background(lambda: (other.lock("job").acquire(timeout=30), now())[1])
     with Pulse() as pulse:
@@ -71,7 +71,7 @@ def test_a_server_restarted_with_a_lower_limit_has_one_holder(
 
 @pytest.fixture
 def unequal() -> Iterator[ZooKeeperCluster]:
-    """Start three servers, the last of which grants less than the others."""
+    """Start three servers. The last one grants a shorter session timeout than the others."""
     cluster = ZooKeeperCluster()
     cluster.members[2].settings["maxSessionTimeout"] = int(SHORT * 1000)
     with cluster:

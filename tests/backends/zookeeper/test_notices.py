@@ -189,8 +189,8 @@ def test_a_waiter_behind_many_nodes_watches_their_parent_and_each_change_wakes_i
 
 
 def test_a_waiter_is_not_woken_by_nodes_that_it_no_longer_waits_for(server: Server, watcher: Watcher, ear: Ear) -> None:
-    """The waiter waited for several nodes. The first deleted node has woken it, and the others must not wake it
-    again."""
+    """The waiter waited for several nodes. The first node that was deleted has woken the waiter, and later deletions
+    must not wake it again."""
     assert watcher.wait("claim", ["/job/0", "/job/1"], "/job/own", now() + 1)
     for path in ("/job/0", "/job/1", "/job/own"):
         watcher._event(WatchedEvent(EventType.DELETED, KeeperState.CONNECTED, path))

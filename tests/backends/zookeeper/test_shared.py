@@ -202,8 +202,8 @@ def test_readers_behind_a_writer_that_leaves_the_queue_enter_at_once(us: Ours, t
 
 
 def test_a_permit_released_by_any_holder_is_granted_again(us: Ours, them: Ours) -> None:
-    """Any holder that leaves wakes the waiter, not only the one just ahead or the one whose number is lower by the
-    number of permits."""
+    """Any holder that leaves wakes the waiter. A wrong rule would wake it only for the node just ahead, or for the node
+    whose number is lower by the number of permits."""
     for leaver in range(3):
         holders = [us.take(us.permit()) for _ in range(3)]
         waiting = them.wait(them.permit())

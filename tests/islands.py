@@ -1,5 +1,5 @@
-"""Servers of a cluster, each in a network of its own (Linux, root). A test can cut one off from the others while
-clients still reach it."""
+"""Servers of a cluster, each in a network of its own (Linux, root). A test can cut one server off from the other
+servers while clients still reach it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Island(Server):
 
 
 class Archipelago(Cluster[S]):
-    """The servers ``islands``, each in a network of its own, and a bridge that joins them. Their addresses begin with
-    10.``net``, which no other servers use."""
+    """The servers ``islands``, each in a network of its own, and a bridge that joins them. The addresses of the servers
+    begin with 10.``net``, which no other servers use."""
 
     def __init__(self, net: int, islands: Sequence[S]) -> None:
         self.islands = self.members = islands
@@ -95,7 +95,7 @@ class Archipelago(Cluster[S]):
             ip("netns", "add", its)
             networks.callback(ip, "netns", "del", its)
             ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", its)
-            networks.callback(ip, "link", "del", outer)  # the kernel would do this only some time later
+            networks.callback(ip, "link", "del", outer)  # the kernel would delete it only some time later
             ip("link", "set", outer, "master", bridge, "up")
             ip("-n", its, "addr", "add", f"{island.host}/24", "dev", "eth0")
             ip("-n", its, "link", "set", "eth0", "up")

@@ -11,8 +11,8 @@ from multilock.kernel import worker
 
 __all__ = ["CONFORMANCE", "is_of_conformance", "no_thread_is_missing_or_dead", "threads_may_die"]
 
-# Tests of `multilock.testing.conformance` that check for an overlap, a token, a callback, or leftovers. The list is
-# here because the suites are public: another project's pytest may not know the marker.
+# Tests of `multilock.testing.conformance` that check for an overlap, a token, a callback, or leftovers. They have no
+# marker in the suites, because the suites are public, and another project's pytest may not know the marker.
 CONFORMANCE = frozenset(
     {
         "test_a_blocked_loop_delays_the_callback_but_is_held_stays_correct",

@@ -1,7 +1,7 @@
 """The servers for the tests: they are found, started on free ports of 127.0.0.1, and stopped again.
 
-If a server is missing, its tests are skipped with a loud message. They fail if ``MULTILOCK_REQUIRE`` (``redis,…``)
-names the server. Only servers that the tests started are ever stopped, by their process id.
+If a server is missing, its tests are skipped with a loud message. The tests fail instead if ``MULTILOCK_REQUIRE``
+(``redis,…``) names the server. Only servers that the tests started are ever stopped, by their process id.
 
 ``python -m tests.servers redis -- COMMAND {url}`` runs a command with the address of a fresh server.
 """
@@ -48,8 +48,8 @@ _ports = itertools.cycle(FIRST_PORT + _worker * EACH + (os.getpid() + n) % EACH 
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens. Another process may take it first; `Server.start` then tries another
-    one."""
+    """Return a port on which nobody listens. Another process may take the port first; `Server.start` then tries another
+    port."""
     while True:
         port = next(_ports)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -161,7 +161,7 @@ class RedisCluster(Cluster[ClusterNode]):
     # ---- actions of an operator
 
     def migrate(self, slot: int, to: ClusterNode) -> None:
-        """Reshard this slot completely, as redis-cli does it."""
+        """Move the slot with all its keys to another node, as redis-cli does."""
         source = self.owner(slot)
         self.begin_migration(slot, to)
         self.move_keys(slot, source, to)
@@ -188,9 +188,9 @@ class RedisCluster(Cluster[ClusterNode]):
         for member in self.members:
             if member.alive and member is not to:
                 to.bare.execute_command("CLUSTER", "MEET", member.host, member.port)
-        # Two nodes that both change a slot before they know of each other use the same epoch. Then one of the two
-        # changes is undone or ignored. The former owner was notified of the move above, but not of the epoch, so wait
-        # until each node has the epoch, too.
+        # If two nodes each change a slot before they learn of the change by the other node, both use the same epoch.
+        # Then one of the two changes is undone or ignored. The former owner was notified of the move above, but not of
+        # the epoch, so wait until each node has the epoch, too.
         until = time.monotonic() + AGREE_WITHIN
         while any(
             self._says(member, slot) != to.port or self._epochs(member)[to.id] < self._epochs(to)[to.id]

@@ -1,4 +1,5 @@
-"""Consul for the tests: one agent, or a cluster of three servers, started natively. Faults are injected from here.
+"""Consul for the tests: one agent, or a cluster of three servers, started natively. The servers have methods that cause
+faults.
 
 ``tests/bootstrap/consul.sh`` finds or unpacks the program.
 """
@@ -72,8 +73,7 @@ class ConsulServer(Server):
         return ["env", *without, program(), "agent", *mode, "-config-file", str(folder / "consul.json")]
 
     def answers(self) -> bool:
-        """Return whether a session can be made here. It can if the server has a leader, and the leader knows this
-        node."""
+        """Return whether the server can make a session. For this it needs a leader that knows its node."""
         try:
             session = self.ask("PUT", "session/create", {"Name": READY, "NodeChecks": [], "TTL": "10s"}, 1.0)["ID"]
             self.ask("PUT", f"session/destroy/{session}", within=1.0)

@@ -1,4 +1,4 @@
-"""etcd for the tests: one member, or a cluster of three, started natively. Faults are injected from here.
+"""etcd for the tests: one member, or a cluster of three, started natively. The servers have methods that cause faults.
 
 The version is that of Debian 12 (3.4.23), or of the Debian release that ``MULTILOCK_TEST_ETCD_RELEASE`` names
 (``trixie``: 3.5.16).
@@ -22,9 +22,9 @@ __all__ = ["EtcdCluster", "EtcdProxy", "EtcdServer", "etcdctl", "learner"]
 
 # Elections take at most 0.2 s, so that a test of a failover need not wait. The smallest ttl granted is then 1 s.
 FAST = ("--heartbeat-interval", "20", "--election-timeout", "200", "--log-level", "error", "--logger", "zap")
-# The members do not sync to disk. A killed member keeps its data all the same; only a machine without power loses it.
-# With syncs, a neighbour that writes large files delays each request: three requests took 336 ms of the 400 ms that a
-# ttl of 2 s allows.
+# The members do not sync to disk. A killed member keeps its data all the same; only a power failure loses data. With
+# syncs, a neighbour that writes large files delays each request: three requests took 336 ms of the 400 ms that a ttl of
+# 2 s allows.
 UNSYNCED = ("--unsafe-no-fsync",)
 
 
@@ -67,7 +67,7 @@ class EtcdServer(Server):
 
     @property
     def peer(self) -> str:
-        """Return the address where the other members of its cluster find it."""
+        """Return the address at which the other members of the cluster reach this member."""
         return f"http://{self.host}:{self.peer_port}"
 
     def take_ports(self) -> None:
@@ -116,8 +116,7 @@ class EtcdServer(Server):
         return said
 
     def metric(self, name: str) -> float:
-        """Return the sum of one counter, such as ``grpc_server_started_total{…}``, over all series that begin with
-        these labels."""
+        """Return the sum over all series that begin with ``name``, which may include labels."""
         with urllib.request.urlopen(f"http://{self.endpoint}/metrics", timeout=5.0) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))

@@ -1,5 +1,5 @@
-"""PostgreSQL for the tests, a standby of it, and a PgBouncer in front of it. They refuse to run as root, so another
-user starts them.
+"""PostgreSQL for the tests, a standby of it, and a PgBouncer in front of it. PostgreSQL and PgBouncer refuse to run as
+root, so another user starts them.
 
 ``tests/bootstrap/postgresql.sh`` and ``tests/bootstrap/pgbouncer.sh`` find or install the programs.
 """
@@ -73,7 +73,7 @@ class PostgresqlServer(Server):
         super().resume()
 
     def kill(self) -> None:
-        """End all its processes at once, so that none of them can finish a commit."""
+        """Kill all processes of the server at once, so that none of them can finish a commit."""
         children = self._children() if self.alive else []
         for pid in (self.pid, *children) if children else ():  # the first process would start others
             os.kill(pid, signal.SIGKILL)

@@ -75,8 +75,8 @@ class SentinelServer(Server):
 
 
 class Guarded(Service):
-    """One primary, its ``replicas``, and three Sentinels. A test may do anything to each of them, and `heal` makes
-    them one working group again."""
+    """One primary, its ``replicas``, and three Sentinels. A test may do anything to each server, and `heal` makes the
+    servers one working group again."""
 
     def __init__(self, *options: str, replicas: int = 2, guards: int = 3) -> None:
         """``options`` are command line arguments of each Redis."""
@@ -155,8 +155,8 @@ class Guarded(Service):
         return self.primary()
 
     def make_sentinels_anew(self) -> None:
-        """Start other Sentinels at the same addresses, as containers without a volume would. They know the present
-        primary, but no earlier failover. Until `heal`, a primary that answers late costs no failover."""
+        """Start other Sentinels at the same addresses, as containers without a volume would. The new Sentinels know the
+        present primary, but no earlier failover. Until `heal`, a primary that answers late costs no failover."""
         while True:
             for guard in self.guards:
                 guard.stop()
@@ -182,12 +182,12 @@ class Guarded(Service):
         return all(self._strangers(self._told(guard)) >= 0 for guard in self.guards)
 
     def _strangers(self, facts: dict[str, str]) -> int:
-        """Return how many Sentinels are known beside ours. It is negative while some of ours are unknown."""
+        """Return how many Sentinels are known beside ours, or a negative number while some of ours are unknown."""
         return int(facts["num-other-sentinels"]) - (len(self.guards) - 1)
 
     def move_sentinels_to(self, primary: Server) -> None:
-        """Point all Sentinels at another primary. First all of them forget the old one, or they would remind each
-        other of it."""
+        """Point all Sentinels at another primary. First all Sentinels forget the old primary. Otherwise a Sentinel that
+        still knew the old primary would report it to the others."""
         for guard in self.guards:
             with guard.client() as client:
                 client.execute_command("SENTINEL", "REMOVE", NAME)
@@ -217,7 +217,8 @@ class Guarded(Service):
 
     @contextlib.contextmanager
     def slow_to_reconfigure(self) -> Iterator[None]:
-        """Keep the other replica from following the new primary after a promotion, so the failover does not end."""
+        """After a promotion, keep the remaining replica from following the new primary, so that the failover does not
+        end."""
         self._let_replicas_follow(False)
         try:
             yield
@@ -289,7 +290,8 @@ class Guarded(Service):
         ) and self._replicates(primary)
 
     def _lead(self, primary: RedisServer) -> None:
-        """Make every other server follow this primary. A Sentinel would do so too, but only after seconds."""
+        """Make every other server follow this primary. A Sentinel would make them follow it too, but only after
+        seconds."""
         for server in self.servers:
             if server is not primary:
                 with redis.Redis(port=server.port) as client:
@@ -320,7 +322,7 @@ class Guarded(Service):
         return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
 
     def _at(self, port: str) -> RedisServer:
-        """Return the server of ours at this port. Raises `RedisError` if the Sentinels watch another one."""
+        """Return the server of ours at this port. Raises `RedisError` if the Sentinels watch another server."""
         for server in self.servers:
             if server.port == int(port):
                 return server

@@ -1,4 +1,5 @@
-"""ZooKeeper for the tests: one server, or an ensemble of three, started natively. Faults are injected from here."""
+"""ZooKeeper for the tests: one server, or an ensemble of three, started natively. The servers have methods that cause
+faults."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def archive() -> str:
         with Archiving(java=[f"-XX:ArchiveClassesAtExit={ours}"]):
             pass
         if ours.exists():
-            ours.replace(ARCHIVE)  # another process may be writing its own archive
+            ours.replace(ARCHIVE)  # in one step, because another process may do the same
     return f"-XX:SharedArchiveFile={ARCHIVE}"
 
 
@@ -72,7 +73,7 @@ class ZooKeeperServer(Server):
 
     @property
     def address(self) -> str:
-        """Return the address for the other members of its ensemble."""
+        """Return the address at which the other servers of the ensemble reach this server."""
         return f"{self.host}:{self.peer_ports[0]}:{self.peer_ports[1]}:participant"
 
     def take_ports(self) -> None:

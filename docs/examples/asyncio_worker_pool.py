@@ -5,8 +5,8 @@
     cd docs/examples; mkdir -p /tmp/inbox /tmp/done; touch /tmp/inbox/{1..20}
     python asyncio_worker_pool.py /tmp/inbox /tmp/done & python asyncio_worker_pool.py /tmp/inbox /tmp/done; wait
 
-You should see 20 lines from both processes together, each job once. If you kill one process, the other does its jobs
-when their locks end.
+You should see 20 lines from both processes together, each job once. If you kill one process, the other process does the
+unfinished jobs when their locks end.
 """
 
 from __future__ import annotations

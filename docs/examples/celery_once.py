@@ -8,7 +8,7 @@
     python celery_once.py                                        # sends the same task twice
 
 You should see one of the two calls print "done" and the other "skipped", and one beat send tasks. If you end the
-`multilock elect` of that beat, the beat of the other host starts.
+`multilock elect` that runs this beat, the beat of the other host starts.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ import multilock
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS documents (name TEXT PRIMARY KEY, text TEXT, token INTEGER NOT NULL)"
 
-# This is one statement, so that no other write comes between the comparison and this write. An equal token may write
-# again.
+# One statement compares the tokens and writes, so that no other write comes in between. An equal token may write again.
 WRITE = """
 INSERT INTO documents (name, text, token) VALUES (:name, :text, :token)
 ON CONFLICT (name) DO UPDATE SET text = excluded.text, token = excluded.token WHERE documents.token <= excluded.token

@@ -1,8 +1,8 @@
 """Twenty contenders in four processes compete for one name, release it at once, and ask again at once.
 
-``python -m tests.benchmarks.crowd HOW URL SECONDS`` is one of the processes. It reports that it is ready, waits for a
-line on stdin, and then prints its turns as JSON: the times of acquire, release and request of each lock.
-`tests.benchmarks.peer` does the same with another library.
+``python -m tests.benchmarks.crowd HOW URL SECONDS`` runs one of the processes. The process reports that it is ready,
+waits for a line on stdin, and then prints its turns as JSON: the times of acquire, release and request of each lock.
+`tests.benchmarks.peer` is such a process with another library.
 """
 
 from __future__ import annotations

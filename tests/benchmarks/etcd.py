@@ -2,8 +2,7 @@
 requests for comparison.
 
 All run on one server, which keeps its data in memory. With a disk, writing would take so long that no other difference
-would show. The libraries etcd3 and etcd3gw are left out if the environment is missing that ``make bench`` makes for
-them.
+would show. The libraries etcd3 and etcd3gw are left out if their environment is missing, which ``make bench`` makes.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ MEMORY = Path("/dev/shm")
 
 
 def raw(server: EtcdServer) -> Contender:
-    """Measure the lower limit: gRPC alone, with one transaction and one deletion of the same contents, and a new key
-    each time."""
+    """Measure the lower limit: gRPC alone sends one transaction and one deletion, with the contents of multilock's
+    requests, and with a new key each time."""
     import grpc
 
     channel = grpc.insecure_channel(server.endpoint)

@@ -90,8 +90,8 @@ def _failover(guarded: Guarded, fault: Fault) -> dict[str, Any]:
 class _Taking:
     """A client that acquires and releases free locks all the time, each time with another name.
 
-    Another name is needed, because the new primary may not have received the last release. It then keeps that lock
-    until the ttl ends.
+    Another name is needed, because the new primary may not have received the last release. The new primary then keeps
+    the lock that was released until its ttl ends.
     """
 
     def __init__(self, url: str) -> None:

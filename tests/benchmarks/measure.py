@@ -21,7 +21,8 @@ __all__ = ["Sample", "asked_of", "far", "interleave", "interleave_async", "pin",
 
 Cycle = Callable[[], object]
 AsyncCycle = Callable[[], Awaitable[object]]
-# A function that runs so many cycles in another process or on an event loop, and returns the time of each.
+# A function that runs the given number of cycles in another process or on an event loop, and returns the time of each
+# cycle.
 Elsewhere = Callable[[int], list[float]]
 
 

@@ -50,8 +50,8 @@ def behind(newest: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _behind(part: str, found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the cells of one part in which multilock was worse, each with multilock's figure as a share of the other
-    one."""
+    """Yield the cells of one part in which multilock was worse, each with multilock's speed as a share of the best
+    other speed."""
     for title, rows in found.get("uncontended", {}).items():
         yield from _worse(f"{part}: acquire + release, {title}, µs", rows, "median")
     for title, rows in found["hand-over"].items() if part in ("handover", "postgresql") else ():
@@ -59,8 +59,8 @@ def _behind(part: str, found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     if "crowd" in found:
         yield from _worse(f"{part}: 20 contenders, hand-overs/s", found["crowd"], "hand-overs/s", more_is_better=True)
     for title, rows in found.get("crowds", {}).items():
-        # A contender of which some waiters never got the lock does not count as faster, because the others had less
-        # competition.
+        # A contender of which some waiters never got the lock does not count as faster, because its other waiters had
+        # less competition.
         served = {name: row for name, row in rows.items() if not row["never got it"]}
         yield from _worse(f"{part}: {title}, locks/s", served, "locks/s", more_is_better=True)
         yield from _worse(f"{part}: {title}, longest wait, ms", served, "longest wait, ms")

@@ -7,7 +7,7 @@ peer.py LIBRARY PORT                  on stdin ``acquire``, ``release``, or a nu
 
 peer.py LIBRARY PORT SECONDS          one process of `tests.benchmarks.crowd`
 
-peer.py LIBRARY PORT SECONDS HOLD REST    the same; a contender holds for HOLD seconds, and asks again after REST
+peer.py LIBRARY PORT SECONDS HOLD REST    as above; a contender holds for HOLD seconds, and asks again after REST
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MISSED = 2.0
 
 
 class Mithril:
-    """A client of mithril-locks, with the methods of the other two clients. Its logging is reduced, because it would
-    print each turn to stdout."""
+    """A client of mithril-locks, with the methods of the clients of etcd3 and etcd3gw. Its logging is reduced, because
+    it would print each turn to stdout."""
 
     def __init__(self, port: int) -> None:
         structlog, redis = importlib.import_module("structlog"), importlib.import_module("redis")

@@ -328,7 +328,8 @@ def _go() -> float:
 
 
 def _held() -> dict[str, dict[str, float]]:
-    """Return how much of one core the client and the server need to renew so many locks, measured over two renewals."""
+    """Return how much of one core the client and the server need to renew locks, for each number of locks in ``HELD``,
+    measured over two renewals."""
     found = {}
     for locks in HELD:
         with PostgresqlServer() as server, multilock.connect(server.url, ttl=TTL) as client:
@@ -344,7 +345,7 @@ def _held() -> dict[str, dict[str, float]]:
 
 
 def _queued() -> dict[str, dict[str, float]]:
-    """Return what so many fair waiters of one asyncio client cost while they wait, and how fast they are served."""
+    """Return what ``WAITERS`` fair waiters of one asyncio client cost while they wait, and how fast they are served."""
     with PostgresqlServer(fsync="on") as server:
         return {f"{WAITERS:,}": asyncio.run(_wait_together(server))}
 

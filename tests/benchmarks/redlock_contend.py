@@ -36,8 +36,8 @@ TakeAsync = Callable[[], Awaitable[Callable[[], Awaitable[object]]]]
 
 
 def raw(ports: list[int]) -> Take:
-    """Measure the lower limit for any client: send a prepacked request to all servers at once, read all replies, and do
-    this twice."""
+    """Measure the lower limit for any client: twice, send a prepacked request to all servers at once and read all
+    replies."""
     sockets = [socket.create_connection(("127.0.0.1", port)) for port in ports]
     for each in sockets:
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -69,8 +69,8 @@ def faces(url: str, stack: ExitStack) -> dict[str, Contender]:
 
 
 def requests(contenders: Mapping[str, Contender], count: Count) -> dict[str, dict[str, float]]:
-    """Return how many requests the server counts for one acquire and one release. These are medians, so occasional
-    other requests do not matter."""
+    """Return how many requests the server counts for one acquire and one release. The figures are medians, so
+    occasional other requests do not matter."""
     found = {}
     for name, contender in contenders.items():
         contender.cycle()
@@ -87,10 +87,10 @@ def requests(contenders: Mapping[str, Contender], count: Count) -> dict[str, dic
 def notices(
     url: str, ends: Mapping[str, Callable[[multilock.Client, str], float]], **options: Any
 ) -> dict[str, dict[str, float]]:
-    """Return the microseconds from such a request until ``on_lost`` begins.
+    """Return the microseconds from a request that ends a lock until ``on_lost`` begins.
 
-    Each function in ``ends`` ends a lock that the client holds, given the client and the name. It returns the time at
-    which it sent the request.
+    Each function in ``ends`` sends such a request for a lock that the client holds, given the client and the name. The
+    function returns the time at which it sent the request.
     """
     found = {}
     for what, end in ends.items():

@@ -1,9 +1,9 @@
 """Readers and permits, on every backend: ``python -m tests.benchmarks.shared``.
 
-It measures how long a reader takes beside many other readers, and how often three permits are granted to forty waiters.
-It measures kazoo's ReadLock and Semaphore in the same way. Readers of other libraries do not work across machines:
-fasteners has them for one process or one file, and aiorwlock for one event loop. They are compared with memory:// and
-sqlite:// only.
+The benchmark measures how long a reader takes beside many other readers, and how often three permits are granted to
+forty waiters. kazoo's ReadLock and Semaphore are measured in the same way. Readers of other libraries do not work
+across machines: fasteners has readers for one process or one file, and aiorwlock for one event loop. So these two
+libraries are compared with memory:// and sqlite:// only.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Taker:
 
     lock: Elsewhere
     reader: Elsewhere
-    # Whether the contender is measured beside readers of multilock, because its own readers see them.
+    # Whether the contender is also measured beside many readers of multilock. That makes sense only if its lock sees
+    # these readers.
     beside: bool = True
 
 

@@ -141,6 +141,6 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def client(url: str) -> Iterator[multilock.Client]:
-    """Connect another client to the same place."""
+    """Connect a client of the test to the ``url`` that the commands use."""
     with multilock.connect(url, ttl=TTL) as client:
         yield client

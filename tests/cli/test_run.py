@@ -328,8 +328,8 @@ def test_an_ignored_signal_stays_ignored_in_the_command(start: Start, sqlite_url
 
 
 def _python_with(code: str, folder: Path) -> dict[str, str]:
-    """Return an environment in which the multilock process first runs ``code``. Its launcher and the test do not run
-    it."""
+    """Return an environment in which the multilock process first runs ``code``. The launcher of that process and the
+    test do not run ``code``."""
     (folder / "sitecustomize.py").write_text(code)
     return {"PYTHONPATH": f"{folder}{os.pathsep}{environment()['PYTHONPATH']}"}
 
@@ -683,7 +683,7 @@ def test_the_command_dies_with_multilock(start: Start, url: str) -> None:
     ids=["child", "double-fork", "stubborn", "closed-streams"],
 )
 def test_the_whole_process_group_of_the_command_dies_with_multilock(start: Start, url: str, script: str) -> None:
-    """Cron starts each line with a shell that leads such a group."""
+    """Cron starts each line with a shell that leads a process group."""
     child = "sh -c 'echo $$; exec sleep 60'"
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", script.format(child))
     pid = int(line_of(process))

@@ -1,5 +1,5 @@
-"""``make compare``: run ``multilock compare`` over all seven backends, on servers of its own. Its arguments are passed
-on.
+"""``make compare``: run ``multilock compare`` over all seven backends, on servers of its own. Arguments are passed on
+to ``multilock compare``.
 
 The command gets the process ids of the servers, so that it can stop them too.
 """

@@ -1,10 +1,10 @@
 """``make interrupts``: interrupt a comparison at random moments, many times. Nothing may be left behind.
 
 Each time ``multilock compare`` runs on a Redis, an etcd, a Consul, a ZooKeeper, a PostgreSQL and a file of SQLite.
-SIGINT or SIGTERM ends it, sent once or twice. Then it must have ended in time. No process of it may be left, no key,
-session, lease, node or advisory lock, no socket that listens, and no temporary file. Its report, judged again, must
-have the same verdicts. SIGKILL is among the signals too: then the processes that hold locks die with it, and their
-locks end with their ttl. The rules hold for the controls too, whose keys and nodes multilock does not list.
+SIGINT or SIGTERM ends it, sent once or twice. Then it must have ended in time. No process of the comparison may be
+left, no key, session, lease, node or advisory lock, no socket that listens, and no temporary file. The report, judged
+again, must have the same verdicts. SIGKILL is among the signals too: then the processes that hold locks die with it,
+and their locks end with their ttl. The rules hold for the controls too, whose keys and nodes multilock does not list.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def left_of(mark: str, temporary: Path) -> Iterator[str]:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes that the run started, and their children. Their sockets end with them."""
+    """Return the processes that the run started, and their children. The sockets of a process end with the process."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -133,7 +133,7 @@ def test_behind_a_pooler_an_advisory_lock_admits_two_and_outlives_both(postgresq
             place.close()
             holding._connection.close()
         assert direct.lock(name).acquire(0.2) is None
-        assert not controls.Advisory.take(postgresql.url, name)  # here the lock has another prefix
+        assert not controls.Advisory.take(postgresql.url, name)  # a URL without the prefix names another lock
         assert controls.Advisory.sweep(pooler.url + prefix, "compare-1-2-") == []
         again = direct.lock(name).acquire(10.0)
         assert again is not None

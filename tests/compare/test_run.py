@@ -144,8 +144,8 @@ def test_the_report_follows_its_schema(report: compare.Report) -> None:
 
 
 def unfit(value: Any, schema: dict[str, Any], where: str = "report") -> Iterator[str]:
-    """Yield each place at which the value does not fit the schema. This covers only the parts of JSON Schema that our
-    schema uses."""
+    """Yield each place at which the value does not fit the schema. Only the parts of JSON Schema that our schema uses
+    are covered."""
     kinds: dict[str, Any] = {
         "object": dict,
         "array": list,

@@ -205,7 +205,7 @@ def test_two_holders_under_load_are_a_violation(second: str, wrong: str) -> None
         (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 0.6 6 1 2"], 1),
         (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 2.6 6 1 2"], 0),  # the waiter began to wait later
         (["grant 1 P.0 0.5 2 1 1", "unserved 5.1 P.1 0.6"], 1),
-        (["grant 1 P.0 0.5 4 1 1", "unserved 5.1 P.1 0.6"], 0),  # meanwhile the other contender held it
+        (["grant 1 P.0 0.5 4 1 1", "unserved 5.1 P.1 0.6"], 0),  # meanwhile P.0 held the lock
         (["unserved 5.1 P.1 0.6", "unserved 5.1 P.0 0.6"], 1),
         (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 0.6 6 1 2", "stall 2 3.5"], 0),
         ([], 0),

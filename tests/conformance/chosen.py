@@ -1,7 +1,7 @@
-"""The tests of the suites that ``make test`` leaves out, each with its reason. ``make conformance`` runs all of them.
+"""The tests of the suites that ``make test`` leaves out, each with its reason. ``make conformance`` runs all tests.
 
 A *question* is one test with its backend, its face and its kind of lock. Each test still runs on each backend, and on
-both faces. A question is left out if another one asks the same of the same code.
+both faces. A question is left out if another question tests the same rule of the same code.
 """
 
 from __future__ import annotations

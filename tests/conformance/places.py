@@ -109,8 +109,8 @@ class Redis(Proxied):
 
 
 class Guarded(Redis):
-    """The shared Redis server, found through a Sentinel. It has two names there: one leads through this test's proxy,
-    the other does not.
+    """The shared Redis server, found through a Sentinel. The Sentinel lists the server under two names: one leads
+    through the proxy of this test, and the other leads directly to the server.
 
     This Sentinel is alone and starts no failover.
     """
@@ -153,7 +153,7 @@ def _guard() -> SentinelServer:
 
 @lru_cache
 def _redis_url() -> str:
-    """Return the URL of the server that all these tests share. Its scripts are loaded already."""
+    """Return the URL of the server that all these tests share. The server has already loaded multilock's scripts."""
     server = contextlib.ExitStack()
     url = server.enter_context(address("redis"))
     atexit.register(server.close)

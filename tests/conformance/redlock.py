@@ -20,7 +20,7 @@ __all__ = ["Redlock"]
 
 
 class Redlock(Place):
-    """Each fault hits all three servers. Faults of some of them are tested in tests/backends/redlock."""
+    """Each fault hits all three servers. Faults of one or two servers are tested in tests/backends/redlock."""
 
     scheme = "redlock"
     options: ClassVar[dict[str, object]] = {"restart_guard": 0}

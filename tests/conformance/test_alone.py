@@ -34,7 +34,7 @@ def disguised(client: Client, kind: str) -> Client:
 
     def lock(name: str, **options: Any) -> Any:
         if kind == "writer":
-            # Unfair by default, as a plain lock is: such claims first queue inside their client.
+            # Unfair by default, as a plain lock is: unfair claims first queue inside their client.
             return target.read_write_lock(name, **{"fair": False, **options}).writer()
         return target.semaphore(name, 1, **options)
 

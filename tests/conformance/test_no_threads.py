@@ -36,7 +36,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     monkeypatch.setattr(system, "Thread", Refusing)
 
 
-# Two clients of these backends start so many threads.
+# For each backend, how many threads two clients start.
 STARTS = {Memory: 6, Sqlite: 7, Redis: 12, Redlock: 12, Consul: 12, Etcd: 8, ZooKeeper: 9, Postgresql: 12}
 
 

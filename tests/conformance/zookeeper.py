@@ -42,7 +42,7 @@ class ZooKeeper(Proxied):
         self._operator.delete(f"{parent}/{holder}")
 
     def leftovers(self) -> list[str]:
-        """Return every contender. Their parents are containers, which the server removes."""
+        """Return every contender. The parent nodes of contenders are containers, which the server removes."""
         found = []
         with contextlib.suppress(NoNodeError):
             for parent in self._operator.get_children(f"/{self.prefix.rstrip('/')}"):

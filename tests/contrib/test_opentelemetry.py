@@ -297,7 +297,7 @@ def test_the_global_provider_may_be_set_before_or_after() -> None:
 def test_metrics_exported_to_prometheus_have_the_names_that_alerts_and_dashboard_use(
     client: Client,
 ) -> None:
-    """Both exporters receive all events. The one of OpenTelemetry adds metrics of its own, called scope and target."""
+    """Both exporters receive all events. OpenTelemetry's exporter adds metrics of its own, called scope and target."""
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     provider = MeterProvider([PrometheusMetricReader(True, scope_info_enabled=False, registry=theirs)])
     runtime = HandRuntime()

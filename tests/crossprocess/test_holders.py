@@ -15,7 +15,7 @@ START = 20.0  # seconds for a process to start on a busy machine
 SOON = 5.0
 LATE = 1.5  # seconds of delay that are tolerated on a machine that pauses at times
 FACES = pytest.mark.parametrize("hold", ["hold", "hold_on_loop"])
-# At the end of its process a client of either face does the same with every backend.
+# At the end of its process a client does the same on every backend, so one backend is enough here.
 ON_ONE = pytest.mark.parametrize("url", ["sqlite", pytest.param("redis", marks=pytest.mark.rare)], indirect=True)
 
 

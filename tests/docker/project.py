@@ -119,8 +119,8 @@ class Project:
 
     @contextlib.contextmanager
     def disconnected(self, service: str, network: str = "default") -> Iterator[None]:
-        """Disconnect a service from this network inside the block. Its published port is gone too, unless it has
-        another network."""
+        """Disconnect a service from ``network`` inside the block. The published port of the service is gone too, unless
+        the service has another network."""
         where = (f"{self.name}_{network}", f"{self.name}-{service}-1")
         docker("network", "disconnect", *where)
         try:

@@ -25,7 +25,8 @@ def each_of(url: str) -> list[str]:
 
 
 def each_grants(url: str, name: str = "any") -> list[int]:
-    """Take this lock through one server after the other, waiting until each is healthy. Return the tokens."""
+    """Take the lock ``name`` through one server after the other, waiting until each server is healthy. Return the
+    tokens."""
     tokens = []
     for server in each_of(url):
         with (

@@ -19,7 +19,8 @@ CLUSTERS = {
 }
 FIRST = {service: each_of(url)[0] for service, url in CLUSTERS.items()}
 # A session of Consul belongs to the agent that created it. If that agent is a server and dies, Consul removes its node,
-# and with it the session (SESSION_LOST). So a lock survives only the loss of the other servers.
+# and with it the session (SESSION_LOST). So on Consul a lock survives only the loss of servers that did not create its
+# session.
 OUTLIVES = ["etcd", "zookeeper"]
 TTL = 6.0
 LONGER = 15.0  # seconds, if the paused server may be the leader: an election takes seconds on an overloaded machine

@@ -39,7 +39,7 @@ def project() -> Iterator[Project]:
 
 
 def until_it_can_fail_over(port: int) -> None:
-    """Wait until this new Sentinel knows the others and a replica that follows its primary.
+    """Wait until the new Sentinel at ``port`` knows the other Sentinels, and a replica that follows its primary.
 
     A Sentinel asks the primary for its replicas every ten seconds. If it finds no good replica at a failover, it tries
     again minutes later.

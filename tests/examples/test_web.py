@@ -136,7 +136,7 @@ def test_the_systemd_unit_is_valid(tmp_path: Path) -> None:
     grace = float(re.findall(r"--grace (\S+)", settings["ExecStart"])[0])
     assert float(settings["TimeoutStopSec"]) > grace + 5.0  # the default request_timeout
     assert settings["KillMode"] == "mixed"
-    # The commands are checked here, so the programs and the user must exist.
+    # systemd-analyze checks that the programs and the user of the unit exist, so name some that exist here.
     here = (
         unit.read_text(encoding="utf-8").replace("/opt/app/bin/multilock", "/bin/true").replace("User=app", "User=root")
     )

@@ -87,7 +87,7 @@ FOR_A_WHILE = (
 )  # the least and the greatest age of a lock, in seconds, that counts as held for a while
 # Seconds since a lock was acquired: so few that hardly any renewal has followed.
 JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)
-BEFORE_RENEWAL = (0.005, 0.12)  # share of a ttl until the next renewal: the session of such a lock was renewed long ago
+BEFORE_RENEWAL = (0.005, 0.12)  # shares of a ttl until the next renewal, so the last renewal was long ago
 RECOVERY = 0.1  # seconds between two faults of one process
 TOLD_WITHIN = 5.0  # seconds within which a stopped process can report its stop, on a busy machine
 SHORT_STOP = 0.05  # seconds: the shortest stop that a process certainly notices
@@ -130,7 +130,7 @@ class Arena:
 
 
 class SqliteArena(Arena):
-    """One file. Only processes have faults here."""
+    """One file and no server, so only processes have faults."""
 
     scheme = "sqlite"
 
@@ -303,9 +303,9 @@ class EtcdArena(ServerArena):
 
 
 class LateEtcdArena(EtcdArena):
-    """An arena that shows a holder that believes in a lock for longer than its lease lives.
+    """An arena for one defect: a holder believes in a lock for longer than the lease lives.
 
-    Other faults would hide that defect: a restarted server renews its leases, and a waiter with a fault of its own
+    Other faults would hide this defect: a restarted server renews its leases, and a waiter with a fault of its own
     keeps its place before the next waiter.
     """
 
@@ -397,8 +397,8 @@ class ZooKeeperArena(ServerArena):
         }
 
     def limit(self, dice: random.Random) -> None:
-        """Restart the server with another upper limit. It then cuts session timeouts to that limit, even of existing
-        sessions."""
+        """Restart the server with another upper limit. The restarted server cuts session timeouts to its limit, even
+        those of existing sessions."""
         self.server.settings["maxSessionTimeout"] = dice.choice([int(700 * self.ttl), 60_000])
         self.server.restart()
 
@@ -446,7 +446,7 @@ class PostgresqlArena(ServerArena):
     scheme = "postgresql"
     ttl = 3.0  # a lost reply costs a connection, and the server starts a process for each new one
     by_session = False
-    asked_again = 15.0  # a name that was handed over just before a crash cannot be acquired for so long
+    asked_again = 15.0  # seconds for which a name is not free that was handed over just before a crash
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: PostgresqlServer = stack.enter_context(PostgresqlServer(wal_writer_delay="10s"))
@@ -682,7 +682,7 @@ class Chaos:
         return True
 
     def kill_at(self, place: int) -> None:
-        """Kill this process and start another one in its place."""
+        """Kill the process with the number ``place`` and start another one in its place."""
         helper = self.helpers[place]
         self._happened("process killed", helper.pid)
         helper.kill()

@@ -185,7 +185,7 @@ class _Crew:
     def _lock(self, client: Any, dice: random.Random) -> Any:
         """Choose the next lock to contend for, on either face.
 
-        Half of the mixed names have readers and writers, the other half permits. All of them have plain locks too.
+        Half of the mixed names have readers and writers, the other half permits. All mixed names have plain locks too.
         """
         name, kind = dice.choice(self.names), dice.random()
         if not self.mixed:

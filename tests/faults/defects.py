@@ -62,7 +62,8 @@ def cached_is_held() -> None:
 
 
 def validity_from_the_acquire() -> None:
-    """Count a lock's validity from its own request, although that does not renew the session that keeps the lock."""
+    """Count a lock's validity from its own request, although that request does not renew the session that keeps the
+    lock."""
     import multilock_etcd.transactions as transactions
     from multilock_etcd.recipe import EtcdRecipe
 

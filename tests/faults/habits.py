@@ -1,7 +1,7 @@
 """Habits of programs that have revealed defects before. Processes of the chaos harness adopt them, besides all faults.
 
-The habits that `contend` implements itself are only named here. Each habit imports what it needs when a process takes
-it up.
+This module only names the habits that `contend` implements itself. Each habit imports what it needs when a process
+takes it up.
 """
 
 from __future__ import annotations

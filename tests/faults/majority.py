@@ -225,7 +225,8 @@ class Majority(Chaos):
     def _strike(
         self, kind: str, whom: Iterable[int | str], end: Callable[[], None], after: float, *, rest: float = RECOVERY
     ) -> None:
-        """Begin a fault that lasts for ``after`` seconds. Its victims count as faulty for another ``rest`` seconds."""
+        """Begin a fault that lasts for ``after`` seconds. After its end, the victims count as faulty for ``rest`` more
+        seconds."""
         fault = FaultPeriod(kind, None, now())
         self.faults.append(fault)
         self._busy.update(whom)
@@ -315,7 +316,7 @@ class Majority(Chaos):
         return True
 
     def cut_off_far_away(self) -> bool:
-        """Cut off a holder all of whose replies came late. Its validity must not count from the replies."""
+        """Cut off a holder all of whose replies came late. The validity of its lock must not count from the replies."""
         if (place := self._pick(None)) is None:
             return False
         helper, network = self.helpers[place], self.arena.networks[place]
@@ -389,8 +390,8 @@ class Majority(Chaos):
         """Yield pauses of an overloaded machine, and times of slow networks, as faults.
 
         The network may have paused, so that replies came too late. A contender that paused looks like one that was
-        stopped just as it was handed a lock. A contender behind a slow network counts as faulty again every ttl. It may
-        have to reconnect, and then learns of a grant too late.
+        stopped just as it was handed a lock. A contender behind a slow network counts as faulty again every ttl. Such a
+        contender may have to reconnect, and then learns of a grant too late.
         """
         for start, end in itertools.chain(self._of_network.those, *self.record.stalls.values()):
             if end - start > LEAST_LIMIT:

@@ -79,7 +79,7 @@ def test_scripts_that_the_server_lost_are_loaded_again_by_any_request(connect: C
     operator.script_flush()
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
     until = now() + 1.5 * TTL
-    while now() < until:  # no renewal and no request of the other client finds its script
+    while now() < until:  # each renewal and each request of the other client finds its script missing
         operator.script_flush()
         assert other.lock("n").try_acquire() is None
     operator.script_flush()

@@ -1,4 +1,4 @@
-"""The locks of other programs in docs/interoperability.md, with the same methods for all of them."""
+"""The locks of other programs in docs/interoperability.md, with the same methods for each lock."""
 
 from __future__ import annotations
 

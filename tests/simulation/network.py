@@ -40,7 +40,7 @@ class Network:
             sock.dies(host_too)
 
     def part(self, process: Process, server: Server, seconds: float) -> None:
-        """Delay all packets between this process and this server for so many seconds."""
+        """Hold all packets between the process and the server back until ``seconds`` have passed."""
         self._parted[process, server] = self.sim.time + seconds
 
     def calm(self) -> None:
@@ -66,7 +66,7 @@ class Network:
 
 
 class Socket(File):
-    """The client's end of a connection. It has the methods of a socket that the library calls."""
+    """The client's end of a connection. Of the methods of a socket, it has those that the library calls."""
 
     def __init__(self, network: Network, server: Server) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ class Belief:
         return f"{self.held.worker} ({self.mode}, token {self.token})"
 
     def fits(self, other: Belief) -> bool:
-        """Return whether both leases may hold the name at the same time."""
+        """Return whether this lease and that of ``other`` may hold the name at the same time."""
         return self.mode != "x" and self.mode == other.mode
 
 
@@ -95,8 +95,8 @@ class Oracle:
         """Called when an acquire ended without a lease, by an error or by its timeout."""
 
     def given(self, name: str, owner: str, waiting: list[str], own: bool) -> None:
-        """Called when a server made ``owner`` the exclusive holder of a name. ``own`` is True if it did so for a
-        request of the owner itself. ``waiting`` are the waiters that were alive and subscribed, in order of arrival."""
+        """Called when a server made ``owner`` the exclusive holder of a name. ``own`` is True if a request of the owner
+        itself caused this. ``waiting`` are the waiters that were alive and subscribed, in order of arrival."""
 
     def passing(self) -> None:
         """Called every quarter of a virtual second."""
@@ -454,7 +454,7 @@ class Oracles:
             others = [] if belief.excused else [each for each in before if not each.excused]
             self.tell("granted", belief, others)
             before.append(belief)
-            belief.excused |= self.world.clients[held.process].closing  # close() ends such a lease at once
+            belief.excused |= self.world.clients[held.process].closing  # close() will end the lease at once
 
     def sampled(self, held: Held) -> None:
         for belief in held.beliefs:
@@ -497,7 +497,7 @@ class Oracles:
         return self._forgot.get(None, 0.0) >= when
 
     def disturb(self, process: Process | None, seconds: float, kind: str) -> None:
-        """Record a fault that disturbs one process, or all, for so many seconds."""
+        """Record a fault that disturbs one process, or all, for ``seconds``."""
         key = process, kind
         self._disturbed[key] = max(self._disturbed.get(key, 0.0), self.world.sim.time + seconds)
 

@@ -154,8 +154,8 @@ OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "serv
 #: Backends without a network have only these faults. All clients of a `memory://` store are in one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
 ONLY = {"lock_row": "postgresql"}  # a fault that only one backend has
-#: For each kind of event, about how many of them a run has. ``long`` is a grant to a worker that holds it for half a
-#: ttl or more. ``handed`` means that a server has given the name to a waiter, which was not notified yet.
+#: About how many events of each kind a run has. ``long`` is a grant to a worker that holds it for half a ttl or more.
+#: ``handed`` means that a server has given the name to a waiter, which was not notified yet.
 EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300}
 EVENTS |= {"handed": 20, "pushed": 30, "ending": 4, "expired": 4}
 OF_LOCAL = ["asked", "granted", "long", "released"]

@@ -34,7 +34,7 @@ Words = Sequence[bytes | None]
 
 
 class Result(NamedTuple):
-    """One result. It has the methods of a libpq result that the transport calls."""
+    """One result. Of the methods of a libpq result, it has those that the transport calls."""
 
     status: pq.ExecStatus
     rows: Sequence[Row] = ()
@@ -260,7 +260,7 @@ class PostgresqlServer(Server):
 
 
 class Libpq:
-    """One connection. It has the methods of a libpq connection that the transport calls."""
+    """One connection. Of the methods of a libpq connection, it has those that the transport calls."""
 
     def __init__(self, network: Network, server: PostgresqlServer) -> None:
         self.socket = Socket(network, server)

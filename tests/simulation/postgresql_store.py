@@ -1,8 +1,8 @@
 """A model of multilock's functions in PostgreSQL: the rows of the tables, and what each step (one function) does with
 them.
 
-Only one step runs at a time here. PostgreSQL too runs the steps of one name one after the other, because each of them
-locks the row of its name. The model has no limits for hundreds of waiters. `test_postgresql_model` compares all this
+The model runs one step at a time. PostgreSQL too runs the steps of one name one after the other, because each step
+locks the row of its name. The model has no limits for hundreds of waiters. `test_postgresql_model` compares the model
 with a real server. Times are microseconds.
 """
 

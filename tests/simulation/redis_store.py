@@ -65,7 +65,7 @@ class Store:
         self.on_end: Callable[[str, int], None] = lambda key, end: None  # called when a key gets an expiry
 
     def look(self, key: str) -> Value | None:
-        """Return the value of a key, or None if it is missing. An expired key is deleted here."""
+        """Return the value of a key, or None if it is missing. Deletes the key if it has expired."""
         if self.ends.get(key, math.inf) <= self.now:
             self.delete(key)
         return self.values.get(key)

@@ -109,12 +109,12 @@ class Simulation:
         return process
 
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
-        """Call ``call(*args)`` at this time, outside of all tasks."""
+        """Call ``call(*args)`` at the time ``when``, outside of all tasks."""
         self._numbers += 1
         heappush(self._heap, (when, self._chance(), self._numbers, call, args))
 
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
-        """Call ``call(*args)`` in so many seconds, outside of all tasks."""
+        """Call ``call(*args)`` after ``seconds``, outside of all tasks."""
         self.at(self.time + seconds, call, *args)
 
     def note(self, process: Process | None, text: str) -> None:

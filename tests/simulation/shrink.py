@@ -58,7 +58,7 @@ def shrink(plan: Plan, seconds: float) -> tuple[Plan, str, str]:
     plan, oracle, text = until_the_end(plan, found), *found.violations[0]
 
     def attempt(smaller: Plan) -> bool:
-        """Keep this plan if its run fails in the same way, perhaps with another schedule."""
+        """Keep the plan ``smaller`` if its run fails in the same way, perhaps with another schedule."""
         nonlocal plan, text
         if smaller == plan or time.process_time() > until:
             return False

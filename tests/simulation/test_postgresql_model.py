@@ -1,8 +1,8 @@
 """Compare the model of PostgreSQL with multilock's functions on a real server: replies, rows, notifications, and
 whether a commit waits for the disk.
 
-Both execute the same random calls at the same time. In the SQL of the functions, a function of the test replaces
-``clock_timestamp()``.
+The model and the server execute the same random calls at the same time. In the SQL of the functions, a function of the
+test replaces ``clock_timestamp()``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare the simulated Redis with a real one: replies and notifications must be the same, byte for byte.
 
-Both execute the same random calls of all scripts and of operators. The clock of the real server is stopped for each
-call, so both have the same time.
+Both servers execute the same random calls, of all scripts and of operators. The clock of the real server is stopped for
+each call, so both have the same time.
 """
 
 from __future__ import annotations

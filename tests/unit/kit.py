@@ -285,7 +285,7 @@ class Scripted:
     # The methods that the test uses
 
     def script(self, method: str, *answers: Answer) -> None:
-        """Reply to the next calls of ``method`` with these answers, one after the other."""
+        """Reply to the next calls of ``method`` with ``answers``, one answer to each call."""
         self._scripts[method].extend(answers)
 
     def always(self, method: str, answer: Answer | None) -> None:

@@ -52,7 +52,7 @@ class Account:
         return self.state == HELD
 
     def end(self) -> None:
-        """End a body. A guest ends first, because it then leaves the acquires to the other bodies."""
+        """End a body. Guests end before bodies with an acquire, because a guest releases no acquire."""
         if self.guests:
             self.guests -= 1
         else:

@@ -1167,8 +1167,8 @@ def test_many_heartbeats_do_not_delay_a_release_or_a_first_attempt(backend: Scri
             tasks = await crowd_of(client, backend)
             backend.always("attempt", in_turn)
             turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
-            # Wait until only requests that the test holds back are under way. The end of another one would admit the
-            # next heartbeat.
+            # Wait until only requests that the test holds back are under way. The end of any other request would admit
+            # the next heartbeat.
             await until(lambda: len(held) == CARRIERS and turns.waiting(Kind.HEARTBEAT) > CROWD / 2, within=15)
             urgent = asyncio.create_task(lease.release() if what == "release" else client.lock("m").try_acquire())
             await until(lambda: turns.waiting(Kind.RELEASE) + turns.waiting(Kind.FIRST))
@@ -1338,7 +1338,7 @@ def test_a_first_attempt_without_a_turn_goes_together_with_others() -> None:
             tasks = [asyncio.create_task(client.lock("n", fair=True).acquire()) for _ in range(CROWD)]
             await until(lambda: len(backend.queues["n"]) == CROWD - CARRIERS, within=15)
             assert len(backend.called("attempt_all")) <= AT_ONCE
-            assert await client.lock("m").acquire()  # sent after the others, but not delayed by them
+            assert await client.lock("m").acquire()  # sent after the crowd's requests, but not delayed by them
             way.open()
             await end(tasks)
 

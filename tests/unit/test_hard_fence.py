@@ -162,7 +162,7 @@ def test_a_lost_lock_of_a_set_with_a_longer_ttl_is_fenced_until_its_end(
     outer = client.lock("a", ttl=60, reentrant=True).acquire()
     client.lock_all(["a", "b"], ttl=6, reentrant=True, hard_fence=True).acquire()
     backend.notices.gone(backend.called("attempt")[0].claims[0].id, LossReason.TAKEN, "taken")
-    runtime.advance(57)  # the other lock of the set is renewed in the meantime
+    runtime.advance(57)  # lock b of the set is renewed in the meantime
     assert runtime.kills_at == valid_until(outer)
 
 

@@ -495,7 +495,7 @@ def test_of_two_leases_that_both_seem_held_a_third_thread_ends_none(
     backend: Any = threads._kernel.backend
     lock = threads.lock("n")
     first, gone = entered(pools[0], lock)
-    del backend.holders["n"]  # a force release, of which no lease here has been notified
+    del backend.holders["n"]  # a force release, of which the leases are not notified
     second, held = entered(pools[1], lock)
     assert isinstance(closed(pools[2], first), NotHeld)
     assert gone.is_held()

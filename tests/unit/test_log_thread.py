@@ -133,7 +133,7 @@ def test_records_are_handled_in_the_order_of_the_calls(caplog: pytest.LogCapture
         logger.warning("%d", number)
     said = [
         record.getMessage() for record in caplog.records if record.msg == "%d"
-    ]  # only ours: clients of other tests end at the same time
+    ]  # only records of this test: clients of other tests end at the same time
     assert said == [str(number) for number in range(2000)]
 
 

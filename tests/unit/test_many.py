@@ -290,7 +290,7 @@ def test_a_lost_set_is_not_kept_alive_after_its_release(client: Client, backend:
         kept = weakref.ref(lease)
         del lease
     eventually(lambda: backend.holders == {})
-    with lock:  # the lock object remembers only its newest lease, which is now this one
+    with lock:  # the lock object remembers only its newest lease, which is now that of this block
         eventually(lambda: gc.collect() >= 0 and kept() is None)
 
 

@@ -19,8 +19,8 @@ VALID_FOR = 6.0
 
 
 def hand_over(backend: Scripted, claim: Claim, sent_at: float, *, valid_for: float = VALID_FOR) -> None:
-    """Let the server give the name to this waiter, and push the grant. Its validity counts from the sending of the
-    request."""
+    """Let the server give the name to the waiter, and push the grant. The validity of the grant counts from
+    ``sent_at``, the time at which the request was sent."""
     backend.holders[claim.name] = claim.id
     backend.queues[claim.name].remove(claim.id)
     backend.notices.granted(

@@ -622,8 +622,8 @@ def test_a_broken_connection_renews_its_leases_at_once(client: Client, backend: 
 def test_a_lease_about_to_end_does_not_shorten_the_request_of_its_session(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
-    """No reply can extend such a lease any longer. The request serves the other leases of the session, and may take as
-    long as they allow."""
+    """No reply can extend a lease that is about to end. The request serves the other leases of the session, and may
+    take as long as those leases allow."""
     kept = session_client.lock("kept").acquire()
     ends = [session_client.lock(f"n{number}", renew=False).acquire() for number in range(60)]
     held = session_client._kernel.held.values()

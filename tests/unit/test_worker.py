@@ -76,7 +76,7 @@ def test_a_thread_started_by_two_watchdogs_at_once_is_not_missing(monkeypatch: p
     def refuse_late(run: Callable[[], object], name: str) -> str | None:
         tries.append(name)
         if len(tries) == 1:
-            assert real(run, name) is None  # started by the other client
+            assert real(run, name) is None  # as if the other client had started the thread
             assert ran.wait(10)
             return "can't start new thread"
         return real(run, name)

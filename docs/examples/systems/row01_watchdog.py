@@ -19,7 +19,8 @@ with multilock.connect() as client, multilock.connect() as other:
         print(f"held by {lease.owner} for longer than its ttl, and refused to another")
     assert lease.release() is False  # `with` has released it already
 
-    # This object has the methods of a threading.Lock, such as `acquire(blocking=True, timeout=-1)`.
+    # `as_threading_lock()` returns an object with the methods of a threading.Lock, such as
+    # `acquire(blocking=True, timeout=-1)`.
     condition = threading.Condition(lock.as_threading_lock())  # type: ignore[arg-type]  # typeshed names the classes
     with condition:
         condition.notify_all()

@@ -339,17 +339,21 @@ class Progress(Oracle):
 class Zombie(Oracle):
     """A belief ends soon after a force release. None begins after the client was notified of the force release."""
 
+    def _is_unclear(self) -> bool:
+        """Return whether a token does not show when the server granted the lock."""
+        return len(self.world.servers) != 1 or any(each.kind == "step_clock" for each in self.world.struck)
+
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         process, now = belief.held.process, self.world.sim.time
         told = self.oracles.told.get(belief.part.claim.id)
-        if told is None or len(self.world.servers) != 1 or belief.token is None or not belief.part.granted.short:
+        if told is None or self._is_unclear() or belief.token is None or not belief.part.granted.short:
             return  # only pushed grants are judged, because an ordinary reply may come late
         if belief.token / 1e6 - EPOCH < told < now - 0.02 and process.ran_since(told - 0.1):
             self.bad(f"{belief.who} believes in {belief.name} {now - told:.3f} s after it was told to look again")
 
     def sampled(self, belief: Belief) -> None:
         forced = self.oracles.forced.get(belief.part.claim.id)
-        if forced is None or len(self.world.servers) != 1 or not belief.token:
+        if forced is None or self._is_unclear() or not belief.token:
             return
         if belief.token / 1e6 - EPOCH >= forced:  # the grant is newer than the force release
             return

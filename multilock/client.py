@@ -192,9 +192,9 @@ class Client(ForWith, ClientOfAFace):
         ``hold_at_least`` may exceed the ttl, and does not apply after a loss.
 
         ``max_hold``: Seconds from the grant for which the lease is held at most; at least a tenth of the ttl. Then it
-        is lost (reason HELD_TOO_LONG), although the backend would still renew it. After such a loss no other holder
-        gets the lock before ``loss.valid_until``, unless `release` or the end of ``with`` reports earlier that the work
-        has ended. Default: no limit.
+        is lost (reason HELD_TOO_LONG), although the backend would still renew it. After a loss for this reason no other
+        holder gets the lock before ``loss.valid_until``, unless `release` or the end of ``with`` reports earlier that
+        the work has ended. Default: no limit.
 
         ``on_lost``: ``on_lost(loss)`` is called once for each lease that is lost. See `Lease.on_lost`.
 
@@ -456,7 +456,7 @@ class Client(ForWith, ClientOfAFace):
     def inspect_all(self, prefix: str = "") -> Iterator[LockInfo]:
         """Return an iterator over the held names that begin with ``prefix`` (default: all names).
 
-        The names are not a snapshot of one moment. Each step raises what `inspect` raises.
+        The names are not a snapshot of one moment. Each step of the iterator raises the errors of `inspect`.
         """
         self._kernel.check_open()
         check_prefix(prefix)

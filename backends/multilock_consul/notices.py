@@ -491,8 +491,8 @@ class Listener:
     def _look_into_folder(self, query: Query, response: Response) -> None:
         """Wake the waiters if a name has gone from the folder.
 
-        New names make no room. The first reply also wakes the waiters, because it is unknown which names have gone
-        before it.
+        A new name in the folder frees nothing, so it wakes no waiter. The first reply also wakes the waiters, because
+        names may have gone before it.
         """
         seen, query.seen = query.seen, names_of(response, query.subject)
         if query.waiting and (seen is None or seen - query.seen):

@@ -110,8 +110,8 @@ def refused_login(told: str) -> bool:
 def array(items: Iterable[str]) -> bytes:
     """Return a ``text[]`` of these texts, none of which is empty.
 
-    A renewal has thousands of texts, so they are escaped together. A NUL separates them meanwhile: PostgreSQL accepts
-    none in a text.
+    A renewal may have thousands of texts, so all texts are escaped in one step. Until then they are joined with NUL,
+    which no text of PostgreSQL can contain.
     """
     joined = "\0".join(items)
     if not joined:

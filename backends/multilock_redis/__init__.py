@@ -101,7 +101,7 @@ def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
         ttl_max=365 * 86400.0,
         ttl_step=0.001,
         # The dead holder's ttl must end first, and so must the place in the queue of a waiter that died together with
-        # it. The next waiter notices that with its next heartbeat, which comes up to 10 % late.
+        # it. The next waiter gets the name with its next heartbeat after both, which comes up to 10 % late.
         takeover_bound=max(ttl, liveness(ttl)) + (1 + JITTER) * heartbeat(ttl),
         hold_at_least=True,
         read_write=True,

@@ -26,7 +26,7 @@ __all__ = ["Mailbox"]
 
 SUFFIX = "-wake"
 NEWBORN = "new-"  # prefix of a FIFO that its client has not opened yet
-STILLBORN = 60_000_000  # µs of the wall clock; if a FIFO keeps its newborn name longer, its process was killed
+STILLBORN = 60_000_000  # µs of the wall clock; a FIFO that has its NEWBORN name for longer belongs to a killed process
 CLAIM = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{1,64}")  # the id of a claim; the first part is its client
 TAKEN = b"!"  # the message that an operator took a name from a claim of this client
 CLIENT = re.compile(r"[0-9a-f]{16}")

@@ -234,7 +234,7 @@ class Watcher:
         the watch fires when it is created.
         """
         with self._lock:
-            # This comes before the requests. A watch that fires or breaks later adds its path again.
+            # Remove the paths before the requests are sent. A watch that fires or breaks later adds its path again.
             for path in paths:
                 self._unwatched.pop(path, None)
         watched: list[str] = []

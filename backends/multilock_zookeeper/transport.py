@@ -314,7 +314,8 @@ class Transport:
         )
 
     def _is_over(self, turned_away_at: float) -> bool:
-        """Return whether to give up the session: it had no connection, and was turned away, for all of its timeout.
+        """Return whether to give up the session, because servers have turned its client away for the whole session
+        timeout.
 
         The leases of the session are lost by then, because they end 2/3 of the timeout after the last acknowledged
         write, which was sent before the connection broke. The session is given up together with its id. A server with

@@ -87,7 +87,7 @@ class Channels:
         self.living: set[LoopChannel] = set()
         self.idle: list[LoopChannel] = []
         self.opening = 0
-        # Opened by a thread, and not yet passed to the loop, which may close before that.
+        # Channels that a thread has opened but not yet passed to the loop. The loop may close before it gets them.
         self._unclaimed: set[Channel] = set()
 
     def may_open(self) -> bool:

@@ -373,7 +373,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         await closed.wait()
 
     def __await__(self) -> Generator[Any, Any, AsyncClient]:
-        yield from ()  # this makes the function a generator, which never suspends
+        yield from ()  # the ``yield from`` makes the function a generator, and suspends nothing
         return self
 
     async def __aenter__(self) -> AsyncClient:

@@ -136,7 +136,8 @@ class _Gauges:
         self._clients = clients
 
     def describe(self) -> list[Metric]:
-        """Return what `collect` returns, but without values. A registry asks for it when this is registered."""
+        """Return what `collect` returns, but without values. A registry calls this method when the collector is
+        registered."""
         return [family() for family in (_held, _waiting, _late, _status)]
 
     def collect(self) -> list[Metric]:

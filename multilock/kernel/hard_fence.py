@@ -43,7 +43,8 @@ class KillingTimer:
     """A `Killer` with a POSIX timer. A forked child does not inherit its parent's timers."""
 
     def __init__(self, clock: int) -> None:
-        """Raise CapabilityMissing if there is no such timer, or if it would not kill."""
+        """Make the timer. Raises CapabilityMissing if this system has no such timer, or if the timer would not kill
+        this process."""
         if not sys.platform.startswith("linux"):
             raise CapabilityMissing("hard_fence=True needs Linux: leave it out, and check lease.is_held() instead")
         if os.getpid() == 1:

@@ -46,7 +46,7 @@ class Once:
     def __init__(self, callback: Callable[..., object], begins: Callable[[], None]) -> None:
         self._left = [callback]
         self._name = ""
-        self._begins = [begins]  # removed as well, because it may belong to the lease that keeps this object
+        self._begins = [begins]  # popped like the callback: it may refer to the lease, which refers to this object
 
     def begun(self) -> bool:
         """Return whether the callback has begun."""

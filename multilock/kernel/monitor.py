@@ -209,7 +209,7 @@ class Monitor:
             # time, or until the holder reports that its work has ended.
             not_before = None if loss.confirmed else lease.valid_until
             kernel.cancels.add(lease.claim, lease.granted, lease.unsure, not_before=not_before)
-            lease._give_back_early()  # the work may have ended before there was a cancel
+            lease._give_back_early()  # the work may have ended before the cancel was added
         if tell := kernel.events.tell:
             tell.lost(lease, loss)
         logger.warning(

@@ -257,7 +257,8 @@ class Clerk:
     def close(self) -> None:
         """End the thread. Wait a moment until it has sent the unconfirmed releases.
 
-        The thread may need new connections for these, and the caller closes the connections of the client next.
+        The thread may need new connections for these releases, and the caller closes all connections of the client
+        after this call.
         """
         with self._lock:
             self._closed = True

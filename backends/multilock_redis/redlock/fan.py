@@ -220,7 +220,7 @@ class Lane:
             if said is not None:
                 owed.handle(said)
             if not self.owed and not (self.wire and self.wire.unread):
-                return  # otherwise there are bytes that belong to no request, and the next pass ends the connection
+                return  # unread bytes that belong to no request end the connection in the next pass
 
     def _break(self, error: Exception) -> None:
         """End the connection after an error.

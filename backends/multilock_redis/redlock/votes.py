@@ -332,7 +332,7 @@ class Evidence:
     def was_ours(self) -> bool | None:
         """Return whether a majority confirmed that it kept the name for the claim until the release.
 
-        Returns None while that is undecided.
+        Returns None until enough servers have replied to decide.
         """
         if sum([view.released is True for view in self.views]) >= self.need:
             return True

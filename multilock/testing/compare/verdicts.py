@@ -75,7 +75,7 @@ class _Cycle:
         return [event for event in self.events if event["what"] == "wrote"]
 
     def when(self, what: str, role: str) -> float | None:
-        """Return when a role reported this first, or None."""
+        """Return when ``role`` first reported ``what``, or None if it never did."""
         return next((event["at"] for event in self.events if event["what"] == what and event["id"] == role), None)
 
     def spans(self, pid: int) -> list[tuple[float, float]]:

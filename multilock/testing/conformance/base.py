@@ -225,5 +225,5 @@ class Conformance:
 
     @pytest.fixture
     def other(self, make: Callable[..., Client]) -> Client:
-        """A competitor, whose requests are never disturbed."""
+        """Another client of the same locks, whose requests are never disturbed."""
         return make(bystander=True)

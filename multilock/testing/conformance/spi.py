@@ -229,7 +229,7 @@ class BackendConformance(Conformance):
         first, second, cancelled = (ear.claim() for _ in range(3))
         elsewhere = ear.claim(f"{NAME}-2")
         backend_.release(cancelled, None, True, WITHIN)
-        for _ in range(2):  # the second time these are heartbeats and confirmations
+        for _ in range(2):  # the second attempts are heartbeats, or confirm a grant
             answers = backend_.attempt_all([first, second, cancelled, elsewhere], WITHIN)
             assert [type(answer) for answer in answers] == [Granted, Busy, Busy, Granted]
         held = answers[0]

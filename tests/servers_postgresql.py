@@ -115,7 +115,8 @@ class PostgresqlServer(Server):
 class PgBouncer(Server):
     """A PgBouncer in front of this server. At most ``size`` sessions of the server are shared by its clients.
 
-    Between transactions the clients of ``url`` change their session of the server. Those of ``session_url`` keep it.
+    Between transactions the clients of ``url`` change their session of the server. Clients of ``session_url`` keep
+    their session.
     """
 
     name = "pgbouncer"

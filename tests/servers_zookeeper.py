@@ -64,7 +64,7 @@ class ZooKeeperServer(Server):
             "syncLimit": 10,
             "maxSessionTimeout": 60_000,
             "maxClientCnxns": 0,
-            "forceSync": "no",  # a killed server still keeps its data; only a machine without power loses it
+            "forceSync": "no",  # a killed server still keeps its data; only a power failure loses data
             "4lw.commands.whitelist": "*",
             **settings,
         }

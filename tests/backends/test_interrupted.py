@@ -29,8 +29,8 @@ class Driven(ByHand):
 
 
 def has_no_session(kind: str, backend: Any) -> None:
-    """Let the next request to ZooKeeper create a session. On the other backends a claim with a new ttl is enough for
-    this."""
+    """Let the next request to ZooKeeper create a session. On the other backends a claim with a new ttl needs a new
+    session in any case."""
     if kind == "zookeeper":
         backend._recipe._transport._session = None
 

@@ -70,8 +70,8 @@ def _tell_who_queues(backend: Any) -> None:
 def _heartbeat(backend: Any, claim: Claim) -> tuple[float, ...]:
     """Return the two times between which the last heartbeat keeps this claim's place in the queue.
 
-    Only SQLite needs it. There no heartbeat gets through while a process that was stopped inside a transaction keeps
-    all others from writing to the file.
+    Only SQLite needs these times. If a process is stopped inside a transaction of SQLite, no other process can write a
+    heartbeat to the file.
     """
     if not isinstance(backend, SqliteBackend) or claim.id not in backend._waiting:
         return ()

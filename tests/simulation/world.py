@@ -374,8 +374,8 @@ class World:
             self._in_process(mine, self._force(mine, name), "operator")
 
     async def _force(self, mine: ClientOf, name: str) -> None:
-        # With a simulated server, `_step` excuses the holders when the server executes the request. Without one it is
-        # unknown when that happens, so a holder that the call finds is excused as well.
+        # With a simulated server, `_step` excuses the holders when the server executes the request. Without a simulated
+        # server it is unknown when the request is executed, so a holder that the call finds is excused as well.
         if not self.servers:
             self.oracles.excuse(name)
             self.forcing[name] += 1

@@ -112,7 +112,7 @@ def test_a_handover_between_processes_is_seen_on_both_sides(
 def test_two_simultaneous_believers_are_reported(
     believers: Believers, client: multilock.Client, tmp_path: Path
 ) -> None:
-    # Two files seem to be one name, since only scheme, prefix and name are compared. So both processes hold it.
+    # Two files seem to be one name, since only scheme, prefix and name are compared. So both processes hold the name.
     with Helper(HOLD, f"sqlite://{tmp_path}/other.db", believers.path) as helper:
         helper.wait_for("held", WITHIN)
         with client.lock("n"):

@@ -1107,7 +1107,8 @@ def test_the_body_of_an_async_campaign_is_cancelled_when_another_task_resigns(se
             }
             leads = asyncio.Event()
 
-            # This task is not made inside the body, because a resignation by such a task counts as the body's own.
+            # `step_down` runs in a task that is made outside the body. If a task that was made inside the body
+            # resigned, the resignation would count as the body's own.
             async def step_down() -> None:
                 await leads.wait()
                 await end[how]()

@@ -187,7 +187,7 @@ def test_a_fence_of_an_inner_acquire_lasts_until_the_last_release(
     assert runtime.kills_at == NEVER
     fenced = lock(hard_fence=True).acquire()
     assert runtime.kills_at < NEVER
-    outer.release()  # the work of the inner acquire may continue after this
+    outer.release()  # the work of the inner acquire may continue after this release
     assert runtime.kills_at < NEVER
     fenced.release()
     assert runtime.kills_at == NEVER

@@ -130,8 +130,8 @@ def files(certificates: Path, *names: str) -> dict[str, Any]:
 
 
 def says(client: multilock.Client, pattern: str, kind: type[multilock.MultilockError] = BackendRejected) -> None:
-    """Check that an acquire raises this error in the end. On an overloaded machine a server may seem silent before
-    that."""
+    """Check that an acquire raises this error in the end. On an overloaded machine a server may seem silent before the
+    error comes."""
 
     def refused() -> bool:
         try:

@@ -202,7 +202,8 @@ def test_an_error_of_a_proxy_loses_no_lock_of_an_asyncio_client(mangler: Mangler
 
 
 def answered(pool: Connections, number: int) -> list[Wire]:
-    """Return so many connections. The proxy has certainly accepted each, because it has answered a request on it."""
+    """Return ``number`` connections. The proxy has certainly accepted each connection, because each was used for a
+    request."""
     wires = [pool._take(5)[0] for _ in range(number)]
     for wire in wires:
         wire.call(pack("PING"), 5)

@@ -95,16 +95,16 @@ class Contender:
         eventually(lambda: not evidence.pending(), within=WITHIN)
 
     def keep_its_votes(self) -> None:
-        """Keep a waiter with a minority of votes from giving them up. On an overloaded machine the notification of the
-        next server may come too late for it."""
+        """Keep a waiter with a minority of votes from giving its votes up. On an overloaded machine it could give up
+        before the notification of the next server arrives."""
         self.backend.rounds._later = lambda evidence, now: None  # type: ignore[method-assign]
 
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
         return self.backend.release(claim, None, unsure, WITHIN)
 
     def give_back(self, claim: Claim, *, unsure: bool = False) -> None:
-        """Release as the kernel does, repeatedly until there is a reply. Then wait until each server has confirmed
-        it."""
+        """Release as the kernel does, repeatedly until there is a reply. Then wait until each server has confirmed the
+        release."""
 
         def given_back() -> bool:
             try:

@@ -482,7 +482,7 @@ def test_diagnose_finds_nothing_on_a_healthy_file(url: str, monkeypatch: pytest.
 def test_kernel_without_open_file_locks_is_reported_and_sqlites_locks_are_used(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The system answers EINVAL to a command that it does not know, as an old one does to this.
+    # The system answers EINVAL to the unknown command 9999, as an old kernel answers to F_OFD_SETLK.
     monkeypatch.setattr(exclusion, "_SETLK", 9999)
     with multilock.connect(url) as client, client.lock("n"):
         with multilock.connect(url) as other:

@@ -443,8 +443,8 @@ def test_an_invalid_claim_id_never_becomes_a_file_name(one: Waiter, path: Path) 
 
 
 def reads_its_fifo(waiter: Helper, path: Path) -> None:
-    """Wait until the FIFO of the waiter exists. The waiter joins the queue before that. If a message was lost in
-    between, a timer would help, but the test switches it off."""
+    """Wait until the FIFO of the waiter exists. The waiter joins the queue before its FIFO exists. A message that is
+    lost in between would not matter with the waiter's timer, but the test switches the timer off."""
     fifo = waiter.wait_for("waiting", START)[1]
     eventually((Path(f"{path}-wake") / fifo).exists, START)
 

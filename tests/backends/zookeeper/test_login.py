@@ -199,7 +199,7 @@ def answering(farewell: bytes | None) -> Iterator[str]:
 
 @pytest.mark.parametrize("farewell", [b"", None])
 def test_a_connection_lost_during_the_tls_handshake_is_tried_again(farewell: bytes | None, connect: Connect) -> None:
-    """A load balancer without a server behind it behaves like this."""
+    """A load balancer without a server behind it accepts a connection and then ends it."""
     with answering(farewell) as url:
         client = connect(url, ttl=3, tls=True, outage_timeout=1.5)
         begun = time.monotonic()

@@ -125,6 +125,8 @@ class Early(Oracle):
         for other in others:
             held = other.held
             silent = not held.lets_go and not (held.told and held.told[1].confirmed)
+            if len(held.beliefs) > 1 and held.told:  # a set that lost a part lets its other parts go one ttl later
+                silent = silent and self.world.sim.time < held.told[0] + 0.95 * held.lease.ttl
             left = other.part.valid_until - held.process.now()
             if silent and held.process.alive and left > 1e-9 and not other.fits(belief) and not held.is_live:
                 self.bad(f"{belief.who} got {belief.name} {left:.3f} s before the validity of {other.who} ends")

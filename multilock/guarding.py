@@ -32,13 +32,15 @@ LIMIT = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', %s,
 # The guard locks a row, so its transaction has an id. If that transaction has ended already, as with autocommit, the
 # next one has no id yet, and this statement returns no row.
 STILL_OPEN = "SELECT 1 WHERE pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
-# Several transactions of one holder may be open at once, so a token that is already there is locked FOR SHARE. Before
-# that comes a shared advisory lock, so that a newer holder can keep others from sharing the row (`ALONE`).
+# Several transactions of one holder may be open at once, so the row of a token that is already stored is locked FOR
+# SHARE. Before that comes a shared advisory lock, so that a newer holder can keep others from sharing the row
+# (`ALONE`).
 SAME = (
     "SELECT pg_catalog.pg_advisory_xact_lock_shared(pg_catalog.hashtextextended(name, 1)) FROM multilock_fence "
     "WHERE name = %s AND token = %s FOR SHARE"
 )
-# A transaction that writes a token takes that lock before the row, or two of them could wait for each other.
+# A transaction that writes a token takes the shared advisory lock before it locks the row. Otherwise two such
+# transactions could wait for each other.
 SHARES = "SELECT pg_catalog.pg_advisory_xact_lock_shared(pg_catalog.hashtextextended(%s, 1))"
 # In REPEATABLE READ and SERIALIZABLE, a transaction sees nothing that was committed after its first statement. As FOR
 # SHARE changes no row, a newer lease may wait for the last write of an older one and still not see it. So these

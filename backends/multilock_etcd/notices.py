@@ -43,8 +43,8 @@ CONNECTION = "watch stream"  # the name of the connection in messages
 # Before a loss is reported, etcd is asked for its reason. Losses within IN_A_ROW seconds of each other are delayed by
 # at most REASON_WITHIN seconds in all.
 IN_A_ROW = 1.0
-# The number of watches of names that stay open without a waiter, and the number of answers after which such a watch is
-# closed.
+# The number of watches of names that stay open although no waiter needs them, and the number of answers after which a
+# watch without a waiter is closed.
 KEPT_QUEUES = 8
 KEPT_FOR = 32
 

@@ -70,7 +70,8 @@ class Watcher:
     # ---- waiters
 
     def wait(self, claim_id: str, ahead: Sequence[str], own: str, deadline: float) -> bool:
-        """Wake this claim when one of these nodes is deleted. Returns False if one of them is already deleted.
+        """Wake this claim when a node of ``ahead``, or its ``own`` node, is deleted. Returns False if one of these
+        nodes is already deleted.
 
         A server sends no notice of a node that this user may not read. In that case, and if many nodes are ahead, the
         claim watches the children of the parent. Every waiter may list these children.

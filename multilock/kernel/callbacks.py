@@ -129,8 +129,8 @@ class _Call:
 class ThreadCallbacks:
     """The callbacks of a blocking client. At most 64 run at once, not counting those that have run for more than 0.1 s.
 
-    A lost callback should begin before the validity of its lease ends. If half of the time until then has passed in the
-    queue, the callback gets a thread even if 64 run. The queue is sorted by that moment.
+    A lost callback should begin before the validity of its lease ends. If the callback has waited in the queue for half
+    of the time until then, it gets a thread even if 64 run. The queue is sorted by the end of that half.
     """
 
     def __init__(self, runtime: Runtime, timers: Timers) -> None:

@@ -38,8 +38,9 @@ class Part:
         self.done = done
 
 
-# The parts that run in this thread or task, or in a task that started it. If code in such a part ends the leadership,
-# the code does not wait for the end, because it would wait for itself, or for code that waits for it.
+# The parts that run in this thread or task, or in a task that started it. If code in one of these parts ends the
+# leadership, the code does not wait until the leadership has ended: it would wait for itself, or for code that waits
+# for it.
 _INSIDE: ContextVar[tuple[Part, ...]] = ContextVar("multilock_inside", default=())
 
 

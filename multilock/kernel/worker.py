@@ -39,7 +39,7 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
     If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. So ``run``
     must check its own closed flag. With ``once``, ``run`` does not begin again. ``or_here`` is for a short job whose
     caller waits for it. If the system refuses a thread, and nothing will try again later (the interpreter is exiting,
-    or there is no ticking thread), such a job runs in the calling thread.
+    or there is no ticking thread), this job runs in the calling thread.
 
     A refused thread raises no error. If this call is interrupted, the caller gets the interrupt, and ``run`` begins
     nevertheless.

@@ -112,12 +112,13 @@ class Place:
         return self.faults.plan(call, _Delayed())
 
     def hold_request(self, call: Call) -> Mishap:
-        """Hold the next request of this kind back. It gets no reply in time, and is executed when the test releases
-        it."""
+        """Hold the next request of this kind back. The request gets no reply in time, and is executed when the test
+        releases it."""
         return self.faults.plan(call, _Held())
 
     def slow_request(self, call: Call, seconds: float) -> Mishap:
-        """Delay the next request of this kind by ``seconds`` on its way to the backend. It then gets its reply."""
+        """Delay the next request of this kind by ``seconds`` on its way to the backend. The request is then executed
+        and gets its reply."""
         return self.faults.plan(call, _Slow(seconds))
 
     def slow_answers(self, seconds: float) -> contextlib.AbstractContextManager[Backend] | None:

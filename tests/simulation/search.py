@@ -69,7 +69,8 @@ def search(seconds: float) -> int:
             profiles = counts["now"].setdefault(of, {})
             profiles[profile] = profiles.get(profile, 0) + 1
             counts["next"] = max(counts["next"], seed + 1)
-            COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
+            (new := COUNTS.with_suffix(".new")).write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
+            new.replace(COUNTS)  # whole at every moment
             if text:
                 bad.append(seed)
                 print(f"seed {seed} of {of} ({profile}): {text}", flush=True)

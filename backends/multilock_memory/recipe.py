@@ -241,7 +241,7 @@ class Store:
 
     def look(self, key: str, now: float) -> Name:
         """Return the name as it is now, after ended leases were removed. Only `attempt` adds a missing name."""
-        name = self.names.get(key, Name())
+        name = self.names.get(key) or Name()
         self._end(key, name, now)
         self._settle(key, name)
         return name

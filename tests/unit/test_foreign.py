@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import multilock
+from multilock.kernel.holding import Holding
 
 ARGUMENTS = [
     ("timeout", 10, "ttl="),
@@ -89,6 +90,16 @@ def test_a_lease_method_of_another_library_raises_and_names_our_method(name: str
     with multilock.connect("memory://foreign") as client, client.lock("n") as lease:
         look(lease)
     asyncio.run(on_a_loop())
+
+
+def test_advice_about_names_of_another_library_slows_no_attribute(client: Any) -> None:
+    """CPython 3.11 reads every attribute more slowly if its class has ``__getattr__``."""
+    for kind in (type(client.lock("n")), type(client.lock_all(["a", "b"])), Holding):
+        assert not hasattr(kind, "__getattr__")
+
+
+def test_methods_of_another_library_are_not_offered_by_dir(client: Any) -> None:
+    assert {name for name, _ in MEMBERS}.isdisjoint(dir(client.lock("n")))
 
 
 def test_the_error_about_with_or_async_with_names_the_client_that_has_it(client: Any) -> None:

@@ -200,3 +200,33 @@ def test_a_client_closed_during_a_common_request_leaves_nothing(
         await until(lambda: nothing_left(server))
 
     run(main)
+
+
+def test_a_client_closed_during_a_common_request_that_ends_late_leaves_nothing(
+    server: RedisServer, proxy: FaultProxy, bare: Bare
+) -> None:
+    """A busy machine runs the thread of the request only some time after its timeout."""
+
+    async def main() -> None:
+        async with client(proxy.url, request_timeout=1) as ours:
+            batches: Any = ours._kernel.face._batches  # type: ignore[attr-defined]
+            send = batches._send
+
+            async def late(answer: asyncio.Future[Any]) -> Any:
+                await asyncio.wait([answer])
+                await asyncio.sleep(0.5)
+                return answer.result()
+
+            batches._send = lambda claims, end: asyncio.ensure_future(late(send(claims, end)))
+            way = proxy.hold_request(b"multilock/a")
+            tasks = await waiters(ours)
+            await until(lambda: way.happened)
+        for task in tasks:
+            with pytest.raises(ClientClosed):
+                await task
+        before = executed(bare)
+        way.release()
+        await until(lambda: executed(bare) >= before + len(tasks))
+        await until(lambda: nothing_left(server))
+
+    run(main)

@@ -25,8 +25,8 @@ autodoc_default_options = {"members": True, "inherited-members": True}
 
 
 def add_decisions(_app, page, source):
-    """Add the decisions to the contents of the site. The list of decisions is a table, which Sphinx does not take for
-    contents."""
+    """Add the decisions to the contents of the site. Sphinx ignores the list of decisions on their own page, because
+    that list is not a toctree."""
     if page == "decisions/README":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
 

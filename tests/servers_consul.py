@@ -107,12 +107,13 @@ class ConsulServer(Server):
         return found[0]
 
     def sessions(self) -> list[dict[str, Any]]:
-        """Return the sessions of its clients. One session of our own readiness check may be among them."""
+        """Return the sessions of the server's clients, without those that our readiness check made."""
         return [session for session in self.ask("GET", "session/list?consistent") if session["Name"] != READY]
 
     def requests(self) -> Counter[str]:
-        """Return how many requests the server has answered since it was made, by method and path without the last
-        part: ``"PUT txn"``. Needs ``log_level="debug"``. A blocking query that is still open does not count."""
+        """Return how many requests the server has answered since it was made, by method and path. Of the path, at most
+        two parts after ``/v1/`` count: ``"PUT session/create"``. Needs ``log_level="debug"``. A blocking query that is
+        still open does not count."""
         said = re.findall(r"Request finished: method=([A-Z]+) url=/v1/([a-z]+(?:/[a-z]+)?)", self._log().read_text())
         return Counter(f"{method} {path}" for method, path in said)
 

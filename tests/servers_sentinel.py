@@ -251,7 +251,7 @@ class Guarded(Service):
         for guard in self.guards:
             with guard.client() as client:
                 for name, milliseconds in periods.items():
-                    with contextlib.suppress(redis.ResponseError):  # a server before 7.0, or an unknown period
+                    with contextlib.suppress(redis.ResponseError):  # refused before 7.0, or for an unknown period
                         client.execute_command("SENTINEL", "DEBUG", name, milliseconds)
 
     def heal(self) -> None:
@@ -322,7 +322,8 @@ class Guarded(Service):
         return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
 
     def _at(self, port: str) -> RedisServer:
-        """Return the server of ours at this port. Raises `RedisError` if the Sentinels watch another server."""
+        """Return the one of these servers that listens on this port. Raises `RedisError` if there is none: the
+        Sentinels then watch a server that is not ours."""
         for server in self.servers:
             if server.port == int(port):
                 return server

@@ -102,8 +102,8 @@ def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def equal_lines_of_the_faces() -> dict[str, tuple[int, int]]:
-    """Return for each file of the blocking face how many lines its asyncio twin repeats once ``async`` is gone, and
-    how many lines it has."""
+    """Return two numbers for each file of the blocking API: how many of its lines the asyncio file repeats, apart from
+    ``async``, and how many lines it has in all."""
     found = {}
     for blocking, asynchronous in FACES:
         ours, theirs = (_plain_lines(ROOT / name) for name in (blocking, asynchronous))
@@ -158,7 +158,7 @@ def _documented_methods(node: ast.ClassDef) -> Iterator[str]:
 
 
 def lines(*folders: str, suffix: str = "*.py") -> tuple[int, int]:
-    """Return how many files and lines there are."""
+    """Return how many files these folders contain, and how many lines these files have."""
     files = [path for folder in folders for path in (ROOT / folder).rglob(suffix)]
     return len(files), sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
 

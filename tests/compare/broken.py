@@ -68,7 +68,7 @@ class Sound:
     def close(self) -> None:
         self.client.close()
 
-    # the steps that a defect replaces
+    # The steps of the lock. Each defect replaces one or more of them.
 
     def valid_until(self, sent_at: float) -> float:
         return sent_at + MARGIN * self.ttl

@@ -164,7 +164,8 @@ def nodes_at(url: str) -> list[str]:
 
 
 def nodes_below(client: KazooClient, path: str) -> list[str]:
-    """Return the nodes that are left, except the directories, without which no lock could be taken again."""
+    """Return the nodes of locks that are left below ``path``. Directories are not returned, because no lock could be
+    taken without them."""
     found = [f"{path.rstrip('/')}/{child}" for child in client.get_children(path) if child != "zookeeper"]
     below = [node for child in found for node in nodes_below(client, child)]
     return [*(node for node in found if "compare-" in node), *below]

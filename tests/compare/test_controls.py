@@ -101,7 +101,7 @@ def test_a_redis_control_has_our_login_database_and_prefix(server: RedisServer, 
         assert far is not None
         far.release()
         assert operator.keys() == []
-        for each in (one, another):  # an operator released it by force: this ends its timer
+        for each in (one, another):  # released by force above; the call ends the lock's timer
             with suppress(redis.RedisError):
                 each.release()  # type: ignore[union-attr]
 

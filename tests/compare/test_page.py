@@ -30,8 +30,8 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "comparison"
 
 
 def cycle_of(number: int, who: str, scenario: str, *, until: float, b_began: float, at: float = 100.0) -> list[Event]:
-    """Return a cycle: A holds from ``at`` and believes for ``until`` seconds, and B began ``b_began`` seconds after
-    A."""
+    """Return a cycle: A gets the lock at ``at`` and believes for ``until`` seconds that it holds it. B gets the lock
+    ``b_began`` seconds after A."""
     over, released = at + until + 0.002, at + b_began + 0.5
     events: list[Event] = [
         {"what": "cycle", "contestant": who, "adapter": "theirs:Lock", "scenario": scenario, "name": HOSTILE,

@@ -163,7 +163,7 @@ def test_a_result_of_none_is_printed_with_the_number_of_tries_and_its_meaning() 
     [cell] = cells_of([(events[0], judge_cycle(events))] * 300)
     assert cell["decided"] == 300
     assert cell["below"] == pytest.approx(0.00994, abs=1e-5)
-    assert cell["overlap_worst"] == pytest.approx(-0.1)  # the time from B's release until C believed
+    assert cell["overlap_worst"] == pytest.approx(-0.1)  # C acquired 0.1 s after B's call of release()
     assert cell["takeover"]["most"] == pytest.approx((12.3 - 10.5) / 2)
 
 

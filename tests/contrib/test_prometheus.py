@@ -270,7 +270,8 @@ def test_a_missing_leader_is_exported_even_if_no_process_exports_any_more(
 
 
 def names_in(text: str) -> set[str]:
-    """Return the metrics that a page, a rule or a dashboard names, without the suffixes of their series."""
+    """Return the metrics that a page, a rule or a dashboard names, without the suffixes of their series, such as
+    ``_total``."""
     found = re.findall(r"\b(multilock_[a-z_]+[a-z]|leader_election_[a-z_]+)\b(?=[\s{(\[`)\"\\,]|$)", text)
     return {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in found}
 

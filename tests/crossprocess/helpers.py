@@ -205,7 +205,7 @@ def _fork(work: object) -> int:
         try:
             work()  # type: ignore[operator]
             code = 0
-        except SystemExit:  # runs everything that belongs to the end of an interpreter
+        except SystemExit:  # the interpreter ends, and runs its exit handlers
             raise
         finally:
             if not isinstance(sys.exc_info()[1], SystemExit):

@@ -397,8 +397,8 @@ class ZooKeeperArena(ServerArena):
         }
 
     def limit(self, dice: random.Random) -> None:
-        """Restart the server with another upper limit. The restarted server cuts session timeouts to its limit, even
-        those of existing sessions."""
+        """Restart the server with another upper limit of session timeouts. The restarted server lowers longer timeouts
+        to this limit, even those of existing sessions."""
         self.server.settings["maxSessionTimeout"] = dice.choice([int(700 * self.ttl), 60_000])
         self.server.restart()
 
@@ -446,7 +446,7 @@ class PostgresqlArena(ServerArena):
     scheme = "postgresql"
     ttl = 3.0  # a lost reply costs a connection, and the server starts a process for each new one
     by_session = False
-    asked_again = 15.0  # seconds for which a name is not free that was handed over just before a crash
+    asked_again = 15.0  # seconds: so long a name stays taken if it was handed over just before a crash
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: PostgresqlServer = stack.enter_context(PostgresqlServer(wal_writer_delay="10s"))

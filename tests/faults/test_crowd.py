@@ -44,7 +44,7 @@ WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
     [
         ([*WRITER, "2 asks 12 r r", "2 enters 13 r r1"], [("w", "r")]),
         ([*WRITER, "2 asks 12 r r", "2 enters 16 r r1"], []),
-        ([*WRITER, "2 asks 9.5 r r", "2 enters 13 r r1"], []),  # the request may have reached the server first
+        ([*WRITER, "2 asks 9.5 r r", "2 enters 13 r r1"], []),  # the reader may have reached the server first
         ([*WRITER, "1 stall 11 14", "2 asks 12 r r", "2 enters 13 r r1"], []),  # the writer may have lost its place
         ([*WRITER, "2 asks 12 r r", "2 leaves 13 r"], []),
         (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 b r", "2 enters 13 b b1"], []),  # together

@@ -22,8 +22,8 @@ STOOD_STILL = 0.1  # seconds: a waiter whose process did not run for this long m
 class Wait:
     """One wait of the contender ``who``, which asked for the name with this mode.
 
-    The server told it to wait at ``queued``, and it entered or gave up at ``ended``. ``kept`` is True if its heartbeats
-    show that it had its place all the time.
+    The server put it into the queue at ``queued``, and it got the name or gave up at ``ended``. ``kept`` is True if its
+    heartbeats show that it had its place in the queue all the time.
     """
 
     who: str

@@ -246,7 +246,7 @@ class Released(Oracle):
 
 
 class Refusal(Oracle):
-    """An acquire without a grant ends at its timeout, and not earlier. Without a fault it raises no error."""
+    """An acquire without a grant ends at its timeout, and not earlier. Without a fault, no acquire raises an error."""
 
     def gave_up(self, worker: str, operation: Operation, error: Exception | None, began: float) -> None:
         took, timeout = self.world.sim.time - began, operation.timeout

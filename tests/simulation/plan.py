@@ -28,7 +28,7 @@ class Weather:
     slow: float = 0.02  # the mean of an additional delay
     p_stall: float = 0.0
     stall: float = 1.0  # the mean of a long delay
-    p_cut: float = 0.0  # probability that the packet breaks its connection
+    p_cut: float = 0.0  # probability that a connection breaks at a packet
     p_late: float = 0.5  # probability that data of a closed connection is still executed
 
 

@@ -2,8 +2,8 @@
 them.
 
 The model runs one step at a time. PostgreSQL too runs the steps of one name one after the other, because each step
-locks the row of its name. The model has no limits for hundreds of waiters. `test_postgresql_model` compares the model
-with a real server. Times are microseconds.
+locks the row of its name. PostgreSQL's functions have limits for hundreds of waiters, which the model leaves out.
+`test_postgresql_model` compares the model with a real server. Times are microseconds.
 """
 
 from __future__ import annotations

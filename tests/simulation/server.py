@@ -73,7 +73,8 @@ class Server:
         raise NotImplementedError
 
     def pushed(self, data: bytes) -> str | None:
-        """Return the claim that these bytes to a client notify, or None."""
+        """Return the claim that ``data``, which the server sends to a client, notifies of a grant. Returns None if
+        ``data`` is no such message."""
         raise NotImplementedError
 
     # Faults
@@ -90,7 +91,7 @@ class Server:
             self.received(end, data)
 
     def end(self, *, forgets: bool) -> None:
-        """End the server. ``forgets``: it loses its data."""
+        """End the server. If ``forgets`` is True, the server loses its data."""
         self.up, self.paused = False, False
         self.run += 1
         self._late = []

@@ -443,7 +443,7 @@ def test_hard_fence_must_be_true_or_false(client: Client, value: Any) -> None:
 
 
 def test_a_release_by_a_finalizer_inside_another_release_is_not_forgotten() -> None:
-    """The second release comes from a signal handler or a finalizer."""
+    """A signal handler or a finalizer calls `release` while another `release` runs in the same thread."""
 
     class Interrupted:
         set_to = NEVER

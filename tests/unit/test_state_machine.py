@@ -144,7 +144,7 @@ class Watched:
         self.losses: list[tuple[float, Loss]] = []
         self.taken = False  # a force release ended the lock, and the holder may not know it yet
         self.paused = False  # the process was stopped while it held the lease
-        self.given_back = False  # its release began while it was held: only the reply to it can report a loss
+        self.given_back = False  # release() began while it was held: only the reply can still report a loss
 
 
 NEXT = {

@@ -177,8 +177,8 @@ def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server.kill()
     proxy.accept()
     time.sleep(6)
-    # The restarted server counts the ttl of all leases anew. The client renews its lease for another lock, so the lease
-    # would keep the unwanted key forever.
+    # The restarted server counts the ttl of all leases anew. Another lock uses the same lease, and the client renews
+    # the lease for that lock. So without a cancel, the lease would keep the unwanted key forever.
     server.start()
     eventually(lambda: keys(server, "multilock/job/") == [], within=10)
 
@@ -462,7 +462,7 @@ def test_a_watch_created_after_a_compaction_still_finds_the_loss(server: EtcdSer
 
 @pytest.fixture
 def renewed_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renew a lease of 5 s for the first time when it is 3 s old. Before that the test has time to act."""
+    """Renew a lease of 5 s for the first time when it is 3 s old, so that the test has 3 s without a renewal."""
     monkeypatch.setattr("multilock_etcd.sessions.RENEWALS", 1.5)
 
 

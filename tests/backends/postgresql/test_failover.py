@@ -42,7 +42,7 @@ class Standby(Database):
 
 @pytest.fixture
 def primary() -> Iterator[Database]:
-    # With a short delay the walwriter would flush commits that no client waits for.
+    # With a short delay the WAL writer would flush commits even if no client waits for the flush.
     with Database(wal_writer_delay="10s") as server:
         yield server
 

@@ -249,7 +249,8 @@ def unflushed() -> Iterator[Database]:
 
 
 def crash_while_believed(server: Database, client: Queued, waiter: Claim, then: Callable[[], object] = bool) -> None:
-    """Kill the server, which loses the hand-over to this waiter. Nobody enters as long as the waiter believes.
+    """Kill the server, which loses the hand-over to this waiter. Check that no other client gets the lock as long as
+    the waiter believes that it holds the lock.
 
     ``then`` is executed after the server has started again.
     """

@@ -50,7 +50,7 @@ class Ear:
         self._hear("wake", claim_id)
 
     def granted(self, claim_id: str, granted: Granted) -> None:
-        """Record this as a wake-up, and keep the grant in ``pushed``."""
+        """Record a wake-up, and keep the pushed grant in ``pushed``."""
         self.pushed[claim_id] = granted
         self._hear("wake", claim_id)
 

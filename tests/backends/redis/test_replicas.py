@@ -95,8 +95,8 @@ def test_a_possibly_granted_request_never_counts_as_unsent(us: Ours, monkeypatch
 def test_a_grant_before_a_move_of_its_slot_may_still_exist(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a cluster the grant has moved with its slot. Only the second request, which waits for replicas, is
-    redirected."""
+    """In a cluster the slot moves after the grant, and the grant moves with it. So the server executes the acquire, and
+    redirects only the second request, which waits for replicas."""
 
     def moved(requests: list[bytes], within: float) -> list[Answer]:
         return [(refusal("MOVED 1 h:1", "redis://h"), 0.0) for _ in requests]

@@ -60,7 +60,8 @@ def test_a_handover_has_one_stamp_and_needs_no_further_round(contend: Contend) -
 
 
 def test_a_free_lock_takes_two_requests_for_each_server(contend: Contend, servers: RedisServers) -> None:
-    """The next acquire of the lock, to which it is handed over, takes at most two more in all."""
+    """An uncontended acquire and its release take two requests for each server. If the lock is handed over to a waiter,
+    its acquire and release together take at most two requests more, over all servers."""
     former, us = contend(), contend()
     former.teach()
     us.listen()
@@ -198,8 +199,8 @@ def test_a_give_way_without_a_reply_ends_the_claim_at_once(contend: Contend) -> 
 
 
 def test_of_several_single_tries_on_a_free_name_one_succeeds(contend: Contend, servers: RedisServers) -> None:
-    """Two claims have the vote of one server each, and the third server is down. The later claim gives its vote up to
-    the earlier one."""
+    """Two claims have the vote of one server each, and the third server is down. The later claim gives its vote to the
+    earlier one."""
     first, second = contend(), contend()
     arrived = time.time_ns() // 1000
     later = second.claim(arrived=arrived + 1)

@@ -406,7 +406,7 @@ def fork_by_c_code(url: str) -> None:
 
 def die_at_every_statement(url: str) -> None:
     """Fork children, one after the other. The first kills itself at its first SQL statement, the second at its second
-    one, and so on. Print their number and the last token."""
+    one, and so on. Print how many children killed themselves, and the last token."""
     deaths, token = 0, 0
     while True:
         children, pid = os.pipe(), os.fork()

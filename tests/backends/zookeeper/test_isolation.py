@@ -35,8 +35,8 @@ def entered_at(client: multilock.Client, name: str) -> float:
 
 
 def gaps(islands: Archipelago) -> list[float]:
-    """Return for each lock the seconds between two moments. At the first one its holder has stopped believing and its
-    lost callback has begun. At the second one the next client has acquired the lock.
+    """Return for each lock the seconds from the moment when its holder no longer believed that it held the lock, and
+    its lost callback had begun, until the next client acquired the lock.
 
     The seconds for which this process was paused are added, because a paused process cannot be notified in time.
     """

@@ -499,9 +499,10 @@ class Client(ForWith, ClientOfAFace):
         Waiters and later calls raise ClientClosed.
 
         Waits for the work and callbacks of elections for their ``grace``. Waits about one ``request_timeout`` for other
-        callbacks, and one for replies, but never more than six besides the grace. A lock whose release is not answered
-        by then ends with its ttl. If the work or a callback of an election calls `close`, the rest happens in the
-        background. A second call waits for the first, unless the first still waits for the work of an election.
+        callbacks, and about one for replies. Besides the grace, the whole call never takes more than six times the
+        ``request_timeout``. A lock whose release is not answered by then ends with its ttl. If the work or a callback
+        of an election calls `close`, the rest happens in the background. A second call waits for the first, unless the
+        first still waits for the work of an election.
         """
         self._kernel.end.close()
 

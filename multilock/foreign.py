@@ -79,7 +79,7 @@ class NamesOurs:
 
 
 class WrongWith(AttributeError, TypeError):
-    """The error for ``with`` where ``async with`` is needed, and the other way round.
+    """The error for ``with`` where ``async with`` is needed, and for ``async with`` where ``with`` is needed.
 
     Python itself raises TypeError there. This error is also an AttributeError, so that ``hasattr()`` returns False.
     """

@@ -218,7 +218,8 @@ class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
 
     def _reentered(self, held: L) -> None:
         """Record a lease that was acquired once more. Its first acquire may have come through another lock object."""
-        if not self.is_held():  # otherwise `_newest` is this lease, or a newer one of another thread or task
+        # if the lock is held, `_newest` is already this lease, or a newer lease of another thread or task
+        if not self.is_held():
             self._newest = held
 
     def __repr__(self) -> str:

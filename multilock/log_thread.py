@@ -157,7 +157,8 @@ class _LogThread:
     def begin(self) -> None:
         """Start with an empty queue. Also called in a forked child, because the parent logs its own lines."""
         self._lines: system.SimpleQueue[Callable[[], object]] = system.SimpleQueue()
-        # Two counters with atomic steps. The first counts dropped lines, the second counts the reads of the first.
+        # Each next(self._drops) counts one dropped line, in one atomic step. Reading the counter takes a next() too, so
+        # `_looks` counts the reads, which are subtracted.
         self._drops = count()
         self._looks = self._drops_told = 0
         self._started = system.Lock()  # never released: the thread that acquires it starts the worker
@@ -174,7 +175,8 @@ class _LogThread:
         self._start()
 
     def _start(self) -> bool:
-        """Start the worker. Returns False if the process cannot start a thread now: the lines then wait."""
+        """Start the worker. Returns False if the process cannot start a thread now. The lines then stay in the
+        queue."""
         if self._started.acquire(blocking=False):
             lines = self._lines
             self._worker = start_worker(lambda: self._run(lines), THREAD)

@@ -173,7 +173,7 @@ def is_interruptible() -> bool:
 
 
 class LockBell:
-    """A bell made of a lock, which is free while the bell has rung.
+    """A bell made of a lock. The lock is free from a ring until a wait has noticed it.
 
     A ring and a wait take two thirds of the time that they take with `threading.Event`. A signal handler may ring it,
     and an interrupt of the thread that waits cannot break it.
@@ -193,7 +193,7 @@ class LockBell:
             return
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a ring, at most ``seconds``. Returns whether the bell rang."""
+        """Wait until the bell rings, at most ``seconds``. Returns whether it rang."""
         return self._lock.acquire(timeout=max(min(seconds, TIMEOUT_MAX), 0.0))
 
 

@@ -71,7 +71,7 @@ REASON_WITHIN = 0.1  # seconds that the notice of a loss may wait for the reason
 
 
 def liveness(ttl: float) -> float:
-    """Return for how many seconds one request keeps a waiter's place in a queue without sessions."""
+    """Return for how many seconds one request keeps a waiter's place in the queue of a backend that has no sessions."""
     return min(max(ttl, LIVENESS_MIN), LIVENESS_MAX)
 
 

@@ -113,8 +113,8 @@ class Listener:
         self._starting = system.Lock()
         self._bell: socket.socket | None = None  # wakes the thread
         self._closed = False
-        # Only the thread changes the fields below. Other threads read the number of queries, and whether a subject has
-        # a query.
+        # Only the thread that reads the replies changes the fields below. Other threads read how many queries there
+        # are, and whether there is one for a certain key.
         self._queries: dict[tuple[str, str], Query] = {}
         self._serves: dict[str, Query] = {}  # claim id -> the query that contains the claim
         # ids of held claims that are leaders of an election: no other claim takes their queries
@@ -411,7 +411,7 @@ class Listener:
         if not query.wanted():
             self._drop_unwanted(query)
             return
-        query.index = 0  # so that the next reply shows the present state
+        query.index = 0  # 0, so that the next reply comes at once and shows the present state
         query.failures += 1
         pause = retry_pause(query.failures) * system.uniform(0.5, 1.0)
         query.due = self._now() + (REFUSED_PAUSE if isinstance(error, BackendRejected) else pause)
@@ -489,7 +489,7 @@ class Listener:
             self._wake(query)
 
     def _look_into_folder(self, query: Query, response: Response) -> None:
-        """Wake the waiters if a name has gone from the folder.
+        """Wake the waiters if a name has disappeared from the folder.
 
         A new name in the folder frees nothing, so it wakes no waiter. The first reply also wakes the waiters, because
         names may have gone before it.

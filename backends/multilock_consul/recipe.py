@@ -77,7 +77,7 @@ class Recipe:
         try:
             return self._attempt(claim, join, until)
         except BackendUnavailable as silence:
-            # The failed request may not have been executed, but an earlier request of this attempt was.
+            # The failed request may not have been executed, but an earlier request of the same attempt was.
             silence.unknown = silence.unknown or (self._has(claim) and not had)
             raise
 
@@ -242,14 +242,14 @@ class Recipe:
         return Busy(SAFETY if self._wait(key, claim.id, index) else UNPUSHED)
 
     def _ours_already(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
-        """Deal with a key that an earlier request of this claim locked: its reply was lost, or the claim waits for
-        readers to leave."""
+        """Deal with a key that an earlier request of this claim locked. Either the reply to that request was lost, or
+        the claim waits for readers to leave."""
         if entry.session == session.id:
             still = operation("check-index", self._keys.place(claim, session.id), Index=entry.index)
             shown = [] if claim.mode == "r" else self._readers.shown(claim.name)
             found = self._transactions.look([still, *shown], until)
             return self._entered(session, claim, found, join, until, again=True)
-        self._delete(claim, entry.session, entry.index, until)  # the key is locked by an earlier session of ours
+        self._delete(claim, entry.session, entry.index, until)  # an earlier session of this client locks the key
         return Busy(0.0)
 
     def _unlocked(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
@@ -481,14 +481,13 @@ class Recipe:
         return ours
 
     def _rest(self, claim: Claim, granted: Granted, seconds: float, until: float) -> bool:
-        """Move the key to a session that is never renewed, so that only the server's clock ends it.
-
-        If the reply to the move is lost, the new session is left alone: the move may still be executed, and a repeated
-        request then finds the key moved.
+        """Keep the name taken for ``seconds``: move the key to a session that is never renewed. Only the server's clock
+        ends that session. If the reply to the move is lost, the new session is not destroyed, because the move may
+        still be executed. A repeated `rest` then finds the key moved.
         """
         if claim.permits > 1:
             return self._rest_permit(claim, granted, seconds, until)
-        if self._sessions.known_over(granted.key):  # an earlier request moved the key, or the lock was lost
+        if self._sessions.known_over(granted.key):  # an earlier `rest` moved the key, or the lock was lost
             entry, _ = self._transactions.read(self._keys.of(claim.name), until)
             return _rests_for(claim, entry)
         session, seconds = self._sessions.new_rest(seconds, until)
@@ -508,8 +507,8 @@ class Recipe:
         return rests
 
     def _move(self, claim: Claim, granted: Granted, session: str, seconds: float, until: float) -> Entry | None:
-        """Try to move the key. Returns the key after the try: it was moved now or earlier, or no longer belongs to this
-        claim."""
+        """Try to move the key to ``session``. Returns the entry of the key after the try. This call or an earlier one
+        has moved the key, or the key no longer belongs to the claim. Returns None if the key is missing."""
         assert granted.token is not None
         index = granted.token
         for _ in range(TRIES):
@@ -535,7 +534,7 @@ class Recipe:
             operation("unlock", key, Value=value, Flags=LOCK_FLAGS, Session=granted.key),
             operation("lock", key, Value=value, Flags=LOCK_FLAGS, Session=session),
         ]
-        # The reply to a transaction contains no values.
+        # The reply to a transaction contains no values, so the value is added here.
         return replace(self._transactions.execute(steps, until)[key], value=b64decode(value))
 
 

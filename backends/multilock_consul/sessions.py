@@ -77,7 +77,8 @@ class Session:
     cancelled: dict[str, float] = field(default_factory=dict)
     # Key that may be locked for an unwanted claim -> the time until which renewals read it
     left: dict[str, float] = field(default_factory=dict)
-    # Id of a claim whose request to rest was not confirmed -> the time until which its name stays taken
+    # Id of a claim whose `rest` (release that keeps the name taken for a while) was not confirmed -> the time until
+    # which its name stays taken
     rests: dict[str, float] = field(default_factory=dict)
     # Key of an answered release, oldest first -> the time until which it is read. Only a repeated request could have
     # locked it again.
@@ -136,7 +137,7 @@ class Sessions:
         self._who = who
         self._lock_delay = lock_delay
         self._tell_ended = ended  # called with the id of a session that ended
-        self._ttl_min = 0.0  # the server's minimum, once it has refused a ttl
+        self._ttl_min = 0.0  # the server's minimum ttl; known once the server has refused a shorter one
         self._lock = system.Lock()  # never held during a request or a notice
         self._making = system.Lock()  # held during a request that makes a session
         self._by_id: dict[str, Session] = {}
@@ -241,8 +242,8 @@ class Sessions:
         return session
 
     def _make_own(self, claim: Claim, until: float) -> Session:
-        """Make a separate session, but not for a cancelled claim, because nobody would end that session. `release`
-        waits while a session is being made."""
+        """Make a session for this claim alone. If the claim was cancelled, raise BackendUnavailable: no later release
+        would end its session. A release of the claim waits while its session is being made."""
         with self._lock:
             if claim.id in self._cancelled:
                 raise BackendUnavailable("the claim was cancelled", unknown=False, backend="consul")
@@ -257,7 +258,8 @@ class Sessions:
         session_id, ttl, sent_at = self._new(claim.ttl, self._lock_delay, _behaviour(claim), until)
         session = Session(session_id, ttl, sent_at, _purpose(claim))
         with self._lock:
-            closed = session.ended = self._closed  # if the client is closed, the kernel does not know this session
+            # if `close` has already run, it did not return this session, so the session is destroyed below
+            closed = session.ended = self._closed
             self._current[session.purpose] = self._by_id[session.id] = session
         if closed:
             self.destroy(session, until - self._now())
@@ -271,7 +273,8 @@ class Sessions:
         return session_id, ttl
 
     def end_rest(self, session_id: str, within: float) -> None:
-        """Destroy the session of a name that rests. If the request fails, the session expires in its time."""
+        """Destroy a session that `new_rest` made, but that no key needs. If the request fails, the session expires at
+        the end of its ttl."""
         with suppress(MultilockError):
             self._agents.call("PUT", self._agents.target(f"/v1/session/destroy/{session_id}"), within)
 
@@ -458,8 +461,8 @@ class Sessions:
         return [*doubtful, holding] if holding and holding not in doubtful else doubtful
 
     def will_rest(self, claim: Claim, seconds: float) -> None:
-        """Keep this claim's name locked for a while. If the reply to its request to rest is lost, a repeated request
-        must still find the lock."""
+        """Note that the claim's name must stay locked for ``seconds``. If the reply to its `rest` is lost, a repeated
+        `rest` must still find the lock."""
         with self._lock:
             if holding := self._holding.get(claim.id):
                 holding.rests[claim.id] = self._now() + seconds
@@ -486,9 +489,11 @@ class Sessions:
                     del session.released[next(iter(session.released))]
 
     def wanted(self, session: Session, claim_id: str | None) -> bool:
-        """Return whether the claim holds a key locked for it, may get to hold that key, or is releasing it.
+        """Return whether a key that this session locks for the claim may stay locked. That is so if the claim holds the
+        lock, may still acquire it, or is releasing it, or if its name stays taken after the release
+        (``hold_at_least``).
 
-        Returns True too if the key does not show its claim (None).
+        ``claim_id`` is None if the key does not show its claim. The result is then True.
         """
         with self._lock:
             if claim_id is None or claim_id in session.held or claim_id in session.leaving:
@@ -552,8 +557,8 @@ class Sessions:
     def close(self) -> list[Session]:
         """Close this object. Returns the sessions that must be destroyed.
 
-        A session that is being made right now destroys itself. If a request to rest was not confirmed, its session is
-        kept, so that the name stays taken for the rest of the ttl.
+        A session that is being made right now destroys itself. If a `rest` was not confirmed, its session is not
+        returned, so that the name stays taken until the ttl ends.
         """
         with self._lock:
             self._closed = True

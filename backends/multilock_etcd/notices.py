@@ -35,8 +35,8 @@ from multilock_etcd.waiters import Waiter
 __all__ = ["EtcdWatcher"]
 
 LOOK_WITHIN = 2.0  # seconds that one step of reading all keys may take
-# Seconds. An old token may be the reason for the first denied watch, so a new token is requested. A watch that is
-# denied again within this time is refused.
+# Seconds. After a denied watch a new login token is requested, because the old one may have expired. If the watch is
+# denied again within this time, it counts as refused.
 DENIED_AGAIN = 5.0
 REFUSED_FOR, LONGEST_REFUSED = 5.0, 60.0  # seconds until a refused watch is requested again; the pauses grow
 CONNECTION = "watch stream"  # the name of the connection in messages
@@ -52,8 +52,8 @@ KEPT_FOR = 32
 class _Watch:
     """One watch of the stream.
 
-    ``tell`` is called with each event. With ``once`` only deletions are reported, and the first one ends the watch. If
-    there is a ``queue``, it receives all deletions of an answer at once instead.
+    ``tell`` is called with each event. If ``once`` is True, only deletions are reported, and the first one ends the
+    watch. If a ``queue`` is given, it receives all deletions of an answer at once, and ``tell`` is not called.
     """
 
     __slots__ = ("confirmed", "id", "once", "queue", "start", "tell", "what")

@@ -59,7 +59,7 @@ class Queue:
     def __init__(self, keys: Range) -> None:
         self.keys = keys
         self.unheeded = 0  # answers of the watch in a row that came while no claim waited
-        self._after: int | None = None  # the watch reports all deletions after this revision
+        self._after: int | None = None  # deletions after this revision are in `_told`, or will be
         self._told: deque[Deletion] = deque()
         self._waiting: dict[str, Waiter] = {}  # by claim id
         self._admitted: dict[str, Waiter] = {}  # decided by the watch, which may contradict it later
@@ -94,8 +94,9 @@ class Queue:
         for each in deletions:
             self._told.append(each)
             if len(self._told) > REMEMBERED:
-                # The recorded deletions are complete only after the revision of the deletion that is dropped here. That
-                # deletion may be a replay, hence max().
+                # The oldest deletion is dropped. From now on the record lacks deletions up to its revision. So a claim
+                # that read the keys ahead of it before that revision must read them again (`_catch_up`). A replayed
+                # deletion has an old revision, which must not lower `_after`: hence max().
                 self._after = max(self._after or 0, self._told.popleft().revision)
         taken = self._taken_back(deletions)
         return taken + self._decide([(each, _count_down(each, deletions)) for each in self._waiting.values()])

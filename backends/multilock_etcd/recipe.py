@@ -53,7 +53,7 @@ from multilock_etcd.waiters import Waiter, Waiters
 __all__ = ["EtcdRecipe"]
 
 CLOSE_WITHIN = 0.5  # seconds that close() may spend on all leases and keys that are left
-TRIES = 3  # tries; an operator who writes our key again and again must not block a release forever
+TRIES = 3  # tries to move a key; an operator who writes our key again and again must not block a release forever
 
 
 class EtcdRecipe:
@@ -290,17 +290,18 @@ class EtcdRecipe:
         self._watcher.stop(claim.id)
         if self._sessions.is_alive(granted.group):
             ours = self._rest(claim, granted, unsure, seconds, deadline)
-        else:  # an earlier request moved the key, or the lock was lost
+        else:  # an earlier `rest` without a reply moved the key, or the lock was lost
             row = self._transactions.row(self._keys.own(claim), deadline)
             ours = row is not None and rests(row)
         self._given_back(waiter, deadline)
         return ours
 
     def _rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, deadline: float) -> bool:
-        """Put the key on a separate lease that is never renewed, so that only the server's clock ends it.
+        """Keep the name taken for ``seconds``: put the key on a separate lease that is never renewed. Only the server's
+        clock ends that lease.
 
-        If the reply to that put is lost, the new lease is left alone: the key may be on it, and a repeated request
-        finds it there.
+        If the reply to that put is lost, the new lease is not revoked, because the key may already be on it. A repeated
+        `rest` then finds the key there.
         """
         lease, seconds = self._sessions.new_rest(seconds, self._left(deadline))
         try:
@@ -323,8 +324,9 @@ class EtcdRecipe:
     def _move(
         self, claim: Claim, granted: Granted, unsure: bool, lease: int, seconds: float, deadline: float
     ) -> int | None:
-        """Return the lease on which the key rests now: ``lease``, or the lease of an earlier request. Returns None if
-        the key was no longer this claim's."""
+        """Move the key to ``lease``, which keeps the name taken after the release. Returns the lease that the key has
+        now. That is ``lease``, or the lease to which an earlier `rest` without a reply has moved the key. Returns None
+        if the key no longer belonged to this claim."""
         own = self._keys.own(claim)
         move = {"request_put": {"key": own, "value": encode_resting(claim, granted.token, seconds), "lease": lease}}
         tombstone = [self._tombstone(claim, granted.group)] if unsure else []
@@ -347,7 +349,8 @@ class EtcdRecipe:
         raise self._restless(claim)
 
     def _delete_unless_it_rests(self, claim: Claim, lease: Any, unsure: bool, deadline: float) -> bool:
-        """Release a claim whose request to rest had no reply, unless the key rests already."""
+        """Release a claim after a `rest` that had no reply. If that `rest` has moved the key to a lease that keeps the
+        name taken, the key stays there."""
         own = self._keys.own(claim)
         row = self._transactions.row(own, deadline)
         ours = row is not None and not rests(row)
@@ -375,7 +378,8 @@ class EtcdRecipe:
         """Revoke the leases that are left, so that locks not yet released become free at once.
 
         Each lock that is not renewed has a separate lease. A thousand of these cannot be revoked in half a second, so
-        their keys are deleted first. If a request to rest had no reply, its name stays taken for the rest of the ttl.
+        their keys are deleted first. If a `rest` had no reply, its lease is not revoked, so its name stays taken until
+        the ttl ends.
         """
         if self._transport.silent:
             return

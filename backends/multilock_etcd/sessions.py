@@ -137,7 +137,7 @@ class EtcdSessions:
         return said.ID, float(said.TTL)
 
     def end_rest(self, lease: int, within: float) -> None:
-        """Revoke the lease of a name that rests. If the request fails, the lease expires in its time."""
+        """Revoke a lease that `new_rest` made. If the request fails, the lease expires at the end of its ttl."""
         self._try_revoke(lease, self._now() + min(within, REVOKE_WITHIN))
 
     def revoke_all(self, deadline: float, keep: Container[Hashable] = ()) -> None:

@@ -111,10 +111,11 @@ class Position:
         """Return which of the keys ahead of the claim it watches while it is not near the front.
 
         If more than `NEAR` keys exclude the claim, it watches the key whose deletion leaves `NEAR` of them. From then
-        on the watch of the whole name counts the keys down, so that the claim needs no request at its turn. If fewer
-        keys exclude the claim, it watches the newest of these. If no key does, it watches the newest keys of its own
-        kind, as many as can hold the name together: the claim has room as soon as any of these is deleted. If these are
-        too many, no keys are returned, and the claim watches the whole range.
+        on the watch of the whole name counts the keys down, so that the claim needs no request when it becomes first.
+        If fewer keys exclude the claim, it watches the newest of these. If no key excludes it, the claim waits only
+        because all permits are taken. If there are n permits, it then watches the n newest permits ahead, because it
+        has room as soon as any of these is deleted. If n is too great, no keys are returned, and the claim watches the
+        whole range.
         """
         if self.others:
             newest_first = sorted(self.others.items(), key=itemgetter(1), reverse=True)
@@ -351,7 +352,8 @@ def _oldest_of(there: Range) -> Part:
 def _newest_of(ahead: Ahead, before: int = 0) -> list[Part]:
     """Read the newest keys that a claim may have to wait for, one more than `NEAR` allows, without their values.
 
-    Only keys that came ``before`` this revision count (0: all). A reader also reads the number of readers.
+    If ``before`` is not 0, only keys that were created before this revision are read. For a reader, the number of
+    readers is read as well.
     """
     most = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
     limits = [*((there, NEAR + 1) for there in ahead.others), *((there, ahead.room + NEAR) for there in ahead.like)]

@@ -555,7 +555,8 @@ class _Connection:
         return call
 
     def _refused_a_thread(self, error: BaseException) -> None:
-        """If the refused thread was the one that reads this channel's events, start it once the process can.
+        """gRPC could not start a thread. If it is the thread that reads this channel's events, start it as soon as the
+        process can start threads again.
 
         gRPC itself does not try again. Without that thread no event of a stream on this channel arrives, and closing
         the channel waits forever.

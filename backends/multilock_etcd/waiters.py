@@ -77,8 +77,8 @@ class Waiters:
     def cancel(self, claim: Claim, unsure: bool) -> Waiter:
         """Mark the claim as cancelled. The caller holds ``lock``.
 
-        An attempt that runs in another thread sends no further request. With ``unsure``, attempts that begin later send
-        nothing either.
+        An attempt that runs in another thread sends no further request. If ``unsure`` is True, an attempt that begins
+        later sends nothing either.
         """
         waiter = self._waiters.get(claim.id) or self._new(claim)
         waiter.cancelled = True
@@ -119,7 +119,8 @@ class Waiters:
         self._rests[claim.id] = lease
 
     def may_rest(self, claim: Claim) -> bool:
-        """Return whether this claim was asked to rest. A release must then first find out whether the key rests."""
+        """Return whether this claim was asked to rest. A later release must first find out whether that request has
+        moved the key to a lease that keeps the name taken."""
         return claim.id in self._rests
 
     def given_back(self, claim: Claim) -> None:
@@ -137,7 +138,7 @@ class Waiters:
                 self._leave_queue(waiter)
 
     def left(self) -> tuple[list[Waiter], set[Hashable]]:
-        """Return the waiters that are not released, and the leases of claims whose request to rest had no reply."""
+        """Return the waiters that are not released, and the leases of claims whose `rest` had no reply."""
         unheard = {claim_id: lease for claim_id, lease in self._rests.copy().items() if lease}
         waiters = [waiter for id_, waiter in self._waiters.copy().items() if id_ not in unheard]
         return waiters, set(unheard.values())

@@ -29,14 +29,15 @@ SHOWN = 100  # holders of one name that inspect() returns at most
 
 @dataclass(slots=True)
 class Holder:
-    """A claim that holds a name, or a released claim whose name rests."""
+    """A claim that holds a name, or a released claim whose name rests: it stays taken for a while because of
+    ``hold_at_least``."""
 
     claim: Claim
     notices: Notices
     token: int
     since: datetime
     until: float  # when the lease ends
-    rests: bool = False  # whether the claim was released, and only keeps the name taken until then
+    rests: bool = False  # whether the claim was released, and only keeps the name taken until ``until``
 
 
 @dataclass(slots=True)
@@ -57,8 +58,8 @@ class Name:
     none_ends_before: float = inf  # no holder's lease ends earlier, so a call need not check thousands of readers
 
     def held_by(self, claim_id: str) -> Holder | None:
-        """Return the `Holder` of this claim. Returns None if the claim does not hold the name, or was released and its
-        name rests."""
+        """Return the `Holder` of this claim. Returns None if the claim does not hold the name. A released claim does
+        not hold it, even if its name stays taken for a while."""
         holder = self.holders.get(claim_id)
         return holder if holder and not holder.rests else None
 

@@ -31,7 +31,8 @@ _NOT_TAKEN_OVER = {"host", "hostaddr", "port", "options"}
 def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> PgEndpoint:
     """Read ``postgresql://[user:password@]h1[:port][,h2][/db]``. Options override the URL.
 
-    Anything else comes from libpq: the environment (``PGUSER``, ``PGHOST`` …), the password file, its defaults.
+    Settings that neither gives come from libpq, which reads the environment (``PGUSER``, ``PGHOST`` …) and the password
+    file, and has defaults.
     """
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")

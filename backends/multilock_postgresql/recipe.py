@@ -34,7 +34,7 @@ SWEEP_EVERY = 60.0  # seconds between two sweeps of one client
 
 
 class Recipe:
-    """The calls of the functions for one server.
+    """The calls of the SQL functions that acquire, release and renew locks on one server.
 
     The ``to_…`` methods make the arguments, and `attempted` reads the reply of an attempt. None of these sends the
     request, because an event loop sends requests itself (`multilock_postgresql.channel`).

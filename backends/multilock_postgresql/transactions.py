@@ -14,7 +14,8 @@ from multilock_postgresql.wire import NotReadCommitted, NotThere
 
 __all__ = ["StepQueries", "Transactions"]
 
-TRIES = 3  # tries of one request: the functions may be missing, and the isolation level may be wrong
+# tries of one request: one may find that the functions are missing, and another that the isolation level is wrong
+TRIES = 3
 
 
 class StepQueries:

@@ -74,7 +74,8 @@ class ClusterBackend:
         # Nodes that did not answer a renewal. Each has a mutex for the one thread that may wait for it (see
         # `_renew_at`).
         self._hanging: dict[Address, system.Lock] = {}
-        self._wanted: set[str] = set()  # ids of all claims that are watched; used without a lock
+        # ids of all watched claims; no mutex guards them, because each id is added or removed in one atomic step
+        self._wanted: set[str] = set()
         self._cluster_map = ClusterMap(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)
         self._cluster_map.hand_on = self._hand_on
 
@@ -148,8 +149,9 @@ class ClusterBackend:
     ) -> Sequence[Granted | BackendUnavailable | None]:
         """Renew all leases of one node in one round trip.
 
-        A lease whose slot has moved is renewed at its new node, and from then on together with that node's leases. The
-        node that ``group`` names is asked first, so that silence of other nodes does not end its leases.
+        If the slot of a lease has moved to another node, the lease is renewed there, and from then on together with the
+        other leases of that node. The node of ``group`` is asked first. So the wait for another node that does not
+        reply cannot let its leases expire.
         """
         cluster_map, deadline = self._cluster_map, self._now() + within
         answers: list[Granted | BackendUnavailable | None] = [None] * len(held)

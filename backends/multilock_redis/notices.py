@@ -39,9 +39,10 @@ R = TypeVar("R")
 
 INVALIDATED = b"__redis__:invalidate"
 PING = pack("PING")
-CACHING = pack("CLIENT", "CACHING", "YES")  # the next command's keys are tracked
+CACHING = pack("CLIENT", "CACHING", "YES")  # makes the server track the keys of the next command
 READ_AT_ONCE = 500  # keys in one read
-# seconds between two checks; the second check finds a dead connection, before a waiter's place is lost
+# seconds between two pings over the subscribed connection; if nothing arrives between two pings, the connection counts
+# as dead
 TEND_EVERY = 2.0
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent tracked connection may delay the wake-ups
@@ -50,13 +51,15 @@ UNTRACKED = "a deleted key is noticed at the next renewal only"
 REDIRECT_ENDED = "you want redirect to does not exist"
 
 Before = tuple[str, dict[str, bytes]]
-"""A name that is about to be read, and its watched claims at that time, each with what the key should hold."""
+"""A name whose key is about to be read, and its watched claims at that time: claim id -> the owner that the key has
+while the claim holds the lock."""
 
 Owner = bytes | Redirected | None
 """The value of a key, or the report that another node of a cluster serves it."""
 
 Moving = list[tuple[str, str, bytes]]
-"""Claims that another node must watch from now on: id, name, and what the key should hold."""
+"""Claims that another node must watch from now on: id, name, and the owner that the key has while the claim holds the
+lock."""
 
 
 class Listener:

@@ -4,12 +4,13 @@ Sentinels are asked before each connection is made, and the server at the addres
 That is not enough. After a failover the former primary continues replying on its existing connections until a Sentinel
 demotes it. Until then it would grant locks that the new primary grants as well. (The demotion takes 10 s if an operator
 asked for the failover.) So the client subscribes to one Sentinel, and asks all of them in turn, including those that
-only another Sentinel names. `primary` decides from their replies which primary the client follows. Then every
-connection to another server is closed, including those that await a reply, because that reply would come from a former
-primary.
+only another Sentinel names. `primary` decides from their replies which primary the client follows. When the client
+begins to follow a new primary, it closes every connection to another server, including those that await a reply. Such a
+reply would come from a former primary.
 
-A failover counts from the promotion on (``+promoted-slave``). The Sentinel that leads it sends ``+switch-master``, and
-describes the new primary, only after the last replica follows the new primary, which may take minutes.
+The client follows the new primary from its promotion on (``+promoted-slave``). The Sentinel that leads the failover
+sends ``+switch-master``, and describes the new primary, only after the last replica follows the new primary, which may
+take minutes.
 
 A lock that a failover loses is not recovered here: Redis replicates only after it has replied.
 """

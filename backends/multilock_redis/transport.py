@@ -116,7 +116,7 @@ class Wire:
         self._until = 0.0  # the deadline for the rest of a reply that has begun
         self._buffer = b""  # the bytes that were read
         self._at = 0  # how many bytes of the buffer were parsed
-        self._heard = False  # whether the server has sent anything
+        self._heard = False  # whether the server has sent anything over this connection
         self._ended = False  # set by `interrupt`
         self._watched = False
         self.alive = True
@@ -223,7 +223,7 @@ class Wire:
         would raise.
 
         If more replies arrive than requests were sent, it is unknown which reply belongs to which request, and this
-        raises. With ``pushes``, further messages are allowed.
+        raises. If ``pushes`` is True, the server may send pushes after the replies, and surplus messages are allowed.
         """
         self._until = deadline = self._now() + within
         sent_at: list[float] = []
@@ -403,9 +403,9 @@ class Endpoint:
         self._settings = settings
         self._open = Open()
         self._dialling = Dialling[Wire]("multilock-redis-connect", CONNECTING_AT_ONCE)
-        #: Returns whether another server has taken over. This function is called after each connection is made. Once it
-        #: returns True, all connections are ended. So a connection that is made at that moment ends too: by this call,
-        #: or with the others.
+        #: Returns whether another server has replaced this one. If so, the caller ends all connections to this server.
+        #: The function is also called after each new connection, so that a connection made at that moment is ended as
+        #: well.
         self.is_left: Callable[[], bool] = _never
 
     def close(self) -> None:
@@ -522,7 +522,8 @@ def speaks_tls(where: str) -> bool:
 
 
 def other_scheme(scheme: str) -> str:
-    """Return the scheme with TLS for one without, and the other way round: ``redis+cluster`` for ``rediss+cluster``."""
+    """Return the scheme with TLS for a scheme without TLS, and the reverse: ``redis+cluster`` for
+    ``rediss+cluster``."""
     server, plus, kind = scheme.partition("+")
     return (server[:-1] if speaks_tls(scheme) else f"{server}s") + plus + kind
 

@@ -1,10 +1,10 @@
 """The algorithm: one row for each holder and one for each waiter. No row changes by itself: each call about a name
 first decides which rows still count.
 
-A name belongs to the claims in its rows until their leases end or their processes are known to be gone. All living
-holders have the same mode. The name is kept for the first living waiters: for as many, in order, as can hold it
-together with the holders and each other. But of two unfair claims the name goes to the one that asks first. A waiter is
-alive for `liveness` seconds after its last heartbeat, unless its process is known to be gone.
+A holder has the name until its lease ends, or until its process is known to be gone. All living holders have the same
+mode. The name is kept for the first living waiters: for as many, in order, as can hold it together with the holders and
+each other. But between two unfair claims, the name goes to the claim that asks first. A waiter is alive for `liveness`
+seconds after its last heartbeat, unless its process is known to be gone.
 
 `attempt`, `release`, `renew` and `force` run inside a transaction that is the only writer, so what they read stays true
 until they end. All times are seconds on the clock of every deadline, which counts from the boot. Only ``since`` is wall
@@ -29,7 +29,8 @@ from multilock_sqlite.transport import Connection
 __all__ = ["ALONE", "Exhausted", "OtherNumber", "Recipe", "Stand"]
 
 ALONE, READ = "x", "r"  # modes; the third is p<n>, for one of n permits
-RESTS = "!rests:"  # prefix of the id of a released claim whose name rests; no claim has such an id
+# prefix of the id in the row of a released claim whose name stays taken for a while; no claim itself has such an id
+RESTS = "!rests:"
 SHOWN = 100  # holders of one name that inspect() returns
 HOLDERS = "SELECT id, until, token, mode, space, pid, start FROM locks WHERE key = ? AND until > ?"
 # These rows have an index, which is ordered by the end of the lease.

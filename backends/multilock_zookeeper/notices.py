@@ -352,7 +352,8 @@ class Watcher:
         with self._lock:
             self._holding.clear()
         self._notices.group_gone(session.number, ENDED)
-        self._notices.pushes(self._name, None)  # no claim holds or waits until the next session
+        # no claim holds or waits before the next session begins, so no connection is needed
+        self._notices.pushes(self._name, None)
         # A client that follows names reads them now. The read opens the next session, in which the names are watched.
         self._notices.changed(None)
 

@@ -21,8 +21,8 @@ class ZkWaiter:
         self.path: str | None = None
         self.session: int | None = None  # the session that owns the node
         self.token: int | None = None
-        self.listed_at = 0.0  # when the newest listing was sent
-        self.first_at: float | None = None  # when the first listing that showed the claim as a holder was sent
+        self.listed_at = 0.0  # when the newest request for a listing was sent
+        self.first_at: float | None = None  # when the request was sent whose listing first showed the claim as a holder
         self.end: int | None = None  # the number of the planned deletion of a node that is not renewed
         self.value = b""
         self.unsure = False

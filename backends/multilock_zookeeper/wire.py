@@ -216,8 +216,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return _wait(reading, writing, timeout)
 
     def dispatch_callback(self, callback: Any) -> None:
-        """Call a watch on the connection thread. Our watches return at once, and passing them to another thread would
-        cost more than they do."""
+        """Call a watch on the connection thread. Our watches return at once. Passing them to another thread would take
+        longer than calling them."""
         try:
             callback.func(*callback.args)
         except Exception:

@@ -37,7 +37,8 @@ GRACE = 0.01  # seconds by which our timeout comes after the backend's own, whos
 
 
 class LoopFace:
-    """The asyncio face of one client, which belongs to the event loop that first used it.
+    """The parts of one client that only the asyncio API needs. They belong to the event loop that first used the
+    client.
 
     ``_answered_at`` is when the last request with a turn was answered, by the loop's clock. ``_open`` has the futures
     of requests and turns under way, each with its end by the loop's clock.

@@ -83,7 +83,8 @@ def _marked(mark: bytes, group: int, session: int) -> list[int]:
         for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
             with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
                 if os.getsid(pid) == session and os.getpgid(pid) != group:
-                    with open(f"/proc/{pid}/environ", "rb") as environment:  # empty for a zombie and during execve
+                    # this file is empty if the process is a zombie, or is in the middle of execve()
+                    with open(f"/proc/{pid}/environ", "rb") as environment:
                         if mark in environment.read().split(b"\0"):
                             found.append(pid)
     return found

@@ -40,10 +40,12 @@ class Callbacks(Protocol):
     """The methods by which a face runs the user's callbacks."""
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
-        """Have ``callback(*args)`` called. Returns at once. Only an interrupt can make it raise."""
+        """Have another thread or a task call ``callback(*args)``, and return at once. `start` raises only if it is
+        interrupted."""
 
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
-        """Have ``callback(following())`` called repeatedly, until ``following()`` returns None."""
+        """Call ``callback(argument)`` for each argument that ``following()`` returns, until it returns None. Only one
+        call runs at a time, on another thread or task. `start_each` itself returns at once."""
 
     def gathering(self) -> AbstractContextManager[None]:
         """Return a context manager in which the ticking thread calls `start` many times. Callbacks started in it may

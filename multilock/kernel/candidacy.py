@@ -233,8 +233,8 @@ class Candidacy(OfThisProcess, Generic[T]):
     async def _stand(self, work: Callable[[T], Any] | None, stop: Stop, handing: Handing[Any]) -> Any:
         """Campaign, lead and campaign again, until ``stop`` is called or ``work`` ends by itself.
 
-        ``handing`` has the leadership that this call won. `_term` may belong to a campaign() that runs at the same
-        time.
+        ``handing`` contains the leadership that this call has won. `_term` is not used here, because it may belong to a
+        campaign() that runs at the same time.
 
         Returns the result of ``work``, or None after ``stop`` and after the client was closed.
         """
@@ -388,7 +388,8 @@ class Candidacy(OfThisProcess, Generic[T]):
     async def _another_term(self, term: Term[T] | None, stops: set[Stop | None], answered: float) -> bool:
         """Wait until ``term`` and the candidacies of ``stops`` have ended.
 
-        Returns True if another term began meanwhile, because its grant was on its way.
+        Returns True if another term began meanwhile, because a grant was already on its way when its candidacy was
+        called off.
         """
 
         def ended() -> bool:

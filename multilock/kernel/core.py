@@ -172,7 +172,8 @@ class Kernel:
         work on this system."""
         if fence := self.fence:
             return fence
-        fence = Fence(self.runtime.killer())  # before taking the lock, because the first call loads a library
+        # made before the lock is taken, because the first fence loads a library, which takes long
+        fence = Fence(self.runtime.killer())
         with self.lock:
             if self.fence is None and not self.closed:
                 self.fence = fence

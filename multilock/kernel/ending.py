@@ -131,7 +131,9 @@ class End:
             for lease in leases:
                 if lease.loss:
                     kernel.cancels.add(lease.claim, lease.granted, lease.unsure, rest_until=lease.rest_until)
-        try:  # Elections release their own leases. The extra `budget` covers a late timer.
+        # Wait for elections, which release their own leases at ``until`` at the latest. `budget` is added because the
+        # timer of an election may be late.
+        try:
             wait_until(
                 kernel.runtime, lambda: all(lease.stage != HELD for lease in leases), until + budget - kernel.now()
             )

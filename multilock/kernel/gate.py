@@ -104,7 +104,8 @@ class Gate:
                 del self._lines[name]
 
     def behind(self) -> list[str]:
-        """Return the name of the lock for each waiter that is not the first of its line."""
+        """Return the names for which waiters wait behind the first one. A name occurs once for each of these
+        waiters."""
         with self._lock:
             return [name for name, line in self._lines.items() for _ in line.bells[1:]]
 

@@ -253,7 +253,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Count one more acquire of this reentrant lease, and add ``want.on_lost``. Returns False if the lease is not
         held.
 
-        The acquire belongs to ``handing`` as soon as it is counted.
+        The acquire is recorded in ``handing`` as soon as it is counted, so that an interrupt cannot leave it without an
+        owner.
         """
         if not self.is_held():
             return False
@@ -302,9 +303,9 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Raise LockLost or NotHeld at the beginning of ``with``, if the lease is over. The body counts as open
         already.
 
-        If this raises, the body ends at once, and ``end`` records that. If the body has an acquire of its own, that
-        acquire ends too. The end of the last acquire lifts the hard fence of a lost lease, and releases the remaining
-        parts of a lease of several locks.
+        Before this raises, it records in ``end`` that the body has ended. If the body has an acquire of its own, that
+        acquire ends too. When the last acquire of a lost lease ends, its hard fence is lifted. If it is a lease of
+        several locks, the remaining parts are released then.
         """
         with self._kernel.lock:
             # Wait until no other body is just ending. Such a body either sees that this body is open and keeps the

@@ -205,8 +205,9 @@ class Monitor:
         if not isinstance(lease, Holding):  # for a lease of several locks, the rest is done for the part that was lost
             return
         if give_back:
-            # The server may still have the claim, so release it there. The release waits until the callback has had its
-            # time, or until the holder reports that its work has ended.
+            # The server may still have the claim, so release it there. If the loss is not confirmed, the release waits
+            # until ``valid_until``, so that the callback can stop the work first. It is sent earlier if the work has
+            # ended.
             not_before = None if loss.confirmed else lease.valid_until
             kernel.cancels.add(lease.claim, lease.granted, lease.unsure, not_before=not_before)
             lease._give_back_early()  # the work may have ended before the cancel was added

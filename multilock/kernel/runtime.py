@@ -173,8 +173,8 @@ class Threads:
 class _ThreadTicker:
     """The `Ticker` of the real runtime.
 
-    ``_planned`` is the time that `poke` compares with. ``_planned`` is inf while the step runs, so that no poke is
-    lost.
+    ``_planned`` is the time of the next step. A `poke` wakes the thread only for an earlier time. While the step runs,
+    ``_planned`` is inf, so that every `poke` wakes the thread.
     """
 
     def __init__(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str):

@@ -185,7 +185,7 @@ class Term(Generic[T]):
 
     def work_ended(self) -> None:
         """Record that the work of ``run()`` has ended. Bodies that it has left open are the work from now on."""
-        self._body = True  # set first, so that a last body that ends now ends the work too
+        self._body = True  # set before the next line, so that if the last body ends in between, it ends the work too
         self.part_ended(self.work)
 
     def body_begins(self) -> None:
@@ -308,7 +308,8 @@ class Term(Generic[T]):
                 # in other tasks, and also if the work of run() resigns.
                 self._resigned_by_body = self._body and is_inside(self.work) and self.leadership._open <= 1
             again, self.resigning = self.resigning, True
-        # A second call does this again, because the first may have been interrupted before this.
+        # A second call also notifies all bodies and hooks, because an interrupt may have ended the first call before it
+        # did.
         self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease.valid_until))
         for hook in list(lease._hooks or ()):  # wakes work that is in wait_lost(), which would otherwise delay the end
             hook()

@@ -13,7 +13,7 @@ __all__ = ["Timers"]
 
 
 class Timers:
-    """The planned calls of one client."""
+    """The calls that one client has planned, each for a certain time."""
 
     def __init__(self, poke: Callable[[float], None]) -> None:
         self._poke = poke

@@ -133,7 +133,7 @@ class Worker:
             try:
                 self._run()
                 break
-            except BaseException as error:  # SystemExit too, because no user code may end a thread of multilock
+            except BaseException as error:  # including SystemExit, because no user code may end a thread of multilock
                 self._died(error)
                 if self._once:
                     break

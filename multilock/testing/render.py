@@ -1,7 +1,8 @@
 """Self-contained pages: HTML and SVG from templates, with every value escaped.
 
-Names, messages and addresses come from servers, from other people's adapters and from files. They are shown as text,
-whatever they contain. A page loads nothing from a network and runs no script: its Content-Security-Policy forbids both.
+Names, messages and addresses come from servers, from other people's adapters and from files. Each is escaped, so that
+markup in it is shown as plain text. A page loads nothing from a network and runs no script: its Content-Security-Policy
+forbids both.
 """
 
 from __future__ import annotations

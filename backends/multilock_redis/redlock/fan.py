@@ -433,7 +433,7 @@ class Pool:
             return True
 
     def give(self, fan: Fan) -> None:
-        """Release a fan that was taken or made."""
+        """Return a fan to the pool after use."""
         fan.used = self._now()
         old: Fan | None = None
         with self._lock:
@@ -449,8 +449,8 @@ class Pool:
     def close(self) -> None:
         """Close the idle fans now, and each fan in use when it is released.
 
-        A server may reply to a release that it does not know the script. The release must then be sent again. So wait a
-        moment for the missing replies.
+        Before it is closed, each fan waits a moment for missing replies. If a server replies to a release that it does
+        not know the script, the release must be sent again.
         """
         with self._lock:
             self._closed = True

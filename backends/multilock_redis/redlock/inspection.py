@@ -76,7 +76,7 @@ class Inspection:
         return self._by_majority(infos)
 
     def _owner(self, infos: Sequence[LockInfo | None]) -> str | None:
-        """Return the owner that a majority reports. The owner is empty if a majority has no holder.
+        """Return the owner that a majority reports, or an empty text if a majority reports that nobody holds the name.
 
         Returns None if no majority agrees.
         """
@@ -100,7 +100,7 @@ class Inspection:
         token = self._agreed(infos, owner)
         first = next((info for info in ours if info.resting_until is not None), ours[0])
         since = next((info.since for info in ours if info.token == token and token is not None), None)
-        # The time for which a majority keeps the lease. None means that the lease has no end.
+        # Compute the time for which a majority keeps the lease. None means that at a majority the lease has no end.
         left = sorted((info.remaining for info in ours if info.remaining is not None), reverse=True)
         endless = len(ours) - len(left)
         remaining = left[self._need - 1 - endless] if endless < self._need else None

@@ -311,7 +311,7 @@ class Rounds:
     def verdict(self, evidence: Evidence, *, over: bool = False) -> Granted | RoundState:
         """Return the grant, or the state of the round. The caller holds the claim's lock.
 
-        With ``over`` the round does not wait for missing replies.
+        If ``over`` is True, the round is over: it does not wait for missing replies.
         """
         pending = evidence.pending()
         now = int(self.now() * 1e6)
@@ -543,8 +543,8 @@ class Rounds:
     def watch_at(self, which: int, claims: list[Evidence]) -> None:
         """Ask this server to report the loss of the claims that it does not watch yet, without waiting for the reply.
 
-        The server does not watch a claim if it did not vote for the claim, or if an earlier request failed. After a
-        failure this is tried again after the next renewal.
+        The server does not watch a claim if it did not vote for the claim, or if the request to watch it failed. A
+        failed request is repeated after the next renewal.
         """
         if missing := [each for each in claims if each.watched and not each.views[which].watched]:
 

@@ -42,8 +42,8 @@ BOUND_MAX = 300.0  # seconds; the greatest `bound`, because each cycle may wait 
 
 @dataclass
 class Column:
-    """A contestant at a URL. ``adapters`` has one adapter for each face of the contestant, and its cycles use them in
-    turn."""
+    """A contestant at a URL. ``adapters`` has the adapters of the contestant, which its cycles use in turn. Only
+    multilock has two: for its blocking and its asyncio API."""
 
     name: str
     url: str
@@ -65,7 +65,7 @@ class Column:
     def _has(self, path: str) -> set[Need]:
         adapter = load(path)
         has: set[Need] = set()
-        if not self.url.startswith("memory:"):  # processes can share all others
+        if not self.url.startswith("memory:"):  # several processes can share every backend except memory
             has.add("processes")
         if not why_no_network(self.url):
             has.add("network")

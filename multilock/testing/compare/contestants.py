@@ -1,5 +1,5 @@
-"""The adapters, through which any lock can be compared. The blocking and the asyncio face of multilock are adapters
-like any other.
+"""The adapters, through which any lock can be compared. The blocking and the asyncio API of multilock have adapters
+like any other contestant.
 
 An adapter has a name of the form ``package.module:Name``, and must be importable in a fresh process::
 
@@ -88,9 +88,9 @@ class Adapter(Protocol):
 
     Optional members: ``loop``, True if its clients have ``on_loop``. ``control``, the scenarios in which it must fail,
     or the report is void. ``bound(url, ttl)``, the seconds until another client can get the lock of a holder that
-    vanished. ``take(url, name)``, by which an operator takes the lock away. It returns True if the lock had a holder.
-    ``has_sessions(url)``, True if its clients have ``end_session``. ``sweep(url, begin)``, which removes everything
-    whose name begins with ``begin``, and returns the names that it could not remove.
+    vanished. ``take(url, name)``, by which an operator takes the lock away, and which returns True if the lock had a
+    holder. ``has_sessions(url)``, True if its clients have ``end_session``. ``sweep(url, begin)``, which removes
+    everything whose name begins with ``begin``, and returns the names that it could not remove.
     """
 
     def open(self, url: str, ttl: float) -> AdapterClient:
@@ -116,7 +116,7 @@ def load(path: str) -> Adapter:
 
 
 class _Ours:
-    """The common part of both faces of multilock."""
+    """The common part of the adapters for the blocking and the asyncio API of multilock."""
 
     @staticmethod
     def bound(url: str, ttl: float) -> float:

@@ -66,7 +66,7 @@ class Shown:
 
     @property
     def face(self) -> str:
-        """The face of multilock, or the name of another adapter."""
+        """The API of multilock ("blocking" or "asyncio"), or the name of another adapter."""
         return face_of(str(self.cycle.events[0]["adapter"]))
 
     @property
@@ -232,7 +232,8 @@ class _Page:
         return plots
 
     def delays(self) -> Iterator[tuple[str, int, list[tuple[int, float, float, float] | None]]]:
-        """Yield n, p50, p99 and max of notice and of takeover for each contestant that is not a control."""
+        """Yield a row for each contestant that is not a control: its name, its style, and the spreads of notice and of
+        takeover. A spread is the number of samples, their p50, p99 and maximum, or None without samples."""
         for who in self.ours:
             rows = [_spread(self.evidence.notice.get(who, [])), _spread(self.evidence.takeover.get(who, []))]
             if any(rows):
@@ -303,7 +304,9 @@ class _Page:
         return {**row, "face": face_of(str(row["adapter"])), "look": self.looks[row["contestant"]]}
 
     def trends(self) -> Iterator[tuple[str, list[Plot]]]:
-        """Yield the grants per second, and the p99 of the wait, for each face and time of holding."""
+        """Yield two plots over the number of contenders: grants per second, and the p99 of the wait. Each pair of plots
+        has a title, and is for one API (blocking or asyncio) and for one time for which each contender holds the
+        lock."""
         rows = [row for row in self.contentions() if row.get("wait")]
         for face, hold in dict.fromkeys(map(_way, rows)):
             mine = [row for row in rows if _way(row) == (face, hold)]
@@ -389,8 +392,8 @@ class _Page:
 
 
 def _way(row: dict[str, Any]) -> tuple[str, float]:
-    """Return the face and the time of holding, by which rows are grouped. Locks of other libraries count as
-    blocking."""
+    """Return the API (blocking or asyncio) and the seconds for which each contender holds the lock. Rows are grouped by
+    these two. Locks of other libraries count as blocking."""
     return "asyncio" if row["face"] == "asyncio" else "blocking", row["hold"]
 
 

@@ -39,7 +39,9 @@ SIZES = [
     for hold in (0.0, 0.001)
 ]
 QUICK_SIZES = [(20, 4, 0.0)]
-COUNTED = 20, 0.0  # the load whose requests are counted, for each face: contenders, and seconds for which each holds
+# the load whose requests are counted, for the blocking and for the asyncio API: contenders, and seconds for which each
+# holds the lock
+COUNTED = 20, 0.0
 SECONDS, QUICK_SECONDS = 5.0, 1.0
 PERIODS = 2  # ttls for which many locks are held and renewed
 SAME = ("cycles", "control_cycles", "ttl", "planned")
@@ -132,9 +134,9 @@ class Plans:
     def _plan_cycles(self, scenarios: Sequence[str], proofs: Sequence[tuple[Column, Scenario, list[str]]]) -> None:
         """Plan rounds with one cycle of each cell. Within a round the order is random, but long cycles begin first.
 
-        Controls take part in ``of_controls`` of the rounds, spread evenly from the first one. If no control of a URL
-        must fail in these scenarios, one control of that URL has one more cycle, in a scenario in which it must fail.
-        Each cell also has a few cycles that run only if none of its cycles could be decided.
+        Controls take part in only ``of_controls`` rounds: the first one, and others at equal distances. If no control
+        of a URL must fail in these scenarios, one control of that URL has one more cycle, in a scenario in which it
+        must fail. Each cell also has a few cycles that run only if none of its cycles could be decided.
         """
         dice = random.Random(self._seed)
         cycles, of_controls = self._options.cycles, self._options.of_controls

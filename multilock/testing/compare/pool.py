@@ -119,7 +119,8 @@ class WorkerProcess:
 class WorkerPool:
     """All worker processes of a run. A worker that was given back is used again.
 
-    A worker ends with the thread that made it. So one long-lived thread calls `make`, and other threads call `borrow`.
+    A worker process ends when the thread that started it ends. So one long-lived thread calls `make`, and other
+    threads call `borrow`.
     """
 
     def __init__(self, stop: threading.Event) -> None:
@@ -173,7 +174,7 @@ class Limit:
     """The number of cycles that run at the same time.
 
     The number grows by one after a cycle whose processes never waited for a processor, and falls by one after any other
-    cycle. On an overloaded machine fewer cycles could be decided.
+    cycle. Otherwise the machine would be overloaded, and more cycles would have no verdict.
     """
 
     def __init__(self, least: int, most: int) -> None:

@@ -188,7 +188,8 @@ class _Runner:
         return self._errors[0] if self._errors else None
 
     def run(self, check: Callable[[], None]) -> None:
-        """Run all plans. This thread makes the workers, which end with it. ``check`` raises KeyboardInterrupt."""
+        """Run all plans. The calling thread starts the worker processes, which end when this thread ends. ``check`` is
+        called repeatedly, and may raise KeyboardInterrupt to end the run."""
         plans = self.plans
         threads = [self._thread(self._play_all, plans.cycles) for _ in range(min(self.limit.most, len(plans.cycles)))]
         threads += [self._thread(self._play_alone, alone, after=threads) for alone in plans.alone.values()]

@@ -174,7 +174,7 @@ def _partition(scene: Scene) -> bool:
     after = scene.net.traffic()
     scene.end()
     scene.net.heal()
-    return after.up_in > before.up_in  # A sent something into the partition
+    return after.up_in > before.up_in  # whether A sent anything while it was cut off
 
 
 def _reset(scene: Scene) -> bool:

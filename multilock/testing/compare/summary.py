@@ -342,7 +342,7 @@ def in_markdown(table: Table) -> Iterator[str]:
 
 
 def face_of(adapter: str) -> str:
-    """Return the face of our adapter, or the name of another adapter."""
+    """Return "blocking" or "asyncio" for an adapter of multilock, and the name of any other adapter."""
     name = adapter.rpartition(":")[2]
     return FACES.get(name, name)
 
@@ -423,7 +423,7 @@ def _scale(loads: Sequence[dict[str, Any]]) -> Iterator[Row]:
 
 
 def _who(row: dict[str, Any]) -> str:
-    """Return the name of the contestant, with the face if it is ours."""
+    """Return the name of the contestant. For multilock, "blocking" or "asyncio" is added."""
     name, face = str(row["contestant"]), _face(row)
     return f"{name} {face}" if face in FACES.values() else name
 

@@ -102,7 +102,7 @@ def judge_cycle(events: list[Event]) -> CycleVerdict:
     if not scenario.hears:
         broken += _deaf(cycle)
     overlap = max((apart.overlap for apart, _ in pairs if not math.isnan(apart.overlap)), default=math.nan)
-    lost = a is None or a.release is None or a.over is not None  # otherwise A kept the lock until its release
+    lost = a is None or a.release is None or a.over is not None  # False only if A kept the lock until A released it
     at = cycle.faults[0]["at"] if cycle.faults else math.nan
     figures: dict[str, Any] = {
         "overlap": overlap,

@@ -132,9 +132,9 @@ class Pulse:
 def refused(wait: Callable[[float], T], timeout: float = 1.0) -> T:
     """Call ``wait(timeout)``, which waits for a taken name, and return its result or raise its exception.
 
-    On an overloaded machine no reply may come within a second. If the wait raises `BackendUnavailable`, and this
-    process did not run for a tenth of the timeout in all, call it again with twice the timeout, three times at most.
-    One short stop does not explain why a whole wait had no reply.
+    On an overloaded machine no reply may come within a second. So a wait that raises `BackendUnavailable` is repeated
+    with twice the timeout, at most three times. But this is done only if this process was stopped for at least a tenth
+    of the timeout, all its stops added up. A shorter stop does not explain why a whole wait had no reply.
     """
     for seconds in (timeout, 2 * timeout, 4 * timeout):
         with Pulse() as pulse:

@@ -360,7 +360,7 @@ class LockConformance(Conformance):
 
 
 class ThreadingConformance(Conformance):
-    """Tests of the stand-ins for the standard library's locks, which only the blocking face has."""
+    """Tests of the stand-ins for the standard library's locks, which only the blocking API has."""
 
     @pytest.fixture(params=["blocking"])
     def face(self, request: pytest.FixtureRequest) -> Face:
@@ -553,7 +553,8 @@ class LeaseConformance(Conformance):
         for asked in (can.ttl_min, can.ttl_min + 0.0004, 1.5, 3.3, 7):
             lease = client.lock(NAME, ttl=asked).acquire()
             assert asked <= lease.ttl + 1e-9 <= asked + can.ttl_step + can.ttl_min
-            lease.release()  # unchecked: a busy machine may lose a lease with the shortest ttl
+            # the result is not checked, because a lease with the shortest ttl may expire on a busy machine
+            lease.release()
 
 
 class OptionConformance(Conformance):

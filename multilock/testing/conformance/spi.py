@@ -99,7 +99,7 @@ class BackendConformance(Conformance):
 
     @pytest.fixture(params=["blocking"])
     def face(self, request: pytest.FixtureRequest) -> Face:
-        """One face is enough: these tests do not use it."""
+        """These tests use neither the blocking nor the asyncio API, so they run only once."""
         return FACES[request.param]()
 
     @pytest.fixture

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SITES", "Site", "Sites", "URLText", "new_run"]
 
-PROBE_WITHIN = 3.0  # seconds that a server may take to answer the check whether it is there
+PROBE_WITHIN = 3.0  # seconds within which a server must answer the first request, which checks whether it is reachable
 SECRET = 4  # characters; a shorter secret is not hidden, since it would occur in every text
 FOLDER = "multilock-test/"
 _LOGIN = re.compile(r"(?<=://)[^\s/@'\"]*@")
@@ -53,7 +53,7 @@ class Site:
         return bare.partition(":")[0].lower() != "memory" and not named
 
     def with_prefix(self, prefix: str) -> URLText:
-        """Return the URL, with this prefix if the site is isolated."""
+        """Return the URL. If the site is isolated, this prefix is added to it."""
         if not self.isolated:
             return URLText(self.url)
         return URLText(f"{self.url}{'&' if '?' in self.url else '?'}prefix={prefix}")

@@ -113,10 +113,10 @@ class PostgresqlServer(Server):
 
 
 class PgBouncer(Server):
-    """A PgBouncer in front of this server. At most ``size`` sessions of the server are shared by its clients.
+    """A PgBouncer in front of this server. Its clients share at most ``size`` sessions of the server.
 
-    Between transactions the clients of ``url`` change their session of the server. Clients of ``session_url`` keep
-    their session.
+    A client of ``url`` may get another session of the server for each transaction. A client of ``session_url`` keeps
+    its session.
     """
 
     name = "pgbouncer"

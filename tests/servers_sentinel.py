@@ -134,7 +134,7 @@ class Guarded(Service):
             facts = self._told(guard)
             if int(facts["port"]) != former.port:
                 return True
-            if "failover_in_progress" not in facts["flags"]:  # not begun, or given up: Sentinels do not retry
+            if "failover_in_progress" not in facts["flags"]:  # the failover has not begun, or was given up
                 with guard.client() as client:
                     client.execute_command("SENTINEL", "FAILOVER", NAME)
             return False

@@ -48,7 +48,7 @@ def ours(how: str) -> Callable[[Server], list[str]]:
 
 
 class Run(NamedTuple):
-    gaps: list[float]  #: seconds from each release until a waiter that asked before it has the lock
+    gaps: list[float]  #: seconds from each release to the next grant, if that waiter was waiting already
     turns: int
     seconds: float
     asked: float

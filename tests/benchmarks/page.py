@@ -238,7 +238,8 @@ def _crowd(found: Mapping[str, Any]) -> list[str]:
 
 
 def _costs(title: str, found: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table of what a number of locks or waiters costs. The shares of a core are shown in percent."""
+    """Return a table of the costs of locks or waiters, with a row for each number of them. The shares of a core are
+    shown in percent."""
     kinds = next(iter(found.values()))
     rows = (
         [count, *(f"{cost:.1%}" if kind.endswith("of one core") else cost for kind, cost in costs.items())]

@@ -213,7 +213,8 @@ def _notified(url: str) -> list[float]:
 
 @contextmanager
 def _waiter(how: str, url: str) -> Iterator[Callable[..., float]]:
-    """Start the waiting process. Yields a function that sends it a word, and returns the time that it replies."""
+    """Start the waiting process. Yields a function that sends this process a word, and returns the time that the
+    process replies."""
     command = [sys.executable, "-m", "tests.benchmarks.postgresql", how, url]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:

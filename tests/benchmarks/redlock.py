@@ -45,7 +45,7 @@ ROUNDS, PER_ROUND = 10, 30
 #: Number of servers, number of contenders, and milliseconds that are added to each round trip, half of them in each
 #: direction.
 CROWDS = [(3, 1, 0), *((servers, count, ms) for servers, ms in ((3, 0), (3, 4), (5, 0)) for count in (10, 50))]
-RUSHES = [(3, 20, 0), (3, 50, 0)]  # the same numbers for a rush: contenders that release at once and ask again at once
+RUSHES = [(3, 20, 0), (3, 50, 0)]  # as in CROWDS, but contenders release at once and ask again at once
 RUNS = 5  # number of runs of each rush with multilock; other libraries have one run
 MOST_PROCESSES = 5
 SECONDS = 2.5

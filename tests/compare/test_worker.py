@@ -14,7 +14,7 @@ from multilock.testing.compare import worker
 
 
 class StandsStill:
-    """A holding whose process is paused after the first question for longer than the holding lives."""
+    """A holding whose process is paused after the first call of `believes`. The holding ends during the pause."""
 
     token = None
 

@@ -47,7 +47,7 @@ class Question:
     suite: type
     backend: str  #: the scheme of the backend
     face: str | None  #: None if the suite has only one face
-    kind: str | None  #: the kind of lock in `test_alone`
+    kind: str | None  #: the kind of lock, in `test_alone`; None elsewhere
     count: int | None  #: how many names a set of `test_sets` has
     test: str | None  #: the name of the test; None means any test of the suite
 

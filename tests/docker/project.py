@@ -63,7 +63,7 @@ class Project:
         return services
 
     def up(self) -> None:
-        # If every image is at hand, no registry is asked: there may be none.
+        # If every image is at hand, the engine asks no registry, because the machine may reach none.
         images = {service["image"] for service in self.services().values()}
         pull = "never" if all(map(_is_local, images)) else "missing"
         self.compose("up", "--detach", "--wait", "--pull", pull, within=UP_WITHIN)
@@ -79,7 +79,8 @@ class Project:
     def is_well(self, *services: str) -> None:
         """Assert that these services, or all if none is named, become healthy soon.
 
-        The engine calls a service unhealthy after a pause, until the next check, and ``up --wait`` fails then.
+        After a pause of the machine, the engine reports a service as unhealthy until the next check, and ``up --wait``
+        fails. So this method waits until the services are healthy.
         """
         until = time.monotonic() + WELL_WITHIN
         while states := [

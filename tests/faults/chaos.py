@@ -87,7 +87,7 @@ FOR_A_WHILE = (
 )  # the least and the greatest age of a lock, in seconds, that counts as held for a while
 # Seconds since a lock was acquired: so few that hardly any renewal has followed.
 JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)
-BEFORE_RENEWAL = (0.005, 0.12)  # shares of a ttl until the next renewal, so the last renewal was long ago
+BEFORE_RENEWAL = (0.005, 0.12)  # least and greatest time until the next renewal, as shares of a ttl
 RECOVERY = 0.1  # seconds between two faults of one process
 TOLD_WITHIN = 5.0  # seconds within which a stopped process can report its stop, on a busy machine
 SHORT_STOP = 0.05  # seconds: the shortest stop that a process certainly notices
@@ -737,7 +737,7 @@ class Chaos:
                 network.heal()
                 self._busy.discard(place)
             elif None not in self._busy and helper.pid in arena.holders(self.record):
-                self._do(slow * 1.5, freeze)  # the wake-up takes this time, and then the reply, too
+                self._do(slow * 1.5, freeze)  # the wake-up takes `slow` seconds, then so does the reply
             else:
                 self._do(0.005, look)
 

@@ -1,4 +1,5 @@
-"""Habits of programs that have revealed defects before. Processes of the chaos harness adopt them, besides all faults.
+"""Habits of programs. Each habit has revealed a defect before. The processes of the chaos harness adopt these habits,
+in addition to all faults.
 
 This module only names the habits that `contend` implements itself. Each habit imports what it needs when a process
 takes it up.

@@ -58,7 +58,7 @@ from tests.servers_redlock import RedisServers, url_of
 __all__ = ["Majority", "RedlockArena"]
 
 SERVERS = 5
-PLACE = re.compile(rb"\w+:(\d+)")  # an entry as queue.lua writes it: its purpose, and its end in ms
+PLACE = re.compile(rb"\w+:(\d+)")  # a waiter's entry as queue.lua writes it: its mode, and its deadline in ms
 LOOK_EVERY = 0.1  # seconds between two looks at the servers' contents
 ANSWERS_WITHIN = 0.2
 # Seconds from the end of the restart guard until a server counts again: twice the resolution of the uptime, and the
@@ -390,8 +390,8 @@ class Majority(Chaos):
         """Yield pauses of an overloaded machine, and times of slow networks, as faults.
 
         The network may have paused, so that replies came too late. A contender that paused looks like one that was
-        stopped just as it was handed a lock. A contender behind a slow network counts as faulty again every ttl. Such a
-        contender may have to reconnect, and then learns of a grant too late.
+        stopped just as it was handed a lock. While the network of a contender is slow, a new fault of the contender is
+        yielded for each ttl. Such a contender may have to reconnect, and then learns of a grant too late.
         """
         for start, end in itertools.chain(self._of_network.those, *self.record.stalls.values()):
             if end - start > LEAST_LIMIT:

@@ -88,7 +88,7 @@ def test_holders_cut_off_before_a_renewal_break_no_promise(chaos: Chaos) -> None
     assert too_seldom(report) == []
 
 
-# Readers and permits of Redis have crowds of their own.
+# Redis is left out, because tests with crowds cover its readers and permits.
 @pytest.mark.timeout(140)
 @pytest.mark.parametrize("arena", [SqliteArena, EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
 def test_random_faults_among_readers_writers_permits_and_plain_locks_break_no_promise(

@@ -21,7 +21,7 @@ from tests.faults.chaos import ConsulArena, EtcdArena, RedisArena, ServerArena, 
 pytestmark = pytest.mark.slow
 
 LOCKS = 1_000
-WANTED = 10  # some of the locks, released by force near the server
+WANTED = 10  # so many of these locks are then acquired by a second process, which is near the server
 TTL = 6.0
 ROUND_TRIPS = [float(each) for each in os.environ.get("MULTILOCK_ROUND_TRIPS", "0.1").split(",")]
 

@@ -108,7 +108,7 @@ class Real:
         self._ask(self._listeners[client], f"SELECT pg_advisory_{call}_shared({number})".encode())
 
     def told(self) -> list[tuple[str, str]]:
-        """Return the notifications since the last call. A notification of a change arrives at all clients."""
+        """Return the notifications since the last call. A change is notified to all clients, but returned only once."""
         told = set[tuple[str, str]]()
         for listener in self._listeners:
             self._ask(listener, b"SELECT 1")

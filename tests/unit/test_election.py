@@ -44,7 +44,7 @@ def client(server: Scripted) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def a_long_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give on_elected a long head start, since its thread may be delayed between its start and the call."""
+    """Give on_elected a long head start before on_lost, because the thread that calls on_elected may be delayed."""
     monkeypatch.setattr("multilock.election.HEAD_START", 50 * HEAD_START)
 
 

@@ -636,7 +636,7 @@ def test_a_with_body_entered_while_run_ends_its_work_keeps_the_lease(
         with contextlib.suppress(NotHeld), leadership:
             working.set()
             eventually(lambda: not leadership.is_held())
-            asked.wait(0.05)  # a premature release would come now; else this body ends the leadership
+            asked.wait(0.05)  # a premature release comes within this time
             working.clear()
 
     def release(backend: Scripted, call: Call) -> Any:

@@ -163,7 +163,8 @@ def test_many_events_share_a_callback_thread(monkeypatch: pytest.MonkeyPatch) ->
             with client.lock("n"):
                 pass
             eventually(lambda: len(heard) == 2 * count)  # noqa: B023
-    # Usually one thread is started. An event that arrives before that thread has reported itself idle starts another.
+    # Usually one thread is started. If an event arrives before that thread has reported that it is idle, another thread
+    # is started.
     assert started.count("multilock-callback") < len(heard) / 2
 
 

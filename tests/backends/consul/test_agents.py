@@ -232,8 +232,8 @@ def codes(client: multilock.Client) -> set[str]:
 def test_a_frozen_server_is_removed_before_its_holder_gives_up_and_diagnose_reports_it(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
-    """A short lock delay does not protect the holder. A longer one does, as the next test shows, and so does a fencing
-    token."""
+    """A short lock delay does not protect the holder. A longer lock delay does, as the next test shows. A fencing token
+    protects the holder's data with any lock delay."""
     frozen, *others = *cluster.followers(), cluster.leader()
     client = connect(agents(frozen), ttl=150, lock_delay=1)
     assert "server-agent" in codes(client)

@@ -398,8 +398,8 @@ def test_a_lock_survives_the_restart_of_a_server_with_a_disk(connect: Connect) -
 def test_a_new_leader_with_an_unread_log_ends_no_session(
     server: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, denied: int, silent: int
 ) -> None:
-    """In one of eight restarts, a new leader reported a session as missing although it was on the leader's disk. To
-    consistent requests it never did."""
+    """In one of eight restarts, a new leader reported a session as missing although the session was on the leader's
+    disk. In reply to consistent requests this never happened."""
     answers = Agents.call
     denials = [b"Session id '%b' not found"] * denied
     silences = [multilock.BackendUnavailable("no answer")] * silent

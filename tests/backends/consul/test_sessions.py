@@ -122,7 +122,7 @@ def test_a_failed_release_is_completed_as_soon_as_possible(
     guarded.ask("PUT", f"acl/policy/{policy['ID']}", {"Name": "locks", "Rules": f"{kept} {SESSIONS}"})
     with pytest.raises(BackendRejected):
         backend.release(claim, granted, False, WITHIN)
-    with suppress(BackendRejected):  # with one of the policies, the token may not even read
+    with suppress(BackendRejected):  # one of the policies does not even allow reads
         backend.renew(granted.group, [], WITHIN)
     assert guarded.key(KEY)
     guarded.ask("PUT", f"acl/policy/{policy['ID']}", {"Name": "locks", "Rules": rights})

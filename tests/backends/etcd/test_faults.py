@@ -787,7 +787,7 @@ def settled(server: EtcdServer) -> float:
 def test_an_uncontended_lock_costs_one_request_to_acquire_and_one_to_release(
     server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that no lock is held long enough to be watched.
+    # A lock is watched only after 60 s, so no lock of this test is watched.
     monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)
     lock = connect(server.url, ttl=60).lock("job")
     lock.acquire().release()

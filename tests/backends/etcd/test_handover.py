@@ -33,7 +33,8 @@ def pushed(ours: Ours, claim: Claim) -> Granted:
 
 
 def listening(ours: Ours, *waiting: Claim) -> None:
-    """Wait until the server has confirmed the watch. Let each waiter that read the queue before that read it again."""
+    """Wait until the server has confirmed the watch. The claims in ``waiting`` may have read the queue earlier, so each
+    of them reads it again."""
     watcher = ours.backend._watcher
     eventually(lambda: all(watch.confirmed for watch in list(watcher._queues.values())))
     for claim in waiting:

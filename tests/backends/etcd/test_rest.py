@@ -128,8 +128,8 @@ def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
 def test_a_move_executed_after_the_release_changes_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
-    """The time of the rest is already over, so the kernel releases the name. Another client acquires it before the late
-    move is executed."""
+    """The time of the rest is already over, so the kernel releases the name. Another client acquires the name before
+    the late move is executed."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)

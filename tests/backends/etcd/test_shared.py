@@ -337,7 +337,7 @@ def test_the_end_of_one_reader_is_not_reported_to_other_clients(
 
 
 def test_force_release_removes_every_holder_and_no_waiter(us: Ours, them: Ours, standing: Standing) -> None:
-    """So many holders need more than one transaction."""
+    """To remove 130 holders takes more than one transaction."""
     held = [(claim, us.take(claim)) for claim in [us.reader() for _ in range(130)]]
     us.watch(*held)
     writer = them.wait(them.writer())

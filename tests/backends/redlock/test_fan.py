@@ -244,8 +244,8 @@ def test_a_connection_that_is_dropped_while_it_is_made_ends_no_thread(
 
 
 def test_a_try_that_does_not_join_leaves_nothing_in_any_queue(contend: Contend) -> None:
-    """The client has subscribed meanwhile. But whether the claim has joined depends on the request that was sent
-    before."""
+    """The client has a subscription, so the claim could join the queues. But its request does not ask for that
+    (``Joins.NO``)."""
     them, us = contend(), contend()
     held, _ = them.take()
     them.settle(held)

@@ -136,7 +136,7 @@ def test_a_renewal_succeeds_although_some_nodes_could_not_be_read(
 def test_leases_without_renewal_that_end_leave_the_session_renewals_alone(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
-    """Each round trip takes longer than the time until the next of the leases ends."""
+    """Leases without renewal end one after the other, and a round trip takes longer than the time between two ends."""
     failed = Recorder[Event]()
     client = connect(proxy.url, ttl=6)
     kept = client.lock("kept").acquire()

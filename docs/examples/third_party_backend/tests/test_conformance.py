@@ -28,7 +28,7 @@ class Directory(conformance.Place):
         (self._path / f"{hashlib.sha256(key.encode()).hexdigest()}.held").unlink()
 
     def leftovers(self) -> list[str]:
-        """Return the files that stay. Tombstones end by themselves."""
+        """Return the files of locks. Tombstones expire, so they are not listed."""
         return [file.name for file in self._path.iterdir() if file.suffix in (".held", ".new")]
 
     def close(self) -> None:

@@ -211,7 +211,8 @@ class Backend(Protocol):
         """
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        """Start to report, by `Notices.changed`, each change of holder of exactly these names.
+        """From now on, report by `Notices.changed` when the holder of one of these names changes, and stop reporting
+        all other names.
 
         ``names`` replaces the former set. Returns False if the backend has no push; the kernel then polls.
         """

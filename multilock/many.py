@@ -131,7 +131,8 @@ class HeldSet(AnyHeld):
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding]) -> None:
         super().__init__(kernel, want)
         self._parts = tuple(parts)
-        # Once the work has ended: each part that must still be released. The set counts as one body of each part.
+        # None until the work has ended. From then on, the parts that must still be released, each with the end of a
+        # body: in each part, this lease counts as one open body.
         self._not_let_go: list[tuple[Holding, EndOfBody]] | None = None
         self._kept: list[HeldSet] = []  # contains this lease after a loss, until the other parts are released
         due = math.inf

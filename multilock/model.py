@@ -152,7 +152,7 @@ class Capabilities:
     fencing_scope: str  #: how long the tokens of one name keep growing
     fair: bool  #: waiters with ``fair=True`` are served in order of arrival
     push_wait: bool  #: the backend wakes a waiter; if not, the waiter polls
-    push_loss: bool  #: a deleted key or ended session is reported at once; if not, by the next renewal
+    push_loss: bool  #: whether the loss of a key or session is reported at once; if False, the next renewal finds it
     cross_host: bool  #: excludes processes of different hosts
     survives_failover: bool  #: a lock outlives the failure of one server
     ttl_min: float  #: seconds; a smaller ttl is rounded up to it

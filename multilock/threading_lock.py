@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadingLock"]
 
-TIDY_AT = 32  # from this number of entries on, those of ended threads are dropped; few programs have so many
+TIDY_AT = 32  # entries; if a lock has so many, the entries of ended threads are dropped, which few programs ever need
 
 
 class _Thread:

@@ -117,7 +117,7 @@ class Inspection:
         def take(keys: Sequence[str]) -> None:
             if self._delete([(key, held[key]) for key in keys], until):
                 taken.extend(held[key] for key in keys)
-            else:  # one of these holders has just released
+            else:  # one of these holders has just released, so delete each key in a separate transaction
                 taken.extend(held[key] for key in keys if self._delete([(key, held[key])], until))
 
         self._transactions.in_portions(list(held), TAKEN_AT_ONCE, take)

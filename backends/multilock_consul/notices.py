@@ -162,7 +162,8 @@ class Listener:
             self._post(lambda: self._forget_session(session_id))
 
     def follow(self, names: frozenset[str]) -> bool:
-        """Report each change of holder of exactly these names. Returns False if that would need too many queries."""
+        """From now on, report when the holder of one of these names changes, and stop reporting all other names.
+        Returns False if that would need too many queries."""
         keys = frozenset(map(self._keys.of, names))
         new = sum((KEY, key) not in self._queries for key in keys)
         if len(self._queries) + new > QUERIES:

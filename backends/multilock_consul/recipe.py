@@ -169,8 +169,8 @@ class Recipe:
         *,
         again: bool = False,
     ) -> Granted | Busy:
-        """Return the grant for a key that this attempt has locked. With ``again``, the attempt found its key already
-        locked, after a lost reply.
+        """Return the grant for a key that this attempt has locked. If ``again`` is True, this attempt has found that an
+        earlier request of the claim had locked the key.
 
         If ``found`` contains readers that exclude the claim, wait until they have left instead.
         """
@@ -370,8 +370,8 @@ class Recipe:
         return self._give_back(claim, self._now() + within, granted, wanted=granted is not None)
 
     def _give_back(self, claim: Claim, until: float, granted: Granted | None = None, *, wanted: bool = True) -> bool:
-        """Release every key that the claim has locked. With ``wanted`` the claim itself is not cancelled, and may try
-        again."""
+        """Release every key that the claim has locked. If ``wanted`` is True, the claim itself is not cancelled, and
+        may try again."""
         self._unannounced.discard(claim.id)
         doubtful = self._sessions.cancel(claim, granted=wanted)
         answered = False

@@ -8,9 +8,9 @@ new session.
 This module remembers every request that may still be executed while its session lives: an acquire whose reply was lost
 or is still awaited, and a release that was refused. Once the claim of such a request is not wanted any longer, the key
 must not stay locked. If the session holds no other lock, the session is ended, which is final. Otherwise each renewal
-of the session reads the key, until the key has not been locked for the claim for a while. Acquires that got a reply are
-remembered as well, even after their release: a proxy may repeat any PUT, and we would then keep renewing the lock that
-the repeated PUT acquires.
+of the session reads the key, until these reads have shown for a while that the key is not locked for the claim.
+Acquires that got a reply are remembered as well, even after their release: a proxy may repeat any PUT, and we would
+then keep renewing the lock that the repeated PUT acquires.
 
 A name rests if ``hold_at_least`` keeps it taken after its release. The name is then locked by a session that this
 module does not remember: the session is not renewed, `close` does not destroy it, and the server's clock ends it. Until

@@ -149,7 +149,7 @@ class Agents:
         self._dc = {"dc": dc} if dc else {}
         self.now = now
         self._first = 0  # index of the address in use
-        self._idle: deque[Wire] = deque()  # used without a lock, since its methods are atomic
+        self._idle: deque[Wire] = deque()  # no mutex guards it, because each of its methods is atomic
         self._room: system.SimpleQueue[bool] = system.SimpleQueue()  # has an item for each further request allowed now
         for _ in range(AT_A_TIME):
             self._room.put(True)

@@ -128,7 +128,7 @@ class EtcdWatcher:
         self._refused = False  # the present stream lacks a watch that the server refused
         self._refused_for = REFUSED_FOR
         self._explained_at = -math.inf  # when the reason of a loss was last queried
-        self._patience = 0.0  # seconds that further queries for reasons may take
+        self._patience = 0.0  # seconds that further queries for the reasons of losses may take
         self._closed = system.Event()
 
     # ---- what is watched

@@ -163,7 +163,7 @@ class Steps:
                     self._operations = min(self._operations, count // 2)
 
     def _first(self, keys: Sequence[bytes], times: int) -> tuple[int, int]:
-        """Return how many of these keys fit into one transaction (at least one), and their size in bytes."""
+        """Return how many of these keys fit into one transaction (at least one), and the bytes that those keys need."""
         count = size = 0
         for key in keys:
             more = times * (len(key) + PER_KEY)

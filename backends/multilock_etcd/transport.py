@@ -324,7 +324,7 @@ class EtcdTransport:
                 answer = connection.invoke(method, request, deadline - sent_at, metadata)
                 connection.answered_at = self._now()
                 return answer, sent_at
-            except _BehindALogin as error:  # the endpoint itself may be healthy
+            except _BehindALogin as error:  # only the login is late, the endpoint may be healthy
                 raise BackendUnavailable(str(error), unknown=False) from None
             except (grpc.RpcError, BackendUnavailable) as error:
                 if relogin and self._login.is_over(error):
@@ -488,7 +488,7 @@ class EtcdTransport:
     def _give_up(self, connection: _Connection, *, connecting: bool = False) -> None:
         """Direct the next request to the next endpoint, and later ones to this endpoint over a new connection.
 
-        If this endpoint is still ``connecting``, its connection is kept.
+        If ``connecting`` is True, the connection is kept: it is still being made, and a later request can use it.
         """
         with self._lock:
             if connection not in self._connections:

@@ -31,8 +31,7 @@ from multilock_postgresql.wire import Row, array, seconds, text
 __all__ = ["Listener"]
 
 CHANGES = "multilock_changes"  # the channel of followed names
-# Seconds between two checks. A connection without any reply from one check to the next is dead. A dead connection is
-# found before the server gives up the place of a waiter.
+# Seconds between two checks. If nothing arrives between two checks, the connection counts as dead.
 TEND_EVERY = 2.0
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds for which a silent server may delay the wake-ups
@@ -112,7 +111,8 @@ class Listener:
         self._watched.pop(claim_id, None)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        """Report changes of holder of exactly these names. Returns False if no push can arrive."""
+        """From now on, report when the holder of one of these names changes, and stop reporting all other names.
+        Returns False if no push can arrive."""
         deadline = self._now() + within
         self._followed = {name: known for name, known in self._followed.items() if name in names}
         if not names:
@@ -258,7 +258,8 @@ class Listener:
         self._doubted.update(claim_ids)
         try:
             self._look(list(self._doubted), LOOK_WITHIN)
-        # asked again within seconds, because the next renewal of a long lease is far away
+        # The claims stay in `_doubted`, and the server is asked again within seconds. The next renewal of a long lease
+        # would be too far away.
         except MultilockError as error:
             logger.debug("it is unknown for the moment which locks are held: %s", error)
         else:

@@ -191,9 +191,9 @@ class ClusterBackend:
     ) -> Sequence[Granted | BackendUnavailable | None]:
         """Renew the leases of one node.
 
-        A lease that has moved to another node is renewed by its old group's threads until the new node has renewed it
-        once. While the new node hangs, only one of these threads may wait for its reply, and only for half of the time
-        left.
+        After a lease has moved to another node, the threads that renew its former group send its next renewal to the
+        new node. Once the new node has renewed the lease, the lease belongs to the new node's group. While the new node
+        hangs, only one of these threads may wait for its reply, and only for half of the time left.
         """
         node, left = self._cluster_map.node(address), deadline - self._now()
         hanging = None

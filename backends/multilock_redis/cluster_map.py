@@ -31,7 +31,7 @@ CLUSTER_SLOTS = pack("CLUSTER", "SLOTS")
 CLUSTER_INFO = pack("CLUSTER", "INFO")
 BURST = 0.1  # seconds; doubts that come within this time of each other share one request for the table
 EPOCH = re.compile(rb"cluster_current_epoch:(\d+)")
-AT_LEAST = 0.02  # seconds that each node gets to reply at least
+AT_LEAST = 0.02  # the least number of seconds that each node gets for its reply
 
 
 class ClusterMap:

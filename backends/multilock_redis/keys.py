@@ -26,7 +26,7 @@ class Keys:
     gone: bytes  # prefix of the keys of tombstones
 
     def own(self, claim: Claim) -> bytes:
-        """Return, encoded, the key of the claim's tombstone and the claim's owner text."""
+        """Return the key of the claim's tombstone, and the claim's owner text, both encoded as bytes."""
         gone = self.gone + claim.id.encode()
         owner = claim.owner.encode()
         return b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(gone), gone, len(owner), owner)

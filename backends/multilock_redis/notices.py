@@ -119,7 +119,8 @@ class Listener:
         self._watched.take(claim_id)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        """Report changes of holder of exactly these names. Returns False if this server does not push them."""
+        """From now on, report when the holder of one of these names changes, and stop reporting all other names.
+        Returns False if this server does not push such changes."""
         deadline = self._now() + within
         unread = object()
         followed = self._followed
@@ -186,8 +187,8 @@ class Listener:
         return watched, followed
 
     def take_over(self, watched: Moving, followed: dict[str, object], wanted: Container[str], within: float) -> None:
-        """Watch the claims and follow the names that the `leave` of another node returned. ``wanted`` has the ids of
-        the claims that were not released meanwhile."""
+        """Watch claims and follow names that moved here from another node. The `leave` of that node's listener has
+        returned both. ``wanted`` has the ids of the claims that were not released meanwhile."""
         deadline = self._now() + within
         for each in watched:
             self._watched.add(*each)
@@ -348,7 +349,8 @@ class Listener:
                     self._notices.granted(claim_id, granted)
                 else:
                     self._notices.wake(claim_id)
-                # If the server refuses to report changes, the wake-up of a holder is how force_release reports a loss.
+                # If the server refuses to report changes, force_release wakes the claim of the holder instead. So a
+                # wake-up may mean that the claim is lost.
                 if "changes" in self.refused:
                     name = self._watched.name(claim_id)
                     return {name} if name is not None else set()

@@ -31,7 +31,8 @@ __all__ = [
     "Transactions",
 ]
 
-# seconds for which the server keeps a queue after its last request; longer than one request keeps a place
+# seconds for which the server keeps a queue after the last request to it; longer than any request keeps a waiter's
+# place
 QUEUE_KEPT = 60.0
 TOKEN_KEPT = 600.0  # seconds for which the server keeps the last token of a name after its last lease
 CLOCKS_WITHIN = 1.0  # seconds by which a client's clock may be off; a greater difference is cut to this

@@ -202,9 +202,9 @@ class Wire:
     def never_block(self, *, tls: bool = False) -> bool:
         """Make the connection non-blocking. After that only `begin`, `put` and `finish` may be used.
 
-        Returns False for a TLS connection, which may have to write in order to read. With ``tls`` a TLS connection is
-        made non-blocking as well, but an event loop must not use it. Raises BackendUnavailable if `drop` was called
-        meanwhile.
+        Returns False for a TLS connection, which may have to write in order to read. If ``tls`` is True, a TLS
+        connection is made non-blocking as well, but an event loop must not use it. Raises BackendUnavailable if `drop`
+        was called meanwhile.
         """
         if isinstance(self._sock, ssl.SSLSocket) and not tls:
             return False

@@ -63,10 +63,11 @@ class Stand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The decisions of one process. ``boot`` and ``me`` are None if /proc does not show them.
+    """Decides for one process which claim gets a name. ``boot`` (the boot id) and ``me`` (this process) are None if
+    /proc does not show them.
 
-    With ``in_children``, other processes work under the leases of this process. So the row of a holder records no
-    process.
+    If ``in_children`` is True, child processes work under the leases of this process. So the row of a holder records no
+    process, and the end of this process does not end the lease.
     """
 
     boot: str | None
@@ -271,8 +272,8 @@ class Recipe:
             rows.close()  # an unfinished query would keep reading an old state of the file
 
     def _living(self, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-        """Yield the rows of living processes, without their three columns of the process. Each process is checked
-        once."""
+        """Yield each row whose process lives, without its last three columns, which identify the process. Each process
+        is checked only once."""
         gone: dict[Sequence[Any], bool] = {}
         for row in rows:
             process = row[-3:]

@@ -48,7 +48,8 @@ class Connection(sqlite3.Connection):
 
     path: str
     file: tuple[int, int]
-    log: tuple[int, int] | None = None  # the log's inodes, once the connection is set up
+    # the inodes of the log (-wal) and of its shared memory (-shm), once the connection is set up
+    log: tuple[int, int] | None = None
     exclusion: Exclusion
     deadline: float  # on the clock of system.now()
     _busy_timeout: int = -1
@@ -82,7 +83,7 @@ class Connection(sqlite3.Connection):
 def transaction(connection: Connection, *, durable: bool = False) -> Iterator[None]:
     """Run the body as the only writer, and roll back after any exception.
 
-    With ``durable`` the transaction is on the disk before it ends.
+    If ``durable`` is True, the transaction is written to the disk before this returns.
     """
     opening = connection.exclusion.is_inside
     try:
@@ -163,7 +164,8 @@ class Database:
         self.close_idle()
 
     def close_idle(self, files: Set[tuple[int, int]] | None = None) -> None:
-        """Close all idle connections. With ``files``, do so only if one of them is open on one of these files."""
+        """Close all idle connections. If ``files`` is given, do so only if at least one idle connection has one of
+        these files open."""
         if files is not None and not any(connection.file in files for connection in list(self._idle)):
             return
         while True:

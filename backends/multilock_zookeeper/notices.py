@@ -212,7 +212,7 @@ class Watcher:
     # ---- names that are followed
 
     def follow(self, parents: Mapping[str, str], deadline: float) -> None:
-        """Report each change among the contenders for exactly these names.
+        """From now on, report each change among the contenders for these names, and stop reporting all other names.
 
         Raises if a watch could not be set. The watches that were set stay, so the next call has fewer to set.
         """

@@ -163,7 +163,7 @@ class Recipe:
     def _stand_behind(self, claim: Claim, waiter: ZkWaiter, rivals: Sequence[str], deadline: float) -> Busy | None:
         """Step 4: watch the last nodes that exclude the claim, not the first, so that a deletion wakes few waiters.
 
-        Returns None if one of them is already gone.
+        Returns None if one of these nodes is already gone.
         """
         assert waiter.path is not None
         try:

@@ -327,7 +327,8 @@ class Transport:
         just started restarts the timeout of every session, and it turns every client away until it has read its data.
         """
         session = self._session
-        ttl = session.ttl if session else self.asked  # without a session, no node was ever made with this id
+        # without a session, no node has been made under this session id, so `asked` is long enough
+        ttl = session.ttl if session else self.asked
         since = max(turned_away_at, self._touched_at)
         return self._id is not None and not self._up.is_set() and self._now() - since > ttl
 

@@ -61,8 +61,8 @@ class ZkWaiters:
     def cancel(self, claim: Claim, unsure: bool) -> ZkWaiter:
         """Mark the claim as cancelled. The caller holds ``lock``.
 
-        An attempt that runs in another thread sends nothing more. With ``unsure``, attempts that begin later send
-        nothing either.
+        An attempt that runs in another thread sends nothing more. If ``unsure`` is True, an attempt that begins later
+        sends nothing either.
         """
         waiter = self.of.get(claim.id) or ZkWaiter()
         waiter.cancelled = True

@@ -355,7 +355,8 @@ class _Request:
             result, error = None, raised
         try:
             self._loop.call_soon_threadsafe(self._settle, result, error)
-        except RuntimeError:  # the loop was closed, so the unwinding task or `forget_closed_loop` cancels the claim
+        # the loop was closed; its task, while it is unwound, or `forget_closed_loop` cancels the claim
+        except RuntimeError:
             logger.debug("an answer came after its event loop was closed")
             self._drop(result)
 

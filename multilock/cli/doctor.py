@@ -51,9 +51,9 @@ class _Report:
 def doctor(url: str | None, profile: str | None, config: str | None, as_json: bool, strict: bool, sql: bool) -> int:
     """Print what could be found out, then raise the error if the configuration is wrong.
 
-    With ``sql`` print only the statements by which an owner of the database makes the tables, without any request.
-    Returns the exit code: 69 if the backend does not reply, 1 if it has a finding of level error (with ``strict`` also
-    of level warning), else 0.
+    If ``sql`` is True, send no request and print only the SQL statements with which an owner of the database makes the
+    tables. Returns the exit code: 69 if the backend does not reply, 1 if it has a finding of level error (with
+    ``strict`` also of level warning), else 0.
     """
     if sql:
         return _print_sql(url, profile, config)

@@ -39,7 +39,8 @@ class Tell:
         self._emit(events.NotAcquired(name, None, now, result, now - started), copy_context())
 
     def renewed(self, lease: Holding, now: float, slack: float, sent_at: float) -> None:
-        """Report that a renewal sent at ``sent_at`` was acknowledged, ``slack`` seconds before the deadline."""
+        """Report that a renewal was sent at ``sent_at``, and was acknowledged when ``slack`` seconds were left until
+        the deadline."""
         event = events.Renewed(lease.name, lease.owner, now, lease.valid_until, lease.ttl, slack, now - sent_at)
         self._emit(event, lease.context)
 

@@ -82,8 +82,8 @@ def want(
     identity: str | None = None,
     patient: bool = False,
 ) -> Want:
-    """Check the options of a lock, and return its `Want`. With ``patient``, a wait continues however long an outage
-    lasts.
+    """Check the options of a lock, and return its `Want`. If ``patient`` is True, a wait does not end because of an
+    outage, however long the outage lasts.
 
     Readers, writers and permits accept ``fair=None``, because they are served in order of arrival whenever the backend
     can do that. Raises ValueError, TypeError, CapabilityMissing, ClientClosed.

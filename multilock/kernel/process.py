@@ -45,7 +45,7 @@ class OneClient(Protocol):
 
     @property
     def end(self) -> EndOfClient:
-        """The end of the client."""
+        """The object that ends the client (`multilock.kernel.ending.End`)."""
 
 
 _kernels: dict[weakref.ref[OneClient], None] = {}  # not a WeakSet, because that must not change while it is iterated

@@ -143,7 +143,7 @@ class Releases:
         lease._leave_scope()
 
     def _released(self, lease: AnyHeld) -> bool:
-        """End the release, and return True the first time. After an interrupt the caller calls this again."""
+        """End the release. Returns True only at the first call. After an interrupt the caller calls this again."""
         with self._kernel.lock:
             first = lease._end_release()
             if not first and lease.stage != RELEASED:  # lost during the release
@@ -191,8 +191,8 @@ class Releases:
 
         ``end`` is the end of the body that the acquire began, or None. ``worked`` says whether that body had begun. A
         lease that has no other acquire is released in the background. If it has other acquires, only their count is
-        lowered. If another body has ended meanwhile, it has already undone this acquire. A second call with the same
-        ``end`` changes nothing.
+        lowered. The end of another body may already have undone this acquire. This call then does nothing. A second
+        call with the same ``end`` changes nothing.
         """
         self.later(lease, lambda: lease._undo_acquire(end, worked))
 

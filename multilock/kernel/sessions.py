@@ -93,7 +93,8 @@ class RenewedSessions:
                     continue
                 failures = lease.schedule.failures
                 lease._accept(session.cut(lease.granted))
-                lease.schedule.failures = failures  # shortening is not a proof, so failed renewals still count
+                # kept, because a shorter ttl proves nothing about the renewals that have failed
+                lease.schedule.failures = failures
                 due = min(due, self._watchdog.plan(lease))
         kernel.poke(due)
         self.hurry(group)

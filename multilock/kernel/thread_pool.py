@@ -17,7 +17,8 @@ class ThreadPool:
     """At most ``limit`` threads that take jobs in order of arrival. ``submit`` does not block. Jobs must not raise.
 
     A thread that the operating system refuses counts as a thread that begins late: ``spawn`` starts it as soon as
-    possible. With ``or_here``, `submit` itself runs a job meanwhile if no other thread of the pool runs.
+    possible. If ``or_here`` is True and no thread of the pool runs meanwhile, `submit` itself runs a job in the calling
+    thread.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ThreadPool:
             job = self._jobs.get_nowait()
         except system.Empty:
             return
-        if job is None:  # None tells one thread of the pool to end: put it back for that thread
+        if job is None:  # None is no job: it tells one thread of the pool to end, so it is put back for that thread
             self._jobs.put(None)
             return
         job()

@@ -154,8 +154,8 @@ class Rounds:
         return None if claim.id in self._left else evidence
 
     def _leave(self, claim: Claim, unsure: bool) -> Evidence:
-        """Note that the claim is given up, and return its record. With ``unsure`` an attempt of the claim may still
-        begin later.
+        """Note that the claim is given up, and return its record. ``unsure`` is True if an attempt of the claim may
+        still begin later.
 
         If the claim has no record here, assume that any server may have an entry of it.
         """

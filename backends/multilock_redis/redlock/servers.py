@@ -25,7 +25,7 @@ __all__ = ["LEAST_LIMIT", "ServerNotices", "Servers", "limit"]
 
 Said = TypeVar("Said")
 
-LEAST_LIMIT = 0.25  # seconds that a server gets for one request at least, however short the lease
+LEAST_LIMIT = 0.25  # the least number of seconds that a server gets for one request, even if the lease is short
 BRIEFLY = 0.5  # seconds at least to wait for the other servers, after a majority has replied to an operator
 LISTEN_WITHIN = 3.0  # seconds that one subscription may take, connecting included
 LISTEN_AGAIN = 1.0  # seconds from the end of a failed subscription to the next one
@@ -148,7 +148,7 @@ class Servers:
     ) -> Iterator[tuple[int, Said | Exception]]:
         """Ask all servers at once, and yield each reply when it arrives.
 
-        The reply of a server that is late is BackendUnavailable. With ``brief``, the method waits only for a moment
+        The reply of a server that is late is BackendUnavailable. If ``brief`` is True, this waits only for a moment
         after a majority has replied.
         """
         began, answered = self.now(), 0
@@ -175,7 +175,7 @@ class Servers:
     ) -> dict[int, Said]:
         """Return the replies of a majority, by the numbers of the servers. Raises if no majority replies.
 
-        With ``everybody``, return the replies of all servers that reply in time.
+        If ``everybody`` is True, return the replies of all servers that reply in time.
         """
         said: dict[int, Said] = {}
         silences: list[Exception] = []

@@ -202,7 +202,7 @@ class Evidence:
     def pushed(self, which: int, at: int, valid_for: int, stamp: int) -> bool:
         """Record the push by which the server handed the name to the claim.
 
-        Returns False if the push does not count, as when a newer statement is known.
+        Returns False if the push does not count, for example because a newer statement of the server is known.
         """
         view = self.views[which]
         if (at, 1) <= view.at or not view.touched or self.leaving or valid_for > self.ttl:
@@ -213,7 +213,8 @@ class Evidence:
         return True
 
     def hinted(self, which: int) -> None:
-        """Record a hint of the server to ask again. Another claim may have taken the name there."""
+        """Record a hint: the server has reported something, so the claim should ask it again. Another claim may have
+        taken the name there."""
         view = self.views[which]
         view.doubted = view.pending > 0  # the reply under way may be older or newer than the hint
         if view.state is VOTES:

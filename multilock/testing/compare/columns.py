@@ -95,7 +95,7 @@ class Column:
     def find_leftovers(self, begin: str, *, patient: bool) -> None:
         """Set ``leftovers`` to the names with this beginning at the server. An adapter that can sweep removes them.
 
-        With ``patient``, wait for locks that end by themselves.
+        If ``patient`` is True, wait until the leases of the remaining locks should have expired.
         """
         if self.gone or self.url.startswith("memory:"):
             return

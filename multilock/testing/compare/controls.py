@@ -474,7 +474,7 @@ def _kazoo(url: str, ttl: float) -> Iterator[Any]:
         client.close()
 
 
-ADVISORY = "hashtext(%(begin)s), hashtext(%(name)s)"  # the two numbers of the lock
+ADVISORY = "hashtext(%(begin)s), hashtext(%(name)s)"  # the two numbers that identify an advisory lock
 
 
 def _advisory_key(url: str, name: str) -> dict[str, str | None]:

@@ -1,7 +1,7 @@
 """The suite's access to a backend under test, and the faults that the suite causes.
 
-A `Place` is one backend under test. `FaultyBackend` causes faults between the kernel and any backend. A place with
-better tools (a real server that it can stop, a proxy) overrides its methods.
+A `Place` is one backend under test. By default it causes faults with a `FaultyBackend`, which stands between the kernel
+and the backend. A place that has a real server to stop, or a proxy, overrides the methods that cause faults.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class FaultyBackend:
         return self._ask("release", within, lambda: self._inner.release(claim, granted, unsure, within), claim)
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
-        """Release with a rest at the inner backend, with the planned fault."""
+        """Call `rest` of the inner backend, which releases but keeps the name taken, with the planned fault."""
         inner = cast("Rests", self._inner)
         return self._ask("release", within, lambda: inner.rest(claim, granted, unsure, seconds, within), claim)
 

@@ -31,7 +31,9 @@ __all__ = ["ReadWriteConformance", "SemaphoreConformance"]
 
 QUICK = 2.0  # seconds until every waiter that may enter has entered, even if its backend polls
 WAITS_FOR = 0.5  # seconds that an impatient writer waits
-TIMERS = 1.0  # seconds; a shorter pause is no timer, but a retry after a refused request
+# seconds; the timer of a waiter is at least this long, and a shorter pause only precedes the repetition of a refused
+# request
+TIMERS = 1.0
 NEVER = 3600.0  # seconds, longer than any test
 
 

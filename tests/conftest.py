@@ -42,11 +42,11 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deal the modules to the workers in equal shares of tests, and run the slow modules of one share after another.
 
-    With ``--dist worksteal`` each worker begins with one share, and steals from the end of another when it is done. So
-    a module's own fixtures start once. The modules of a folder are neighbours, so that the servers of the folder start
-    once in each worker. Slow modules keep a core busy, while other tests wait most of the time. So the slow modules of
-    each worker begin only when those of the previous worker have ended. All slow modules end long before the other
-    tests do, so no worker is left with a slow test when the others have finished.
+    With ``--dist worksteal`` each worker begins with one share. When a worker has run its share, it takes tests from
+    the end of another worker's share. So a module's own fixtures start once. The modules of a folder are neighbours, so
+    that the servers of the folder start once in each worker. Slow modules keep a core busy, while other tests wait most
+    of the time. So the slow modules of each worker begin only when those of the previous worker have ended. All slow
+    modules end long before the other tests do, so no worker is left with a slow test when the others have finished.
     """
     modules: dict[Path, list[pytest.Item]] = {}
     slow: set[Path] = set()

@@ -75,7 +75,7 @@ class PostgresqlServer(Server):
     def kill(self) -> None:
         """Kill all processes of the server at once, so that none of them can finish a commit."""
         children = self._children() if self.alive else []
-        for pid in (self.pid, *children) if children else ():  # the first process would start others
+        for pid in (self.pid, *children) if children else ():  # the first process first: it would start others
             os.kill(pid, signal.SIGKILL)
         super().kill()
         while any(_runs(pid) for pid in children):

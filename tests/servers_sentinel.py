@@ -84,7 +84,7 @@ class Guarded(Service):
         self._first = RedisServer(*fixed)
         self.servers = [self._first, *(RedisServer(*fixed) for _ in range(replicas))]
         self.guards = [SentinelServer(self._monitor) for _ in range(guards)]
-        self._down_after = DOWN_AFTER  # for Sentinels that start from now on
+        self._down_after = DOWN_AFTER  # the setting of each Sentinel that is started
 
     def _monitor(self) -> list[str]:
         return [

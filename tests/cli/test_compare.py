@@ -246,7 +246,7 @@ def test_each_figure_is_one_line_that_fits_a_terminal(long: Report) -> None:
     lines = said.getvalue().splitlines()
     assert [line for line in lines if len(line.rstrip()) > 100 and " broke off: " not in line] == []
     figures = [line for line in lines if line.startswith("redis asyncio")]
-    assert len(figures) == 1 + 10 + 1  # cost, contention of each size and hold, many locks
+    assert len(figures) == 1 + 10 + 1  # a line each for the cost, for 10 contentions, and for many locks
     assert any(re.fullmatch(r"redis +2 s +≤ 0.92 +≥ 0.08 +≤ 1.91 +12836 +– +23741 +1617", line) for line in lines)
 
 

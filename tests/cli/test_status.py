@@ -182,7 +182,7 @@ def test_doctor_prints_its_findings_first(run: Run, tmp_path: Path) -> None:
 
 
 def test_strict_doctor_fails_on_a_warning(run: Run) -> None:
-    # A file there is lost at the next boot, and its tokens with it.
+    # The warning says that a file in this folder is lost at the next boot, and with it the last token.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         url = f"sqlite://{folder}/locks.db"
         assert run("doctor", "--url", url).returncode == 0

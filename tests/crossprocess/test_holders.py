@@ -47,7 +47,7 @@ def test_a_holder_frozen_beyond_its_ttl_notices_it_when_it_resumes(client: Clien
     holder.wait_for("held", START)
     with holder.paused():
         following = client.lock("n", ttl=10.0).acquire(timeout=START)
-        time.sleep(0.2)  # past the tenth of a ttl after which a late look counts as a pause
+        time.sleep(0.2)  # a deadline noticed more than a tenth of a ttl late counts as a pause
     holder.tell("report")
     assert holder.wait_for("report", SOON)[1:] == ["False", "lost"]
     assert holder.wait_for("lost", SOON)[1:] == ["paused"]

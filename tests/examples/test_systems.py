@@ -1,4 +1,4 @@
-"""One program for each row of the systems that multilock learned from."""
+"""The programs of `docs/examples/systems`, which show features of other lock systems."""
 
 from __future__ import annotations
 

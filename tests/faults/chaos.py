@@ -259,7 +259,8 @@ class EtcdArena(ServerArena):
         }
 
     def away(self, dice: random.Random) -> None:
-        """Stop the server for longer than a short clean-up keeps trying. Afterwards the leases begin their ttl anew."""
+        """Kill the server for longer than a process with the habit "short clean-up" repeats a cancel. The restarted
+        server begins the ttl of each lease anew."""
         self.server.kill()
         time.sleep(self.outage or dice.uniform(2.2, 2.6) * self.ttl)
         self.server.start()

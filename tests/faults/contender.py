@@ -417,7 +417,7 @@ def hold(
         if asked - noted >= NOTE_EVERY:
             note("held", asked, _id(lease))
             noted = asked
-        if asked >= until and lease.state is not LeaseState.AT_RISK:  # a lease at risk: until it is renewed or lost
+        if asked >= until and lease.state is not LeaseState.AT_RISK:  # otherwise until it is renewed or lost
             break
         yield dice.choice((0.0, 0.001, 0.005))
     if value is not None:  # even after the lease ended: its token must make the ledger refuse the write

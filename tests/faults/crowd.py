@@ -58,8 +58,8 @@ def in_use_again(record: Record, killed: Sequence[FaultPeriod], permits: int) ->
     ended = {fault.pid: fault.start for fault in killed}
 
     def end(one: Belief) -> float:
-        """Return the end of this belief. A killed process believed until its death, even if it had recorded nothing
-        since the acquire."""
+        """Return the end of this belief. A killed process believed until its death that it held the lock, even if it
+        had recorded nothing since the acquire."""
         return one.release or one.over or ended.get(one.pid, one.until)
 
     for fault in killed:

@@ -29,7 +29,7 @@ __all__ = ["NAME", "attend"]
 
 NAME = "catalogue"
 IMPATIENT = 0.1  # the share of requests that do not wait, and of those that wait only briefly
-LONG_HOLD = 0.01  # the share of long reads and writes: among fifty readers there is often one
+LONG_HOLD = 0.01  # the share of long reads and writes: often one of fifty readers is long
 THINK = 0.02  # the longest pause in seconds between two turns
 
 

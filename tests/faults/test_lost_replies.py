@@ -22,7 +22,7 @@ def test_after_an_acquire_with_a_lost_reply_one_release_frees_the_lock(
     assert operator.get(KEY).decode() == lease.owner
     assert lease.release()
     assert operator.get(KEY) is None
-    [tombstone] = operator.keys("*:gone:*")  # it refuses the request without a reply, should it come late
+    [tombstone] = operator.keys("*:gone:*")  # refuses the attempt without a reply if it arrives late
     assert 0 < operator.ttl(tombstone) <= 60
 
 

@@ -74,7 +74,7 @@ def theirs_behind(lock: DistributedLock, their: Their, within: float) -> str:
 def try_pair(
     client: Client, server: Any, make: Callable[[Any, str, ExitStack], Their], column: str, name: str, expected: Cell
 ) -> Cell:
-    """Let each of the two locks be the first holder once, each time under a new name.
+    """Let multilock's lock be the first holder, and then the other program's lock, each time under a new name.
 
     ``expected`` only determines how long to wait, because a lock that may enter gets more time.
     """

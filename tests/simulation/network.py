@@ -109,7 +109,7 @@ class Socket(File):
         if self._error is not None:
             raise BrokenPipeError(32, "Broken pipe")
         self._may_break()
-        self.network.on_sent(self, data)  # a fault that follows may delay these data
+        self.network.on_sent(self, data)  # a fault that follows this event may delay the data
         delay = self.network.delay(self.process, self.server)
         self._to_server = max(self._to_server + 1e-9, sim.time + delay)
         sim.at(self._to_server, self._reaches_server, bytes(data))

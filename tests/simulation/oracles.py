@@ -499,7 +499,7 @@ class Oracles:
         return bool(sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0)))
 
     def forgot_since(self, when: float) -> bool:
-        """Return whether a server may have forgotten all names since then."""
+        """Return whether a server may have forgotten all names since the time ``when``."""
         return self._forgot.get(None, 0.0) >= when
 
     def disturb(self, process: Process | None, seconds: float, kind: str) -> None:

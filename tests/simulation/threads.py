@@ -299,7 +299,7 @@ class Selector(File):
 
     def unregister(self, what: Any) -> None:
         del self._keys[what]
-        if self in (watching := self._files.pop(what).selectors):  # a file that was closed has none
+        if self in (watching := self._files.pop(what).selectors):  # a closed file has no selectors
             watching.remove(self)
 
     def modify(self, what: Any, events: int, data: Any = None) -> None:

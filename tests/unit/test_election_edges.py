@@ -650,7 +650,7 @@ def test_a_with_body_entered_while_run_ends_its_work_keeps_the_lease(
 
     def meanwhile() -> None:
         threads[0].start()
-        working.wait(0.02)  # a limit: it may wait for a lock that this thread holds
+        working.wait(0.02)  # limited, because the body may wait for a lock of this thread
 
     threads: list[threading.Thread] = []
     server.always("release", release)

@@ -1,5 +1,5 @@
-"""Workers in separate processes are frozen and killed while they hold a lock. No two may believe at once that they hold
-it."""
+"""Workers in separate processes are frozen and killed while they hold a lock. No two workers may believe at once that
+they hold the lock."""
 
 from __future__ import annotations
 

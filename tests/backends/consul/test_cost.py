@@ -134,7 +134,7 @@ def test_a_handover_takes_one_push_and_one_request(server: ConsulServer, connect
         lease.release()
         assert entered.wait(5)
         thread.join()
-    assert made.pop("PUT txn") == 3  # the name is released, acquired, released
+    assert made.pop("PUT txn") == 3  # a release, the waiter's acquire, and its release
     # The other requests are the queries that were open. On an overloaded machine there may also be the waiter's first
     # read, and a watch of the briefly held lock.
     assert sum(made.values()) <= 4

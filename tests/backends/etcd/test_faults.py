@@ -468,7 +468,7 @@ def renewed_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def overlap(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> float:
     """Acquire a lock late in the life of its etcd lease, and cut its holder off. Return the seconds for which two
-    holders believe.
+    processes believe that they hold the lock.
 
     A negative result is the time between the beliefs of the first and the second holder.
     """

@@ -82,7 +82,7 @@ def test_a_handover_takes_one_request_to_join_and_one_to_release(
         lock.try_acquire()
     before = 0.0
     for turn in range(12):
-        if turn == 2:  # from this turn on, each client has a watch that stays open
+        if turn == 2:  # both clients now have a watch that stays open
             before = server.metric("grpc_server_started_total")
         joined = sent(server, "Txn") + 1
         waits = background(lambda: locks[(turn + 1) % 2].acquire(timeout=START))  # noqa: B023

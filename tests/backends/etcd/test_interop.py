@@ -206,8 +206,8 @@ def test_no_reader_writer_or_permit_overtakes_a_waiting_etcdctl(
 def test_our_locks_see_the_keys_of_gos_read_write_recipe_as_readers_and_writers(
     client: Client, shared: EtcdServer, request: pytest.FixtureRequest
 ) -> None:
-    """The read-write lock of etcd's Go client is experimental and has no tool. So the test itself puts the keys that it
-    would put."""
+    """The read-write lock of etcd's Go client is experimental and has no tool. So the test itself puts the keys that
+    this lock would put."""
     below = f"{request.node.name}/job"
     lease = etcdctl(shared.endpoint, "lease", "grant", "60").split()[1]
     locks = shared_locks(client)

@@ -43,8 +43,8 @@ def entered_at(client: multilock.Client, name: str) -> float:
 
 
 def gaps(islands: Archipelago) -> list[float]:
-    """Return for each lock the seconds between two moments. At the first moment the former holder no longer believes,
-    and its lost callback has begun. At the second moment the next client has acquired the lock.
+    """Return for each lock the seconds between two moments. At the first moment the former holder no longer believes
+    that it holds the lock, and its lost callback has begun. At the second moment the next client has acquired the lock.
 
     The seconds for which this process was paused are added, because a paused process cannot be notified in time.
     """

@@ -18,8 +18,8 @@ from multilock.model import Busy, Claim, Granted, owner_text
 __all__ = ["WITHIN", "Asker", "Clock"]
 
 WITHIN = 5.0
-# Numbers for the ids of claims. No earlier process has used them, because it may have cancelled a claim with the same
-# number.
+# Numbers for the ids of claims. They begin at the present time, so that no earlier process has used them: a number
+# whose claim was cancelled would be refused.
 _numbers = itertools.count(time.time_ns())
 
 

@@ -55,7 +55,7 @@ def test_a_waiter_that_waited_long_is_still_handed_the_name_by_push(
     held = one.take(one.mutex())
     waiter = two.wait(two.mutex())
     pinged(inside(two)._listener._wire)
-    # Without later pings, the notification cannot arrive together with the reply to one.
+    # The client sends no further pings, so the notification cannot arrive together with the reply to a ping.
     monkeypatch.setattr(notices, "TEND_EVERY", 3600.0)
     assert one.release(held)
     assert two.ear.wait(lambda: waiter.id in two.ear.pushed, LONG)

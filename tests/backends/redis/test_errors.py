@@ -210,7 +210,7 @@ def test_a_full_server_rejects_new_locks_but_serves_the_held_ones(us: Ours, them
         bare.config_set("maxmemory", 0)
 
 
-# silences where the request was certainly not executed
+# Errors that count as silence, after a request that was certainly not executed
 
 
 def test_a_refused_connection_raises_backend_unavailable(connect: Connect) -> None:
@@ -288,7 +288,7 @@ def test_a_replica_counts_as_silence_and_is_named(us: Ours, server: RedisServer,
             replica.take(replica.claim("b"))
         assert "replica" in str(caught.value)
         eventually(lambda: bare.info("replication")["master_link_status"] == "up", within=10)
-    with silent(unknown=False):  # raised although the primary never had the lock
+    with silent(unknown=False):  # silence, although the primary never had the lock
         replica.release(claim)
     replica.close()
 

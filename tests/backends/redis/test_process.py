@@ -82,7 +82,7 @@ def test_a_forked_child_keeps_no_connection_of_a_killed_parent(
         parent.wait_for("child", within=10)
         # The four connections are for requests, for the subscription, for tracking, and for the channel.
         assert len(connections(bare) - before) == 4
-        parent.signal(signal.SIGKILL)  # only the parent has these, not its child
+        parent.signal(signal.SIGKILL)  # only the parent has these connections
         eventually(lambda: connections(bare) <= before)
         waiter = them.wait()
         us.release(held)
@@ -117,7 +117,7 @@ def test_a_child_forked_during_a_connect_keeps_no_connection_in_use(
     with Helper(f"{__name__}:forking_while_it_connects", server.url) as parent:
         parent.wait_for("waiting", within=10)
         assert len(connections(bare) - before) == 2
-        parent.signal(signal.SIGKILL)  # only the parent has these, not its child
+        parent.signal(signal.SIGKILL)  # only the parent has these connections
         eventually(lambda: connections(bare) <= before)
         waiter = them.wait()
         us.release(held)

@@ -46,7 +46,7 @@ def test_a_lock_of_one_user_is_protected_from_other_users(
                 connect(stranger, ttl=10).lock("job").acquire(timeout=10)
             assert time.monotonic() - begun < 5
             assert "s3cret" not in str(caught.value)
-        lease.renew()  # the server allows renewals too
+        lease.renew()  # the holder may also renew its lease
 
 
 def test_several_users_may_share_a_directory_made_by_hand(

@@ -35,8 +35,8 @@ def restart_with(server: ZooKeeperServer, **settings: object) -> None:
 def gap(lease: Lease, lost: Recorder[Loss], other: Client, proxy: FaultProxy) -> float:
     """Cut the holder off. Return how many seconds after the end of its belief another client acquires the lock.
 
-    The end is when the holder no longer believes and its lost callback has begun. The seconds for which this process
-    was paused are added.
+    The belief ends when `is_held()` is False and the lost callback of the holder has begun. The seconds for which this
+    process was paused are added.
     """
     waits = background(lambda: (other.lock("job").acquire(timeout=30), now())[1])
     with Pulse() as pulse:

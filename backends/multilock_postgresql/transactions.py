@@ -27,8 +27,8 @@ class StepQueries:
         self.attempt = self._sql("SELECT * FROM {}.acquire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)")
         self.release = self._sql("SELECT {}.release_1($1, $2, $3, $4)")
         self.rest = self._sql("SELECT {}.rest_1($1, $2, $3, $4, $5)")
-        self.renew = self._sql("SELECT unnest({}.renew_1($1, $2, $3, $4))")
-        self.force = self._sql("SELECT unnest({}.force_1($1, $2))")
+        self.renew = self._sql("SELECT pg_catalog.unnest({}.renew_1($1, $2, $3, $4))")
+        self.force = self._sql("SELECT pg_catalog.unnest({}.force_1($1, $2))")
         self.sweep = self._sql("SELECT {}.sweep_1()")
         self.guard = f'SELECT "{schema}".guard_1(%s, %s)'  # the only query that a user's own connection sends
         self.lost = self._sql(
@@ -39,7 +39,7 @@ class StepQueries:
         self.follow = self._sql(
             "INSERT INTO {0}.locks AS l (key, token, followed) "
             "SELECT k, {0}.us_1(), pg_catalog.clock_timestamp() + $2::bigint * interval '1 ms' "
-            "FROM unnest($1::text[]) AS k "
+            "FROM pg_catalog.unnest($1::text[]) AS k "
             "ON CONFLICT (key) DO UPDATE SET followed = excluded.followed "
             "RETURNING l.key, l.id, extract(epoch FROM l.until - pg_catalog.clock_timestamp())"
         )

@@ -43,6 +43,9 @@ TEND_EVERY = 10.0  # seconds between two checks for connections that were idle f
 OWN_PID = b"SELECT pg_backend_pid()"
 PING = b"SELECT 1"
 BEGIN, COMMIT = b"BEGIN ISOLATION LEVEL READ COMMITTED", b"COMMIT"
+# Functions of the server whose warnings say nothing about the commit: transaction ids or multixact ids run out, or the
+# queue of notifications fills up.
+HARMLESS = (b"GetNewTransactionId", b"GetNewMultiXactId", b"asyncQueueFillWarning")
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _PIPELINE = (pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.PIPELINE_ABORTED)
@@ -311,11 +314,12 @@ class PgWire:
 
 
 def _into(warnings: list[str]) -> Callable[[pq.abc.PGresult], None]:
-    """Return a handler that records warnings. The handler does not refer to the connection, because a reference cycle
-    would keep a dropped connection open."""
+    """Return a handler that records the warnings that may concern the commit. The handler does not refer to the
+    connection, because a reference cycle would keep a dropped connection open."""
 
     def note(result: pq.abc.PGresult) -> None:
-        if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
+        source = result.error_field(pq.DiagnosticField.SOURCE_FUNCTION)
+        if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000" and source not in HARMLESS:
             told = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
             warnings.append(told.decode(errors="replace"))
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -22,6 +24,7 @@ from multilock.testing.conformance.base import SOON, eventually
 from multilock_postgresql import open_backend
 from tests.backends.kit import NAME, WITHIN
 from tests.backends.postgresql.conftest import Ask, Database, Queued
+from tests.servers_postgresql import as_its_user, programs
 
 
 @pytest.fixture
@@ -158,6 +161,31 @@ def test_a_text_that_the_database_cannot_hold_is_refused_at_once(server: Databas
     latin.take(latin.mutex(name=long[:200]))
 
 
+def test_a_role_from_which_row_security_hides_holders_is_refused(server: Database, one: Queued, ask: Ask) -> None:
+    reader = one.take(one.reader())
+    poor = ask(as_role(server, "sees_little"))
+    server.sql("GRANT ALL ON SCHEMA multilock TO sees_little")
+    server.sql("GRANT ALL ON ALL TABLES IN SCHEMA multilock TO sees_little")
+    server.sql("ALTER TABLE multilock.holders ENABLE ROW LEVEL SECURITY")
+    try:
+        with pytest.raises(BackendRejected, match="row-level security"):
+            poor.attempt(poor.writer())
+    finally:
+        server.sql("ALTER TABLE multilock.holders DISABLE ROW LEVEL SECURITY")
+    assert one.release(reader)
+
+
+def test_a_loss_is_found_in_spite_of_a_function_of_the_role(server: Database, ask: Ask) -> None:
+    url = as_role(server, "own_unnest", "search_path = own_functions, public")
+    server.sql("CREATE SCHEMA own_functions AUTHORIZATION own_unnest")
+    none = "RETURNS SETOF text LANGUAGE sql AS 'SELECT NULL::text WHERE false'"
+    server.sql(f"CREATE FUNCTION own_functions.unnest(text[]) {none}")
+    client = ask(url, schema="of_own_unnest")
+    claim = client.take(client.mutex())
+    assert client.opened.force_release(NAME, WITHIN)
+    assert client.opened.renew(client.grant(claim).group, [(claim, client.grant(claim))], WITHIN) == [None]
+
+
 def test_a_full_queue_of_notifications_is_no_fault_of_the_name(own: Database) -> None:
     with closing(by_hand(own)) as client:
         held = client.take(client.mutex())
@@ -208,6 +236,30 @@ def test_a_grant_without_its_synchronous_standby_is_unknown(own: Database, tells
         assert told[0].unknown
         assert "canceling wait for synchronous replication" in str(told[0])
         client.close()
+
+
+def test_a_warning_about_the_ids_of_transactions_leaves_the_outcome_known() -> None:
+    with Database(wal_level="logical") as server:
+        # This slot keeps VACUUM from freezing, so transaction ids run out. Then each new one warns.
+        server.sql("SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')")
+        where = "SELECT current_setting('data_directory'), min(datfrozenxid::text::bigint) FROM pg_database"
+        [(data, first)] = server.sql(where)
+        server.sql("CHECKPOINT")
+        server.kill()
+        Path(data, "postmaster.pid").unlink()
+        last = first + (1 << 31) - 30_000_000
+        states = Path(data, "pg_xact", f"{last >> 20:04X}")  # the part of the commit log that contains this id
+        states.write_bytes(bytes(1 << 18))
+        reset = [*as_its_user(states), str(programs() / "pg_resetwal"), "-f", "-x", str(last), "-D", data]
+        subprocess.run(reset, check=True, capture_output=True)
+        server.start()
+        told: list[str | None] = []
+        with psycopg.connect(server.url, autocommit=True) as operator:
+            operator.add_notice_handler(lambda notice: told.append(notice.message_primary))
+            operator.execute("SELECT pg_current_xact_id()")
+        assert "must be vacuumed within" in str(told)
+        with closing(by_hand(server)) as client:
+            assert client.release(client.take(client.mutex()))
 
 
 def test_a_forked_child_leaves_its_parents_connections_alone(one: Queued, server: Database) -> None:

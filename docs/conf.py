@@ -32,7 +32,8 @@ def add_decisions(_app, page, source):
 
 
 def show_examples(_app, page, source):
-    """Show the programs of each recipe below it. In the repository the links in the recipe lead to them."""
+    """Show the programs of each recipe below the recipe. In the repository the links in the recipe lead to these
+    programs."""
     if page != "recipes":
         return
     sections = source[0].split("\n## ")

@@ -406,7 +406,7 @@ def _words(pid: int) -> str:
 def test_a_lost_lock_ends_the_command_although_no_thread_can_start(
     start: Start, sqlite_url: str, tmp_path: Path
 ) -> None:
-    """As if the command had used up the limit of processes."""
+    """A command that has used up the limit of processes has this effect."""
     code = """
 import _thread, os
 

@@ -23,7 +23,7 @@ from multilock.testing.compare.summary import host
 from multilock.testing.compare.verdicts import cells_of, judge_cycle
 from tests import chromium
 
-pytestmark = pytest.mark.timeout(180)  # a browser needs a processor, and so do all other tests then
+pytestmark = pytest.mark.timeout(180)  # a browser needs a processor, as do the tests beside it
 HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=alert(1)>\u202e\x00\x1b&amp;</title></style>"
 TTL = 2.0
 EXAMPLE = Path(__file__).parents[2] / "docs" / "comparison"

@@ -188,7 +188,7 @@ def test_contention_is_described_by_grants_waits_and_handovers() -> None:
     [
         ("grant 1.9 P.1 0 3 1 2", "at the same time"),
         ("grant 2.1 P.1 0 3 1 1", "came after"),
-        ("grant 1.9 P.1 0 3 0 2", ""),  # the second did not believe it held any longer, so nothing is certain
+        ("grant 1.9 P.1 0 3 0 2", ""),  # the second one no longer believed that it held, so nothing is certain
         ("grant 2.1 P.1 0 3 1 -", ""),
     ],
 )

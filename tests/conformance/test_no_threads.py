@@ -19,7 +19,7 @@ from tests.conformance.postgresql import Postgresql
 from tests.conformance.redlock import Redlock
 from tests.conformance.zookeeper import ZooKeeper
 
-TTL = 30.0  # its renewals are 10 s apart, so an earlier notice must be a push
+TTL = 30.0  # seconds; renewals are 10 s apart, so an earlier notice must be a push
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:

@@ -53,7 +53,7 @@ def test_a_holder_frozen_beyond_its_ttl_notices_it_when_it_resumes(client: Clien
     assert holder.wait_for("lost", SOON)[1:] == ["paused"]
     holder.tell("release")
     assert holder.wait_for("released", SOON)[1:] == ["False"]
-    following.renew()  # and its release did not touch the lock of the next holder
+    following.renew()  # the release of the former holder did not touch this lock
     assert [line for line in holder.lines if line.startswith("lost")] == ["lost paused"]
 
 
@@ -96,7 +96,7 @@ def test_a_program_that_ends_abruptly_costs_at_most_the_ttl(
 
 def test_a_killed_waiter_delays_no_other(client: Client, start: Start) -> None:
     lease = client.lock("n").acquire(timeout=SOON)
-    first, second = _queued(start, 6.0), _queued(start, 6.0)  # seconds for which a dead waiter keeps its place
+    first, second = _queued(start, 6.0), _queued(start, 6.0)  # a dead waiter keeps its place for 6 s
     first.kill()
     released = now()
     lease.release()

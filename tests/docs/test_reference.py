@@ -25,7 +25,8 @@ SECTIONS = {
 
 
 def section(heading: str) -> str:
-    """Return the text from this heading to the next. For a row of a table with a class's fields, return that row."""
+    """Return the text from this heading to the next. If ``heading`` is the beginning of a row of a table, return that
+    row."""
     start = PAGE.index(f"\n{heading}") + 1
     one_row = heading.startswith("|") and heading != "| `Capabilities`"
     ends = PAGE.find("\n" if one_row else "\n## ", start)

@@ -1,6 +1,6 @@
 """A process of the chaos harness: contenders on threads and on a loop, which record their beliefs.
 
-Each line is one of those of `multilock.testing.beliefs.witness`, or::
+The process prints the lines that `multilock.testing.beliefs.witness` describes, and these::
 
     habit NAME                       this process has this habit of tests/faults/habits.py
     asks TIME WHO MODE               the contender WHO asks for a name; WHO is unique in the run

@@ -1,8 +1,8 @@
 """A process of the crowd: readers and writers, or contenders for permits, on threads and on a loop.
 
-Each line is one of those of `multilock.testing.beliefs.witness` and `tests.faults.contender`, or::
+The process prints the lines that `multilock.testing.beliefs.witness` and `tests.faults.contender` describe, and this::
 
-    queues TIME ID [SINCE UNTIL]     this claim must wait; its last heartbeat keeps its place between these
+    queues TIME ID [SINCE UNTIL]     this claim must wait; its last heartbeat keeps its place from SINCE to UNTIL
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def test_a_grant_received_after_a_force_release_is_not_blamed() -> None:
         ([], ["3 stall 3 4.3"], 100.0, 0),  # the machine stopped a process that may have been first in line
         ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # time in which two stall at once counts once
         ([FaultPeriod("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # the harness stopped the process
-        ([], [], 3.7, 0),  # no contender waited for it any longer
+        ([], [], 3.7, 0),  # no contender waited for the name any longer
         ([], [], 3.8, 1),
     ],
 )

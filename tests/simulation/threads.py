@@ -65,7 +65,7 @@ class Waiters:
             entry = waiter()
             self._entries.append(entry)
             if sim.block(end - sim.time, what) is TIMEOUT:
-                with suppress(ValueError):  # wake() removed it at the same time
+                with suppress(ValueError):  # wake() removed the entry at the same time
                     self._entries.remove(entry)
                 return ready()
         return True

@@ -152,7 +152,7 @@ def test_an_interrupt_while_a_loss_is_reported_loses_no_report(
 ) -> None:
     told: list[multilock.Loss] = []
     lease = client.lock("a", ttl=1.5, renew=False, on_lost=told.append).acquire()
-    client._kernel.ticker.close()  # type: ignore[union-attr]  # it is our own look at the clock that finds out
+    client._kernel.ticker.close()  # type: ignore[union-attr]  # without it, only the calls of this test find the loss
     waiter = threading.Thread(target=lease.wait_lost)
     waiter.start()
     eventually(lambda: inner(lease)._hooks)

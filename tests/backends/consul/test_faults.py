@@ -114,7 +114,7 @@ def test_an_acquire_executed_after_its_cancel_is_released_beside_other_locks_of_
     with pytest.raises(multilock.BackendUnavailable):
         client.lock("job").try_acquire()
     held.wait(WITHIN)
-    time.sleep(0.5)  # by now the cancel got its reply, that there was nothing to release
+    time.sleep(0.5)  # by now the server has replied that there was nothing to release
     held.release()
     # The late request has locked the key, and the next renewal will release it.
     eventually(lambda: server.key(KEY) is not None)

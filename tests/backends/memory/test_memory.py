@@ -181,7 +181,7 @@ class TestMemory(SharedRules):
             asker.hold(asker.claim())
             return asker.backend.inspect("n", WITHIN) is not None
 
-        with one.backend._store.mutex:  # type: ignore[attr-defined]  # as another thread of the parent may hold it
+        with one.backend._store.mutex:  # type: ignore[attr-defined]  # another thread of the parent may hold the mutex
             assert in_child(child)
 
     def test_hundred_threads_lose_no_wake_up(self, ask: Callable[..., Asker]) -> None:

@@ -352,7 +352,7 @@ def test_a_hint_that_was_given_up_covers_no_hand_over(unflushed: Database) -> No
 def test_a_crash_after_a_step_of_the_clock_admits_nobody_beside_a_believer(unflushed: Database) -> None:
     with closing(by_hand(unflushed)) as one, closing(by_hand(unflushed)) as two:
         held, waiter = one.take(one.mutex(ttl=0.5)), two.wait(two.mutex())
-        ahead = "clock_timestamp() + interval '30 s'"  # as if it was renewed, and then the clock was stepped back
+        ahead = "clock_timestamp() + interval '30 s'"  # as after a renewal and a step back of the clock
         unflushed.sql(f"UPDATE multilock.locks SET token = token - 1000000000, until = {ahead}, sure = {ahead}")
         one.release(held)
         crash_while_believed(unflushed, two, waiter)

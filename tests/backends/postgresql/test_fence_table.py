@@ -181,7 +181,7 @@ def test_a_newer_lease_that_comes_while_an_older_one_writes_its_token_only_waits
 ) -> None:
     server.sql("INSERT INTO multilock_fence VALUES (%s, 0)", NAME)
     old, new = begin(), begin()
-    old.isolation_level = IsolationLevel.READ_COMMITTED  # otherwise the first guard of such a row begins again
+    old.isolation_level = IsolationLevel.READ_COMMITTED  # or the guard of a never locked row fails
     new.execute("SELECT 1")
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 

@@ -281,7 +281,7 @@ def test_a_lease_that_was_lost_here_ends_the_transaction_too(server: Database, l
     server.sql("DELETE FROM multilock.locks")
     assert lease.wait_lost(SOON)
     back = "INSERT INTO multilock.locks (key, id, token, ttl, until) VALUES (%s, 'it@', %s, 0, 'infinity')"
-    server.sql(back, KEY, lease.token)  # so a check at the server alone would not refuse
+    server.sql(back, KEY, lease.token)  # now a check at the server alone would succeed
     with psycopg.connect(server.url) as connection:
         with pytest.raises(LockLost):
             lease.guard(connection)

@@ -94,7 +94,7 @@ def test_acquire_does_not_wait_for_replies_that_cannot_change_the_result(contend
     began = now()
     claim, _ = us.take()
     us.release(claim)
-    assert now() - began < 2.5  # without waiting for the silent server, for which there are three seconds
+    assert now() - began < 2.5  # it does not wait three seconds for the silent server
 
 
 def test_a_refusal_by_a_majority_does_not_wait_for_the_other_replies(contend: Contend) -> None:

@@ -1,4 +1,4 @@
-"""A reply does not name its claim. So after an interrupted request its reply must not be taken for the reply to another
+"""A reply does not name its claim. So if a request is interrupted, its reply must not be taken for the reply to another
 claim's request."""
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ def test_file_of_a_newer_format_is_left_alone(path: Path) -> None:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Return the bytes of the file and its log. The shared memory beside them changes with each reader."""
+    """Return the bytes of the file and its log. The third file, the shared memory, is left out, because each reader
+    changes it."""
     return {file.name: file.read_bytes() for file in path.parent.glob("locks.db*") if not file.name.endswith("-shm")}
 
 

@@ -518,8 +518,8 @@ def test_a_lost_message_delays_a_waiter_only_until_its_next_look(url: str, monke
 
 
 def test_a_forked_child_keeps_the_fifo_of_its_parent(url: str) -> None:
-    """In the child, the kernel's fork hook opens the backend again. To open it must not delete the FIFO of the parent.
-    When the parent is killed, its FIFO must have no reader, although the child lives."""
+    """In the child, the kernel's fork hook opens the backend again. This must not delete the FIFO of the parent. When
+    the parent is killed, its FIFO must have no reader, although the child lives."""
     with Helper(f"{HELPERS}:fork_while_waiting", url) as helper:
         assert helper.wait_for("child", START)[1:] == ["True", "held"]
         assert helper.wait_for("parent", START)[1:] == ["True", "woken"]

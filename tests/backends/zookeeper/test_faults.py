@@ -566,7 +566,7 @@ def test_a_release_wakes_one_waiter(server: ZooKeeperServer, connect: Connect) -
     holder.release()
     eventually(lambda: any(each.done() for each in waits))
     time.sleep(0.2)
-    # The requests are a delete, one listing, that of this test, and perhaps a ping of some client.
+    # The requests are a delete, one listing, the request that reads the count, and perhaps a ping of some client.
     assert packets(server) - before <= 3 + 1
     assert sum(each.done() for each in waits) == 1
     while waits:

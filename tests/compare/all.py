@@ -25,7 +25,7 @@ __all__ = ["compare_all"]
 
 def compare_all(words: list[str]) -> int:
     with ExitStack() as stack:
-        postgresql = partial(PostgresqlServer, max_connections="500")  # enough for as many cycles at once as on the others
+        postgresql = partial(PostgresqlServer, max_connections="500")  # enough for as many cycles at once as elsewhere
         kinds = (RedisServer, EtcdServer, ConsulServer, ZooKeeperServer, postgresql)
         servers = [stack.enter_context(kind()) for kind in kinds]
         folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -235,16 +235,17 @@ class Backend(Protocol):
         usable reply."""
 
     def close(self) -> None:
-        """End connections and threads. The kernel holds no claim by then. Never raises, and does not wait for a
-        server."""
+        """End connections and threads. When the kernel calls this, it holds no claim. Never raises, and does not wait
+        for a server."""
 
 
 class Channel(Protocol):
     """One connection for one event loop, which writes to it and reads from it without ever blocking.
 
     It carries one request at a time: call `attempt` or `release`, then `answer` when the connection is readable. The
-    loop closes the channel if its request failed, was cancelled, or had no reply in time; what was sent may still be
-    executed then. A channel never closes itself: the loop that watches its descriptor must forget the descriptor first.
+    loop closes the channel if its request failed, was cancelled, or had no reply in time. The server may still execute
+    a request that was sent. A channel never closes itself: the loop that watches its descriptor must forget the
+    descriptor first.
     """
 
     def fileno(self) -> int:

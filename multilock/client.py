@@ -244,7 +244,7 @@ class Client(ForWith, ClientOfAFace):
 
         A thread that reads and asks to read again would wait for itself if a writer waits in between: use
         ``reentrant=True``. A reader that asks to write must release its read lease first, otherwise acquire() raises
-        CapabilityMissing. A writer that asks to read must release its write lease first, too.
+        CapabilityMissing. Likewise, a writer that asks to read must release its write lease first.
 
         Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """
@@ -405,11 +405,11 @@ class Client(ForWith, ClientOfAFace):
         ``grace``: Seconds for which a resignation waits for the end of work and callbacks before it releases the lease.
         Default: one ttl. ``math.inf`` waits without limit.
 
-        ``hold_at_least``: Seconds from the election. If the ``work`` of `Election.run` ends by itself, no other node is
-        elected until then. See `lock`.
+        ``hold_at_least``: Seconds from the election. If the ``work`` of `Election.run` ends by itself before they are
+        over, no other node is elected until they are. See `lock`.
 
-        ``max_hold``: Seconds for which this node leads at most. Then the leadership is lost (reason HELD_TOO_LONG).
-        Another node can lead once work, ``on_elected`` and ``on_lost`` have all ended, at the latest at
+        ``max_hold``: The greatest number of seconds for which this node leads. Then the leadership is lost (reason
+        HELD_TOO_LONG). Another node can lead once work, ``on_elected`` and ``on_lost`` have all ended, at the latest at
         ``loss.valid_until``. After the loss this node campaigns again, behind the candidates that wait. See `lock`.
 
         ``hard_fence``: Linux only. The operating system kills this process if the validity of a leadership passes

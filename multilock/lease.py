@@ -102,7 +102,7 @@ class Lease(AnyLease, Protocol):
         """Release the lock.
 
         Returns True if the lock was ours until this call, False if it was lost before or released already. Never
-        raises. Waits for the answer for one ``request_timeout`` at most. Without an answer the release continues in the
+        raises. Waits at most one ``request_timeout`` for the answer. Without an answer the release continues in the
         background, and this call returns True. If the release finds that the lock was gone, that is a loss: ``on_lost``
         runs and the end of ``with`` raises LockLost. For a reentrant lock every release counts down, and the last one
         releases the lock.

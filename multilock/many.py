@@ -221,7 +221,7 @@ class HeldSet(AnyHeld):
     def _lose_with(self, part: Holding, *, released: bool = False) -> None:
         """Lose this lease because ``part`` was lost. A second call changes nothing.
 
-        The other parts are kept until the work has ended, for the longest ttl of the parts at most.
+        The other parts are kept until the work has ended, but at most for the longest ttl of the parts.
         """
         kernel = self._kernel
         if part.loss is None:  # the process was forked meanwhile

@@ -94,7 +94,7 @@ class Entry:
     def held_by(self, claim_id: str, session: object) -> bool:
         """Return whether this claim holds the key in this session.
 
-        An operator may have overwritten the value. The claim still holds the lock then.
+        If an operator has overwritten the value, the claim still holds the lock.
         """
         return bool(self.session) and self.session == session and self.claim_id in (claim_id, None)
 

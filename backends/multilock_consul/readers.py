@@ -3,8 +3,9 @@ name.
 
 1. A reader locks its own key. The same transaction proves that the name is free, and that no lock delay blocks the
    name.
-2. A claim that excludes readers locks the key of the name as always: no further reader can enter then. The same
-   transaction returns the readers that are still there. The claim holds the name only after they have gone.
+2. A claim that excludes readers locks the key of the name, as without readers. From then on no further reader can
+   enter. The same transaction returns the readers that are still there. The claim holds the name only after they have
+   gone.
 3. A reader that releases deletes its key. If a reader's session ends, its key stays without a session. As long as the
    server keeps a lock delay for that key, the reader may still believe that it holds the name. So this key tells a
    later writer to wait.

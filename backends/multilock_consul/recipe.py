@@ -197,9 +197,9 @@ class Recipe:
     def _announce(self, session: Session, claim: Claim, still: dict[str, Any], until: float) -> int:
         """Lock the key of the name once more, now that the readers have left, and return the new token.
 
-        When the key was first locked, clients that follow the name read it, and nobody held the name then. So these
-        clients need a second change of the key. A server ignores a write that changes nothing, so the same transaction
-        first unlocks the key.
+        When this claim first locked the key, clients that follow the name read the key, and found that nobody held the
+        name yet. So these clients need a second change of the key. A server ignores a write that changes nothing, so
+        the same transaction first unlocks the key.
         """
         key = self._keys.place(claim, session.id)
         value = b64encode(encode_value(claim)).decode()

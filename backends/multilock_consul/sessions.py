@@ -445,7 +445,8 @@ class Sessions:
             return self._ended_unanswered.pop(claim.id, [])
 
     def cancel(self, claim: Claim, *, granted: bool) -> list[Session]:
-        """Cancel this claim. Returns the sessions in which a request of it was or may still be executed.
+        """Cancel this claim. Returns the sessions in which a request of the claim was executed, or may still be
+        executed.
 
         The caller must call `left` afterwards, however the release ends.
         """

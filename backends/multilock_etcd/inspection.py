@@ -105,7 +105,8 @@ class EtcdInspection:
     def _info(self, name: str, shown: Sequence[Any], queue: Sequence[Any], count: int) -> LockInfo | None:
         """Return the holders of a name, whose keys are in order of arrival, or None if no contender is first.
 
-        All contenders wait for the first key, even if it is not the key of a contender: nobody holds the lock then.
+        All contenders wait for the first key, even if it is not the key of a contender. In that case nobody holds the
+        lock.
         """
         holders = len(self._keys.holders(queue))
         if not holders:

@@ -2,9 +2,9 @@
 
 A request that puts a key, or reads it again, also reads the keys that are ahead of this key at the same revision. The
 watch of the whole name then reports each deletion after that revision: in order, and either all or none of the
-deletions of one revision. A key that was deleted since is no longer ahead. Once no key is left, the watch has proved
-two things: at this revision no key was ahead, and our own key had not been deleted by then. `tests/models/etcd.cpp`
-checks this rule exhaustively.
+deletions of one revision. A key whose deletion is reported is no longer ahead. When the last key ahead is deleted, the
+watch has proved two things. At the revision of this deletion no key was ahead of ours, and our own key had not been
+deleted. `tests/models/etcd.cpp` checks this rule exhaustively.
 
 A proof counts until the same watch contradicts it. A client that was paused receives all events at once afterwards:
 first that its claim became first in the queue, then that its key was deleted. So, from the proof on, the watch also
@@ -88,7 +88,8 @@ class Queue:
         self._admitted.pop(claim_id, None)
 
     def hear(self, deletions: Sequence[Deletion]) -> list[Decision]:
-        """Count the deletions of one answer of the watch. An answer contains whole revisions only."""
+        """Count the deletions of one answer of the watch. An answer contains either all deletions of a revision or none
+        of them."""
         if not self:
             self.unheeded += 1
         for each in deletions:

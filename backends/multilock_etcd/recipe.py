@@ -16,8 +16,8 @@ name counts them down as they are deleted (`multilock_etcd.queue`). Once no key 
 
 Readers, writers and permits wait in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name. The
 first two are those of etcd's own read-write lock. A reader waits for every older key that is not a reader's. A permit
-waits for every older key that is not a permit of the same number n. If n such permits are ahead of it, it also watches
-the n newest of them.
+waits for every older key that is not a permit of the same number n. If n permits of the same number n are ahead of it,
+it also watches the n newest of these.
 
 Compared with etcd's own recipes, this one adds:
 
@@ -198,8 +198,8 @@ class EtcdRecipe:
     def _attempted(self, waiter: Waiter, answer: Granted | Busy | None, deadline: float) -> None:
         if waiter.cancelled:
             self._watcher.stop(waiter.claim.id)
-            # The release revoked the separate lease that existed then. A lease that was created after that release must
-            # be revoked here.
+            # The release revoked the separate lease that the claim had at that time. If the claim got its lease only
+            # after the release, the lease must be revoked here.
             self._end_own_session(waiter, self._now() + REVOKE_WITHIN)
         elif isinstance(answer, Granted):
             self._watcher.stop(waiter.claim.id)

@@ -95,7 +95,8 @@ class EtcdSessions:
     def look(self, lease: Hashable, revision: int, within: float) -> bool:
         """Return whether the lease has ended, after a key on it was deleted at ``revision``.
 
-        If the server confirms the end, this client drops the lease too. Returns False if the server does not reply.
+        If the server confirms that the lease has ended, this client forgets the lease. Returns False if the server does
+        not reply.
         """
         session = self._alive.get(lease)
         if session is None:

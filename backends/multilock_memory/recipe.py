@@ -24,7 +24,7 @@ from multilock_memory.notices import Outbox
 
 __all__ = ["Store"]
 
-SHOWN = 100  # holders of one name that inspect() returns at most
+SHOWN = 100  # the greatest number of holders of one name that inspect() returns
 
 
 @dataclass(slots=True)

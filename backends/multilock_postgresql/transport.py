@@ -109,8 +109,8 @@ class PgWire:
     def begin(self, sql: bytes, arguments: Sequence[bytes | None]) -> bool:
         """Send one request without blocking; `finish` reads its reply.
 
-        Returns False if the request was not sent completely. The connection must be closed then: libpq keeps the unsent
-        bytes, and would send them later.
+        Returns False if the request was not sent completely. In that case the connection must be closed, because libpq
+        keeps the unsent bytes, and would send them later.
         """
         try:
             if self.alive and not self.stale():

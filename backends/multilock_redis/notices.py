@@ -150,8 +150,8 @@ class Listener:
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
                 return use(self._connections.exchange)
-            # Each read is compared with all watched claims of the name, also with those that are not renewed now. A
-            # change that one of these claims makes on this connection is pushed to none of them.
+            # Each read is compared with all watched claims of the name, also with claims that are not renewed now. This
+            # is necessary because the server pushes no change that is made over this connection.
             before = self._before({name for name in names if self._matters(name)})
             reads = self._reads(before, tracked=True)
 

@@ -192,7 +192,7 @@ class Recipe:
         """Return the id of the claim that a push concerns, and the grant in the push, or None if the push is only a
         hint.
 
-        A message that another program publishes on our channel counts as a hint at most.
+        A message that another program publishes on our channel never counts as a grant, only as a hint.
         """
         claim_id, *words = payload.decode(errors="replace").split(" ")
         try:

@@ -153,7 +153,7 @@ class Wire:
     def begin(self, request: bytes) -> bool:
         """Send one request on a non-blocking connection; `finish` reads its reply.
 
-        Returns False if the request was not sent completely. The connection must be closed then.
+        Returns False if the request was not sent completely. In that case the connection must be closed.
         """
         try:
             if not self.stale():

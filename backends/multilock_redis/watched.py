@@ -17,8 +17,8 @@ class Watched:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # claim id -> name; this alone decides what is watched
-        # Name -> claim id -> owner. Every watched claim is in this mapping. A claim that was just removed may still be
-        # in it, too.
+        # Name -> claim id -> owner. This mapping has every watched claim. It may also have claims that were removed
+        # just now.
         self._owners: dict[str, dict[str, bytes]] = {}
         self._indexing = system.RLock()  # held briefly to change _owners; reentrant, since a finalizer may run inside
 

@@ -67,9 +67,9 @@ _UNKNOWN = (
 )
 # Before 7.0 a server wraps the error of a command in a script: "ERR Error running script (…): @user_script:3: -OOM …"
 _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
-# If the user lacks a right for a command in a script, the error has one of these texts instead of NOPERM: the first up
-# to 7.0, the second later. Such a script may have written before it failed. These writes expire, and never take the
-# lock.
+# If the user lacks a right for a command in a script, the error has one of these texts instead of NOPERM: the first
+# text up to 7.0, the second text since then. Such a script may have written before it failed. These writes expire, and
+# never take the lock.
 _LACKING = ("The user executing the script can't", "ACL failure in script")
 
 

@@ -31,13 +31,13 @@ __all__ = ["ALONE", "Exhausted", "OtherNumber", "Recipe", "Stand"]
 ALONE, READ = "x", "r"  # modes; the third is p<n>, for one of n permits
 # prefix of the id in the row of a released claim whose name stays taken for a while; no claim itself has such an id
 RESTS = "!rests:"
-SHOWN = 100  # holders of one name that inspect() returns
+SHOWN = 100  # the greatest number of holders of one name that inspect() returns
 HOLDERS = "SELECT id, until, token, mode, space, pid, start FROM locks WHERE key = ? AND until > ?"
 # These rows have an index, which is ordered by the end of the lease.
 OF_SHARED = "FROM locks WHERE key = ? AND until > ? AND mode <> 'x'"
 QUEUE = "SELECT id, mode, fair, until, space, pid, start FROM queue WHERE key = ? ORDER BY ticket"
 SHARED = f"SELECT id, until, token, mode, space, pid, start {OF_SHARED} ORDER BY until"
-RESERVE = 1000  # tokens that one fsync reserves; a reboot skips at most this many
+RESERVE = 1000  # tokens that one fsync reserves; a reboot skips at most this many unused tokens
 
 
 class Exhausted(Exception):

@@ -16,7 +16,7 @@ __all__ = ["Inspection"]
 
 LISTED_AT_ONCE = 100  # names in one round of requests when all locks are listed
 DELETED_AT_ONCE = 250  # holders of one name in one round of requests
-SHOWN = 100  # holders of one name that inspect() returns
+SHOWN = 100  # the greatest number of holders of one name that inspect() returns
 
 
 class Inspection:

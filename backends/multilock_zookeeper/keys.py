@@ -7,7 +7,8 @@ from multilock.names import escape, unescape
 
 __all__ = ["STYLES", "Nodes"]
 
-STYLES = {"kazoo": "curator", "curator": "kazoo"}  # style -> the other style, whose programs do not see its nodes
+# style of node names -> the style of the programs that do not see such nodes
+STYLES = {"kazoo": "curator", "curator": "kazoo"}
 
 
 class Nodes:

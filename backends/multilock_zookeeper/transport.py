@@ -291,8 +291,9 @@ class Transport:
     def _runs(self) -> bool:
         """Return whether kazoo's connection thread runs, so that it need not be started.
 
-        The thread ends at a failed authentication. kazoo's state does not show this end: it is CLOSED before the thread
-        has begun, too. A client that was passed as ``client=`` is started again only by the program.
+        The thread ends at a failed authentication. kazoo's state does not show that the thread has ended: the state is
+        CLOSED, as it is before the thread begins. A client that was passed as ``client=`` is started again only by the
+        program.
         """
         if self._handler:
             return self._handler.loop is not None and self._handler.loop.is_alive()
@@ -490,7 +491,7 @@ class Transport:
         session.
 
         Returns False if the node is missing. Returns True if the server refuses the write for lack of rights or because
-        of a quota, because the node exists then.
+        of a quota. Such a refusal shows that the node exists.
         """
         try:
             self.wait(answer, deadline)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Channels", "Kind", "LoopChannel", "Turns"]
 
 MOST = 4  # channels of one client; while all are in use, further requests go through threads
-PATIENT = 4  # every fourth turn goes to one of the last two kinds first, even if other requests wait
+PATIENT = 4  # every fourth turn goes to a waiting CROWDED or HEARTBEAT request, even if other requests wait
 
 
 class Kind(IntEnum):

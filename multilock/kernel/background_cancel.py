@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cancels", "call_to_give_back"]
 
-# Seconds for which a cancel tries at least, or 2 × ttl if that is more. A lease that nobody renews has expired by then.
+# The least number of seconds for which a cancel tries, or 2 × ttl if that is more. After this time a lease that nobody
+# renews has expired.
 AT_LEAST = 60.0
 
 FAILED = "releasing the lock %r failed: %s"
@@ -104,7 +105,7 @@ class Cancels:
         """Release this claim in the background.
 
         ``unsure``: Some request with its id was never answered. ``not_before``: The time of the first request.
-        ``rest_until``: The claim was held, and hold_at_least keeps its name taken until then.
+        ``rest_until``: The time until which hold_at_least keeps the name of the claim taken, if the claim was held.
         """
         kernel = self._kernel
         start = kernel.now() if not_before is None else not_before

@@ -316,7 +316,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             await self._let_others(term, stop)
 
     async def _let_others(self, term: Term[T], stop: Stop) -> None:
-        """Wait until another node has led, for 2 s at most. Used if the backend has no queue in which this node could
+        """Wait until another node has led, but at most 2 s. Used if the backend has no queue in which this node could
         join last."""
         kernel, name = self._kernel, self._want.name
         observer = Observer(kernel, name)

@@ -338,7 +338,7 @@ class Kernel:
 
     def _watchdog_died(self, error: BaseException) -> None:
         self.died = True
-        # Cleared, so that reporting the losses can start a new ticking thread. `is_healthy` stays False because of
+        # Without a ticker, reporting the losses can start a new ticking thread. `is_healthy` stays False because of
         # `died`.
         self.ticker = None
         try:

@@ -152,7 +152,8 @@ class End:
     def drop(self) -> None:
         """Plan the end of a client that nobody refers to and nobody has closed.
 
-        A lease refers to its client, so no lease is held by then. Threads and connections end when nothing needs them.
+        A lease refers to its client, so if nobody refers to the client, no lease is held. Threads and connections end
+        when nothing needs them.
         """
         kernel = self._kernel
         self.dropped = True

@@ -49,7 +49,8 @@ NEW, HELD, RELEASING, RELEASED, LOST = range(5)
 class EndOfBody:
     """The progress of the end of one ``with`` body, so that an end that was interrupted can be finished.
 
-    The counts of the lease do not show this progress, because another body may end at the same time.
+    The lease itself only counts its open bodies. The count does not show which body has ended, because another body may
+    end at the same time.
     """
 
     counted = False  # the body no longer counts as open
@@ -129,8 +130,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
     def _undo_acquire(self, end: EndOfBody | None, worked: bool) -> bool:
         """Undo one acquire without a request. Returns whether the lease must be released to undo it.
 
-        ``end`` is the end of the body that the acquire began, or None. ``worked`` is False if no work was done under
-        the lease: hold_at_least is void then. The caller holds the kernel's lock until it has begun the release.
+        ``end`` is the end of the body that the acquire began, or None. If ``worked`` is False, no work was done under
+        the lease, so hold_at_least does not apply. The caller holds the kernel's lock until it has begun the release.
         Otherwise another ``with`` body could begin in between.
         """
         if (end is not None and not self._body_ends(end)) or self._one_acquire_less(end):

@@ -128,8 +128,8 @@ def leader_info(info: LockInfo | None) -> LeaderInfo | None:
 class Observer:
     """Returns the present leader, then each change. Quick changes may be merged, but the last one is never missed.
 
-    ``told`` is the owner returned last, or None if nobody led then. ``told`` begins as "", which is never an owner, so
-    the first leader is always returned.
+    ``told`` is the owner of the leader that was returned last, or None if the last result was that nobody leads.
+    ``told`` begins as "", which is never an owner, so the first leader is always returned.
     """
 
     def __init__(self, kernel: Kernel, name: str, told: str | None = "") -> None:

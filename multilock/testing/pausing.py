@@ -70,7 +70,7 @@ class Paused:
 
 
 class Killed:
-    """A dead process. It is a context manager whose end does nothing."""
+    """A process that was killed. This is a context manager, like a frozen process, but its end does nothing."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

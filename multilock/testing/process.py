@@ -172,7 +172,8 @@ class Helper:
         for reader in self._readers:
             reader.join(END_WITHIN)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with contextlib.suppress(OSError):  # a line to the dead helper, still in the buffer
+            # closing a pipe raises if a line for the dead helper is still in its buffer
+            with contextlib.suppress(OSError):
                 assert stream is not None
                 stream.close()
 

@@ -34,7 +34,7 @@ __all__ = ["GROUP", "Joins", "Round", "RoundState", "Rounds"]
 GROUP = "redlock"  # all held leases are renewed together, by one request to each server
 ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of stand.lua
 LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for more votes before it gives way
-LEAST_GRACE = 0.003  # seconds at least to wait for the other replies, after a majority has replied
+LEAST_GRACE = 0.003  # the least number of seconds to wait for the other replies, after a majority has replied
 TRIES = 10  # rounds of a *single try* (an acquire that does not wait), as long as no claim is seen to have the name
 AT_ONCE = 0.01  # seconds until the kernel tries again with a new claim
 # Seconds after which the connection of a missing reply is ended. A round itself waits less. But a reply that is late

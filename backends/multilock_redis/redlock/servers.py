@@ -26,7 +26,7 @@ __all__ = ["LEAST_LIMIT", "ServerNotices", "Servers", "limit"]
 Said = TypeVar("Said")
 
 LEAST_LIMIT = 0.25  # the least number of seconds that a server gets for one request, even if the lease is short
-BRIEFLY = 0.5  # seconds at least to wait for the other servers, after a majority has replied to an operator
+BRIEFLY = 0.5  # the least number of seconds to wait for the other servers, after a majority has replied to an operator
 LISTEN_WITHIN = 3.0  # seconds that one subscription may take, connecting included
 LISTEN_AGAIN = 1.0  # seconds from the end of a failed subscription to the next one
 

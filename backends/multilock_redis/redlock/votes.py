@@ -144,7 +144,8 @@ class Evidence:
     # ---- events
 
     def asks(self, which: int, at: int, lane: object, *, gives_way: bool) -> tuple[Statement, At]:
-        """Record that a request is being sent. Return the former state, which `unasked` needs if the sending fails."""
+        """Record that a request is being sent. Return the state from before, because `unasked` must restore it if the
+        request cannot be sent."""
         view = self.views[which]
         before = view.state, view.at
         view.pending += 1
@@ -237,7 +238,8 @@ class Evidence:
         view.asked = max(view.asked, at)
 
     def renewed(self, which: int, at: int, ours: bool) -> bool:
-        """Record the reply to the renewal that was sent at ``at``. Return whether the server votes for a ttl from then.
+        """Record the reply to the renewal that was sent at ``at``. Return whether the server's vote lasts at least one
+        ttl, counted from ``at``.
 
         If a newer reply overtook this one, the renewal still counts when both say yes.
         """

@@ -179,7 +179,8 @@ def scatter(
 ) -> Plot:
     """Return the chart of all points over time.
 
-    The values are in milliseconds, on a logarithmic axis from ``low`` to ``high`` seconds. Several plots can share it.
+    The values are in milliseconds, on a logarithmic axis from ``low`` to ``high`` seconds. Plots with the same two
+    limits can be compared.
     """
     decades, steps = _decades(low, high), _steps(end)
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
@@ -254,7 +255,7 @@ def percent(value: float) -> str:
 # ---- a drawing of one cycle: what A, B and C believed, what A could prove, and when the fault was
 
 EDGE = 0.05  # margin before the first event and after the last, as a share of a ttl
-TICKS = 12  # ticks of an axis at most
+TICKS = 12  # the greatest number of ticks on an axis
 
 
 @dataclass(frozen=True, slots=True)

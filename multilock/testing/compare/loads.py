@@ -1,7 +1,8 @@
 """Measurements without a fault: the cost of a lock, and its behaviour under contention, one contestant at a time.
 
-Each holder checks its belief once more right before the release, so exclusion and tokens are judged here too. Waiters
-continue to wait after the measured time, so that a deadlock shows: a free lock that no waiter gets.
+Each holder checks its belief once more right before the release, so exclusion and tokens are judged in these
+measurements as well. Waiters continue to wait after the measured time, so that a deadlock shows: a free lock that no
+waiter gets.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class ElectionConformance(Conformance):
             time.sleep(1.1 * place.quick_ttl)  # the lease is renewed meanwhile
             taken.append(other.lock(NAME).try_acquire() is None)
 
-        # The lease is kept for one ttl at most. So the callback takes less than that, but more than a renewal period.
+        # The lease is kept for at most one ttl. So the callback takes less than that, but more than a renewal period.
         ttl = 3 * place.quick_ttl
         election = client.election(NAME, ttl=ttl, on_lost=face.function(on_lost, blocks=True))
         election.campaign()

@@ -291,7 +291,7 @@ class Recipe:
     ) -> Sequence[Granted | BackendUnavailable | None]:
         """Step 4: renew the sessions; each renewal is the proof for its claims.
 
-        The keys are read as well. If that read gets no reply, no lock counts as lost.
+        The keys of the locks are read as well. If that read gets no reply, no lock counts as lost.
         """
         until = self._now() + within
         sessions = [self._sessions.get(granted.key if group == OWN else group) for _, granted in held]

@@ -172,7 +172,7 @@ class Permits:
     # ---- release
 
     def leave(self, claim: Claim, session: str, until: float) -> bool:
-        """Step 4: release the permit. Returns whether this session held one until now."""
+        """Step 4: release the permit. Returns whether this session held a permit until now."""
         lock, mine = self._keys.of(claim.name), self._keys.folder(claim.name) + session
         held = [operation("check-session", mine, Session=session), operation("delete", mine)]
         for _ in range(TRIES):
@@ -207,8 +207,8 @@ class Permits:
     ) -> tuple[bool, str | None]:
         """Pass the permit on to a session that is never renewed, so that only the server's clock ends it.
 
-        ``new`` makes that session, and returns the seconds for which the session lasts. Returns whether the permit
-        rests now, and the new session if it was not needed.
+        ``new`` makes that session, and returns the seconds for which the session lasts. Returns whether the new session
+        or an earlier one keeps the permit taken now, and the new session if it was not needed.
         """
         folder = self._keys.folder(claim.name)
         old, mine = str(granted.key), folder + str(granted.key)

@@ -204,8 +204,9 @@ class EtcdRecipe:
         elif isinstance(answer, Granted):
             self._watcher.stop(waiter.claim.id)
         elif waiter.lease is None or (answer and not answer.spent and not waiter.revision):
-            # Neither a key nor a lease of this claim is or will be at the server, so the kernel sends no release. For a
-            # spent claim the kernel does send a release, because a join whose reply was lost may still be executed.
+            # Neither a key nor a lease of this claim is or will be at the server, so the kernel sends no release. If
+            # the claim is spent (its id must not be sent again), the kernel does send a release, because a join whose
+            # reply was lost may still be executed.
             self._waiters.forget(waiter)
             self._end_own_session(waiter, deadline)
 

@@ -67,8 +67,8 @@ class Looked(NamedTuple):
 class Behind(NamedTuple):
     """Keys ahead of a claim, with their create_revisions. All of them existed at revision ``at``.
 
-    The claim has to wait as long as they all exist. So a request only needs to compare them, and reads no other key.
-    Without ``keys`` the server must read the queue.
+    The claim has to wait as long as all these keys exist. So a request only needs to check that they exist, and reads
+    no other key. If ``keys`` is empty, the server must read the queue.
     """
 
     keys: Mapping[bytes, int]

@@ -107,10 +107,10 @@ class Recipe:
 
     def pushed(self, payload: str) -> tuple[str, Granted | None]:
         """Return the id of the claim that a push concerns, and the grant in the push, or None if the push is only a
-        hint.
+        hint, which makes the claim ask again.
 
-        A payload that another program sends on our channel counts as a hint at most, unless it forges a grant. The
-        kernel checks a forged grant as far as it can.
+        A payload that another program sends on our channel counts only as a hint, unless it forges a grant. The kernel
+        checks a forged grant as far as it can.
         """
         claim_id, *words = payload.split(" ")
         try:

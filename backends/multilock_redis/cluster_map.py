@@ -29,7 +29,7 @@ __all__ = ["ClusterMap"]
 
 CLUSTER_SLOTS = pack("CLUSTER", "SLOTS")
 CLUSTER_INFO = pack("CLUSTER", "INFO")
-BURST = 0.1  # seconds; doubts that come within this time of each other share one request for the table
+BURST = 0.1  # seconds; if replies contradict the table within this time of each other, it is requested only once
 EPOCH = re.compile(rb"cluster_current_epoch:(\d+)")
 AT_LEAST = 0.02  # the least number of seconds that each node gets for its reply
 
@@ -108,7 +108,7 @@ class ClusterMap:
             yield address, self.node(address)
 
     def table(self, within: float) -> SlotTable:
-        """Return the table. If it is in doubt, request a new table first.
+        """Return the table. If a reply or a silent node has contradicted the table, request a new one first.
 
         If another thread is already requesting a table, return the present table, unless there is none yet.
         """

@@ -190,7 +190,7 @@ class Recipe:
 
     def pushed(self, payload: bytes) -> tuple[str, Granted | None]:
         """Return the id of the claim that a push concerns, and the grant in the push, or None if the push is only a
-        hint.
+        hint, which makes the claim ask again.
 
         A message that another program publishes on our channel never counts as a grant, only as a hint.
         """

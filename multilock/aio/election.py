@@ -109,7 +109,8 @@ class LoopTerm(Term[AsyncLeadership]):
             return
         task = self._elected_task = asyncio.current_task()
         try:
-            if self.office.on_elected:  # even if the term is over: on_lost follows, and the two callbacks come in pairs
+            # called even if the term is over, because on_lost follows, and each on_lost must follow an on_elected
+            if self.office.on_elected:
                 with inside(self.elected):
                     result = self.office.on_elected(self.leadership)
                     if inspect.isawaitable(result):

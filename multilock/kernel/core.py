@@ -168,8 +168,8 @@ class Kernel:
         return validity.request_timeout(self.settings.request_timeout, self.settings.ttl if ttl is None else ttl)
 
     def hard_fence(self) -> Fence:
-        """Return the hard fence of this client. Raises ClientClosed. Raises CapabilityMissing if a hard fence cannot
-        work on this system."""
+        """Return the hard fence of this client: the timer that kills this process when the validity of a lease ends.
+        Raises ClientClosed. Raises CapabilityMissing if a hard fence cannot work on this system."""
         if fence := self.fence:
             return fence
         # made before the lock is taken, because the first fence loads a library, which takes long

@@ -3,7 +3,7 @@
 SIGTERM's default action and ``os._exit`` skip the end of the client. The locks then end with their ttl.
 
 A claim is the demand of one caller for one name. The work of an election is the user's code that runs while this node
-leads.
+leads. The ticking thread is the thread of a client that watches deadlines.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 
 A body is the block of a ``with`` statement. A piece of work lasts from an acquire to its release. A proof is a reply or
 a notification of the backend from which the validity of a lease counts. A name rests while hold_at_least keeps it taken
-after the release.
+after the release. A hard fence is a timer of the operating system that kills this process when the validity of a lease
+ends.
 
 Only the named transitions in this file assign the state (see docs/decisions/0015-the-house.md):
 

@@ -32,7 +32,7 @@ class Messages:
         self._scheme = scheme
         self._asynchronous = asynchronous
         self._who = "task" if asynchronous else "thread"
-        self._told_of_loop = False  # the log has the warning of `warn_of_stopped_loop`
+        self._told_of_loop = False  # whether `warn_of_stopped_loop` has logged its warning
 
     def still_taken(self, name: str, timeout: float | None, by_itself: bool) -> LockTimeout:
         """Return the error of an acquire that timed out. ``by_itself``: the calling thread or task holds the lock."""

@@ -126,7 +126,8 @@ class Runtime(Protocol):
         """Make a ticking thread that calls ``step()``, and ``died(error)`` if that raises."""
 
     def killer(self) -> Killer:
-        """Return the timer of a hard fence. Raises CapabilityMissing if there is none."""
+        """Return the timer of a hard fence, which kills this process when the validity of a lease ends. Raises
+        CapabilityMissing if there is none."""
 
 
 def wait_until(runtime: Runtime, ended: Callable[[], bool], seconds: float) -> bool:

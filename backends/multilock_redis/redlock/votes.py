@@ -4,7 +4,8 @@ This module does no I/O and reads no clock.
 A server states that it keeps the name for this claim (a vote), that another claim has the name, or that this claim lost
 it. Only the newest statement of each server counts, whether it is a yes or a no. Statements are ordered by the time at
 which their request was sent. A push carries the sending time of the request that joined the queue, and comes after the
-reply to that request. Older statements are dropped.
+reply to that request. Older statements are dropped. A hint is a notification that states none of these: the claim must
+ask the server again.
 
 A claim holds the name when a majority of servers vote for it with one stamp, which is its token. A holder has lost the
 name as soon as fewer than a majority vote for it. A server that never voted counts like a server that forgot its vote.
@@ -214,8 +215,7 @@ class Evidence:
         return True
 
     def hinted(self, which: int) -> None:
-        """Record a hint: the server has reported something, so the claim should ask it again. Another claim may have
-        taken the name there."""
+        """Record a hint of this server. Another claim may have taken the name there."""
         view = self.views[which]
         view.doubted = view.pending > 0  # the reply under way may be older or newer than the hint
         if view.state is VOTES:

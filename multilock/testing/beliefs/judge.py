@@ -49,9 +49,9 @@ def judge(
     """Return whether ``one`` ended before ``other`` began.
 
     ``frozen``: when a fault kept the process of ``one`` from running. The process did nothing then, so its belief does
-    not count for that time if the record shows its end. ``stalls``: when the process of ``other`` did not run. That
-    process may have received the lock when a stall began, and could not record it then. ``killed``: when the process of
-    ``one`` was killed.
+    not count for that time if the record shows its end. ``stalls``: the stalls of the process of ``other``, which are
+    the times in which it did not run. That process may have received the lock when a stall began, and could not record
+    it then. ``killed``: when the process of ``one`` was killed.
 
     The belief ``one`` ends for certain when its process is killed, calls ``release()``, or receives False from
     ``is_held()``. A belief that was never confirmed does not count.

@@ -1,7 +1,7 @@
 """Judge a run from what its contenders recorded. Only what is certain is called a violation.
 
 Nothing here reads a clock or does I/O: lines in, violations out. A record can be judged again while lines still arrive.
-A violation stays one, whatever lines follow.
+A violation stays one, whatever lines follow. A stall is a time in which a process did not run.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 share.
 
 The page shows neither a score nor a winner: no common unit compares a failure after a pause with one after a partition.
+A cell of its grid is one contestant (a lock to be judged) in one scenario (a fault). A control is a contestant that is
+known to be weak.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The plan of a run: its options, and the cycles and loads drawn from them and from a seed.
 
 A long run may be made in pieces. Earlier pieces are read from its folder, and their cycles and loads are not planned
-again.
+again. A cell is one contestant (a lock to be judged) in one scenario (a fault). A control is a contestant that is known
+to be weak.
 """
 
 from __future__ import annotations

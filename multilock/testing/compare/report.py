@@ -1,6 +1,7 @@
 """The result of a comparison: `Report`, as data and as files. A report can be judged again from the history of its run.
 
-`gather` collects from the history the data that a page shows.
+`gather` collects from the history the data that a page shows. A cell is one contestant (a lock to be judged) in one
+scenario (a fault). A control is a contestant that is known to be weak.
 
 ``report.json`` follows ``report.schema.json`` in this folder, and its field ``schema`` is the version of that schema.
 An addition keeps the version, any other change increases it.

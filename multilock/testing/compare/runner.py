@@ -1,6 +1,7 @@
 """Run a comparison: play the cycles, several at once and within a time limit, then the loads, and make the report.
 
-However the run ends, everything is cleaned up.
+However the run ends, everything is cleaned up. A cell is one contestant (a lock to be judged) in one scenario (a
+fault).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ __all__ = ["PROOF", "SCENARIOS", "Need", "Scenario", "Scene", "tells_in_time"]
 Need = Literal["processes", "network", "operator", "loop", "session", "server", "restart"]
 When = Literal["acquire", "hold", "release"]
 
-PROOF = "pause"  # each backend has a control that must fail in this scenario
+PROOF = "pause"  # each backend has a control (a contestant that is known to be weak) that must fail in this scenario
 FIRST_REPLY = 0.7  # share of cycles in which the first reply is held back
 STOPPED = 1.5  # ttls for which a stopped server is left stopped
 BACK_WITHIN = 60.0  # seconds until a restarted server must answer

@@ -1,6 +1,7 @@
 """A report in few words: the grid of verdicts, the figures as tables, and the differences from an older report.
 
-The texts fit a terminal, a document or a page.
+The texts fit a terminal, a document or a page. A cell of the grid is one contestant (a lock to be judged) in one
+scenario (a fault). A control is a contestant that is known to be weak.
 """
 
 from __future__ import annotations

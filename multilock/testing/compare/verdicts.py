@@ -1,8 +1,8 @@
 """The verdict of a cycle, and the verdict of a cell from all its cycles. Events in, verdicts out, without I/O.
 
 A cycle is *kept* only if its fault took place, and every belief was seen to end before the next one began. It is
-*broken* only if a violation is certain. Else it is *undecided*, or *no fault*. So a machine that is too busy has fewer
-verdicts, but not different ones.
+*broken* only if a violation is certain. Otherwise it is *undecided*, or *no fault*. A stall is a time in which a
+process did not run. So a machine that is too busy has fewer verdicts, but not different ones.
 """
 
 from __future__ import annotations

@@ -322,9 +322,10 @@ class Rests(Protocol):
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
         """Release, but keep the name taken for ``seconds`` from now. Called instead of `Backend.release`.
 
-        The server's own clock counts the seconds, whatever happens to this process. Then the name is free, as after a
-        release. No claim can renew it meanwhile, and only `Backend.force_release` ends it earlier. `Backend.inspect`
-        reports ``resting_until``. Waiters are woken once, and their next attempt shows them when the name will be free.
+        The server's own clock counts the seconds, whatever happens to this process. When they are over, the name is
+        free, as after a release. No claim can renew it meanwhile, and only `Backend.force_release` ends it earlier.
+        `Backend.inspect` reports ``resting_until``. Waiters are woken once, and their next attempt shows them when the
+        name will be free.
 
         In all other respects this is like `release`. A repeated call keeps the time that is left.
         """

@@ -326,7 +326,7 @@ class Client(ForWith, ClientOfAFace):
         deadlock. The ``timeout`` of acquire() covers all of them.
 
         The lease is held as long as each of its ``leases`` is. If one of them is lost, ``on_lost`` is called once. The
-        other locks are kept until the release or the end of ``with``, for one ttl at most, because the work may
+        other locks are kept until the release or the end of ``with``, but at most for one ttl, because the work may
         continue until then. The lease has no token of its own: use ``lease.leases[i].fence()``. The ``leases`` are
         sorted by key.
 
@@ -500,9 +500,9 @@ class Client(ForWith, ClientOfAFace):
 
         Waits for the work and callbacks of elections for their ``grace``. Waits about one ``request_timeout`` for other
         callbacks, and about one for replies. Besides the grace, the whole call never takes more than six times the
-        ``request_timeout``. A lock whose release is not answered by then ends with its ttl. If the work or a callback
-        of an election calls `close`, the rest happens in the background. A second call waits for the first, unless the
-        first still waits for the work of an election.
+        ``request_timeout``. A lock whose release has no reply when this returns ends with its ttl. If the work or a
+        callback of an election calls `close`, the remaining steps happen in the background. A second call waits for the
+        first, unless the first still waits for the work of an election.
         """
         self._kernel.end.close()
 

@@ -53,8 +53,8 @@ class AnyLease(Protocol):
         """Return whether the lock is still proven to be ours. Compares the clock with the newest proof at every call.
 
         The result is also False after a pause of this process that outlived the lease, after a release, and in a forked
-        child. True promises nothing about the time after the call. To be safe then, send the token of `fence` with
-        every write.
+        child. True promises nothing about the time after the call. To be safe after the call as well, send the token of
+        `fence` with every write.
         """
 
     def remaining(self) -> float:

@@ -152,7 +152,7 @@ class DistributedLock(AnyLock, Protocol):
         """
 
     def try_acquire(self, timeout: float = 0) -> Lease | None:
-        """Try once to acquire the lock, or for ``timeout`` seconds. Returns None if the lock is still taken.
+        """Try to acquire the lock: once, or for ``timeout`` seconds. Returns None if the lock is still taken.
 
         Raises what `acquire` raises, except LockTimeout.
         """

@@ -248,7 +248,8 @@ class Listener:
                 self._drop_unwanted(query)
         for key in keys:
             before = self._queries.get((KEY, key))
-            if before and not before.followed:  # a change reported before now was not passed on
+            # until now the query served no follower, so its changes were not reported to followers
+            if before and not before.followed:
                 self._notices.changed(self._keys.name(key))
             if found := before or self._query(KEY, key, 0):
                 found.followed = True

@@ -197,8 +197,8 @@ class EtcdTransactions:
         only compares that they exist, and reads no key ahead.
 
         Idempotent: if the request is sent again, the reply shows the key that the first request put. The request is
-        refused if a tombstone of the claim exists, if a key in ``behind`` does not exist, or without ``join`` if a key
-        excludes the claim.
+        refused if a tombstone of the claim exists, or if a key in ``behind`` does not exist. If ``join`` is False, it
+        is also refused if a key excludes the claim.
 
         Raises if the queue contains a permit of a claim that asked for a different number of permits. Otherwise this
         claim could become the first permit in the queue, and claims that ask for the right number would be refused.

@@ -180,7 +180,7 @@ class Listener:
         """Stop watching and following these names. Returns the watched claims and the followed names, for the
         `take_over` of another node."""
         watched = [(claim_id, name, owner) for name in names for claim_id, owner in self._watched.of_name(name).items()]
-        # a release may just have removed some of them
+        # a release may just have removed some of these claims
         watched = [each for each in watched if self._watched.take(each[0])]
         followed = {name: owner for name, owner in self._followed.items() if name in names}
         self._followed = {name: owner for name, owner in self._followed.items() if name not in names}

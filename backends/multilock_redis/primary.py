@@ -24,8 +24,8 @@ from multilock_redis.slots import Address
 
 __all__ = ["COUNTS_FOR", "Following", "Told"]
 
-# Seconds for which a reply counts. If a Sentinel does not reply, a doubt ends only after so many seconds. Sentinels
-# exchange their state every 2 s, so by then the others know of a failover that this Sentinel has led.
+# Seconds for which a reply counts. If a Sentinel does not reply, a doubt ends only after this time. Sentinels exchange
+# their state every 2 s, so by then the others know of a failover that this Sentinel has led.
 COUNTS_FOR = 10.0
 KNOWN_FOR = 600.0  # seconds for which a Sentinel is still asked after another Sentinel last named it
 

@@ -226,7 +226,8 @@ class Recipe:
             sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + LATE_REQUEST))
         if row is None or row[1] <= now:
             return False
-        again = row[0] == resting  # the reply to the first request was lost, so the end of the rest must not move later
+        # the reply to the first request was lost; the time until which the name stays taken must not move
+        again = row[0] == resting
         sql.execute(
             "UPDATE locks SET id = ?, until = ?, ttl = ?, space = NULL, pid = NULL, start = NULL "
             "WHERE key = ? AND id = ?",

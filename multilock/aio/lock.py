@@ -209,7 +209,7 @@ class AsyncDistributedLock(AnyLock, Protocol):
         """
 
     async def try_acquire(self, timeout: float = 0) -> AsyncLease | None:
-        """Try once to acquire the lock, or for ``timeout`` seconds. Returns None if the lock is still taken.
+        """Try to acquire the lock: once, or for ``timeout`` seconds. Returns None if the lock is still taken.
 
         Raises what `acquire` raises, except LockTimeout.
         """

@@ -202,7 +202,8 @@ class Monitor:
             kernel.callbacks.start(callback, loss)
         lease._call_hooks()
         lease._callbacks = None
-        if not isinstance(lease, Holding):  # for a lease of several locks, the rest is done for the part that was lost
+        # for a lease of several locks, the steps below are done for the part that was lost
+        if not isinstance(lease, Holding):
             return
         if give_back:
             # The server may still have the claim, so release it there. If the loss is not confirmed, the release waits

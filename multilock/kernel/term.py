@@ -130,7 +130,7 @@ class Term(Generic[T]):
         raise NotImplementedError
 
     def can_work(self) -> bool:
-        """Return whether work and ``on_elected`` can still run. False if their event loop was closed."""
+        """Return whether work and ``on_elected`` can still run. Returns False if their event loop was closed."""
         return True
 
     def can_tell(self) -> bool:

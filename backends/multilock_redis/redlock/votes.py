@@ -132,7 +132,8 @@ class Evidence:
     round_at = 0.0  #: when the newest round of requests began, in seconds
     fan: object = None  #: the `Fan` of the last attempt, which has one connection to each server
     granted: Granted | None = None  #: the newest grant that the kernel received
-    rests_until: float | None = None  #: after a release with a rest: when the rest ends, in seconds
+    #: after a release that keeps the name taken for a while: when that time ends, in seconds
+    rests_until: float | None = None
 
     def __init__(self, claim: Claim, servers: Sequence[Counted]) -> None:
         self.claim = claim

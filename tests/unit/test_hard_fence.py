@@ -504,7 +504,7 @@ def test_the_timer_is_always_set_to_the_earliest_fenced_deadline() -> None:
 
 
 def test_ten_thousand_fenced_locks_are_renewed_in_less_than_a_second() -> None:
-    """A heap is fast enough. A search through all locks at each renewal would take ten seconds."""
+    """The heap of deadlines is fast enough. A search through all locks at each renewal would take ten seconds."""
     fence = Fence(killer := Recorded())
     for number in range(10_000):
         fence.keep(f"c{number}", 1000 + number)

@@ -6,7 +6,7 @@
     alembic upgrade head & alembic upgrade head; wait
 
 You should see "creating accounts" once. The second replica waits for the first, and then finds nothing to do. A replica
-that finds the database up to date takes no lock, so a hundred replicas do not wait for nothing.
+that finds the database up to date takes no lock, so a hundred replicas need not wait for each other.
 
 On PostgreSQL the lock can be in the migrated database itself, with 'multilock[postgresql]' and without MULTILOCK_URL:
 

@@ -82,7 +82,8 @@ def is_of_conformance(item: pytest.Item) -> bool:
 def no_thread_is_missing_or_dead() -> Iterator[None]:
     """Check that no thread of multilock died of a defect, and that every refused thread has started since.
 
-    The worker remembers both for the whole process, so the clients of all later tests would report them as findings.
+    `multilock.kernel.worker` remembers dead and refused threads for the whole process. So the clients of all later
+    tests would report them as findings.
     """
     yield
     until = now() + WITHIN

@@ -227,8 +227,8 @@ class _LogThread:
         return any(turn.acquire(timeout=seconds / 10) for _ in range(10))
 
     def at_exit(self, seconds: float) -> None:
-        """If no thread can be started any longer, handle the remaining lines in the calling thread. The locks are
-        already released."""
+        """If no thread can be started any longer, handle the remaining lines in the calling thread. This is called at
+        the exit of the interpreter, after all clients have released their locks."""
         if self.flush(seconds) or self._thread is not None:
             return
         with contextlib.suppress(system.Empty):

@@ -51,7 +51,8 @@ class Inspection:
         return found
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        # The names "." and ".." are escaped, but a longer name that begins with dots is not.
+        # escape() changes the names "." and "..", but not the dots of a longer name. So for these two prefixes list all
+        # keys.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix))
         target = self._agents.target(f"/v1/kv/{quote(begin)}", recurse="", consistent="")
         until = self._agents.now() + within

@@ -49,7 +49,8 @@ class EtcdInspection:
         return self._info(name, shown, all_, len(all_))
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        # The names "." and ".." are escaped, but a longer name that begins with dots is not.
+        # escape() changes the names "." and "..", but not the dots of a longer name. So for these two prefixes read all
+        # keys.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)).encode()
         for name, rows in groupby(self._rows(begin, within), lambda row: self._keys.name(row.key)):
             if name is None or not name.startswith(prefix):

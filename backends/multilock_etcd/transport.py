@@ -423,7 +423,8 @@ class EtcdTransport:
         If this fails, the request itself was not sent.
         """
         if len(self._connections) > 1 and connection.answered_at is None:
-            # A frozen member accepts connections but never replies. One of several endpoints gets a share of the time.
+            # A frozen member accepts connections but never replies. So if there are several endpoints, each gets only a
+            # share of the time.
             share = (deadline - self._now()) / len(self._connections)
             self._first(connection, calls.STATUS, wire.StatusRequest(), share)
         known = self._login.known

@@ -22,8 +22,10 @@ class LockKeys:
         return unescape(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
 
     def beginning(self, prefix: str) -> str:
-        """Return the beginning of the keys of all names that begin with ``prefix``, and perhaps of others."""
-        # The names "." and ".." are escaped, but a longer name that begins with dots is not.
+        """Return a text with which the keys of all names begin that begin with ``prefix``. Keys of other names may
+        begin with it as well."""
+        # escape() changes the names "." and "..", but not the dots of a longer name. So for these two prefixes all keys
+        # fit.
         return self.prefix + ("" if prefix in (".", "..") else escape(prefix))
 
     def _key(self, name: str) -> bytes:

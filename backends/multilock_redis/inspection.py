@@ -39,7 +39,8 @@ class Inspection:
     ) -> Iterator[LockInfo]:
         """Yield the held names. ``elsewhere`` is called with a name that another node of a cluster serves now."""
         seen: set[str] = set()  # SCAN may return a key twice
-        # The names "." and ".." are escaped, but a longer name that begins with dots is not.
+        # escape() changes the names "." and "..", but not the dots of a longer name. So for these two prefixes scan all
+        # keys.
         pattern = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)) + "*"
         connections = self._transactions.connections
         cursor = b"0"

@@ -249,8 +249,8 @@ class SqliteBackend:
     ) -> tuple[int | Stand | OtherNumber | None, list[str], float]:
         """Make an attempt as the only writer. Returns its result, the waiters to wake, and the time of the attempt.
 
-        Other waiters are woken only if a claim with ``follow`` gets the name: they may hold the name together with it.
-        The record of a waiter is made inside the transaction. So a release comes before the record, or finds it.
+        If ``follow`` is True and the claim gets the name, the waiters that can hold the name together with it are
+        woken. The record of a waiter is made inside the transaction. So a release comes before the record, or finds it.
         """
         for durable in (False, True):
             with contextlib.suppress(Exhausted), transaction(sql, durable=durable):

@@ -7,8 +7,8 @@ each other. But between two unfair claims, the name goes to the claim that asks 
 seconds after its last heartbeat, unless its process is known to be gone.
 
 `attempt`, `release`, `renew` and `force` run inside a transaction that is the only writer, so what they read stays true
-until they end. All times are seconds on the clock of every deadline, which counts from the boot. Only ``since`` is wall
-clock time, for people to read.
+until they end. All times are seconds on the clock that all deadlines use, which counts from the boot. Only ``since`` is
+wall clock time, for people to read.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ def take_terminal() -> None:
 
 
 def wait_for_go(report: int, go: int) -> None:
-    """Write a dot to ``report``, and read from ``go`` the time before which CMD may begin. If it has passed, ask again.
+    """Write a dot to ``report``, and read from ``go`` the time before which CMD may begin. If that time has passed, ask
+    again.
 
     So CMD does not begin after the end of the lease, however long this process or multilock was stopped before.
     """

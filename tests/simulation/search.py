@@ -1,7 +1,8 @@
 """Run new seeds on all cores, and count them in `seeds.json` by backend, face and profile.
 
-The counts belong to a hash of the product and of the simulation. When that changes, they are added to the earlier ones.
-`try_defects` counts which seeded defects of `tests/mutants` the simulation finds, and measures how soon.
+The counts belong to a hash of the product and of the simulation. When the hash changes, the counts are added to those
+of earlier versions. `try_defects` counts which seeded defects of `tests/mutants` the simulation finds, and measures how
+soon.
 """
 
 from __future__ import annotations

@@ -324,6 +324,8 @@ class Listener:
         with suppress(MultilockError):
             rows, _ = self._transactions.run(self._transactions.steps.holder, [keys], LOOK_WITHIN, limited=False)
             self._learn(rows, names)
+            if len(rows) < len(names):  # an operator has deleted a row, and our subscription in it
+                self._follow(set(self._followed), LOOK_WITHIN)
 
     def _silence(self, what: str) -> BackendUnavailable:
         return BackendUnavailable(f"{self._endpoint.name}: {what}", unknown=False, backend="postgresql")

@@ -12,7 +12,7 @@ import pytest
 
 from multilock import BackendUnavailable
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.base import SOON, eventually
 from multilock_postgresql import notices
 from multilock_postgresql.transport import PING
 from tests.backends.kit import NAME, WITHIN, interrupted
@@ -188,3 +188,17 @@ def test_an_interrupt_while_it_begins_to_listen_leaves_a_client_that_can_wait(
         assert client.woken(second)
         client.close()
     assert moment > 10
+
+
+def test_a_follower_is_notified_of_the_next_holder_after_the_row_was_deleted(
+    one: Queued, two: Queued, server: Database
+) -> None:
+    one.take(one.mutex())
+    two.opened.follow(frozenset({NAME}), WITHIN)
+    two.ear.changes.clear()
+    server.sql("DELETE FROM multilock.locks")
+    assert two.ear.wait(lambda: NAME in two.ear.changes)
+    eventually(lambda: server.sql("SELECT followed FROM multilock.locks") != [], SOON)  # it subscribes to the new row
+    two.ear.changes.clear()
+    one.take(one.mutex())
+    assert two.ear.wait(lambda: NAME in two.ear.changes)

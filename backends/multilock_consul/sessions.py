@@ -462,7 +462,7 @@ class Sessions:
         return [*doubtful, holding] if holding and holding not in doubtful else doubtful
 
     def will_rest(self, claim: Claim, seconds: float) -> None:
-        """Note that the claim's name must stay locked for ``seconds``. If the reply to its `rest` is lost, a repeated
+        """Record that the claim's name must stay locked for ``seconds``. If the reply to its `rest` is lost, a repeated
         `rest` must still find the lock."""
         with self._lock:
             if holding := self._holding.get(claim.id):

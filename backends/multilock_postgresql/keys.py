@@ -22,8 +22,8 @@ class LockKeys:
         return unescape(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
 
     def beginning(self, prefix: str) -> str:
-        """Return a text with which the keys of all names begin that begin with ``prefix``. Keys of other names may
-        begin with it as well."""
+        """Return the text with which the key of every name with this ``prefix`` begins. Keys of other names may begin
+        with it as well."""
         # escape() changes the names "." and "..", but not the dots of a longer name. So for these two prefixes all keys
         # fit.
         return self.prefix + ("" if prefix in (".", "..") else escape(prefix))

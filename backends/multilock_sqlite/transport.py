@@ -48,7 +48,7 @@ class Connection(sqlite3.Connection):
 
     path: str
     file: tuple[int, int]
-    # the inodes of the log (-wal) and of its shared memory (-shm), once the connection is set up
+    # inodes of the log (-wal) and its shared memory (-shm); None until the connection is set up
     log: tuple[int, int] | None = None
     exclusion: Exclusion
     deadline: float  # on the clock of system.now()

@@ -31,8 +31,7 @@ __all__ = ["ReadWriteConformance", "SemaphoreConformance"]
 
 QUICK = 2.0  # seconds until every waiter that may enter has entered, even if its backend polls
 WAITS_FOR = 0.5  # seconds that an impatient writer waits
-# seconds; the timer of a waiter is at least this long, and a shorter pause only precedes the repetition of a refused
-# request
+# seconds; the timers of waiters are at least this long, while the pause before a refused request is repeated is shorter
 TIMERS = 1.0
 NEVER = 3600.0  # seconds, longer than any test
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["ForAsyncWith", "ForWith", "NamesOurs", "hides_foreign", "refuse"]
+__all__ = ["ForAsyncWith", "ForWith", "NamesOurs", "Theirs", "hides_foreign", "refuse"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,7 +39,7 @@ def refuse(function: str, arguments: Mapping[str, object]) -> TypeError:
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-class _Theirs:
+class Theirs:
     """Stand-in for a method of redis-py. Reading it from an object raises an AttributeError that names our method."""
 
     def __init__(self, remedy: str) -> None:
@@ -51,7 +51,7 @@ class _Theirs:
     def __repr__(self) -> str:  # as help() shows it
         return f"missing: {self._remedy}"
 
-    def __get__(self, instance: object, owner: type) -> _Theirs:
+    def __get__(self, instance: object, owner: type) -> Theirs:
         if instance is None:
             return self
         text = f"{owner.__name__!r} object has no attribute {self._name!r} (redis-py's): {self._remedy}"
@@ -69,13 +69,13 @@ class NamesOurs:
     __slots__ = ()
 
     if not TYPE_CHECKING:  # a type checker would otherwise accept these names
-        extend = _Theirs("a lease is renewed until it is released, for its ttl each time; lease.renew() does it now")
-        reacquire = _Theirs("a lease is renewed until it is released; lease.renew() does it now")
-        locked = _Theirs("lock.is_locked() asks the backend whether anybody holds it")
-        owned = _Theirs("lease.is_held() and lock.is_held() tell whether it is ours")
+        extend = Theirs("a lease is renewed until it is released, for its ttl each time; lease.renew() does it now")
+        reacquire = Theirs("a lease is renewed until it is released; lease.renew() does it now")
+        locked = Theirs("lock.is_locked() asks the backend whether anybody holds it")
+        owned = Theirs("lease.is_held() and lock.is_held() tell whether it is ours")
 
     def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if not isinstance(vars(NamesOurs).get(name), _Theirs)]
+        return [name for name in super().__dir__() if not isinstance(vars(NamesOurs).get(name), Theirs)]
 
 
 class WrongWith(AttributeError, TypeError):

@@ -299,9 +299,10 @@ class HeldSet(AnyHeld):
 
 
 def _give_rest_back(kept: list[HeldSet]) -> None:
-    """After the loss of one part, release the other parts one ttl later, even if the owner forgot to release the lease.
+    """Release the parts of the lease in ``kept``, because its owner has not released it. If ``kept`` is empty, the
+    parts have been released already.
 
-    The ttl is the longest of the parts.
+    A timer calls this function after the loss of a part, when the longest ttl of the parts is over.
     """
     for lease in kept[:1]:
         lease._give_back_parts()

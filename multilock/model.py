@@ -1,4 +1,5 @@
-"""The frozen values that pass between user, kernel and backend. They have no behaviour except for their text."""
+"""The frozen values that pass between user, kernel and backend. They have fields, and a few properties that are
+computed from the fields."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.servers import Server, bootstrap, unavailable
 
 __all__ = ["PgBouncer", "PostgresqlServer"]
 
-USERS = ("postgres", "nobody")  # the user that runs them if we are root
+USERS = ("postgres", "nobody")  # if the tests run as root, the first of these users that exists runs the programs
 QUICK = {
     "fsync": "off",
     "listen_addresses": "127.0.0.1",
@@ -63,7 +63,7 @@ class PostgresqlServer(Server):
         self._settings = {**QUICK, **settings}
 
     def pause(self) -> None:
-        super().pause()  # stopped first, so that it starts no further process
+        super().pause()  # the first process is stopped first, because it would start others
         for pid in self._children():
             os.kill(pid, signal.SIGSTOP)
 
@@ -78,8 +78,9 @@ class PostgresqlServer(Server):
         for pid in (self.pid, *children) if children else ():  # the first process first: it would start others
             os.kill(pid, signal.SIGKILL)
         super().kill()
+        # A child that still runs uses the shared memory of the server, and a new server would refuse to start.
         while any(_runs(pid) for pid in children):
-            time.sleep(0.005)  # until then they use the shared memory
+            time.sleep(0.005)
 
     def _children(self) -> list[int]:
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]

@@ -1,11 +1,11 @@
-"""The algorithm, on the names of one store.
+"""The lock algorithm of ``memory://``. A `Store` has the names of one such URL, with their holders and waiters.
 
-A name has holders, all of one mode, each with the time when its lease ends, and it has a queue. A release does not hand
-the name over. A release wakes the waiters that can enter, in order, and a waiter becomes a holder by its next
-`attempt`. Until then the waiter keeps its place, but only while it shows that it is alive: each attempt keeps the place
-for `liveness` seconds. After that the waiter is skipped. A fair claim waits for every earlier claim that excludes it.
-An unfair claim waits only for the fair ones among these earlier claims. No lease ends by itself: the next call about
-the name finds that the lease has ended.
+A name has holders and a queue. All holders of a name have the same mode, and each has a time when its lease ends. A
+release does not hand the name over. A release wakes the waiters that can enter, in order, and a waiter becomes a holder
+by its next `attempt`. Until then the waiter keeps its place, but only while it shows that it is alive: each attempt
+keeps the place for `liveness` seconds. After that the waiter is skipped. A fair claim waits for every earlier claim
+that excludes it. An unfair claim waits only for the fair ones among these earlier claims. No lease ends by itself: the
+next call about the name finds that the lease has ended.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Name:
         return permits if permits != claim.permits else None  # 0 if the holders have no permits
 
     def awaits(self, claim: Claim) -> float | None:
-        """Return the time at which the lease of a holder, or the place of a waiter, ends that excludes this claim.
-        Returns None if the claim can hold the name now.
+        """Return None if this claim can hold the name now. Otherwise return the time at which it may become able to:
+        the end of the lease of a holder, or of the place of a waiter, that excludes the claim.
 
         Readers may overtake waiting readers. Otherwise many readers would enter one by one.
         """

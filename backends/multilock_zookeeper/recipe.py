@@ -182,8 +182,8 @@ class Recipe:
     # ---- a create whose reply was lost
 
     def _find(self, claim: Claim, waiter: ZkWaiter, session: Session, deadline: float) -> None:
-        """Find out whether the create made a node. If it did, a write to the node then proves that the session
-        lives."""
+        """Find out whether a create without a reply made a node. If it did, a write to the node then proves that the
+        session lives."""
         for path in self._own_nodes(claim, deadline):
             try:
                 _, stat = self._transport.wait(self._transport.get(path), deadline)
@@ -220,8 +220,8 @@ class Recipe:
     # ---- renew
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """Send one write to the node of one of these claims: its reply is the proof for all of them. Then read the
-        nodes that no watch covers."""
+        """Send one write to the node of one of these claims. Its reply proves that the session of all of them lives.
+        Also ask for other nodes that no watch covers yet, because somebody may have deleted them."""
         deadline = self._now() + within
         session = self._transport.present()
         if session is None or session.number != group:
@@ -249,8 +249,11 @@ class Recipe:
         )
 
     def _is_missing(self, answer: Answer, deadline: float) -> bool:
-        """Return whether the node is gone. Without an answer in time the node does not count as gone: the write has
-        proved that the session lives, and the watch reports a deletion."""
+        """Return whether a node that `renew` has asked for is gone.
+
+        If no answer comes in time, the node does not count as gone. The write of the same renewal has proved that the
+        session lives. If somebody has deleted the node, the watch finds this as soon as it is set.
+        """
         try:
             return self._transport.wait(answer, deadline) is None
         except (BackendUnavailable, BackendRejected):

@@ -35,7 +35,8 @@ __all__ = [
 
 R = TypeVar("R")
 
-# Seconds that one wait of a ticker may take, because a wait does not count the time that the machine sleeps
+# A ticking thread divides a longer wait into waits of this many seconds. A wait does not count the time for which the
+# machine sleeps, so without this limit a step could be late by that time.
 LONGEST_WAIT = 1.0
 
 

@@ -131,14 +131,20 @@ class Entered(Generic[L]):
     def ending(self, frame: FrameType | None, scope: object) -> WithEntry[L] | None:
         """Return the entry that ends in this frame, or None if no entry can be chosen.
 
-        The caller closes it, ends its lease, and then discards it. If another thread closes that entry first, the
-        caller asks for an entry again.
+        The caller closes the entry, ends its lease, and then discards the entry. If another thread closes the entry
+        first, the caller asks for an entry again.
 
-        The result is the entry of this frame's ``with`` statement, if there is one. Otherwise the lock was entered by
-        an exit stack or by hand, and the choice is a guess. The newest entry of this thread or task comes first. If
-        there is none, an entry whose lease is over is chosen: a lost lease first, whose loss is then raised, then a
-        released one. A lease that another thread or task still holds is chosen only if all open entries have that
-        lease.
+        The kinds of entries are tried in this order. The result is the newest open entry of the first kind that has
+        one.
+
+        1. The entry's ``with`` statement is in this frame.
+        2. The entry's lease belongs to ``scope``, the scope of this thread or task.
+        3. The entry's lease was lost. The caller then raises the loss.
+        4. The entry's lease was released.
+        5. All open entries have the same lease.
+
+        If there is no entry of the first kind, an exit stack or a call by hand entered the lock, and the choice is a
+        guess.
         """
         entries = [entry for entry in self._entries[::-1] if entry.is_open()]
 

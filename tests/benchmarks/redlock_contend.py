@@ -3,7 +3,7 @@
 The lock is multilock's or another library's. For another library the environment may contain no package of multilock.
 
 redlock_contend.py WHAT PORTS                         on stdin a number of cycles of acquire and release. The reply
-                                                      is a list in JSON: the seconds that each of them took.
+                                                      is a list in JSON: the seconds that each cycle took.
 redlock_contend.py WHAT PORTS SECONDS THREADS HOLD REST
                                                       as `tests.benchmarks.crowd`. Each contender holds the lock for
                                                       HOLD seconds, and asks again after REST seconds. At the end,
@@ -36,8 +36,10 @@ TakeAsync = Callable[[], Awaitable[Callable[[], Awaitable[object]]]]
 
 
 def raw(ports: list[int]) -> Take:
-    """Measure the lower limit for any client: twice, send a prepacked request to all servers at once and read all
-    replies."""
+    """Return a `Take` without a lock. Its time is the lower limit for any client.
+
+    An acquire and a release each send one prepacked request to every server, and then read all replies.
+    """
     sockets = [socket.create_connection(("127.0.0.1", port)) for port in ports]
     for each in sockets:
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -182,7 +184,7 @@ def crowd(take: Take, seconds: float, count: int, hold: float, rest: float) -> N
 
 
 def _never(waiting: dict[int, float]) -> list[tuple[float, float, float]]:
-    """Return a turn at the time infinity for each waiter that never got the lock."""
+    """Return for each waiter that never got the lock: infinity as the time of its grant, now, and when it asked."""
     return [(math.inf, _now(), asked) for asked in list(waiting.values())]
 
 

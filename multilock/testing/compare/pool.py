@@ -19,7 +19,7 @@ STOOD_STILL = 0.01  # share of a cycle; if its processes stood still for longer,
 LOOK_EVERY = 0.005  # seconds between two checks of a condition that sends no event
 TICK = 0.1  # seconds between two checks whether the run ends
 WORKER = "multilock.testing.compare.worker:work"
-WRONG = ("wrong", None)  # the key of the first error of any role
+WRONG = ("wrong", None)  # in `WorkerProcess._first`, the key of the first error, whichever role reported it
 
 
 class Trouble(Exception):

@@ -99,7 +99,11 @@ def write_whole(path: Path, text: str) -> None:
 def conclude(
     columns: list[dict[str, Any]], cells: list[dict[str, Any]], loads: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Return ``violations``, ``void`` and ``exit_code`` for these cells and loads."""
+    """Judge a run as a whole. Returns three fields of the report: ``violations`` (broken promises), ``void`` (why the
+    run proves nothing) and ``exit_code``.
+
+    ``columns`` are the contestants, and ``loads`` the rows of the measurements under contention.
+    """
     loads = loads or []
     controls = {column["name"] for column in columns if column["control"]}
     violations = [*_violations(columns, cells, controls), *_under_load(loads, controls)]

@@ -14,12 +14,12 @@ Each order is one JSON object in a line. Each line that this process writes is o
     raised TIME ROLE WHY         release() raised an exception
     wrote TIME ID TOKEN VALUE TAKEN          a write to the ledger: accepted (1), or it had seen a greater token (0)
     holds TIME ROLE N THREADS BYTES          the threads of the client, and the bytes for each of N locks
-    kept TIME ROLE N SECONDS CPU             N of them still held after so long; CPU: seconds, beyond those at rest
-    ended TIME ROLE YES          the server was asked to end its session, and did (1 or 0)
+    kept TIME ROLE N SECONDS CPU             N of them are still held after SECONDS; CPU: seconds beyond those at rest
+    ended TIME ROLE YES          the server was asked to end the client's session, and did (1 or 0)
     closed TIME ROLE             its client is closed
     grant TIME WHO ASKED UNTIL HELD TOKEN    acquired at TIME, released at UNTIL, and (HELD) believed until then
     served TIME WHO ASKED UNTIL HELD TOKEN   the same after the measured time, when no new acquire() begins
-    unserved TIME WHO ASKED                  waited in vain until TIME, long after that
+    unserved TIME WHO ASKED                  waited in vain until TIME, long after the measured time
     spent TIME ROLE ACQUIRE RELEASE PING     seconds of each; PING may be "-"
     done TIME ROLE               its contention or its cost has been measured
 """
@@ -294,8 +294,9 @@ class _Role:
     def _hold(self, holding: AdapterHolding, yes: bool, asked: float, valid: float) -> None:
         """Check the lock until its holder no longer believes in it, or until it must be released.
 
-        The last check that returned True before a pause or the end is recorded. ``yes`` is the reply to the first
-        check, at ``asked``; this process may have been frozen since then.
+        Every `NOTE_EVERY` seconds, record the time of a check that returned True. If this process was paused, also
+        record the last check before the pause. At the end, record the last check that returned True. ``yes`` is the
+        result of the first check, at ``asked``; this process may have been frozen since then.
         """
         noted = last = asked
         while yes and not self.release_now.is_set():

@@ -296,16 +296,19 @@ class PgWire:
         self._sock.close()
 
     def drop(self) -> None:
-        """Close the descriptors, and nothing else, in a forked child: the connection belongs to the parent.
+        """Close the connection's socket, and nothing else, in a forked child: the connection belongs to the parent.
 
-        psycopg never ends a connection of another process. But if the parent is killed while the child has the
-        descriptor open, the server believes that the parent lives.
+        psycopg never ends a connection of another process. But if the parent is killed while the child has the socket
+        open, the server believes that the parent lives.
+
+        libpq keeps the number of its descriptor, and would close that number once more. So the number does not become
+        free, for example for a file of the program, but gets a socket without a connection.
         """
         self.alive = False
-        with suppress(OSError, psycopg.Error):
-            os.close(self._pq.socket)
         with suppress(OSError):
             os.close(self._sock.detach())
+        with suppress(OSError, psycopg.Error), socket.socket(socket.AF_UNIX) as unconnected:
+            os.dup2(unconnected.fileno(), self._pq.socket, inheritable=False)
 
     def _end(self) -> None:
         self.alive = False
@@ -349,9 +352,9 @@ class PgEndpoint:
         return PgEndpoint(name, [(host, port)], self._settings)
 
     def forget(self) -> None:
-        """Close the descriptors of the parent's connections in a forked child, which does not use them."""
+        """Drop the parent's connections in a forked child, which does not use them."""
         inherited, self.wires = self.wires, OpenWires[PgWire]()
-        for wire in inherited:  # without a fork, no connection was made yet
+        for wire in inherited:
             wire.drop()
         self._dialling.forget()
 

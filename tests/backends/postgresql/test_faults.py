@@ -278,6 +278,21 @@ def test_a_forked_child_leaves_its_parents_connections_alone(one: Queued, server
     assert one.ear.wait(lambda: one.ear.losses != [])
 
 
+def test_a_connection_that_a_child_drops_never_closes_another_file(one: Queued) -> None:
+    one.release(one.take(one.mutex()))
+    [wire] = one.opened._endpoint.wires  # type: ignore[attr-defined]
+    wire.drop()
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]  # these get all low numbers that are free
+    wire.close()
+    closed = []
+    for number in others:
+        try:
+            os.close(number)
+        except OSError:
+            closed.append(number)
+    assert not closed
+
+
 def test_a_token_beyond_the_clock_is_not_given_twice_after_a_crash() -> None:
     with Database(wal_writer_delay="10s") as server, closing(by_hand(server)) as one, closing(by_hand(server)) as two:
         held = one.take(one.mutex())

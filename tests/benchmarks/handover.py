@@ -37,6 +37,7 @@ from multilock_redis.transactions import ACQUIRE, RELEASE, Transactions
 from multilock_redis.transport import Connections, Endpoint
 from multilock_redis.wire import pack
 from tests.benchmarks.crowd import Run, Turn, run_of, turns_of
+from tests.benchmarks.grelmicro import GRELMICRO, locks_of_grelmicro
 from tests.benchmarks.measure import Sample, asked_of, far, sample
 from tests.benchmarks.peer import PEERS_PYTHON, versions_of
 from tests.benchmarks.report import publish
@@ -49,7 +50,7 @@ ROUND_TRIPS = (0, 1)  # milliseconds that the proxy adds to each round trip
 SECONDS, TURNS = 3.0, 3
 WAITERS = (10, 100, 500, 2000)
 RAW, REDIS_PY, ON_A_LOOP = "raw: push, wake-up, one request", "redis.lock.Lock", "multilock, asyncio"
-MITHRIL, PORTALOCKER, GRELMICRO = "mithril-locks", "portalocker.RedisLock", "grelmicro, asyncio"
+MITHRIL, PORTALOCKER = "mithril-locks", "portalocker.RedisLock"
 
 PROCESSES = 4
 THREADS = 5
@@ -159,16 +160,10 @@ async def _locks_of_multilock(url: str) -> AsyncIterator[TakeOnALoop]:
         yield lambda: client.lock(NAME).acquire()
 
 
-@asynccontextmanager
-async def _locks_of_grelmicro(url: str) -> AsyncIterator[TakeOnALoop]:
-    from grelmicro.sync import Lock  # type: ignore[import-not-found, unused-ignore]
-    from grelmicro.sync.redis import RedisSyncBackend  # type: ignore[import-not-found, unused-ignore]
-
-    async with RedisSyncBackend(url) as backend:
-        yield lambda: Lock(NAME, backend=backend, lease_duration=TTL)
-
-
-ON_LOOPS = {ON_A_LOOP: _locks_of_multilock, GRELMICRO: _locks_of_grelmicro}
+ON_LOOPS: dict[str, Callable[[str], AbstractAsyncContextManager[TakeOnALoop]]] = {
+    ON_A_LOOP: _locks_of_multilock,
+    GRELMICRO: lambda url: locks_of_grelmicro(url, NAME, TTL),
+}
 
 
 def contend(url: str, what: str, seconds: str) -> None:

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,7 @@ from multilock_postgresql.endpoints import endpoint_of_url
 from multilock_postgresql.transport import PgWire
 from tests.benchmarks import sessions
 from tests.benchmarks.crowd import ASYNCIO, OURS, SECONDS, crowds, ours
+from tests.benchmarks.grelmicro import GRELMICRO, locks_of_grelmicro
 from tests.benchmarks.measure import interleave, pin, sample
 from tests.benchmarks.report import publish, with_ratios
 from tests.benchmarks.sessions import TTL, WITHIN
@@ -39,12 +40,13 @@ from tests.servers_postgresql import PostgresqlServer
 RAW = "raw: two durable updates of one row"
 RAW_ASYNCIO = "raw: asyncpg, the same two functions"
 RAW_NOTIFY = "raw: NOTIFY and one request"
-ADVISORY, DLOCK, GRELMICRO = "pg_advisory_lock, psycopg", "sqlalchemy-dlock", "grelmicro, asyncio"
+ADVISORY, DLOCK = "pg_advisory_lock, psycopg", "sqlalchemy-dlock"
 SYNCED: dict[str, dict[str, str]] = {"fsync on": {"fsync": "on"}, "fsync off": {}}
 NAME = "bench"
 KEY = 4711
 HELD = (1, 1000, 10_000)
 WAITERS = 5000
+MEASURED = 2 * TTL / 3  # seconds in which each lock is renewed twice
 HANDED = 100  # number of handovers of each contender
 QUEUED = 0.03  # seconds after which a waiter has certainly joined the queue
 THREADS = 5  # the same as in tests.benchmarks.crowd
@@ -121,18 +123,8 @@ def _dlock(url: str) -> Take:
     return lambda: create_sadlock(connection, KEY)
 
 
-@asynccontextmanager
-async def _locks_of_grelmicro(url: str) -> AsyncIterator[Callable[[], Any]]:
-    """Yield a function that returns a lock of grelmicro."""
-    from grelmicro.sync import Lock  # type: ignore[import-not-found, unused-ignore]
-    from grelmicro.sync.postgres import PostgresSyncBackend  # type: ignore[import-not-found, unused-ignore]
-
-    async with PostgresSyncBackend(url) as backend:
-        yield lambda: Lock(NAME, backend=backend, lease_duration=TTL)
-
-
 def _grelmicro(url: str, loop: asyncio.AbstractEventLoop, stack: ExitStack) -> Cycle:
-    locks = _locks_of_grelmicro(url)
+    locks = locks_of_grelmicro(url, NAME, TTL)
     lock_of = loop.run_until_complete(locks.__aenter__())
     stack.callback(lambda: loop.run_until_complete(locks.__aexit__(None, None, None)))
 
@@ -271,7 +263,7 @@ def _member(how: str) -> Callable[[PostgresqlServer], list[str]]:
 
 
 async def _make_table_of_grelmicro(url: str) -> None:
-    async with _locks_of_grelmicro(url):
+    async with locks_of_grelmicro(url, NAME, TTL):
         pass
 
 
@@ -307,7 +299,7 @@ def _take_turns(take: Take, until: float, turns: list[tuple[float, float, float]
 
 
 async def _tasks(url: str, seconds: float, turns: list[tuple[float, float, float]]) -> None:
-    async with _locks_of_grelmicro(url) as lock_of:
+    async with locks_of_grelmicro(url, NAME, TTL) as lock_of:
         until = _go() + seconds
 
         async def work() -> None:
@@ -336,12 +328,10 @@ def _held() -> dict[str, dict[str, float]]:
         with PostgresqlServer() as server, multilock.connect(server.url, ttl=TTL) as client:
             leases = [client.lock(f"held-{number}").acquire() for number in range(locks)]
             time.sleep(sessions.ARMED + TTL / 3)
-            before, used = _processor_time(server), time.process_time()
-            time.sleep(2 * TTL / 3)
-            used, theirs = time.process_time() - used, _processor_time(server) - before
+            before = _spent(server)
+            time.sleep(MEASURED)
+            found[f"{locks:,}"] = _shares(before, _spent(server))
             assert all(lease.is_held() for lease in leases)
-        shares = {"client, of one core": used, "server, of one core": theirs}
-        found[f"{locks:,}"] = {side: round(spent / (2 * TTL / 3), 4) for side, spent in shares.items()}
     return found
 
 
@@ -362,9 +352,9 @@ async def _wait_together(server: PostgresqlServer) -> dict[str, float]:
         lease = await theirs.lock(NAME).acquire()
         waiters = [asyncio.create_task(wait()) for _ in range(WAITERS)]
         await asyncio.to_thread(_await_queue, server.url)
-        before, used = _processor_time(server), time.process_time()
-        await asyncio.sleep(2 * TTL / 3)
-        used, busy = time.process_time() - used, _processor_time(server) - before
+        before = _spent(server)
+        await asyncio.sleep(MEASURED)
+        shares = _shares(before, _spent(server))
         asked = now()
         async with ours.lock("free").acquire():
             took = now() - asked
@@ -372,8 +362,7 @@ async def _wait_together(server: PostgresqlServer) -> dict[str, float]:
         await lease.release()
         await asyncio.gather(*waiters)
     return {
-        "client, of one core": round(used / (2 * TTL / 3), 4),
-        "server, of one core": round(busy / (2 * TTL / 3), 4),
+        **shares,
         "a free lock meanwhile, ms": round(took * 1000, 1),
         "served/s": round(WAITERS / (served[-1] - released), 1),
     }
@@ -383,6 +372,17 @@ def _await_queue(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as operator:
         while operator.execute("SELECT count(*) FROM multilock.queue").fetchone() != (WAITERS,):
             time.sleep(0.5)
+
+
+def _spent(server: PostgresqlServer) -> tuple[float, float]:
+    """Return the seconds of processor time that this process and the server have used."""
+    return time.process_time(), _processor_time(server)
+
+
+def _shares(before: tuple[float, float], after: tuple[float, float]) -> dict[str, float]:
+    """Return how much of one core the client and the server have used within `MEASURED` seconds."""
+    client, server = (round((end - start) / MEASURED, 4) for start, end in zip(before, after, strict=True))
+    return {"client, of one core": client, "server, of one core": server}
 
 
 def _processor_time(server: PostgresqlServer) -> float:

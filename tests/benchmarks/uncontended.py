@@ -12,6 +12,7 @@ import redis_lock  # type: ignore[import-not-found, import-untyped, unused-ignor
 
 import multilock
 from multilock_redis.wire import pack
+from tests.benchmarks.grelmicro import locks_of_grelmicro
 from tests.benchmarks.measure import Sample, interleave, interleave_async, pin
 from tests.servers import RedisServer
 
@@ -83,17 +84,15 @@ def asyncio_face(*, apart: bool, rounds: int = 40, per_round: int = 50) -> dict[
 
 
 async def _asyncio_face(apart: bool, rounds: int, per_round: int) -> dict[str, Sample]:
-    # Imported here and not at the top, because each process of the handover benchmark imports this module, and most of
-    # them do not need grelmicro.
-    from grelmicro.sync import Lock  # type: ignore[import-not-found, unused-ignore]
-    from grelmicro.sync.redis import RedisSyncBackend  # type: ignore[import-not-found, unused-ignore]
-
     with RedisServer() as server:
         pin(server.pid, apart=apart)
         raw = RawSocket(server.port)
         two_round_trips = _two_round_trips(raw)
         theirs = redis.asyncio.Redis(port=server.port)
-        async with multilock.connect_async(server.url, ttl=float(TTL)) as client, RedisSyncBackend(server.url) as micro:
+        async with (
+            multilock.connect_async(server.url, ttl=float(TTL)) as client,
+            locks_of_grelmicro(server.url, "grelmicro", TTL) as lock_of_grelmicro,
+        ):
             ours = client.lock("ours")
 
             async def raw_cycle() -> None:
@@ -109,7 +108,7 @@ async def _asyncio_face(apart: bool, rounds: int, per_round: int) -> dict[str, S
                 await lock.release()
 
             async def grelmicro_cycle() -> None:
-                async with Lock("grelmicro", backend=micro, lease_duration=TTL):
+                async with lock_of_grelmicro():
                     pass
 
             samples = await interleave_async(

@@ -235,6 +235,55 @@ def test_a_fence_whose_reply_is_lost_or_that_arrives_late_orders_the_writes(
     assert server.sql("SELECT token FROM multilock_fence") == [(holders.newer.fence(),)]
 
 
+def test_a_fence_without_one_of_its_replies_keeps_the_older_token(
+    begin: Begin, server: Database, holders: Holders
+) -> None:
+    first = begin()
+    multilock.guard(first, holders.older)
+    first.commit()
+    if first.isolation_level == IsolationLevel.READ_COMMITTED:
+        questions = [b"pg_advisory_xact_lock_shared(pg_catalog.hashtextextended($1"]
+    else:
+        questions = [b"pg_try_advisory_xact_lock", b"pg_snapshot_xmin"]
+    for statement in (b"FOR SHARE", b"transaction_isolation", *questions):
+        with FaultProxy.before(server.url) as proxy:
+            lost = proxy.drop_reply(statement)
+            with contextlib.closing(psycopg.connect(proxy.url)) as new:
+                new.isolation_level = first.isolation_level
+                with pytest.raises(psycopg.OperationalError):
+                    multilock.guard(new, holders.newer)
+            assert lost.happened, statement
+        assert server.sql("SELECT token FROM multilock_fence") == [(holders.older.fence(),)]
+    eventually(lambda: writes(begin(), holders.newer), SOON)
+
+
+def writes(connection: psycopg.Connection[Any], lease: Lease) -> bool:
+    """Return whether this lease can write, or must begin again."""
+    try:
+        multilock.guard(connection, lease)
+    except errors.SerializationFailure:
+        return False
+    else:
+        return True
+    finally:
+        connection.rollback()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
+def test_an_interrupted_fence_keeps_the_older_token(begin: Begin, server: Database, holders: Holders) -> None:
+    connection = begin()
+    multilock.guard(connection, holders.older)
+    connection.commit()
+    moment, more = -1, True
+    while more:
+        moment += 2
+        more = interrupted(lambda: multilock.guard(connection, holders.newer), moment, guarding)
+        connection.rollback()
+        assert server.sql("SELECT token FROM multilock_fence") == [(holders.older.fence(),)]
+    assert moment > 10
+    assert writes(connection, holders.newer)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interrupt came in a finalizer
 def test_an_interrupted_fence_leaves_no_token_after_a_rollback(
     begin: Begin, tmp_path: Path, server: Database, holders: Holders

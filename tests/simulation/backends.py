@@ -27,14 +27,15 @@ from multilock_redis.redlock import RedlockBackend
 from multilock_redis.transport import Endpoint
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.postgresql_server import Libpq, PostgresqlServer
-from tests.simulation.redis_server import Connection
+from tests.simulation.redis_server import Connection, RedisServer
 from tests.simulation.scheduler import Over, Process, simulation
+from tests.simulation.server import Server
 from tests.simulation.threads import InOrder
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["FOLDER", "PREFIX", "forget_everything", "open_backend"]
+__all__ = ["FOLDER", "PREFIX", "SERVERS", "forget_everything", "open_backend"]
 
 PREFIX = "ml/"
 GUARD = 10.0  # seconds: `restart_guard`, as long as the longest ttl of a plan
@@ -43,24 +44,55 @@ FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None  # the folder for the
 
 def open_backend(world: World, process: Process, plan: ProcessPlan) -> tuple[Any, Any]:
     """Return a backend for this process, and the settings of its client."""
-    kind = world.plan.backend
     settings = settings_for("redis", {"ttl": plan.ttl, "outage_timeout": plan.outage})
-    if kind == "memory":
-        return multilock_memory.open_backend("memory://simulation", {"prefix": PREFIX}), settings
-    if kind == "sqlite":
-        return multilock_sqlite.open_backend(f"sqlite:///{world.folder}/locks", {"prefix": PREFIX}), settings
+    return OPENERS[world.plan.backend](world, plan.ttl), settings
+
+
+def _memory(world: World, ttl: float) -> Any:
+    return multilock_memory.open_backend("memory://simulation", {"prefix": PREFIX})
+
+
+def _sqlite(world: World, ttl: float) -> Any:
+    return multilock_sqlite.open_backend(f"sqlite:///{world.folder}/locks", {"prefix": PREFIX})
+
+
+def _postgresql(world: World, ttl: float) -> Any:
     server = world.servers[0]
-    if isinstance(server, PostgresqlServer):
-        backend: Any = multilock_postgresql.open_backend("postgresql://simulation", {"prefix": PREFIX, "ttl": plan.ttl})
-        backend._endpoint._connect_start = lambda conninfo: Libpq(world.network, server)
-        return backend, settings
-    endpoints = [
+    assert isinstance(server, PostgresqlServer)
+    backend: Any = multilock_postgresql.open_backend("postgresql://simulation", {"prefix": PREFIX, "ttl": ttl})
+    backend._endpoint._connect_start = lambda conninfo: Libpq(world.network, server)
+    return backend
+
+
+def _endpoints(world: World) -> list[Endpoint]:
+    return [
         Endpoint(f"redis://{server.name}", Connection, {"network": world.network, "server": server})
         for server in world.servers
     ]
-    if kind == "redis":
-        return multilock_redis.RedisBackend("redis", endpoints[0], Keyspace(PREFIX), ttl=plan.ttl), settings
-    return RedlockBackend("redlock", endpoints, Keyspace(PREFIX), ttl=plan.ttl, guard=GUARD), settings
+
+
+def _redis(world: World, ttl: float) -> Any:
+    return multilock_redis.RedisBackend("redis", _endpoints(world)[0], Keyspace(PREFIX), ttl=ttl)
+
+
+def _redlock(world: World, ttl: float) -> Any:
+    return RedlockBackend("redlock", _endpoints(world), Keyspace(PREFIX), ttl=ttl, guard=GUARD)
+
+
+#: For each backend, the function that opens it. It gets the ttl of the client.
+OPENERS: dict[str, Callable[[World, float], Any]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "redis": _redis,
+    "redlock": _redlock,
+    "postgresql": _postgresql,
+}
+#: For each backend that has simulated servers, the class and the number of them.
+SERVERS: dict[str, tuple[type[Server], int]] = {
+    "redis": (RedisServer, 1),
+    "redlock": (RedisServer, 3),
+    "postgresql": (PostgresqlServer, 1),
+}
 
 
 def _say(

@@ -102,11 +102,6 @@ class Plan:
         return self.profile == "quiet"
 
     @property
-    def servers(self) -> int:
-        """The number of simulated servers."""
-        return {"redis": 1, "redlock": 3, "postgresql": 1}.get(self.backend, 0)
-
-    @property
     def operations(self) -> list[Operation]:
         """All operations of all workers."""
         return [each for process in self.processes for worker in process.workers for each in worker]

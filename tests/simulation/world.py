@@ -24,8 +24,6 @@ from tests.simulation.loop import Loop
 from tests.simulation.network import Network, Socket
 from tests.simulation.oracles import Held, Oracles
 from tests.simulation.plan import Fault, Operation, Plan, ProcessPlan
-from tests.simulation.postgresql_server import PostgresqlServer
-from tests.simulation.redis_server import RedisServer
 from tests.simulation.scheduler import START, Process, Simulation
 from tests.simulation.server import Server
 from tests.simulation.threads import EPOCH
@@ -76,7 +74,8 @@ class World:
         self.sim.on_death = self.network.dies
         self.network.on_sent = lambda sock, data: self.event("sent", sock.process)
         self.network.on_arrived = self._arrived
-        self.servers = [self._server(number) for number in range(plan.servers)]
+        kind, number = backends.SERVERS.get(plan.backend, (Server, 0))
+        self.servers = [self._server(kind, f"server{each}") for each in range(number)]
         self.folder = tempfile.mkdtemp(prefix="simulation-", dir=backends.FOLDER) if plan.backend == "sqlite" else ""
         self.oracles = Oracles(self, halts)
         self.waiting: dict[str, Waiting] = {}
@@ -94,13 +93,9 @@ class World:
         for fault in plan.faults:
             self._after.setdefault((fault.after, fault.nth), []).append(fault)
 
-    def _server(self, number: int) -> Server:
-        sim, seed = self.sim, self.plan.seed
-        kind, name = (
-            (PostgresqlServer, "postgresql") if self.plan.backend == "postgresql" else (RedisServer, f"redis{number}")
-        )
-        server: Server = kind(name, sim, lambda: int((EPOCH + sim.time) * 1e6), seed)
-        if self.plan.servers > 1:
+    def _server(self, kind: type[Server], name: str) -> Server:
+        server = kind(name, self.sim, lambda: int((EPOCH + self.sim.time) * 1e6), self.plan.seed)
+        if self.plan.backend == "redlock":
             server.step = server.random.uniform(-0.01, 0.01)
         server.on_step = partial(self._step, server)
         server.on_expiry = self._expired

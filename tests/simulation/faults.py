@@ -146,10 +146,13 @@ def flush_scripts(world: World, fault: Fault, process: Process) -> None:
 
 def step_clock(world: World, fault: Fault, process: Process) -> None:
     if len(world.servers) == 1:
-        seconds = fault.seconds if fault.choice % 2 else -fault.seconds
-        if seconds > 0:
+        server = world.server(fault)
+        if fault.choice % 2:
             world.oracles.excuse(None)
-        world.server(fault).step += seconds
+            server.step += fault.seconds
+        else:
+            server.step -= fault.seconds
+            server.went_back = True
 
 
 # Operators

@@ -62,6 +62,12 @@ class Belief:
     def who(self) -> str:
         return f"{self.held.worker} ({self.mode}, token {self.token})"
 
+    @property
+    def sent_at(self) -> float:
+        """The time at which the lock was asked for, on the clock of the simulation."""
+        process = self.held.process
+        return float(self.part.granted.sent_at / process.rate - process.offset)
+
     def fits(self, other: Belief) -> bool:
         """Return whether this lease and that of ``other`` may hold the name at the same time."""
         return self.mode != "x" and self.mode == other.mode
@@ -183,13 +189,13 @@ class Stale(Oracle):
 class Token(Oracle):
     """Each exclusive grant has a greater token than all earlier grants (I5, O3).
 
-    A server that forgot its data takes the next token from its clock. If this clock was stepped back, the token is not
-    judged.
+    A server that forgot its data takes the next token from its clock. If this clock was ever stepped back, an earlier
+    token may be greater than its time, so the next token is not judged.
     """
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
-        self.last: dict[str, tuple[int, float]] = {}  # the greatest token of each name, and when it was granted
+        self.last: dict[str, tuple[int, float]] = {}  # the greatest token of each name, and when it was asked for
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         if belief.token is None:
@@ -197,12 +203,13 @@ class Token(Oracle):
             return
         last, when = self.last.get(belief.name, (0, 0.0))
         excused = self.oracles.forgotten(belief) or (
-            any(server.step < 0 for server in self.world.servers) and self.oracles.forgot_since(when)
+            any(server.step < 0 or server.went_back for server in self.world.servers)
+            and self.oracles.forgot_since(when)
         )
         if belief.mode == "x" and belief.token <= last and not excused:
             self.bad(f"{belief.who} got {belief.name} after the token {last}")
         if belief.token > last:
-            self.last[belief.name] = belief.token, self.world.sim.time
+            self.last[belief.name] = belief.token, belief.sent_at
 
 
 class Once(Oracle):
@@ -494,9 +501,7 @@ class Oracles:
 
     def forgotten(self, belief: Belief) -> bool:
         """Return whether the server has forgotten the grant before its holder got it."""
-        process = belief.held.process
-        sent_at = belief.part.granted.sent_at / process.rate - process.offset
-        return bool(sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0)))
+        return belief.sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0))
 
     def forgot_since(self, when: float) -> bool:
         """Return whether a server may have forgotten all names since the time ``when``."""

@@ -21,6 +21,7 @@ class Server:
         self.sim: Any = sim
         self.random = random.Random(f"server {name} {seed}")
         self.step = 0.0  # seconds by which the server's clock was stepped
+        self.went_back = False  # whether the server's clock was stepped back
         self.up, self.paused = True, False
         self.run, self.started = 0, -math.inf
         self.lost = -math.inf  # when the server last lost commits that it had acknowledged

@@ -9,7 +9,7 @@ import psycopg
 
 from multilock import ConfigurationError
 from multilock.options import LOGIN, TLS_FILES, client_alone, host_list, number, text, texts, tls_context, user_info
-from multilock_postgresql.layout import SCHEMA
+from multilock_postgresql.tables import SCHEMA
 from multilock_postgresql.transport import PgEndpoint
 
 __all__ = ["OPTIONS", "connections_of", "endpoint_of_client", "endpoint_of_url", "listen_of", "schema_of"]

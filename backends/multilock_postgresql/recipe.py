@@ -37,7 +37,7 @@ class Recipe:
     """The calls of the SQL functions that acquire, release and renew locks on one server.
 
     The ``to_…`` methods make the arguments, and `attempted` reads the reply of an attempt. None of these sends the
-    request, because an event loop sends requests itself (`multilock_postgresql.channel`).
+    request, because an event loop sends requests itself (`multilock_postgresql.event_loop`).
     """
 
     def __init__(self, keys: LockKeys, transactions: Transactions, group: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from multilock import BackendUnavailable
-from multilock_postgresql.layout import create
+from multilock_postgresql.tables import create
 from multilock_postgresql.transport import Answer, ConnectionPool, PgWire
 from multilock_postgresql.wire import NotReadCommitted, NotThere
 

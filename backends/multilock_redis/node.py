@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from multilock import BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, Held, Notices
-from multilock_redis.channel import Channel
+from multilock_redis.event_loop import Channel
 from multilock_redis.inspection import Inspection
 from multilock_redis.keys import Keyspace
 from multilock_redis.notices import Listener

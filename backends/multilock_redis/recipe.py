@@ -80,7 +80,7 @@ class Recipe:
     """The calls of the scripts for one server.
 
     The ``to_…`` methods make the requests, and `attempted` reads the reply of an attempt. None of these sends the
-    request, because an event loop sends requests itself (`multilock_redis.channel`).
+    request, because an event loop sends requests itself (`multilock_redis.event_loop`).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
-`recipe` decides which claim gets a name. `layout` defines the tables of the file. `transport` sends the statements, and
+`recipe` decides which claim gets a name. `tables` defines the tables of the file. `transport` sends the statements, and
 `exclusion` lets one process at a time write. `host` finds out which processes are alive, and which boot this is.
 `diagnosis` reports what weakens the lock on this host. SQLite itself pushes nothing: in `notices` the processes wake
 each other's waiters.
@@ -33,9 +33,9 @@ from multilock.options import prefix_of, reject_unknown, ttl_of
 from multilock.timing import HEARTBEATS, JITTER, LIVENESS_MIN, RENEWALS, liveness
 from multilock_sqlite import host
 from multilock_sqlite.diagnosis import weaknesses
-from multilock_sqlite.layout import set_up
 from multilock_sqlite.notices import Mailbox
 from multilock_sqlite.recipe import ALONE, Exhausted, OtherNumber, Recipe, Stand
+from multilock_sqlite.tables import set_up
 from multilock_sqlite.transport import Connection, Database, look, transaction
 
 __all__ = ["SqliteBackend", "open_backend"]

@@ -23,7 +23,7 @@ from multilock import system
 from multilock.backend import Claim, LockInfo, parse_owner
 from multilock.timing import LATE_REQUEST, liveness
 from multilock_sqlite.host import Process
-from multilock_sqlite.layout import sweep
+from multilock_sqlite.tables import sweep
 from multilock_sqlite.transport import Connection
 
 __all__ = ["ALONE", "Exhausted", "OtherNumber", "Recipe", "Stand"]

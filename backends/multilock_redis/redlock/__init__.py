@@ -14,7 +14,7 @@ The modules, with the names that they define:
 
 * `votes` has the record of one claim at all servers, the `Evidence`. It does no I/O.
 * `fan` asks all servers at once. A `Fan` has one connection to each server, and each of them is a `Lane`.
-* `rounds` acquires and releases in a thread, `channel` on an event loop.
+* `rounds` acquires and releases in a thread, `event_loop` on an event loop.
 * `renewal` extends the held leases.
 * `clerk` has the background thread of the client, the `Clerk`.
 * `servers` makes the subscriptions and watches.
@@ -34,7 +34,7 @@ from multilock.timing import JITTER, heartbeat, liveness
 from multilock_redis.endpoints import OPTIONS, endpoints_of_clients, endpoints_of_redlock, keyspace
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.redlock.channel import Channel as FanChannel
+from multilock_redis.redlock.event_loop import Channel as FanChannel
 from multilock_redis.redlock.inspection import Inspection
 from multilock_redis.redlock.renewal import Renewal
 from multilock_redis.redlock.restarts import Guarded

@@ -18,7 +18,7 @@ from multilock.testing import FaultProxy
 from multilock.testing.proxy import Fault
 from multilock_redis.redlock import clerk
 from multilock_redis.redlock import fan as fan_module
-from multilock_redis.redlock.channel import Channel
+from multilock_redis.redlock.event_loop import Channel
 from multilock_redis.redlock.fan import AT_ONCE, Fan, Lane, Link, Owed, Pool
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.rounds import Joins

@@ -20,7 +20,7 @@ import multilock_sqlite
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LockLost, LossReason
 from multilock.model import Busy
 from multilock.testing import Helper
-from multilock_sqlite import exclusion, host, layout
+from multilock_sqlite import exclusion, host, tables
 from multilock_sqlite.diagnosis import weaknesses
 from multilock_sqlite.transport import Connection, _live
 from tests.backends.memory.askers import Asker, Clock
@@ -130,11 +130,11 @@ def test_file_of_a_newer_format_is_left_alone(path: Path) -> None:
     with multilock.connect(f"sqlite://{path}") as client:
         client.ping()
     with contextlib.closing(sqlite3.connect(path)) as sql:
-        sql.execute(f"PRAGMA user_version = {layout.FORMAT + 1}")
+        sql.execute(f"PRAGMA user_version = {tables.FORMAT + 1}")
     before = contents(path)
     told = rejection(path)
     assert contents(path) == before
-    assert f"format {layout.FORMAT + 1}: it was made by a newer multilock" in told
+    assert f"format {tables.FORMAT + 1}: it was made by a newer multilock" in told
     assert "Update multilock here too" in told
 
 

@@ -1,10 +1,10 @@
 """Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul that is handed over.
 
-`recipe` is the algorithm, and `readers` and `semaphore` add what shared locks need. `keys` lays out the keys of a name,
-`sessions` keeps the sessions that the locks depend on, and `sweep` does the side work of each renewal. `transactions`
-and `transport` carry the requests, `wire` reads HTTP, and `notices` receives what the servers push. `inspection` is for
-operators, and `diagnosis` reports what weakens a lock on these servers. The lock delay of a key is the time for which
-the servers refuse to lock it after the session that locked it has ended.
+`recipe` is the algorithm, and `reader_locks` and `semaphore` add what shared locks need. `keys` lays out the keys of a
+name, `sessions` keeps the sessions that the locks depend on, and `sweep` does the side work of each renewal.
+`transactions` and `transport` carry the requests, `wire` reads HTTP, and `notices` receives what the servers push.
+`inspection` is for operators, and `diagnosis` reports what weakens a lock on these servers. The lock delay of a key is
+the time for which the servers refuse to lock it after the session that locked it has ended.
 """
 
 from __future__ import annotations

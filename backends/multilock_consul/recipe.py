@@ -7,7 +7,7 @@ Consul's own Go client, so our locks, those of ``consul lock`` and those of that
 1. Make a session. 2. Lock the key for it. 3. If another session has locked the key, wait until it changes and go to 2.
 4. Renew the session as long as the lock is held. 5. To release, delete the key.
 
-`readers` and `semaphore` describe which keys a claim locks that shares the name with other claims. In all other
+`reader_locks` and `semaphore` describe which keys a claim locks that shares the name with other claims. In all other
 respects such a claim is like an exclusive one.
 
 Two things differ from Consul's Go client. A free lock has no key: a release deletes it, and so does the server when the
@@ -29,7 +29,7 @@ from multilock.backend import Busy, Claim, Granted, Held, other_number, start_wo
 from multilock.timing import RENEWALS, UNPUSHED
 from multilock.values import encode_resting, encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
-from multilock_consul.readers import SAFETY, Readers, Wait
+from multilock_consul.reader_locks import SAFETY, Readers, Wait
 from multilock_consul.semaphore import Permits, State
 from multilock_consul.sessions import OWN, Session, Sessions
 from multilock_consul.sweep import Found, Sweep

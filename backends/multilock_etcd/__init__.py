@@ -1,7 +1,7 @@
 """Locks on etcd v3: leases, transactions, watches. The queue is etcd's own, so etcd's tools and libraries can join it.
 
-See docs/backends/etcd.md. `recipe` is the algorithm, `keys` lays out the queue of a name, `waiters` records the state
-of each claim of this client, and `queue` decides when a waiting claim is admitted. `sessions` keeps the leases of the
+See docs/backends/etcd.md. `recipe` is the algorithm, `keys` lays out the queue of a name, `claims` records the state of
+each claim of this client, and `queue` decides when a waiting claim is admitted. `sessions` keeps the leases of the
 claims, and `sweep` does the side work of each renewal. `transactions` and `transport` carry the requests, `wire`
 defines their format, and `notices` receives what the server pushes. `inspection` is for operators, and `diagnosis`
 reports what weakens the lock on this cluster.

@@ -25,12 +25,12 @@ from multilock.backend import Notices, start_worker
 from multilock.log_thread import logger
 from multilock.timing import LONGEST_PAUSE, REASON_WITHIN, retry_pause
 from multilock_etcd import wire
+from multilock_etcd.claims import Waiter
 from multilock_etcd.keys import Range
 from multilock_etcd.queue import Admission, Decision, Deletion, Queue
 from multilock_etcd.sessions import ENDED, EtcdSessions
 from multilock_etcd.transactions import AT_ONCE, EtcdTransactions, Position, present_revision
 from multilock_etcd.transport import EtcdTransport
-from multilock_etcd.waiters import Waiter
 
 __all__ = ["EtcdWatcher"]
 

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from multilock_etcd.claims import Waiter
 from multilock_etcd.keys import Range
 from multilock_etcd.transactions import Position
-from multilock_etcd.waiters import Waiter
 
 __all__ = ["Admission", "Decision", "Deletion", "Queue"]
 

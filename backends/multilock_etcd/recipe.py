@@ -42,13 +42,13 @@ from multilock.backend import Busy, Claim, Granted, Held, Notices
 from multilock.log_thread import logger
 from multilock.timing import FRESH_SHARE, RENEWALS, SAFETY_TIMER
 from multilock.values import encode_resting
+from multilock_etcd.claims import Waiter, Waiters
 from multilock_etcd.keys import EtcdKeyspace, rests
 from multilock_etcd.notices import EtcdWatcher
 from multilock_etcd.sessions import ENDED, REVOKE_WITHIN, EtcdSession, EtcdSessions
 from multilock_etcd.sweep import EtcdSweep
 from multilock_etcd.transactions import Behind, EtcdTransactions, Part, Position, delete, modified, read
 from multilock_etcd.transport import EtcdTransport, LeaseMissing
-from multilock_etcd.waiters import Waiter, Waiters
 
 __all__ = ["EtcdRecipe"]
 

@@ -7,7 +7,7 @@ carries the requests, `wire` defines their format, `notices` receives what the s
 connection for an event loop. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this
 server. `node` joins these parts for one primary. `endpoints` reads the primary's address from the URL, and `sentinel`
 asks Sentinels for it. `cluster` has one node for each primary of a cluster, and `cluster_map` finds the node of a name
-in the table of `slots`. `redlock` uses several independent primaries.
+in the table of slots (`slot_table`). `redlock` uses several independent primaries.
 """
 
 from __future__ import annotations

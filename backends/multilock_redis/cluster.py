@@ -27,7 +27,7 @@ from multilock_redis.inspection import Inspection
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.recipe import Replicas
-from multilock_redis.slots import Address
+from multilock_redis.slot_table import Address
 from multilock_redis.transactions import Transactions
 from multilock_redis.transport import Answer, Connections, Endpoint
 from multilock_redis.wire import Redirected, pack, refused

@@ -32,7 +32,7 @@ from multilock.options import (
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Replicas
 from multilock_redis.sentinel import Sentinel, SentinelEndpoint
-from multilock_redis.slots import Address, key_slot
+from multilock_redis.slot_table import Address, key_slot
 from multilock_redis.transport import Endpoint, other_scheme, speaks_tls
 
 __all__ = [

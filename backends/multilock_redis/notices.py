@@ -30,7 +30,7 @@ from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Recipe
 from multilock_redis.transactions import Exchange
 from multilock_redis.transport import Answer, Connections, Endpoint, Wire
-from multilock_redis.watched import Watched
+from multilock_redis.watched_claims import Watched
 from multilock_redis.wire import IS_REPLICA, Redirected, pack, refused
 
 __all__ = ["Listener"]

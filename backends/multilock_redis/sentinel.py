@@ -4,9 +4,9 @@ Sentinels are asked before each connection is made, and the server at the addres
 That is not enough. After a failover the former primary continues replying on its existing connections until a Sentinel
 demotes it. Until then it would grant locks that the new primary grants as well. (The demotion takes 10 s if an operator
 asked for the failover.) So the client subscribes to one Sentinel, and asks all of them in turn, including those that
-only another Sentinel names. `primary` decides from their replies which primary the client follows. When the client
-begins to follow a new primary, it closes every connection to another server, including those that await a reply. Such a
-reply would come from a former primary.
+only another Sentinel names. `sentinel_agreement` decides from their replies which primary the client follows. When the
+client begins to follow a new primary, it closes every connection to another server, including those that await a reply.
+Such a reply would come from a former primary.
 
 The client follows the new primary from its promotion on (``+promoted-slave``). The Sentinel that leads the failover
 sends ``+switch-master``, and describes the new primary, only after the last replica follows the new primary, which may
@@ -27,8 +27,8 @@ from multilock import BackendRejected, BackendUnavailable, MultilockError, syste
 from multilock.backend import start_worker
 from multilock.log_thread import logger
 from multilock.timing import LONGEST_PAUSE
-from multilock_redis.primary import Following, Told
-from multilock_redis.slots import Address
+from multilock_redis.sentinel_agreement import Following, Told
+from multilock_redis.slot_table import Address
 from multilock_redis.transport import Endpoint, Wire, not_connected
 from multilock_redis.wire import pack, spelled
 

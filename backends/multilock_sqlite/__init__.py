@@ -1,7 +1,7 @@
 """Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
 `recipe` decides which claim gets a name. `tables` defines the tables of the file. `transport` sends the statements, and
-`exclusion` lets one process at a time write. `host` finds out which processes are alive, and which boot this is.
+`file_locks` lets one process at a time write. `host` finds out which processes are alive, and which boot this is.
 `diagnosis` reports what weakens the lock on this host. SQLite itself pushes nothing: in `notices` the processes wake
 each other's waiters.
 """

@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock_sqlite import host
-from multilock_sqlite.exclusion import Exclusion, forget_exclusions
+from multilock_sqlite.file_locks import Exclusion, forget_exclusions
 
 __all__ = ["Connection", "Database", "look", "transaction"]
 

@@ -27,7 +27,7 @@ from multilock import BackendRejected, BackendUnavailable, LossReason, Multilock
 from multilock.backend import Notices, Worker, start_worker
 from multilock.log_thread import logger
 from multilock.timing import REASON_WITHIN
-from multilock_zookeeper.sessions import Session
+from multilock_zookeeper.session_validity import Session
 from multilock_zookeeper.transport import Answer, NodeMissing, Transport
 
 __all__ = ["AT_ONCE", "ENDED", "Watcher"]

@@ -20,8 +20,8 @@ In addition to ZooKeeper's recipes:
   executed in order, so the list shows whether the create made a node. A node that is found is kept only if it belongs
   to the present session; otherwise it is deleted.
 * A delete is repeated until it is answered or the session has ended. Ids are unique, so a late delete harms nobody.
-* A grant is valid for as long as its session certainly lives (`multilock_zookeeper.sessions`). Only acknowledged writes
-  extend that time.
+* A grant is valid for as long as its session certainly lives (`multilock_zookeeper.session_validity`). Only
+  acknowledged writes extend that time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from multilock import BackendRejected, BackendUnavailable, LossReason
 from multilock.backend import Busy, Claim, Granted, Held, Notices
 from multilock.timing import SAFETY_TIMER, UNPUSHED
 from multilock.values import encode_value
+from multilock_zookeeper.claims import ZkWaiter, ZkWaiters
 from multilock_zookeeper.keys import Nodes
 from multilock_zookeeper.notices import AT_ONCE, ENDED, Watcher
 from multilock_zookeeper.queue import awaited, contenders, refusal, refusal_of_permits, relevant
-from multilock_zookeeper.sessions import Session
+from multilock_zookeeper.session_validity import Session
 from multilock_zookeeper.transport import EPHEMERAL_SEQUENTIAL, Answer, NodeMissing, Transport
-from multilock_zookeeper.waiters import ZkWaiter, ZkWaiters
 
 __all__ = ["Recipe"]
 

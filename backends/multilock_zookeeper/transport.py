@@ -25,7 +25,7 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from multilock import BackendRejected, BackendUnavailable, system
-from multilock_zookeeper.sessions import PERIODS, Session
+from multilock_zookeeper.session_validity import PERIODS, Session
 from multilock_zookeeper.wire import (
     Handler,
     dial,

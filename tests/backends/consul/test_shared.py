@@ -21,7 +21,7 @@ from multilock.testing.conformance.faces import background
 from multilock_consul import transactions
 from multilock_consul.inspection import OTHERS_MAX, TAKEN_AT_ONCE
 from multilock_consul.keys import LOCK_FLAGS
-from multilock_consul.readers import Readers
+from multilock_consul.reader_locks import Readers
 from multilock_consul.recipe import Recipe
 from multilock_consul.semaphore import Permits, State
 from multilock_consul.sessions import Sessions

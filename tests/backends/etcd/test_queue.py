@@ -12,11 +12,11 @@ import pytest
 from multilock.backend import Claim
 from multilock.model import owner_text
 from multilock_etcd import queue as queue_module
+from multilock_etcd.claims import Waiter
 from multilock_etcd.keys import Ahead, EtcdKeyspace
 from multilock_etcd.queue import Admission, Decision, Deletion, Queue
 from multilock_etcd.sessions import EtcdSession
 from multilock_etcd.transactions import Position
-from multilock_etcd.waiters import Waiter
 
 KEYS = EtcdKeyspace("p/")
 ID = "f" * 32

@@ -11,7 +11,7 @@ import pytest
 from multilock import BackendUnavailable
 from multilock.backend import Busy, Granted
 from multilock.model import LossReason
-from multilock_redis.slots import Address
+from multilock_redis.slot_table import Address
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Ours, eventually
 from tests.servers_cluster import ClusterNode, RedisCluster

@@ -18,7 +18,7 @@ from multilock.backend import Claim, Granted, Held
 from multilock_redis.cluster import ClusterBackend
 from multilock_redis.cluster_map import ClusterMap
 from multilock_redis.keys import Keyspace
-from multilock_redis.slots import SLOTS, Address, SlotTable, key_slot
+from multilock_redis.slot_table import SLOTS, Address, SlotTable, key_slot
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import Redirected, pack
 from tests.backends.redis.kit import Ear, eventually, holder_of

@@ -17,7 +17,7 @@ from multilock import now
 from multilock.errors import BackendUnavailable
 from multilock.model import Claim, Granted, LossReason
 from multilock.testing import FaultProxy
-from multilock_redis.watched import Watched
+from multilock_redis.watched_claims import Watched
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, busy, eventually, since
 from tests.servers import RedisServer

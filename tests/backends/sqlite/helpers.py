@@ -20,7 +20,7 @@ import multilock_sqlite
 from multilock.errors import MultilockError
 from multilock.testing import hear, say
 from multilock_sqlite import host
-from multilock_sqlite.exclusion import Exclusion
+from multilock_sqlite.file_locks import Exclusion
 from multilock_sqlite.transport import Connection, Database, transaction
 from tests.backends.memory import askers
 from tests.backends.memory.askers import Asker

@@ -20,7 +20,7 @@ import multilock_sqlite
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LockLost, LossReason
 from multilock.model import Busy
 from multilock.testing import Helper
-from multilock_sqlite import exclusion, host, tables
+from multilock_sqlite import file_locks, host, tables
 from multilock_sqlite.diagnosis import weaknesses
 from multilock_sqlite.transport import Connection, _live
 from tests.backends.memory.askers import Asker, Clock
@@ -341,7 +341,7 @@ def test_changed_symbolic_link_is_followed_to_its_new_file(path: Path, tmp_path:
 @pytest.fixture
 def boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
     def boot(id_: str | None) -> None:
-        for module in (host, layout):
+        for module in (host, tables):
             monkeypatch.setattr(module, "boot_id", lambda: id_)
 
     return boot
@@ -484,7 +484,7 @@ def test_kernel_without_open_file_locks_is_reported_and_sqlites_locks_are_used(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The system answers EINVAL to the unknown command 9999, as an old kernel answers to F_OFD_SETLK.
-    monkeypatch.setattr(exclusion, "_SETLK", 9999)
+    monkeypatch.setattr(file_locks, "_SETLK", 9999)
     with multilock.connect(url) as client, client.lock("n"):
         with multilock.connect(url) as other:
             assert other.lock("n").try_acquire() is None

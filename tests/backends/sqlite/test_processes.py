@@ -17,7 +17,7 @@ import pytest
 import multilock
 import multilock_sqlite
 from multilock.testing import Helper
-from multilock_sqlite.exclusion import Closed, Exclusion
+from multilock_sqlite.file_locks import Closed, Exclusion
 from multilock_sqlite.host import Process
 from multilock_sqlite.transport import CONNECTIONS, _log, transaction
 from tests.backends.in_order import ORDERS, together, writes_and_reads_are_in_order

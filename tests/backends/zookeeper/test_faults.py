@@ -239,7 +239,7 @@ def test_a_node_of_an_earlier_session_is_deleted_and_never_reused(
 
 
 def _unsure() -> Any:
-    from multilock_zookeeper.waiters import ZkWaiter
+    from multilock_zookeeper.claims import ZkWaiter
 
     waiter = ZkWaiter()
     waiter.unsure = True

@@ -15,7 +15,7 @@ from multilock.testing.conformance.base import Pulse, Recorder, answers, believe
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock_zookeeper import open_backend
-from multilock_zookeeper.sessions import Session
+from multilock_zookeeper.session_validity import Session
 from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.servers_zookeeper import ZooKeeperCluster, ZooKeeperServer
 

@@ -13,7 +13,7 @@ from multilock import BackendRejected, BackendUnavailable, now
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.spi import Ear
 from multilock_zookeeper.notices import Watcher
-from multilock_zookeeper.sessions import Session
+from multilock_zookeeper.session_validity import Session
 from multilock_zookeeper.transport import Answer, NodeMissing
 
 GONE = object()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from multilock_redis.keys import Keyspace
-from multilock_redis.slots import SLOTS, Address, SlotTable, key_slot
+from multilock_redis.slot_table import SLOTS, Address, SlotTable, key_slot
 from multilock_redis.wire import Redirected, refusal
 
 A, B, C = (Address("10.0.0.1", port) for port in (7000, 7001, 7002))

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from multilock_redis.slots import Address
+from multilock_redis.slot_table import Address
 
 __all__ = ["COUNTS_FOR", "Following", "Told"]
 

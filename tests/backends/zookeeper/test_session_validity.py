@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multilock_zookeeper.sessions import Session
+from multilock_zookeeper.session_validity import Session
 
 T = 6.0
 

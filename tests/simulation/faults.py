@@ -131,7 +131,7 @@ def forget(world: World, fault: Fault, process: Process) -> None:
     """End a server, and let it lose its data. Of several servers only one at a time may lose data, as Redlock
     requires."""
     server = world.server(fault)
-    if len(world.servers) == 1:
+    if server in map(world.group.keeper, world.kinds):
         world.oracles.excuse(None)
     elif not all(each.up and world.sim.time - each.started > 12 for each in world.servers):
         return
@@ -145,14 +145,13 @@ def flush_scripts(world: World, fault: Fault, process: Process) -> None:
 
 
 def step_clock(world: World, fault: Fault, process: Process) -> None:
-    if len(world.servers) == 1:
-        server = world.server(fault)
-        if fault.choice % 2:
+    if world.group.keeper("a"):
+        ahead = fault.choice % 2
+        if ahead:
             world.oracles.excuse(None)
-            server.step += fault.seconds
-        else:
-            server.step -= fault.seconds
-            server.went_back = True
+        for server in world.servers:
+            server.step += fault.seconds if ahead else -fault.seconds
+            server.went_back = server.went_back or not ahead
 
 
 # Operators
@@ -161,10 +160,10 @@ def step_clock(world: World, fault: Fault, process: Process) -> None:
 def evict(world: World, fault: Fault, process: Process) -> None:
     """Delete the key of a lock on one server."""
     name = "ab"[fault.choice % 2]
-    if len(world.servers) == 1:
+    if server := world.group.keeper(name):
         # PostgreSQL keeps the last token of the name in this row, and so forgets it too.
         world.oracles.excuse(None if world.plan.backend == "postgresql" else name)
-        world.server(fault).delete(world.key(name))
+        server.delete(world.key(name))
 
 
 def lock_row(world: World, fault: Fault, process: Process) -> None:

@@ -382,10 +382,11 @@ class Ghost(Oracle):
 
     def passing(self) -> None:
         world = self.world
-        if world.plan.profile == "forget" or len(world.servers) != 1 or world.sim.time < world.servers[0].lost + PAST:
+        keepers = {server: None for name in world.kinds if (server := world.group.keeper(name)) and server.up}
+        if world.plan.profile == "forget" or any(world.sim.time < each.lost + PAST for each in keepers):
             return
         found = {}
-        at_server = list(world.claims_at(0))
+        at_server = [each for server in keepers for each in server.claims()]
         for client in world.clients.values():
             kernel = client.kernel
             if client.closing or not client.process.ran_since(world.sim.time - 1.0):
@@ -415,8 +416,8 @@ class Left(Oracle):
                 self.bad(f"threads of {process} have not ended: {tasks}")
             if process.alive and process.files:
                 self.bad(f"files of {process} are open: {list(process.files.values())}")
-        for number, server in enumerate(world.servers):
-            for key, claim in world.claims_at(number):
+        for server in world.servers:
+            for key, claim in server.claims() if server.up else ():
                 self.bad(f"{claim[:24]} is still in {key} of {server.name}")
         for error in world.sim.errors:
             self.bad(error)

@@ -5,15 +5,38 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.scheduler import Simulation
 
-__all__ = ["Server"]
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["Group", "Server"]
+
+
+class Group:
+    """The servers of one backend."""
+
+    def __init__(self, world: World) -> None:
+        self.servers = world.servers
+
+    def keeper(self, name: str) -> Server | None:
+        """Return the server that alone decides who holds a name, or None if there is none, or several vote."""
+        return self.servers[0] if len(self.servers) == 1 else None
+
+    def calm(self) -> None:
+        """End all faults."""
+        for server in self.servers:
+            if server.paused:
+                server.go_on()
+            server.start()
 
 
 class Server:
     """The common part of the simulated servers. A subclass executes the requests."""
+
+    group = Group
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         """``clock`` returns the microseconds of the wall clock."""

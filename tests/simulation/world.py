@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +77,7 @@ class World:
         kind, number = backends.SERVERS.get(plan.backend, (Server, 0))
         self.servers = [self._server(kind, f"server{each}") for each in range(number)]
         self.folder = tempfile.mkdtemp(prefix="simulation-", dir=backends.FOLDER) if plan.backend == "sqlite" else ""
+        self.group = kind.group(self)
         self.oracles = Oracles(self, halts)
         self.waiting: dict[str, Waiting] = {}
         self.clients: dict[Process, ClientOf] = {}
@@ -110,12 +111,13 @@ class World:
         ``kind`` says what the sender does: it asks for the name, asks without regard to the queue (barge), leaves, or
         is an operator (force).
         """
+        keeper = self.group.keeper(name := key.removeprefix(backends.PREFIX))
         if kind == "force":
-            for each in self.servers:
+            for each in [server] if keeper else self.servers:
                 if held := each.holder(key):
                     self.oracles.forced.setdefault(held, self.sim.time)
-            self.oracles.excuse(key.removeprefix(backends.PREFIX))
-        if len(self.servers) > 1:
+            self.oracles.excuse(name)
+        if server is not keeper:
             return lambda: None
         before, waiting = server.holder(key), server.waiters(key, sender)
         if kind not in ("ask", "barge") and sender in waiting:
@@ -172,16 +174,12 @@ class World:
         The second case counts only in the profile ``cuts``, because in others a stopped process may notice the handover
         late.
         """
-        if len(self.servers) != 1 or not self.servers[0].up or self.servers[0].paused:
+        server, key = self.group.keeper(name), self.key(name)
+        if server is None or not server.up or server.paused:
             return False
-        [server], key = self.servers, self.key(name)
         if server.is_free(key) or self.plan.profile != "cuts":
             return server.is_free(key)
         return any(server.holder(key) in each.kernel.monitor.waiting for each in self.clients.values())
-
-    def claims_at(self, number: int) -> Iterator[tuple[str, str]]:
-        """Yield each claim that holds or waits at a server, as a pair of key and claim id."""
-        return self.servers[number].claims() if self.servers[number].up else iter(())
 
     # Processes
 
@@ -420,10 +418,7 @@ class World:
         self.is_calm = True
         for process in self.sim.processes:
             self.sim.resume(process)
-        for server in self.servers:
-            if server.paused:
-                server.go_on()
-            server.start()
+        self.group.calm()
         self.network.calm()
 
     def _wait(self, seconds: float, done: Callable[[], bool]) -> None:

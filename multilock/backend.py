@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from multilock.errors import BackendRejected, BackendUnavailable
-from multilock.kernel.inside import call_inside
+from multilock.kernel.inside_backend import call_inside
 from multilock.kernel.worker import Worker, start_worker
 from multilock.model import (
     Busy,

@@ -13,8 +13,8 @@ from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
 from multilock.election import Election, Leadership
 from multilock.foreign import ForWith, hides_foreign, refuse
-from multilock.kernel.core import Kernel
-from multilock.kernel.face import BlockingFace, run
+from multilock.kernel.blocking import BlockingFace, run
+from multilock.kernel.client import Kernel
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads

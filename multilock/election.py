@@ -15,13 +15,13 @@ from multilock import system
 from multilock.errors import ClientClosed, MultilockError
 from multilock.foreign import ForWith
 from multilock.kernel.acquire import Stop
+from multilock.kernel.blocking import run
 from multilock.kernel.callbacks import call_in_thread, refuse_awaitable
 from multilock.kernel.candidacy import Candidacy
-from multilock.kernel.face import run
-from multilock.kernel.handing import Handing
+from multilock.kernel.election_state import Office, Part, inside, marks
 from multilock.kernel.holding import EndOfBody
-from multilock.kernel.observing import Observer, leader_info
-from multilock.kernel.office import Office, Part, inside, marks
+from multilock.kernel.leader_changes import Observer, leader_info
+from multilock.kernel.lease_to_caller import Handing
 from multilock.kernel.process import in_the_middle
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.kernel.worker import SOON
@@ -31,7 +31,7 @@ from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_grace
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.lock_options import Want
 
 __all__ = ["Election", "Leadership"]

@@ -15,9 +15,9 @@ from multilock.errors import MultilockError
 from multilock.foreign import ForWith, NamesOurs, hides_foreign, refuse
 from multilock.guarding import guard_lease
 from multilock.kernel.acquire import acquire
-from multilock.kernel.face import run
-from multilock.kernel.handing import Handing
+from multilock.kernel.blocking import run
 from multilock.kernel.holding import AnyHeld, EndOfBody, Holding
+from multilock.kernel.lease_to_caller import Handing
 from multilock.kernel.lock_options import Make, Want, want
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import Entered, Scope, WithEntry
@@ -28,7 +28,7 @@ from multilock.threading_lock import ThreadingLock
 
 if TYPE_CHECKING:
     from multilock.client import Client
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
 
 __all__ = ["AnyLock", "DistributedLock", "HeldLease", "Lock", "LockOfAFace"]
 

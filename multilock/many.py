@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from multilock.errors import CapabilityMissing
 from multilock.kernel.acquire import Stop, Stopped, acquire
 from multilock.kernel.fork import notice_fork
-from multilock.kernel.handing import Handing
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, EndOfBody, Holding
+from multilock.kernel.lease_to_caller import Handing
 from multilock.kernel.lock_options import Make, Want, want
 from multilock.kernel.scopes import Scope
 from multilock.lease import Lease
@@ -32,7 +32,7 @@ from multilock.names import check_name, escape
 
 if TYPE_CHECKING:
     from multilock.client import Client
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
 
 __all__ = ["HeldSet", "LeaseSet", "LockSet", "SetOfAFace", "in_order"]
 

@@ -18,7 +18,7 @@ from multilock.model import Claim, Granted
 
 if TYPE_CHECKING:
     from multilock.client import Client
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
 
 __all__ = ["HeldByMany", "ReadWriteLock", "Semaphore", "SemaphoreLock", "SharedLock"]
 

@@ -21,7 +21,7 @@ from multilock.client import ClientOfAFace
 from multilock.config import open_configured, resolve
 from multilock.decorate import decorator, lock_for
 from multilock.foreign import ForAsyncWith, hides_foreign, refuse
-from multilock.kernel.core import Kernel
+from multilock.kernel.client import Kernel
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope

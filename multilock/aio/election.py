@@ -19,17 +19,17 @@ from multilock.errors import ClientClosed
 from multilock.foreign import ForAsyncWith
 from multilock.kernel.acquire import Stop
 from multilock.kernel.candidacy import Candidacy
-from multilock.kernel.handing import Handing
+from multilock.kernel.election_state import Office, inside, marks
 from multilock.kernel.holding import EndOfBody
-from multilock.kernel.observing import Observer, leader_info
-from multilock.kernel.office import Office, inside, marks
+from multilock.kernel.leader_changes import Observer, leader_info
+from multilock.kernel.lease_to_caller import Handing
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LeaderInfo, Loss, LossReason
 from multilock.names import check_grace, check_timeout
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.lock_options import Want
     from multilock.kernel.scopes import Scope
 

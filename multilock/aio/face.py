@@ -18,15 +18,15 @@ from multilock.aio.batches import AT_ONCE, Batches
 from multilock.aio.channels import MOST, Channels, Kind, LoopChannel, Turns
 from multilock.backend import AnswersAtOnce, AttemptsMany, Channel
 from multilock.errors import BackendUnavailable
+from multilock.kernel.blocking import NOT_SENT, NotAsked, WaiterBell
 from multilock.kernel.callbacks import CALLED, Callbacks, call_safely
-from multilock.kernel.face import NOT_SENT, NotAsked, WaiterBell
-from multilock.kernel.inside import call_inside
+from multilock.kernel.inside_backend import call_inside
 from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted, Returned
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
 
 __all__ = ["LoopCallbacks", "LoopFace", "await_safely", "go_on_if_cancelled"]
 

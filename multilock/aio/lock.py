@@ -18,8 +18,8 @@ from multilock.aio.body import Body
 from multilock.errors import NotHeld
 from multilock.foreign import ForAsyncWith, hides_foreign, refuse
 from multilock.guarding import guard_lease_async
-from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, EndOfBody, Holding
+from multilock.kernel.lease_to_caller import Handing
 from multilock.kernel.lock_options import Want
 from multilock.kernel.scopes import Scope, WithEntry
 from multilock.lease import AsyncLease
@@ -29,7 +29,7 @@ from multilock.names import check_timeout
 
 if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
 
 __all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLock", "Enters", "HeldAsyncLease", "check_cancel_on_lost"]
 

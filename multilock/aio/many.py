@@ -15,7 +15,7 @@ from multilock.many import HeldSet, SetOfAFace, want_all
 
 if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
 
 __all__ = ["AsyncLeaseSet", "AsyncLockSet"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from multilock import events
-from multilock.kernel.core import Kernel
+from multilock.kernel.client import Kernel
 from multilock.model import LossReason
 
 if TYPE_CHECKING:

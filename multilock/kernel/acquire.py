@@ -2,7 +2,7 @@
 
 The loop sends a request, waits for a wake-up or a timer, and sends the next request. A claim is the demand of one
 caller for one name, and every request of the loop names it. The gate lets only one of several waiters of this client
-send requests for a name, unless they wait in the server's own queue (`multilock.kernel.gate`).
+send requests for a name, unless they wait in the server's own queue (`multilock.kernel.local_queue`).
 
 The loop awaits only requests and wake-ups. With asyncio these suspend. The blocking face drives the same coroutine over
 awaitables that block the thread and never suspend. Nothing is awaited while an error unwinds the loop: the claim is
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, MultilockError, behind
 from multilock.kernel import validity
-from multilock.kernel.face import NOT_SENT, NotAsked
-from multilock.kernel.gate import SHORT, Line
+from multilock.kernel.blocking import NOT_SENT, NotAsked
 from multilock.kernel.holding import Holding
-from multilock.kernel.inside import check_outside
+from multilock.kernel.inside_backend import check_outside
+from multilock.kernel.local_queue import SHORT, Line
 from multilock.kernel.messages import advised
-from multilock.kernel.monitor import UngrantedClaim
+from multilock.kernel.notices import UngrantedClaim
 from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted
 from multilock.timing import JITTER, retry_pause
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.lock_options import Want
     from multilock.kernel.runtime import Bell
     from multilock.kernel.scopes import Scope
@@ -145,7 +145,7 @@ class _Contender:
         self.spent = kernel.now() - self.started
 
     async def stand_in(self, line: Line) -> bool:
-        """Wait until this waiter is the first in the gate (see `multilock.kernel.gate`). Returns False at the
+        """Wait until this waiter is the first in the gate (see `multilock.kernel.local_queue`). Returns False at the
         deadline."""
         kernel = self.kernel
         outage_timeout = self.want.outage_timeout

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from multilock import system
 from multilock.errors import BackendUnavailable
-from multilock.kernel.inside import call_inside
+from multilock.kernel.inside_backend import call_inside
 from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, Returned
@@ -30,7 +30,7 @@ from multilock.timing import FIRST_PAUSE, LONGEST_IN_BACKGROUND, RENEWALS, retry
 
 if TYPE_CHECKING:
     from multilock.backend import Backend, Rests
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.runtime import Bell
 
 __all__ = ["Cancels", "call_to_give_back"]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, LockTimeout
 from multilock.kernel.acquire import Stop, Stopped, acquire
-from multilock.kernel.ending import Ending
-from multilock.kernel.handing import Handing
+from multilock.kernel.closing import Ending
+from multilock.kernel.election_state import Office
 from multilock.kernel.holding import Holding
+from multilock.kernel.leader_changes import Observer, Reporter
+from multilock.kernel.lease_to_caller import Handing
 from multilock.kernel.lock_options import Want, check_hold_at_least, want
-from multilock.kernel.observing import Observer, Reporter
-from multilock.kernel.office import Office
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.log_thread import logger
@@ -27,7 +27,7 @@ from multilock.model import Claim, Granted, LeaderInfo, Loss, LossReason
 from multilock.names import check_grace, check_timeout
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.scopes import Scope
 
 __all__ = ["Candidacy"]

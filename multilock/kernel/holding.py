@@ -35,8 +35,8 @@ from multilock.model import Claim, Granted, LeaseState, Loss
 if TYPE_CHECKING:
     from contextvars import Context
 
-    from multilock.kernel.core import Kernel
-    from multilock.kernel.handing import Handing
+    from multilock.kernel.client import Kernel
+    from multilock.kernel.lease_to_caller import Handing
     from multilock.kernel.lock_options import Want
     from multilock.kernel.scopes import Scope
 

@@ -14,15 +14,15 @@ from multilock.names import check_name, check_seconds, check_timeout
 
 if TYPE_CHECKING:
     from multilock.backend import Backend
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.holding import Holding
     from multilock.model import Capabilities
 
 __all__ = ["SHARED", "Make", "Want", "check_hold_at_least", "want"]
 
 # The kinds of which several holders can share a name. Waiters of these kinds do not use the local gate
-# (`multilock.kernel.gate`). Behind the gate they would join the server's queue one by one, and a writer of another
-# process could get between two of them each time.
+# (`multilock.kernel.local_queue`). Behind the gate they would join the server's queue one by one, and a writer of
+# another process could get between two of them each time.
 SHARED = frozenset({"read", "permit"})
 NEEDS = {
     "read": ("read_write", "readers and writers"),

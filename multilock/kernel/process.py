@@ -6,7 +6,7 @@ import weakref
 from typing import NoReturn, Protocol
 
 from multilock import system
-from multilock.kernel.inside import inside
+from multilock.kernel.inside_backend import inside
 
 __all__ = ["OfThisProcess", "in_the_middle", "living", "register"]
 
@@ -24,7 +24,7 @@ class OfThisProcess:
 
 
 class EndOfClient(Protocol):
-    """The methods of `multilock.kernel.ending.End` that this file calls."""
+    """The methods of `multilock.kernel.closing.End` that this file calls."""
 
     def withdraw(self, deadline: float) -> bool:
         """Cancel the claims of waiters until ``deadline``. Returns False if the client has ended before."""
@@ -37,7 +37,7 @@ class EndOfClient(Protocol):
 
 
 class OneClient(Protocol):
-    """The members of `multilock.kernel.core.Kernel` that this file uses."""
+    """The members of `multilock.kernel.client.Kernel` that this file uses."""
 
     @property
     def lock(self) -> system.RLock:
@@ -45,7 +45,7 @@ class OneClient(Protocol):
 
     @property
     def end(self) -> EndOfClient:
-        """The object that ends the client (`multilock.kernel.ending.End`)."""
+        """The object that ends the client (`multilock.kernel.closing.End`)."""
 
 
 _kernels: dict[weakref.ref[OneClient], None] = {}  # not a WeakSet, because that must not change while it is iterated

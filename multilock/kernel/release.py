@@ -20,7 +20,7 @@ from multilock.log_thread import logger
 from multilock.model import LossReason, Returned
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
 
 __all__ = ["Releases"]
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from multilock import system
 from multilock.kernel.hard_fence import Killer, KillingTimer
-from multilock.kernel.inside import call_inside
+from multilock.kernel.inside_backend import call_inside
 from multilock.kernel.thread_pool import ThreadPool
 from multilock.kernel.worker import SOON, begin_thread, helpers, is_any_missing, start_worker, try_again
 from multilock.system import now

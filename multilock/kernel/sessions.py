@@ -16,7 +16,7 @@ from multilock.model import Claim, Granted
 from multilock.timing import JITTER
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.watchdog import Watchdog
 
 __all__ = ["RenewedSession", "RenewedSessions"]

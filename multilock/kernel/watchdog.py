@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from multilock.errors import BackendUnavailable, MultilockError
 from multilock.kernel import validity
 from multilock.kernel.holding import HELD, Holding
-from multilock.kernel.inside import call_inside
+from multilock.kernel.inside_backend import call_inside
 from multilock.kernel.sessions import RenewedSessions
 from multilock.log_thread import logger
 from multilock.model import Granted, LossReason
 from multilock.timing import JITTER
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.runtime import Workers
 
 __all__ = ["Watchdog"]

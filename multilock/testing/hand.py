@@ -5,8 +5,8 @@ kernel is not a public interface, and a client of `connect` always uses the real
 
     from multilock.config import settings_for
     from multilock.kernel.acquire import acquire
-    from multilock.kernel.core import Kernel
-    from multilock.kernel.face import BlockingFace, run
+    from multilock.kernel.client import Kernel
+    from multilock.kernel.blocking import BlockingFace, run
     from multilock.kernel.lock_options import want
     from multilock.lock import HeldLease
     from multilock.testing import HandRuntime

@@ -16,18 +16,19 @@ from tests.architecture.imports import ROOT, imports_of, module_name, sources
 # A module may import modules of its own layer and of earlier layers.
 BASE = ("validity", "timers", "runtime", "thread_pool", "interrupts", "messages")
 PROCESS = ("process", "fork", "exit", "hard_fence")
-WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "emit", "scopes")
+WATCHING = ("watchdog", "sessions", "notices", "push_outages", "callbacks", "subscribers", "emit", "scopes")
+ASKING = ("blocking", "local_queue", "acquire", "background_cancel", "release", "lease_to_caller", "closing")
 LAYERS = [
     {"system", "timing"},
     {"errors", "model", "lease", "names", "identity", "foreign", "values", "events"},
-    {"kernel", "kernel.worker", "kernel.inside", "log_thread", "dialling"},
+    {"kernel", "kernel.worker", "kernel.inside_backend", "log_thread", "dialling"},
     {"backend"},
     {*(f"kernel.{name}" for name in BASE + PROCESS)},
     {"kernel.holding", "kernel.lock_options"},
     {*(f"kernel.{name}" for name in WATCHING)},
-    {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "background_cancel", "release", "handing", "ending"))},
-    {"kernel.office", "kernel.term", "kernel.observing", "kernel.candidacy"},
-    {"kernel.core"},
+    {*(f"kernel.{name}" for name in ASKING)},
+    {"kernel.election_state", "kernel.term", "kernel.leader_changes", "kernel.candidacy"},
+    {"kernel.client"},
     {"config", "keywords", "urls", "registry", "options", "guarding"},
     {"lock", "threading_lock", "shared", "many", "election", "client", "aio", "decorate"},
     {"__init__"},

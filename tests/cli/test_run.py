@@ -341,7 +341,7 @@ def test_the_lock_is_released_although_signals_arrive_at_the_worst_moments(
     code = """
 import os, signal
 from multilock.client import Client
-from multilock.kernel.core import Kernel
+from multilock.kernel.client import Kernel
 
 def after(method, before=lambda: None):
     def call(*args, **more):

@@ -20,7 +20,7 @@ from multilock import log_thread
 from multilock.config import settings_for
 from multilock.kernel import process as of_process
 from multilock.kernel import worker
-from multilock.kernel.inside import inside
+from multilock.kernel.inside_backend import inside
 from multilock_postgresql import transport
 from multilock_redis.keys import Keyspace
 from multilock_redis.redlock import RedlockBackend

@@ -23,7 +23,7 @@ REGRESSIONS = Path(__file__).parent / "regressions"
 #: For each plan of a fault that the simulation found, the edit that undoes the repair of that fault.
 UNDONE = {
     "report-after-the-end": Edit(
-        "multilock/kernel/monitor.py",
+        "multilock/kernel/notices.py",
         "        if confirmed and not released and self.now() >= lease.valid_until:\n",
         "        if False:\n",
     ),

@@ -22,9 +22,9 @@ from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo
 from multilock.backend import Backend, Held, Notices
 from multilock.config import settings_for
 from multilock.errors import BackendUnavailable
+from multilock.kernel.blocking import BlockingFace, Face, WaiterBell
 from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
-from multilock.kernel.core import Kernel
-from multilock.kernel.face import BlockingFace, Face, WaiterBell
+from multilock.kernel.client import Kernel
 from multilock.kernel.runtime import Runtime, Threads
 from multilock.kernel.runtime import now as real_now
 from multilock.model import Busy, Claim, Granted, Returned

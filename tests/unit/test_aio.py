@@ -31,7 +31,7 @@ from multilock.aio.batches import AT_ONCE
 from multilock.aio.channels import MOST, Kind, Turns
 from multilock.aio.face import CARRIERS
 from multilock.aio.lock import HeldAsyncLease
-from multilock.kernel.face import NotAsked
+from multilock.kernel.blocking import NotAsked
 from multilock.kernel.runtime import now
 from multilock.model import Busy, Claim, Granted
 from multilock.testing.conformance.base import inner

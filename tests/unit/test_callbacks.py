@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from multilock import Loss, LossReason
+from multilock.kernel.blocking import BlockingFace
 from multilock.kernel.callbacks import ThreadCallbacks
-from multilock.kernel.face import BlockingFace
 from multilock.kernel.interrupts import Once
 from multilock.kernel.runtime import Threads, now
 from multilock.kernel.timers import Timers

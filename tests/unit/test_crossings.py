@@ -15,7 +15,7 @@ import pytest
 from multilock import AsyncClient, BackendUnavailable, DistributedLock, Loss, LossReason, system
 from multilock.backend import Backend
 from multilock.kernel.exit import _at_exit
-from multilock.kernel.inside import inside
+from multilock.kernel.inside_backend import inside
 from multilock.kernel.runtime import Threads
 from multilock.model import Claim, Granted, Returned
 from multilock.testing import HandRuntime

@@ -838,7 +838,7 @@ def test_a_refused_observer_raises_and_may_try_again(client: Client, server: Scr
 def test_a_refused_look_at_the_leader_is_logged_and_the_callback_still_called(
     client: Client, server: Scripted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.kernel.observing.REFUSED_PAUSE", 0.02)
+    monkeypatch.setattr("multilock.kernel.leader_changes.REFUSED_PAUSE", 0.02)
     told: list[LeaderInfo | None] = []
     server.script("inspect", refused(BackendRejected("no right")))
     client.election("e", on_leader_changed=told.append).campaign()

@@ -27,7 +27,7 @@ from multilock import (
     NotHeld,
     connect,
 )
-from multilock.kernel.inside import call_inside
+from multilock.kernel.inside_backend import call_inside
 from multilock.kernel.runtime import Threads
 from multilock.lock import Waits
 from multilock.testing import HandRuntime

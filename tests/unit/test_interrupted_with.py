@@ -12,7 +12,7 @@ import pytest
 
 from multilock import Client, DistributedLock, Leadership, Lease, NotHeld, system
 from multilock.kernel.holding import EndOfBody
-from multilock.kernel.inside import inside
+from multilock.kernel.inside_backend import inside
 from multilock.kernel.release import Releases
 from multilock.testing import HandRuntime
 from tests.unit.kit import PRODUCT, Scripted, ctrl_c_now, eventually, interrupted_at

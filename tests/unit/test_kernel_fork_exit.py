@@ -20,7 +20,7 @@ import pytest
 
 from multilock import Client, ClientClosed, LeaseState, LockLost, LossReason, NotHeld, connect
 from multilock.kernel.exit import _at_exit, _shares
-from multilock.kernel.monitor import UngrantedClaim
+from multilock.kernel.notices import UngrantedClaim
 from multilock.kernel.runtime import Threads, now
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner

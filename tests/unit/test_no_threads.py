@@ -12,7 +12,7 @@ import pytest
 from multilock import AsyncClient, BackendUnavailable, Client
 from multilock.aio.face import LoopFace
 from multilock.config import settings_for
-from multilock.kernel.core import Kernel
+from multilock.kernel.client import Kernel
 from multilock.kernel.runtime import Threads
 from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, refuse_threads
 

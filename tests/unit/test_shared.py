@@ -9,7 +9,7 @@ import pytest
 
 import multilock
 from multilock import CapabilityMissing, Client, LockInfo, LockTimeout
-from multilock.kernel.observing import leader_info
+from multilock.kernel.leader_changes import leader_info
 from tests.unit.kit import Scripted
 
 

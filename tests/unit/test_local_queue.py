@@ -9,7 +9,7 @@ import pytest
 
 from multilock import BackendUnavailable, Client
 from multilock.kernel.acquire import acquire
-from multilock.kernel.gate import Gate
+from multilock.kernel.local_queue import Gate
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, Step, StepFace, client_on, ctrl_c, silence
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
-from multilock.kernel.inside import call_inside, check_outside
+from multilock.kernel.inside_backend import call_inside, check_outside
 from multilock.kernel.runtime import Bell
 from multilock.model import Busy, Claim, Granted, Returned
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.runtime import Runtime, ThreadBell
 
 __all__ = ["NOT_SENT", "BlockingFace", "Face", "NotAsked", "WaiterBell", "run"]

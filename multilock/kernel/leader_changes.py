@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from multilock import system
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed
-from multilock.kernel.inside import call_inside
+from multilock.kernel.inside_backend import call_inside
 from multilock.kernel.lock_options import SHARED
 from multilock.log_thread import logger
 from multilock.model import LeaderInfo, LockInfo
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.runtime import Bell
 
 __all__ = ["Followers", "Observer", "Reporter", "leader_info"]

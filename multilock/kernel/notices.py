@@ -21,7 +21,7 @@ from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted, Loss, LossReason
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.runtime import Bell
 
 __all__ = ["Monitor", "UngrantedClaim"]

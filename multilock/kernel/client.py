@@ -29,15 +29,15 @@ from multilock.identity import default_identity
 from multilock.kernel import fork, process, validity, worker
 from multilock.kernel.background_cancel import Cancels
 from multilock.kernel.callbacks import check_callback
-from multilock.kernel.ending import End
+from multilock.kernel.closing import End
 from multilock.kernel.exit import ends_with_the_interpreter
-from multilock.kernel.gate import Gate
 from multilock.kernel.hard_fence import Fence
 from multilock.kernel.holding import HELD, RELEASING, AnyHeld, Holding
+from multilock.kernel.leader_changes import Followers
+from multilock.kernel.local_queue import Gate
 from multilock.kernel.messages import Messages, advised
-from multilock.kernel.monitor import Monitor
-from multilock.kernel.observing import Followers
-from multilock.kernel.pushes import Pushes
+from multilock.kernel.notices import Monitor
+from multilock.kernel.push_outages import Pushes
 from multilock.kernel.release import Releases
 from multilock.kernel.subscribers import Events
 from multilock.kernel.timers import Timers
@@ -47,8 +47,8 @@ from multilock.model import Claim, Finding, Granted, LockInfo, LossReason, owner
 
 if TYPE_CHECKING:
     from multilock.backend import Backend
-    from multilock.kernel.ending import Ending
-    from multilock.kernel.face import Face
+    from multilock.kernel.blocking import Face
+    from multilock.kernel.closing import Ending
     from multilock.kernel.lock_options import Want
     from multilock.kernel.runtime import Runtime, Ticker
 

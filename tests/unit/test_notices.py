@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multilock import BackendUnavailable, Client, LeaseState, LossReason
-from multilock.kernel.monitor import UngrantedClaim
+from multilock.kernel.notices import UngrantedClaim
 from multilock.model import Claim, Granted
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner

@@ -13,7 +13,7 @@ from multilock.log_thread import logger
 from multilock.model import Finding
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
 
 __all__ = ["Pushes"]
 

@@ -18,7 +18,7 @@ from multilock.kernel.holding import Holding
 from multilock.model import Loss
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel
+    from multilock.kernel.client import Kernel
     from multilock.kernel.runtime import Bell
     from multilock.kernel.scopes import Scope
 

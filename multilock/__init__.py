@@ -17,6 +17,7 @@
 from typing import TYPE_CHECKING, Any
 
 from multilock.client import Client, connect
+from multilock.database_guard import guard
 from multilock.election import Election, Leadership
 from multilock.errors import (
     BackendRejected,
@@ -29,7 +30,6 @@ from multilock.errors import (
     MultilockError,
     NotHeld,
 )
-from multilock.guarding import guard
 from multilock.kernel.runtime import now
 from multilock.keywords import ConnectOptions
 from multilock.lease import AsyncLease, Lease

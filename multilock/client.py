@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from multilock import log_thread, system
+from multilock.api_mistakes import ForWith, hides_foreign, refuse
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
 from multilock.election import Election, Leadership
-from multilock.foreign import ForWith, hides_foreign, refuse
 from multilock.kernel.blocking import BlockingFace, run
 from multilock.kernel.client import Kernel
 from multilock.kernel.fork import notice_fork
@@ -22,7 +22,7 @@ from multilock.kernel.scopes import Scope
 from multilock.keywords import ConnectOptions
 from multilock.lease import Lease
 from multilock.lock import DistributedLock, HeldLease, Lock
-from multilock.many import LockSet
+from multilock.lock_all import LockSet
 from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
 from multilock.shared import ReadWriteLock, Semaphore, SemaphoreLock

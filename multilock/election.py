@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from multilock import system
+from multilock.api_mistakes import ForWith
 from multilock.errors import ClientClosed, MultilockError
-from multilock.foreign import ForWith
 from multilock.kernel.acquire import Stop
 from multilock.kernel.blocking import run
 from multilock.kernel.callbacks import call_in_thread, refuse_awaitable

@@ -11,9 +11,9 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, cast, runtime_checkable
 
+from multilock.api_mistakes import ForWith, NamesOurs, hides_foreign, refuse
+from multilock.database_guard import guard_lease
 from multilock.errors import MultilockError
-from multilock.foreign import ForWith, NamesOurs, hides_foreign, refuse
-from multilock.guarding import guard_lease
 from multilock.kernel.acquire import acquire
 from multilock.kernel.blocking import run
 from multilock.kernel.holding import AnyHeld, EndOfBody, Holding

@@ -13,14 +13,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
 from multilock.aio.election import AsyncElection, AsyncLeadership
-from multilock.aio.face import LoopFace
+from multilock.aio.event_loop import LoopFace
 from multilock.aio.lock import AsyncDistributedLock, AsyncLock, HeldAsyncLease
-from multilock.aio.many import AsyncLockSet
+from multilock.aio.lock_all import AsyncLockSet
 from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore, AsyncSemaphoreLock
+from multilock.api_mistakes import ForAsyncWith, hides_foreign, refuse
 from multilock.client import ClientOfAFace
 from multilock.config import open_configured, resolve
 from multilock.decorate import decorator, lock_for
-from multilock.foreign import ForAsyncWith, hides_foreign, refuse
 from multilock.kernel.client import Kernel
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.runtime import Threads

@@ -12,11 +12,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from multilock.aio.body import Body
-from multilock.aio.face import LoopFace, await_safely, go_on_if_cancelled
+from multilock.aio.cancel_on_lost import Body
+from multilock.aio.event_loop import LoopFace, await_safely, go_on_if_cancelled
 from multilock.aio.lock import Acquiring, HeldAsyncLease
+from multilock.api_mistakes import ForAsyncWith
 from multilock.errors import ClientClosed
-from multilock.foreign import ForAsyncWith
 from multilock.kernel.acquire import Stop
 from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.election_state import Office, inside, marks

@@ -14,10 +14,10 @@ from collections.abc import Coroutine, Generator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, runtime_checkable
 
-from multilock.aio.body import Body
+from multilock.aio.cancel_on_lost import Body
+from multilock.api_mistakes import ForAsyncWith, hides_foreign, refuse
+from multilock.database_guard import guard_lease_async
 from multilock.errors import NotHeld
-from multilock.foreign import ForAsyncWith, hides_foreign, refuse
-from multilock.guarding import guard_lease_async
 from multilock.kernel.holding import AnyHeld, EndOfBody, Holding
 from multilock.kernel.lease_to_caller import Handing
 from multilock.kernel.lock_options import Want

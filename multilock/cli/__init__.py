@@ -12,7 +12,7 @@ __all__ = ["main"]
 def main() -> int:
     """Run the command that ``sys.argv`` names. Returns the exit code."""
     _open_standard_streams()
-    from multilock.cli.app import run_app
+    from multilock.cli.arguments import run_app
 
     return run_app()
 

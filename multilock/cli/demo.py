@@ -178,14 +178,14 @@ class _Nodes:
 
 
 class _Node:
-    """One process that is a candidate (see node.py), and the thread that reads its reports."""
+    """One process that is a candidate (see demo_node.py), and the thread that reads its reports."""
 
     def __init__(
         self, name: str, order: Mapping[str, object], heard: system.Queue[tuple[_Node, dict[str, float]]]
     ) -> None:
         self.name = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "multilock.cli.node"],
+            [sys.executable, "-m", "multilock.cli.demo_node"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

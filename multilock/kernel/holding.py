@@ -1,7 +1,7 @@
 """The states of a lease, its acquire count, and the functions called at its end.
 
-`Holding` is the lease of one lock. `multilock.many` has the lease of several locks, each part of which is a `Holding`.
-`AnyHeld` is the base of both.
+`Holding` is the lease of one lock. `multilock.lock_all` has the lease of several locks, each part of which is a
+`Holding`. `AnyHeld` is the base of both.
 
 A body is the block of a ``with`` statement. A piece of work lasts from an acquire to its release. A proof is a reply or
 a notification of the backend from which the validity of a lease counts. A name rests while hold_at_least keeps it taken
@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
+from multilock.api_mistakes import NamesOurs
 from multilock.errors import CapabilityMissing, LockLost, MultilockError, NotHeld
-from multilock.foreign import NamesOurs
 from multilock.kernel import validity
 from multilock.kernel.fork import OURS, notice_fork, this_process
 from multilock.kernel.interrupts import Once, surely

@@ -29,7 +29,7 @@ FACES = (
     ("multilock/lock.py", "multilock/aio/lock.py"),
     ("multilock/election.py", "multilock/aio/election.py"),
     ("multilock/shared.py", "multilock/aio/shared.py"),
-    ("multilock/many.py", "multilock/aio/many.py"),
+    ("multilock/lock_all.py", "multilock/aio/lock_all.py"),
 )
 
 

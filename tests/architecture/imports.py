@@ -18,7 +18,7 @@ def sources(*folders: str) -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    """Return the module of a file: ``multilock/aio/face.py`` → ``multilock.aio.face``. The folder ``backends`` itself
+    """Return the module of a file: ``multilock/aio/lock.py`` → ``multilock.aio.lock``. The folder ``backends`` itself
     is on the path."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts[1:] if parts[0] == "backends" else parts

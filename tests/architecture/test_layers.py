@@ -20,7 +20,7 @@ WATCHING = ("watchdog", "sessions", "notices", "push_outages", "callbacks", "sub
 ASKING = ("blocking", "local_queue", "acquire", "background_cancel", "release", "lease_to_caller", "closing")
 LAYERS = [
     {"system", "timing"},
-    {"errors", "model", "lease", "names", "identity", "foreign", "values", "events"},
+    {"errors", "model", "lease", "names", "identity", "api_mistakes", "values", "events"},
     {"kernel", "kernel.worker", "kernel.inside_backend", "log_thread", "dialling"},
     {"backend"},
     {*(f"kernel.{name}" for name in BASE + PROCESS)},
@@ -29,8 +29,8 @@ LAYERS = [
     {*(f"kernel.{name}" for name in ASKING)},
     {"kernel.election_state", "kernel.term", "kernel.leader_changes", "kernel.candidacy"},
     {"kernel.client"},
-    {"config", "keywords", "urls", "registry", "options", "guarding"},
-    {"lock", "threading_lock", "shared", "many", "election", "client", "aio", "decorate"},
+    {"config", "keywords", "urls", "registry", "options", "database_guard"},
+    {"lock", "threading_lock", "shared", "lock_all", "election", "client", "aio", "decorate"},
     {"__init__"},
     {"cli", "testing", "contrib", "__main__"},
 ]

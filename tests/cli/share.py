@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from multilock.cli import app
+from multilock.cli import arguments
 
 SHARE = Path(__file__).parents[2] / "share"
 MAN = SHARE / "man/man1/multilock.1"
@@ -20,7 +20,7 @@ ZSH = SHARE / "zsh/site-functions/_multilock"
 
 def top() -> argparse.ArgumentParser:
     """Return the parser of the whole command."""
-    return app._parsers()[0]
+    return arguments._parsers()[0]
 
 
 def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

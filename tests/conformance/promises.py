@@ -453,8 +453,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockAllConformance.test_a_lock_of_a_set_that_is_lost_during_the_wait_is_acquired_again",
         ),
         "An interrupt anywhere leaves nothing behind": (
-            "tests/unit/test_many.py::test_an_interrupt_anywhere_in_the_acquire_leaves_nothing",
-            "tests/unit/test_many.py::test_an_interrupt_anywhere_in_a_with_block_leaves_nothing",
+            "tests/unit/test_lock_all.py::test_an_interrupt_anywhere_in_the_acquire_leaves_nothing",
+            "tests/unit/test_lock_all.py::test_an_interrupt_anywhere_in_a_with_block_leaves_nothing",
         ),
     },
     "Client.locked": {

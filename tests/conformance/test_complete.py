@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import multilock
-from multilock.foreign import Theirs
+from multilock.api_mistakes import Theirs
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.registry import OURS
 from multilock.testing import conformance

@@ -29,7 +29,7 @@ from multilock import (
 )
 from multilock.aio.batches import AT_ONCE
 from multilock.aio.channels import MOST, Kind, Turns
-from multilock.aio.face import CARRIERS
+from multilock.aio.event_loop import CARRIERS
 from multilock.aio.lock import HeldAsyncLease
 from multilock.kernel.blocking import NotAsked
 from multilock.kernel.runtime import now

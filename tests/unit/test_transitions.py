@@ -14,7 +14,7 @@ from multilock.kernel import holding
 from multilock.kernel.holding import HELD, LOST, NEW, RELEASED, RELEASING, AnyHeld, Holding
 from multilock.kernel.lock_options import want
 from multilock.lock import HeldLease
-from multilock.many import HeldSet
+from multilock.lock_all import HeldSet
 from multilock.model import Granted
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner

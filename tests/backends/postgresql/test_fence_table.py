@@ -15,7 +15,7 @@ import sqlalchemy
 from psycopg import IsolationLevel, errors
 
 import multilock
-from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld, guarding
+from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld, database_guard
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
 from tests.backends.kit import NAME, WITHIN, interrupted
@@ -144,7 +144,7 @@ def test_no_older_lease_writes_while_a_newer_one_looks_for_its_last_write(
     """The newer lease has found who had the row locked, and stops just before it locks the row."""
     server.sql("DROP TABLE IF EXISTS data")
     server.sql("CREATE TABLE data AS SELECT 0 AS value")
-    monkeypatch.setattr(guarding, "SEEN", guarding.SEEN + " AND pg_advisory_lock_shared(7) IS NOT NULL")
+    monkeypatch.setattr(database_guard, "SEEN", database_guard.SEEN + " AND pg_advisory_lock_shared(7) IS NOT NULL")
     first, old, new, door = begin(), begin(), begin(), begin()
     multilock.guard(first, holders.older)
     first.commit()
@@ -191,7 +191,7 @@ def test_a_newer_lease_that_comes_while_an_older_one_writes_its_token_only_waits
         class Between(psycopg.Cursor[Any]):
             def execute(self, query: Any, *given: Any, **more: Any) -> Any:
                 done = super().execute(query, *given, **more)
-                if query == guarding.RAISE:
+                if query == database_guard.RAISE:
                     guarded.append(thread.submit(multilock.guard, new, holders.newer))
                     eventually(lambda: server.sql(waiting) == [(1,)], SOON)
                 return done
@@ -277,7 +277,7 @@ def test_an_interrupted_fence_keeps_the_older_token(begin: Begin, server: Databa
     moment, more = -1, True
     while more:
         moment += 2
-        more = interrupted(lambda: multilock.guard(connection, holders.newer), moment, guarding)
+        more = interrupted(lambda: multilock.guard(connection, holders.newer), moment, database_guard)
         connection.rollback()
         assert server.sql("SELECT token FROM multilock_fence") == [(holders.older.fence(),)]
     assert moment > 10
@@ -296,7 +296,7 @@ def test_an_interrupted_fence_leaves_no_token_after_a_rollback(
                 moment += 2
                 if connection is file:
                     file.execute("BEGIN")
-                more = interrupted(lambda user=connection: multilock.guard(user, holders.older), moment, guarding)  # type: ignore[misc]
+                more = interrupted(lambda user=connection: multilock.guard(user, holders.older), moment, database_guard)  # type: ignore[misc]
                 connection.rollback()
             assert moment > 10
             assert connection.execute("SELECT * FROM multilock_fence").fetchall() == []

@@ -12,7 +12,7 @@ from psycopg import IsolationLevel, errors
 from psycopg.pq import TransactionStatus
 
 import multilock
-from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld, guarding
+from multilock import CapabilityMissing, ConfigurationError, Lease, LockLost, NotHeld, database_guard
 from multilock.backend import Busy, Granted
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
@@ -228,7 +228,7 @@ def test_an_interrupted_guard_keeps_nothing_after_the_transaction(
     moment, more = -1, True
     while more:
         moment += 2
-        more = interrupted(lambda: guard(session, one, claim), moment, guarding)
+        more = interrupted(lambda: guard(session, one, claim), moment, database_guard)
         session.rollback()
     assert moment > 10
     server.sql("SET lock_timeout = 1000; DELETE FROM multilock.locks")

@@ -15,7 +15,7 @@ import pytest
 
 import multilock
 from multilock import Client, Lease, LeaseState, LockLost, Loss, LossReason
-from multilock.many import in_order
+from multilock.lock_all import in_order
 from multilock.model import Claim, Granted, Returned
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import Pulse, inner

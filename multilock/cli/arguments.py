@@ -67,11 +67,13 @@ def _connect_shared(arguments: argparse.Namespace) -> multilock.Client:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from multilock.cli import hold
+    from multilock.cli import run_and_elect
 
-    with hold.Signals() as signals, _connect_shared(arguments) as client:
+    with run_and_elect.Signals() as signals, _connect_shared(arguments) as client:
         lock = _lock(client, arguments)
-        return hold.run(client, lock, arguments.command, signals, arguments.timeout, arguments.taken, arguments.quiet)
+        return run_and_elect.run(
+            client, lock, arguments.command, signals, arguments.timeout, arguments.taken, arguments.quiet
+        )
 
 
 def _lock(client: multilock.Client, arguments: argparse.Namespace) -> multilock.DistributedLock:
@@ -87,9 +89,9 @@ def _lock(client: multilock.Client, arguments: argparse.Namespace) -> multilock.
 
 
 def _elect(arguments: argparse.Namespace) -> int:
-    from multilock.cli import hold
+    from multilock.cli import run_and_elect
 
-    with hold.Signals() as signals, _connect_shared(arguments) as client:
+    with run_and_elect.Signals() as signals, _connect_shared(arguments) as client:
         election = client.election(
             arguments.name,
             identity=arguments.identity,
@@ -97,7 +99,7 @@ def _elect(arguments: argparse.Namespace) -> int:
             max_hold=arguments.max_hold,
             hard_fence=arguments.hard_fence,
         )
-        return hold.elect(client, election, arguments.command, signals, arguments.grace)
+        return run_and_elect.elect(client, election, arguments.command, signals, arguments.grace)
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The asyncio API of a lock of several names: `AsyncClient.lock_all`. See `multilock.many`."""
+"""The asyncio API of a lock of several names: `AsyncClient.lock_all`. See `multilock.lock_all`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from multilock.aio.body import Body
+from multilock.aio.cancel_on_lost import Body
 from multilock.aio.lock import AsyncLock, Enters, HeldAsyncLease, check_cancel_on_lost
 from multilock.kernel.holding import Holding
 from multilock.kernel.lock_options import Want
 from multilock.lease import AsyncLease
-from multilock.many import HeldSet, SetOfAFace, want_all
+from multilock.lock_all import HeldSet, SetOfAFace, want_all
 
 if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
 from multilock.aio.election import AsyncElection, AsyncLeadership
-from multilock.aio.event_loop import LoopFace
 from multilock.aio.lock import AsyncDistributedLock, AsyncLock, HeldAsyncLease
 from multilock.aio.lock_all import AsyncLockSet
+from multilock.aio.requests import LoopFace
 from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore, AsyncSemaphoreLock
 from multilock.api_mistakes import ForAsyncWith, hides_foreign, refuse
 from multilock.client import ClientOfAFace

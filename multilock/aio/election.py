@@ -12,9 +12,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from multilock.aio.callbacks import await_safely, go_on_if_cancelled
 from multilock.aio.cancel_on_lost import Body
-from multilock.aio.event_loop import LoopFace, await_safely, go_on_if_cancelled
 from multilock.aio.lock import Acquiring, HeldAsyncLease
+from multilock.aio.requests import LoopFace
 from multilock.api_mistakes import ForAsyncWith
 from multilock.errors import ClientClosed
 from multilock.kernel.acquire import Stop

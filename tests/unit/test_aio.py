@@ -29,8 +29,8 @@ from multilock import (
 )
 from multilock.aio.batches import AT_ONCE
 from multilock.aio.channels import MOST, Kind, Turns
-from multilock.aio.event_loop import CARRIERS
 from multilock.aio.lock import HeldAsyncLease
+from multilock.aio.requests import CARRIERS
 from multilock.kernel.blocking import NotAsked
 from multilock.kernel.runtime import now
 from multilock.model import Busy, Claim, Granted

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from multilock import AsyncClient, BackendUnavailable, Client
-from multilock.aio.event_loop import LoopFace
+from multilock.aio.requests import LoopFace
 from multilock.config import settings_for
 from multilock.kernel.client import Kernel
 from multilock.kernel.runtime import Threads

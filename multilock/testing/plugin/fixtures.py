@@ -137,7 +137,7 @@ def multilock_async_client(request: pytest.FixtureRequest, multilock_url: str) -
     closes the client, its leases are released without a loop, and their callbacks are not called.
     """
     import multilock
-    from multilock.aio.event_loop import LoopFace
+    from multilock.aio.requests import LoopFace
 
     client = multilock.connect_async(multilock_url)
     _watch(request, client)

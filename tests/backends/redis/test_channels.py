@@ -17,7 +17,7 @@ import pytest
 import multilock
 from multilock import AsyncClient, BackendRejected, BackendUnavailable
 from multilock.aio.channels import MOST, Channels
-from multilock.aio.event_loop import _Request
+from multilock.aio.requests import _Request
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import inner
 from multilock.testing.proxy import Fault
@@ -450,7 +450,7 @@ def test_a_connection_made_while_the_client_closes_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The request must come after the end of the connection, and before the time limit.
-    monkeypatch.setattr("multilock.aio.event_loop.GRACE", WITHIN)
+    monkeypatch.setattr("multilock.aio.requests.GRACE", WITHIN)
 
     async def main() -> None:
         ours = multilock.connect_async(server.url, ttl=TTL, request_timeout=0.5)

@@ -8,31 +8,28 @@ the server. The kernel never waits for the loop: leases are renewed and lost on 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from multilock.aio.batches import AT_ONCE, Batches
+from multilock.aio.callbacks import LoopCallbacks
 from multilock.aio.channels import MOST, Channels, Kind, LoopChannel, Turns
 from multilock.backend import AnswersAtOnce, AttemptsMany, Channel
 from multilock.errors import BackendUnavailable
 from multilock.kernel.blocking import NOT_SENT, NotAsked, WaiterBell
-from multilock.kernel.callbacks import CALLED, Callbacks, call_safely
+from multilock.kernel.callbacks import Callbacks
 from multilock.kernel.inside_backend import call_inside
-from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
 from multilock.model import Busy, Claim, Granted, Returned
 
 if TYPE_CHECKING:
     from multilock.kernel.client import Kernel
 
-__all__ = ["LoopCallbacks", "LoopFace", "await_safely", "go_on_if_cancelled"]
+__all__ = ["LoopFace"]
 
 R = TypeVar("R")
 CARRIERS = 8  # threads that carry requests, each on a connection; one process rarely needs more requests at once
-AGAIN = 0.1  # seconds until a task that was cancelled from outside is started again
 GRACE = 0.01  # seconds by which our timeout comes after the backend's own, whose message says more
 
 
@@ -60,7 +57,7 @@ class LoopFace:
         self._open: dict[asyncio.Future[Any], float] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at = math.inf
-        self._callbacks = LoopCallbacks(self, kernel)
+        self._callbacks = LoopCallbacks(self.its_loop, kernel.runtime)
         self.callbacks: Callbacks = self._callbacks
 
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -406,119 +403,3 @@ class LoopBell:
     def _wake(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
-
-
-def call_on_loop(callback: Callable[..., object], *args: Any) -> object:
-    """Call ``callback(*args)`` and log its exception, even a CancelledError that comes from the result of a cancelled
-    future."""
-    try:
-        return call_safely(callback, *args)
-    except asyncio.CancelledError:
-        logger.exception("the callback %r raised; it is not called again for this event", callback)
-        return None
-
-
-async def await_safely(callback: Callable[..., object], *args: Any) -> None:
-    """Call ``callback(*args)`` and await its result if it can be awaited. An exception is logged."""
-    result = call_on_loop(callback, *args)
-    if inspect.isawaitable(result):
-        try:
-            await result
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            logger.exception("the callback %r cancelled itself", callback)
-        except Exception:
-            logger.exception("the callback %r raised; it is not called again for this event", callback)
-
-
-def go_on_if_cancelled(
-    coroutine: Coroutine[Any, Any, None],
-    name: str,
-    again: Callable[[], object],
-    ended: Callable[[], object] | None = None,
-) -> asyncio.Task[None]:
-    """Run ``coroutine`` as a background task, and call ``ended()`` at its end.
-
-    If a program cancels all its tasks and continues, the background task must continue too: ``again()`` is called soon
-    afterwards to start it again. If the event loop ends instead, ``again()`` is never called.
-    """
-    task = asyncio.get_running_loop().create_task(coroutine, name=name)
-
-    def done(task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            task.get_loop().call_later(AGAIN, again)
-        elif ended:
-            ended()
-
-    task.add_done_callback(done)
-    return task
-
-
-class LoopCallbacks:
-    """The callbacks of an asyncio client. They run on the client's event loop. A callback that is ``async def`` runs as
-    a task.
-
-    A blocked loop delays them.
-    """
-
-    def __init__(self, face: LoopFace, kernel: Kernel) -> None:
-        self._face = face
-        self._tasks: set[asyncio.Future[Any]] = set()
-        self._runtime = kernel.runtime
-        self._unfinished: set[object] = set()
-
-    def start(self, callback: Callable[..., object], *args: Any) -> None:
-        loop = self._face.its_loop()
-        call = object()
-        self._unfinished.add(call)
-        try:
-            if loop is None:
-                raise RuntimeError("this client has not been used on any loop")
-            loop.call_soon_threadsafe(self._run, call, callback, args)
-        except RuntimeError as error:
-            logger.warning("the callback %r cannot run: %s", callback, error)
-            self._unfinished.discard(call)
-
-    def gathering(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
-        async def call_each() -> None:
-            while (argument := following()) is not None:
-                await await_safely(callback, argument)
-
-        def begin() -> asyncio.Task[None]:
-            return go_on_if_cancelled(call_each(), "multilock-events", lambda: self.start_each(callback, following))
-
-        self.start(begin)
-
-    def wait(self, timeout: float) -> bool:
-        """See `Callbacks.wait`. Must not be called on the loop itself, which runs the callbacks."""
-        return wait_until(self._runtime, lambda: self._unfinished <= {CALLED.get()}, timeout)
-
-    def drop(self) -> None:
-        """Drop the callbacks under way, because their loop was closed and they never end."""
-        self._tasks.clear()
-        self._unfinished.clear()
-
-    def _run(self, call: object, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        CALLED.set(call)  # set in the context of this call, which is inherited by tasks that the callback creates
-        result: object = None
-        try:
-            result = call_on_loop(callback, *args)
-        finally:  # after sys.exit() in a callback, which ends the loop, no caller must wait for this call
-            if not inspect.isawaitable(result):
-                self._unfinished.discard(call)
-        if not inspect.isawaitable(result):
-            return
-        task: asyncio.Future[Any] = asyncio.ensure_future(result)
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._task_done(call, task, callback))
-
-    def _task_done(self, call: object, task: asyncio.Future[Any], callback: Callable[..., object]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            logger.error("the callback %r raised; it is not called again for this event", callback, exc_info=error)
-        self._unfinished.discard(call)

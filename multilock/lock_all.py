@@ -235,7 +235,7 @@ class HeldSet(AnyHeld):
         loss = replace(part.loss, lease=self, message=f"part {part.name!r}: {part.loss.message}")
         if loss.reason is LossReason.HELD_TOO_LONG:  # all parts end now, not only this one
             loss = replace(loss, valid_until=min(each.valid_until for each in self._parts))
-        kernel.monitor.lose_with_a_part(self, loss, released)
+        kernel.losses.lose_with_a_part(self, loss, released)
         if loss.reason is not LossReason.CLOSED:  # a client that is closed releases its locks with their hold_at_least
             self._no_rest()
 

@@ -2,7 +2,7 @@
 the leases, the watchdog and the backend of the client.
 
 A lease passes through `Kernel.claim`, the loop in `multilock.kernel.acquire`, `Kernel.adopt`, renewals by the watchdog,
-and then `Releases.release` or `Monitor.lose`. State changes happen under `Kernel.lock`, which is never held during a
+and then `Releases.release` or `Losses.lose`. State changes happen under `Kernel.lock`, which is never held during a
 request or a callback. The ticking thread is the thread of a client that watches deadlines and runs timers, in short
 steps.
 """
@@ -35,6 +35,7 @@ from multilock.kernel.hard_fence import Fence
 from multilock.kernel.holding import HELD, RELEASING, AnyHeld, Holding
 from multilock.kernel.leader_changes import Followers
 from multilock.kernel.local_queue import Gate
+from multilock.kernel.losses import Losses
 from multilock.kernel.messages import Messages, advised
 from multilock.kernel.notices import Monitor
 from multilock.kernel.push_outages import Pushes
@@ -151,6 +152,7 @@ class Kernel:
         self.events.begin(self.callbacks)
         self.messages = Messages(self.scheme, asynchronous=self.face.asynchronous)
         self.watchdog = Watchdog(self)
+        self.losses = Losses(self)
         self.monitor = Monitor(self, self.client)
         self.releases = Releases(self)
         self.cancels = Cancels(self)
@@ -342,7 +344,7 @@ class Kernel:
         # `died`.
         self.ticker = None
         try:
-            self.monitor.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {type(error).__name__}")
+            self.losses.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {type(error).__name__}")
         finally:
             logger.critical("the watchdog died; every lease of this client is lost", exc_info=error)
 

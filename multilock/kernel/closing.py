@@ -102,7 +102,7 @@ class End:
         kernel.followers.changed(None)
         for lease in leases:
             if lease.is_held():  # False for a leadership, which was resigned and is kept until its work has ended
-                kernel.monitor.lose(
+                kernel.losses.lose(
                     lease,
                     LossReason.CLOSED,
                     "the client was closed while it was held",
@@ -124,7 +124,7 @@ class End:
         kernel = self._kernel
         self._closing = system.get_ident()
         try:
-            kernel.monitor.wait(budget)  # wait until every callback has been started
+            kernel.losses.wait(budget)  # wait until every callback has been started
             kernel.callbacks.wait(budget)
         finally:
             kernel.lift_fences()  # before any request, because an outage must not kill a process during its orderly end

@@ -517,7 +517,7 @@ class Holding(AnyHeld):
         if self.stage == HELD:
             if self._kernel.now() < self.lost_at:
                 return True
-            self._kernel.monitor.expire(self)
+            self._kernel.losses.expire(self)
         return False
 
     def remaining(self) -> float:

@@ -125,7 +125,7 @@ class Releases:
         if returned is None or returned.ours:
             self._part_released(lease, released_at)
             return True
-        kernel.monitor.lose(
+        kernel.losses.lose(
             lease,
             LossReason.TAKEN,
             "it was gone when it was released",

@@ -103,7 +103,7 @@ class RenewedSessions:
     def drop(self, group: Hashable) -> bool:
         """Stop renewing this session. Returns False if ``group`` is not a session."""
         session = self.of.pop(group, None)
-        self._watchdog.dismiss(group)
+        self._watchdog.threads.dismiss(group)
         return session is not None
 
     def ttl(self, group: Hashable) -> float:
@@ -128,7 +128,7 @@ class RenewedSessions:
 
         def due() -> None:
             if session.due == when and self.of.get(group) is session:
-                self._watchdog.carry(group, lambda: self._renew(group, session))
+                self._watchdog.threads.carry(group, lambda: self._renew(group, session))
 
         self._kernel.timers.at(when, due)
 

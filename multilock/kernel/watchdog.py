@@ -2,9 +2,9 @@
 
 One thread per client, the ticking thread, checks each lease when something is due. A renewal is a request and may hang,
 but a deadline must be noticed in time. So the ticking thread only decides (`multilock.kernel.validity`) and hands
-renewals to workers. The leases of one group (a server or a session) are renewed in one request. Each group has separate
-threads, so that a dead server does not delay the renewals at other servers. A watch is a request to the server to
-report the loss of a lock.
+renewals to other threads (`multilock.kernel.renewal_threads`). The leases of one group (a server or a session) are
+renewed in one request. A watch is a request to the server to report the loss of a lock
+(`multilock.kernel.loss_watches`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ from multilock.errors import BackendUnavailable, MultilockError
 from multilock.kernel import validity
 from multilock.kernel.holding import HELD, Holding
 from multilock.kernel.inside_backend import call_inside
+from multilock.kernel.loss_watches import LossWatches
+from multilock.kernel.renewal_threads import RenewalThreads
 from multilock.kernel.sessions import RenewedSessions
 from multilock.log_thread import logger
 from multilock.model import Granted, LossReason
@@ -27,13 +29,8 @@ from multilock.timing import JITTER
 
 if TYPE_CHECKING:
     from multilock.kernel.client import Kernel
-    from multilock.kernel.runtime import Workers
 
 __all__ = ["Watchdog"]
-
-CARRIERS = 4  # renewing threads for each group, so that a renewal that hangs does not stop the next one
-WATCHERS = 2  # threads that set watches
-WATCH_AGAIN = 1.0  # seconds until a watch that could not be set is tried again
 
 Batch = tuple[Hashable, float, int]  # group, request timeout, urgency
 
@@ -46,8 +43,8 @@ class Watchdog:
         self._heap: list[tuple[float, int, Holding]] = []  # an entry is valid if its time equals lease.schedule.due
         self._stale = 0  # entries of the heap that are not valid
         self._numbers = itertools.count()
-        self._carriers: dict[Hashable, Workers] = {}
-        self._watchers = kernel.runtime.workers("multilock-watch", WATCHERS)
+        self.threads = RenewalThreads(kernel.runtime)
+        self._watches = LossWatches(kernel)
         self.sessions = RenewedSessions(kernel, self)
 
     # Methods that need the kernel's lock
@@ -150,13 +147,13 @@ class Watchdog:
         if over:
             with self._kernel.callbacks.gathering():
                 for lease in over:
-                    self._kernel.monitor.expire(lease)
+                    self._kernel.losses.expire(lease)
         for lease in late:
             self._tell_risk(lease)
         for batch, leases in renew.items():
-            self.carry(batch[0], partial(self._renew, batch[0], leases))
+            self.threads.carry(batch[0], partial(self._renew, batch[0], leases))
         for group, leases in watch.items():
-            self._watchers.submit(partial(self._watch, group, leases))
+            self._watches.ask(group, leases)
         return following
 
     def _decide(
@@ -194,19 +191,6 @@ class Watchdog:
         if tell := kernel.events.tell:
             tell.at_risk(lease)
 
-    def carry(self, group: Hashable, job: Callable[[], None]) -> None:
-        """Run a renewal on the threads of its group. Called by the ticking thread.
-
-        If the operating system refuses all of these threads, the ticking thread renews. If the backend hangs, the
-        ticking thread then checks other deadlines late. But then no thread could be started for their lost callbacks
-        either.
-        """
-        carriers = self._carriers.get(group)
-        if carriers is None:
-            carriers = self._kernel.runtime.workers("multilock-renew", CARRIERS, or_here=True)
-            self._carriers[group] = carriers
-        carriers.submit(job)
-
     # The renewing threads
 
     def _renew(self, group: Hashable, leases: Sequence[Holding]) -> None:
@@ -239,7 +223,7 @@ class Watchdog:
         """Apply the answer to the renewal of one lease. An answer after the deadline does not revive the lease."""
         kernel = self._kernel
         if answer is None:
-            kernel.monitor.lose(lease, LossReason.TAKEN, "the backend says that it is no longer ours", confirmed=True)
+            kernel.losses.lose(lease, LossReason.TAKEN, "the backend says that it is no longer ours", confirmed=True)
             return
         with kernel.lock:
             now = kernel.now()
@@ -283,22 +267,6 @@ class Watchdog:
             for lease in leases:
                 tell.renew_failed(lease, error)
 
-    def _watch(self, group: Hashable, leases: Sequence[Holding]) -> None:
-        """Ask the backend to report the loss of these locks. The watchdog asks only for locks that are held for a
-        while, because each request has a cost."""
-        kernel = self._kernel
-        held = [(lease.claim, lease.granted) for lease in leases if lease.stage == HELD]
-        try:
-            if held:
-                # No deadline depends on a watch, so the timeout is the longest of these leases, not the shortest.
-                within = max(kernel.request_timeout(claim.ttl) for claim, _ in held)
-                call_inside(kernel.backend.watch, group, held, within)
-        except Exception as error:
-            # Without a watch the loss is noticed later, by the next renewal. The watch is tried again.
-            logger.debug("no watch on %d locks yet: %s", len(held), error)
-            again = partial(self._watch, group, leases)
-            kernel.timers.at(kernel.now() + WATCH_AGAIN, lambda: self._watchers.submit(again))
-
     def hurry(self, group: Hashable) -> None:
         """Renew the leases of this group at once, because the connection that kept them alive broke."""
         if self.sessions.hurry(group):
@@ -312,13 +280,8 @@ class Watchdog:
                     self.plan(lease)
         kernel.poke(now)
 
-    def dismiss(self, group: Hashable) -> None:
-        """End the renewing threads of this group. Renewals under way are still finished."""
-        if carriers := self._carriers.pop(group, None):
-            carriers.close()
-
     def close(self) -> None:
         """End all sessions and threads of the watchdog."""
         self.sessions.of.clear()
-        for carriers in [self._watchers, *self._carriers.values()]:
-            carriers.close()
+        self._watches.close()
+        self.threads.close()

@@ -16,7 +16,8 @@ from tests.architecture.imports import ROOT, imports_of, module_name, sources
 # A module may import modules of its own layer and of earlier layers.
 BASE = ("validity", "timers", "runtime", "thread_pool", "interrupts", "messages")
 PROCESS = ("process", "fork", "exit", "hard_fence")
-WATCHING = ("watchdog", "sessions", "notices", "push_outages", "callbacks", "subscribers", "emit", "scopes")
+WATCHING = ("watchdog", "renewal_threads", "loss_watches", "sessions", "callbacks", "scopes")
+REPORTS = ("losses", "notices", "push_outages", "subscribers", "emit")
 ASKING = ("blocking", "local_queue", "acquire", "background_cancel", "release", "lease_to_caller", "closing")
 LAYERS = [
     {"system", "timing"},
@@ -25,7 +26,7 @@ LAYERS = [
     {"backend"},
     {*(f"kernel.{name}" for name in BASE + PROCESS)},
     {"kernel.holding", "kernel.lock_options"},
-    {*(f"kernel.{name}" for name in WATCHING)},
+    {*(f"kernel.{name}" for name in WATCHING + REPORTS)},
     {*(f"kernel.{name}" for name in ASKING)},
     {"kernel.election_state", "kernel.term", "kernel.leader_changes", "kernel.candidacy"},
     {"kernel.client"},

@@ -327,6 +327,6 @@ def test_a_callback_that_returns_a_coroutine_is_reported(caplog: pytest.LogCaptu
 
     client = client_on(Scripted(), Threads(), ttl=30.0)
     client.lock("n", on_lost=lambda loss: stop()).acquire()
-    client._kernel.monitor.lose_all(LossReason.TAKEN, "all are gone")
+    client._kernel.losses.lose_all(LossReason.TAKEN, "all are gone")
     eventually(lambda: "which a blocking client cannot await" in caplog.text)
     client.close()

@@ -564,7 +564,7 @@ def test_close_ends_a_campaign_that_waits_for_callbacks(client: Client, server: 
     election = client.election("n", on_lost=lambda loss: go_on.wait(10))
     election.campaign()
     server.holders.clear()
-    client._kernel.monitor.lose_all(LossReason.TAKEN, "all are gone")
+    client._kernel.losses.lose_all(LossReason.TAKEN, "all are gone")
     raised: list[type[BaseException]] = []
 
     def campaign() -> None:

@@ -1077,7 +1077,7 @@ def test_a_lease_whose_release_has_begun_at_close_is_released_and_never_lost(
     backend.script("release", waits)
     lease = threads.lock("n", on_lost=losses).acquire()
     releasing = threading.Thread(target=lambda: answers.append(lease.release()))
-    lose = threads._kernel.monitor.lose
+    lose = threads._kernel.losses.lose
 
     def release_first(*args: Any, **options: Any) -> bool:  # called when close() is about to lose the lease
         if not releasing.ident:

@@ -74,7 +74,7 @@ def test_a_lease_is_lost_once_even_if_several_reports_arrive(
         backend.notices.gone(claim_of(backend), LossReason.TAKEN, "taken")
     backend.notices.group_gone("server", "gone")
     runtime.jump(1000)
-    client._kernel.monitor.expire(inner(lease))  # called by the watchdog, which had checked the lease before
+    client._kernel.losses.expire(inner(lease))  # called by the watchdog, which had checked the lease before
     assert not lease.is_held()
     assert lease.release() is False
     runtime.advance(10)

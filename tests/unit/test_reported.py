@@ -145,7 +145,7 @@ def test_an_interrupt_after_the_reply_to_a_release_leaves_no_thread_waiting(
 
 @pytest.mark.parametrize(
     ("function", "after"),
-    [("Monitor._tell", None), ("ThreadCallbacks.start", None), ("ThreadCallbacks._relieve", None)],
+    [("Losses._tell", None), ("ThreadCallbacks.start", None), ("ThreadCallbacks._relieve", None)],
 )
 def test_an_interrupt_while_a_loss_is_reported_loses_no_report(
     client: multilock.Client, function: str, after: str | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,13 +39,12 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Deal the modules to the workers in equal shares of tests, and run the slow modules of one share after another.
+    """Let the first worker begin with all slow modules, and keep the modules of a folder together.
 
-    With ``--dist worksteal`` each worker begins with one share. When a worker has run its share, it takes tests from
-    the end of another worker's share. So a module's own fixtures start once. The modules of a folder are neighbours, so
-    that the servers of the folder start once in each worker. Slow modules keep a core busy, while other tests wait most
-    of the time. So the slow modules of each worker begin only when those of the previous worker have ended. All slow
-    modules end long before the other tests do, so no worker is left with a slow test when the others have finished.
+    With ``--dist worksteal`` each worker begins with an equal share of the list, and takes tests from the end of another
+    worker's share when its own has run. So only the first worker runs slow modules, one after another. A slow module
+    keeps a core busy, while the tests of the other workers wait most of the time. The servers of a folder start in few
+    workers, and the workers run different folders at a time.
     """
     modules: dict[Path, list[pytest.Item]] = {}
     slow: set[Path] = set()
@@ -56,21 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         modules.setdefault(item.path, []).append(item)
         if item.get_closest_marker("slow"):
             slow.add(item.path)
-    order = {path: place for place, path in enumerate(modules)}
-    folders = {path.parent: place for path, place in reversed(order.items())}
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    shares: list[list[Path]] = [[] for _ in range(workers)]
-    for path in sorted(modules, key=lambda path: (path not in slow, -len(modules[path]))):
-        min(shares, key=lambda share: sum(len(modules[path]) for path in share)).append(path)
-    for number, share in enumerate(shares):
-        share.sort(key=lambda path: (folders[path.parent], order[path]))
-        others = [path for path in share if path not in slow]
-        before, count = 0, sum(len(modules[path]) for path in others) * number // (workers + 1)
-        while count > 0:
-            count -= len(modules[others[before]])
-            before += 1
-        share[:] = [*others[:before], *(path for path in share if path in slow), *others[before:]]
-    items[:] = [item for share in shares for path in share for item in modules[path]]
+    folders = {path.parent: place for place, path in reversed(list(enumerate(modules)))}
+    order = sorted(modules, key=lambda path: (path not in slow, folders[path.parent]))
+    items[:] = [item for path in order for item in modules[path]]
 
 
 def pytest_collection_finish() -> None:

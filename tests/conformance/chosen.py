@@ -81,7 +81,8 @@ def the_kernel_elsewhere(it: Question) -> bool:
         ClientConformance, CloseConformance, LeaseConformance, OptionConformance,
         ThreadingConformance, WithConformance,
     )  # fmt: skip
-    return it.file == "test_postgresql" and it.test is not None and it.is_of(*asked) and it.test not in CONFORMANCE
+    files = ("test_consul", "test_etcd", "test_zookeeper", "test_postgresql")
+    return it.file in files and it.test is not None and it.is_of(*asked) and it.test not in CONFORMANCE
 
 
 def an_election_elsewhere(it: Question) -> bool:
@@ -117,6 +118,12 @@ def alone_on_a_loop(it: Question) -> bool:
     return it.file == "test_alone" and it.face == "asyncio" and not it.is_of(CancelConformance)
 
 
+def a_loss_elsewhere(it: Question) -> bool:
+    if it.test is None or not it.is_of(LossConformance) or it.test in CONFORMANCE:
+        return False
+    return it.file == "test_alone" or (it.file == "test_sqlite" and it.face == "blocking")
+
+
 def alone_on_consul(it: Question) -> bool:
     if it.file != "test_alone" or it.backend != "consul" or it.suite.__name__.startswith("TestSafety"):
         return False
@@ -124,11 +131,11 @@ def alone_on_consul(it: Question) -> bool:
 
 
 def a_set_of_one(it: Question) -> bool:
-    return it.count == 1 and (it.face == "asyncio" or not it.is_of(LockConformance, LossConformance))
+    return it.count == 1 and (it.face == "asyncio" or not it.is_of(LockConformance))
 
 
 def a_set_on_a_loop(it: Question) -> bool:
-    asked = (CancelConformance, LockConformance, LossConformance, WithConformance)
+    asked = (CancelConformance, LockConformance, WithConformance)
     return it.count == 3 and it.face == "asyncio" and (it.backend != "memory" or not it.is_of(*asked))
 
 
@@ -148,6 +155,8 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
     an_election_elsewhere: "An election uses a lock, and sends no requests of its own. On memory:// all tests run "
     "with both APIs, and on redis:// with the blocking API. On this backend only the tests whose result an oracle "
     "checks run.",
+    a_loss_elsewhere: "These tests of losses test the kernel, which is the same for every kind of lock and both APIs. On "
+    "memory:// and redis:// all of them run with both APIs. The tests whose result an oracle checks run here too.",
     as_in_the_chaos: "tests/faults/test_chaos.py does the same on each backend, with more faults.",
     behind_sentinels: "Once connected, the backend is the same as for redis://. Only the connecting and the "
     "interrupted requests differ. The failovers are in tests/backends/redis.",
@@ -160,7 +169,7 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
     alone_on_consul: "On Consul a writer is a mutex with another value. A single permit has a protocol of its own, "
     "which only the tests of acquires and losses use.",
     a_set_of_one: "A set of one name runs the same loop as a set of three names, but once.",
-    a_set_on_a_loop: "The asyncio API of sets is one small class, which four suites test on memory://.",
+    a_set_on_a_loop: "The asyncio API of sets is one small class, which three suites test on memory://.",
 }
 
 

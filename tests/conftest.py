@@ -41,10 +41,10 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the first worker begin with all slow modules, and keep the modules of a folder together.
 
-    With ``--dist worksteal`` each worker begins with an equal share of the list, and takes tests from the end of another
-    worker's share when its own has run. So only the first worker runs slow modules, one after another. A slow module
+    With ``--dist worksteal`` each worker begins with an equal share of the list. When its share has run, it takes tests
+    from the end of another worker's share. So only the first worker runs slow modules, one after another. A slow module
     keeps a core busy, while the tests of the other workers wait most of the time. The servers of a folder start in few
-    workers, and the workers run different folders at a time.
+    workers, and different workers run different folders at a time.
     """
     modules: dict[Path, list[pytest.Item]] = {}
     slow: set[Path] = set()

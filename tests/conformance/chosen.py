@@ -155,8 +155,8 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
     an_election_elsewhere: "An election uses a lock, and sends no requests of its own. On memory:// all tests run "
     "with both APIs, and on redis:// with the blocking API. On this backend only the tests whose result an oracle "
     "checks run.",
-    a_loss_elsewhere: "These tests of losses test the kernel, which is the same for every kind of lock and both APIs. On "
-    "memory:// and redis:// all of them run with both APIs. The tests whose result an oracle checks run here too.",
+    a_loss_elsewhere: "These tests of losses test the kernel, which is the same for every kind of lock. On memory:// "
+    "and redis:// all of them run with both APIs. The tests whose result an oracle checks run here too.",
     as_in_the_chaos: "tests/faults/test_chaos.py does the same on each backend, with more faults.",
     behind_sentinels: "Once connected, the backend is the same as for redis://. Only the connecting and the "
     "interrupted requests differ. The failovers are in tests/backends/redis.",

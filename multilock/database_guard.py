@@ -142,7 +142,7 @@ def guard(
 
 def guard_lease(lease: AnyHeld, connection: Any, idle_limit: float | None) -> None:
     """Implement `Lease.guard`."""
-    rows = [(*_row_of(part), part.name) for part in lease.leases]
+    rows = _rows_of(lease)
     session = _session(connection)
     for row in rows:
         _lock_row(session, *row, idle_limit)
@@ -150,32 +150,38 @@ def guard_lease(lease: AnyHeld, connection: Any, idle_limit: float | None) -> No
 
 async def guard_lease_async(lease: AnyHeld, connection: Any, idle_limit: float | None) -> None:
     """Implement `AsyncLease.guard`."""
-    for part in lease.leases:
-        sql, key, token = _row_of(part)
+    for sql, key, token, name in _rows_of(lease):
         # A connection of SQLAlchemy, which runs a function on its blocking connection.
         if hasattr(connection, "run_sync"):
             await connection.run_sync(
-                lambda blocking, *row: _lock_row(_session(blocking), *row), sql, key, token, part.name, idle_limit
+                lambda blocking, *row: _lock_row(_session(blocking), *row), sql, key, token, name, idle_limit
             )
         else:
-            await _lock_row_async(connection, sql, key, token, part.name, idle_limit)
+            await _lock_row_async(connection, sql, key, token, name, idle_limit)
 
 
-def _row_of(part: AnyHeld) -> tuple[str, str, int]:
-    """Return the statement that locks the row of this lease, the key and the token of the row."""
-    backend, token = part._kernel.backend, part.token
-    if not isinstance(backend, Guards) or token is None:
-        raise CapabilityMissing(
-            f"{backend.scheme}:// keeps no lock in a database of yours: use multilock.guard(connection, lease), or "
-            "store lease.fence() with each write",
-            name=part.name,
-            backend=backend.scheme,
-        )
-    if part.state is LeaseState.LOST:
-        token = NO_LOCK  # the server then refuses, so that the transaction cannot commit
-    else:
-        part.check()
-    return *backend.guard(part.name), token
+def _rows_of(lease: AnyHeld) -> list[tuple[str, str, int, str]]:
+    """Return the rows that the guard of this lease locks: for each, the statement, its key and token, and the name.
+
+    A lease of several locks is checked as a whole, because other leases may still hold its parts after its release.
+    """
+    backend = lease._kernel.backend
+    rows: list[tuple[str, str, int, str]] = []
+    lost = lease.state is LeaseState.LOST
+    for part in lease.leases:
+        if not isinstance(backend, Guards) or part.token is None:
+            raise CapabilityMissing(
+                f"{backend.scheme}:// keeps no lock in a database of yours: use multilock.guard(connection, lease), or "
+                "store lease.fence() with each write",
+                name=part.name,
+                backend=backend.scheme,
+            )
+        row = backend.guard(part.name)
+        # If the lease was lost, the server refuses its guard, so that the transaction cannot commit.
+        rows.append((*row, NO_LOCK, lease.name) if lost else (*row, part.token, part.name))
+    if not lost:
+        lease.check()
+    return rows
 
 
 # ---- the row of the lock
@@ -235,6 +241,7 @@ def _lost(name: str) -> LockLost:
 
 def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) -> None:
     """Raise the stored tokens to those of this lease."""
+    lease.check()  # as a whole, for the reason given in `_rows_of`
     # Every program raises the tokens in the same order. Otherwise two leases of several locks could deadlock.
     for part in sorted(lease.leases, key=lambda part: part.name):
         token = part.fence()

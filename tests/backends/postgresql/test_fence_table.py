@@ -348,6 +348,12 @@ def test_only_leases_whose_tokens_order_writes_raise_the_table(tmp_path: Path, h
             multilock.guard(connection, both)
         with pytest.raises(NotHeld):
             multilock.guard(connection, both)
+        with client.lock("c", reentrant=True) as outer:
+            with client.lock_all(["c"], reentrant=True) as released:
+                pass
+            assert outer.is_held()
+            with pytest.raises(NotHeld):
+                multilock.guard(connection, released)
         with pytest.raises(ConfigurationError, match="leads to sqlite"):
             multilock.guard(connection, name=NAME, token=1)
         with pytest.raises(TypeError, match="name and the token"):

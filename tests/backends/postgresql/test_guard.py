@@ -323,4 +323,20 @@ def test_a_set_of_locks_is_guarded_as_a_whole(server: Database) -> None:
         client.force_release("b")
         with pytest.raises(LockLost, match="'b'"):
             both.guard(connection)
+        connection.rollback()
         both.release()
+        with pytest.raises(LockLost):
+            both.guard(connection)
+        assert connection.info.transaction_status == TransactionStatus.INERROR
+
+
+def test_a_released_set_guards_nothing_although_its_locks_are_held(server: Database) -> None:
+    with multilock.connect(server.url, ttl=20) as client, psycopg.connect(server.url) as connection:
+        outer = client.lock("a", reentrant=True).acquire()
+        both = client.lock_all(["a"], reentrant=True).acquire()
+        both.guard(connection)
+        connection.rollback()
+        both.release()
+        assert outer.is_held()
+        with pytest.raises(NotHeld):
+            both.guard(connection)

@@ -2,9 +2,9 @@
 
 See docs/backends/zookeeper.md. `recipe` is the algorithm, `keys` lays out the nodes of a name, and `queue` decides
 which of them hold the name. `claims` records the state of each claim of this client, and `session_validity` computes
-for how long a session certainly lives. `transport` sends the requests through kazoo, `wire` is between kazoo and the
-network, and `notices` receives what the server pushes. `inspection` is for operators, and `diagnosis` reports what
-weakens the lock on this ensemble.
+for how long a session certainly lives. `transport` sends the requests through kazoo, `sockets` is between kazoo and the
+network, `wire` has the bytes that open a session, and `notices` receives what the server pushes. `inspection` is for
+operators, and `diagnosis` reports what weakens the lock on this ensemble.
 """
 
 from __future__ import annotations

@@ -26,15 +26,15 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from multilock import BackendRejected, BackendUnavailable, system
 from multilock_zookeeper.session_validity import PERIODS, Session
-from multilock_zookeeper.wire import (
+from multilock_zookeeper.sockets import (
     Handler,
     dial,
     drop_what_is_not_understood,
     hung_up,
     log,
-    open_second_session,
     remember_greetings,
 )
+from multilock_zookeeper.wire import open_second_session
 
 __all__ = ["KAZOO_TLS", "Answer", "Ensemble", "NodeExists", "NodeMissing", "SessionListener", "Transport"]
 

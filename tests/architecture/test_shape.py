@@ -33,6 +33,7 @@ EXTRAS = {
     ),
     "sessions": ("the sessions or leases that keep locks alive at the server", {"consul", "etcd"}),
     "session_validity": ("for how long a session certainly lives; no I/O", {"zookeeper"}),
+    "sockets": ("the sockets and threads of the client library", {"zookeeper"}),
     "claims": ("the state of each claim of this client, and the cancelled claims", {"etcd", "zookeeper"}),
     "queue": ("the order of the claims for a name, and which of them are ahead of a claim", {"etcd", "zookeeper"}),
     "main_thread": ("the main thread's requests, sent by another thread", {"etcd"}),

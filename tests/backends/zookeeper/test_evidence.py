@@ -19,8 +19,8 @@ import multilock
 from multilock import BackendRejected, BackendUnavailable, Loss, LossReason, now, system
 from multilock.testing.conformance.base import Pulse, Recorder, answers, eventually
 from multilock.testing.conformance.faces import background
+from multilock_zookeeper.sockets import drop_what_is_not_understood
 from multilock_zookeeper.transport import Answer
-from multilock_zookeeper.wire import drop_what_is_not_understood
 from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.backends.zookeeper.kit import Ours
 from tests.backends.zookeeper.test_faults import backend_of, contenders, session_of, steal_and_close

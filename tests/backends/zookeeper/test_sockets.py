@@ -13,7 +13,7 @@ import pytest
 from kazoo.protocol.states import Callback
 
 from multilock import now
-from multilock_zookeeper.wire import Handler, _Buffered, dial
+from multilock_zookeeper.sockets import Handler, _Buffered, dial
 
 GREETING = struct.pack("!iiiq", 16, 0, 6000, 1)  # length, version, milliseconds, the session
 

@@ -1,10 +1,10 @@
 """Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul that is handed over.
 
-`recipe` is the algorithm, and `reader_locks` and `semaphore` add what shared locks need. `keys` lays out the keys of a
-name, `sessions` keeps the sessions that the locks depend on, and `sweep` does the side work of each renewal.
-`transactions` and `transport` carry the requests, `wire` reads HTTP, and `notices` receives what the servers push.
-`inspection` is for operators, and `diagnosis` reports what weakens a lock on these servers. The lock delay of a key is
-the time for which the servers refuse to lock it after the session that locked it has ended.
+`recipe` is the algorithm, `renewal` renews held locks, and `reader_locks` and `semaphore` add what shared locks need.
+`keys` lays out the keys of a name, `sessions` keeps the sessions that the locks depend on, and `sweep` does the side
+work of each renewal. `transactions` and `transport` carry the requests, `wire` reads HTTP, and `notices` receives what
+the servers push. `inspection` is for operators, and `diagnosis` reports what weakens a lock on these servers. The lock
+delay of a key is the time for which the servers refuse to lock it after the session that locked it has ended.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from multilock_consul.inspection import Inspection
 from multilock_consul.keys import Keys
 from multilock_consul.notices import Listener
 from multilock_consul.recipe import Recipe
+from multilock_consul.renewal import Renewal
 from multilock_consul.sessions import LOCK_DELAY_MAX, OWN, Sessions, safe_delay
 from multilock_consul.transactions import Transactions
 from multilock_consul.transport import Address, Agents
@@ -237,6 +238,7 @@ class ConsulBackend:
         )
         transactions = Transactions(self._agents, keys)
         self._recipe = Recipe(keys, transactions, self._sessions, notices.now, self._listener.wait)
+        self._renewal = Renewal(keys, transactions, self._sessions, notices.now)
         self._inspection = Inspection(self._agents, keys, transactions, self._sessions)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
@@ -254,7 +256,7 @@ class ConsulBackend:
     def renew(
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        return self._recipe.renew(group, held, within)
+        return self._renewal.renew(group, held, within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         for claim, granted in held:

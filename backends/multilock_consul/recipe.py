@@ -18,21 +18,19 @@ time for our own session, and would overwrite a key that an application uses for
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError, system
-from multilock.backend import Busy, Claim, Granted, Held, other_number, start_worker
-from multilock.timing import RENEWALS, UNPUSHED
+from multilock import BackendRejected, BackendUnavailable, system
+from multilock.backend import Busy, Claim, Granted, other_number
+from multilock.timing import UNPUSHED
 from multilock.values import encode_resting, encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
 from multilock_consul.reader_locks import SAFETY, Readers, Wait
 from multilock_consul.semaphore import Permits, State
-from multilock_consul.sessions import OWN, Session, Sessions
-from multilock_consul.sweep import Found, Sweep
+from multilock_consul.sessions import Session, Sessions
 from multilock_consul.transactions import Refused, Transactions, operation
 
 __all__ = ["Recipe"]
@@ -41,7 +39,6 @@ __all__ = ["Recipe"]
 DELAYED = 0.25
 AT_ONCE_AGAIN = 0.02  # seconds over which claims that just missed the same key spread their next attempts
 PASSED = 0.02, 0.05  # least and most seconds until a claim tries again if another client changed the semaphore first
-RENEWED_AT_ONCE = 8  # sessions renewed at the same time, each by a thread on a connection
 TRIES = 3  # tries; an operator who writes our key again and again must not block a release forever
 
 
@@ -59,7 +56,6 @@ class Recipe:
         self._keys = keys
         self._transactions = transactions
         self._sessions = sessions
-        self._sweep = Sweep(keys, transactions, sessions, now)
         self._readers = Readers(keys, transactions, wait)
         self._semaphore = Permits(keys, transactions)
         self._now = now
@@ -191,8 +187,8 @@ class Recipe:
             if busy := self._readers.wait_for_readers(session, claim, readers, still, join, until):
                 return busy
             if claim.id in self._unannounced:
-                return _granted(session, self._announce(session, claim, still, until))
-        return _granted(session, entry.index)
+                return session.granted(self._announce(session, claim, still, until))
+        return session.granted(entry.index)
 
     def _announce(self, session: Session, claim: Claim, still: dict[str, Any], until: float) -> int:
         """Lock the key of the name once more, now that the readers have left, and return the new token.
@@ -283,84 +279,6 @@ class Recipe:
         if not join:
             return Busy(SAFETY)
         return Busy(SAFETY if self._wait(where, claim.id, index) else UNPUSHED)
-
-    # ---- renew
-
-    def renew(
-        self, group: Hashable, held: Sequence[Held], within: float
-    ) -> Sequence[Granted | BackendUnavailable | None]:
-        """Step 4: renew the sessions; each renewal is the proof for its claims.
-
-        The keys of the locks are read as well. If that read gets no reply, no lock counts as lost.
-        """
-        until = self._now() + within
-        sessions = [self._sessions.get(granted.key if group == OWN else group) for _, granted in held]
-        if group != OWN and not held:  # a session that holds nothing is renewed as well
-            sessions = [self._sessions.get(group)]
-        proofs = self._prove([session for session in dict.fromkeys(sessions) if session], until)
-        if group != OWN:
-            for proof in proofs.values():
-                if isinstance(proof, MultilockError):
-                    raise proof
-        claims: dict[Session, list[Claim]] = {session: [] for session, proof in proofs.items() if proof is True}
-        for session, (claim, _) in zip(sessions, held, strict=False):
-            if session in claims:
-                claims[session].append(claim)
-        found, hidden = self._sweep.sweep(claims, until)
-        answers: list[Granted | BackendUnavailable | None] = []
-        for session, (claim, granted) in zip(sessions, held, strict=False):
-            proof = proofs[session] if session else False
-            if session is None or proof is False:
-                answers.append(None)
-                continue
-            if isinstance(proof, MultilockError):
-                answers.append(_unsure(proof))
-                continue
-            keys = self._keys.places(claim, session.id)
-            if unseen := next((key for key in keys if key in hidden), None):
-                answers.append(_hidden(unseen))
-            else:
-                still = all(self._may_be_held(found, key, claim, session.id) for key in keys)
-                answers.append(_granted(session, granted.token) if still else None)
-        return answers
-
-    def _prove(self, sessions: Sequence[Session], until: float) -> dict[Session, bool | MultilockError]:
-        """Renew these sessions, several at a time: on a slow network, many permits would take longer than their ttl if
-        they were renewed one by one. The calling thread takes part, so that this works even if no thread can start."""
-        left = deque(sessions)
-        answers: system.SimpleQueue[tuple[Session, bool | MultilockError]] = system.SimpleQueue()
-
-        def work() -> None:
-            while True:
-                try:
-                    session = left.popleft()
-                except IndexError:
-                    return
-                try:
-                    answers.put((session, self._sessions.renew(session, until - self._now())))
-                except MultilockError as error:
-                    answers.put((session, error))
-
-        for _ in range(min(RENEWED_AT_ONCE, len(sessions)) - 1):
-            start_worker(work, "multilock-consul-renew", once=True)
-        work()
-        silence = BackendUnavailable("its session was not renewed in time", backend="consul")
-        proofs: dict[Session, bool | MultilockError] = dict.fromkeys(sessions, silence)
-        with suppress(system.Empty):
-            for _ in sessions:
-                session, proof = answers.get(timeout=max(until - self._now(), 0.0) + 0.1)
-                proofs[session] = proof
-        return proofs
-
-    def _may_be_held(self, found: Found, key: str, claim: Claim, session_id: str) -> bool:
-        """Return whether the claim may still hold this key. If the key was not read, the claim holds it as long as the
-        session lives."""
-        if key not in found:
-            return True
-        entry = found[key]
-        if key != self._keys.place(claim, session_id):
-            return self._semaphore.lists(claim.name, entry, session_id)
-        return entry is not None and entry.held_by(claim.id, session_id)
 
     # ---- release
 
@@ -536,30 +454,6 @@ class Recipe:
         ]
         # The reply to a transaction contains no values, so the value is added here.
         return replace(self._transactions.execute(steps, until)[key], value=b64decode(value))
-
-
-def _granted(session: Session, index: int | None) -> Granted:
-    ttl = session.ttl
-    group = session.id if session.shared else OWN
-    return Granted(index, ttl, session.proved_at, ttl, ttl / RENEWALS, group, session.id)
-
-
-def _hidden(key: str) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"Consul refuses to show the key {key!r}, so it is unknown whether the lock is still held",
-        unknown=False,
-        backend="consul",
-    )
-
-
-def _unsure(error: MultilockError) -> BackendUnavailable:
-    """Return the error for the locks of a session whose renewal was refused. The refusal does not mean that these locks
-    are lost, and it does not affect other sessions."""
-    return (
-        error
-        if isinstance(error, BackendUnavailable)
-        else BackendUnavailable(str(error), unknown=False, backend="consul")
-    )
 
 
 def _rests_for(claim: Claim, entry: Entry | None) -> bool:

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
-from multilock.backend import Claim, Notices
+from multilock.backend import Claim, Granted, Notices
 from multilock.timing import CALLBACK_SHARE, DRIFT_SHARE, FRESH_SHARE, LATE_REQUEST, RENEWALS
 from multilock_consul.keys import Keys, no_answer
 from multilock_consul.transport import Agents, judged
@@ -90,6 +90,11 @@ class Session:
     def shared(self) -> bool:
         """Whether several claims may use this session."""
         return not isinstance(self.purpose, str)
+
+    def granted(self, index: int | None) -> Granted:
+        """Return the grant of a lock in this session. ``index`` is its fencing token."""
+        group = self.id if self.shared else OWN
+        return Granted(index, self.ttl, self.proved_at, self.ttl, self.ttl / RENEWALS, group, self.id)
 
     def idle(self) -> bool:
         """Return whether no claim needs this session."""

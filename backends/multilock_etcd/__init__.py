@@ -1,10 +1,10 @@
 """Locks on etcd v3: leases, transactions, watches. The queue is etcd's own, so etcd's tools and libraries can join it.
 
-See docs/backends/etcd.md. `recipe` is the algorithm, `keys` lays out the queue of a name, `claims` records the state of
-each claim of this client, and `queue` decides when a waiting claim is admitted. `sessions` keeps the leases of the
-claims, and `sweep` does the side work of each renewal. `transactions` and `transport` carry the requests, `wire`
-defines their format, and `notices` receives what the server pushes. `inspection` is for operators, and `diagnosis`
-reports what weakens the lock on this cluster.
+See docs/backends/etcd.md. `recipe` is the algorithm, `renewal` renews held locks, `keys` lays out the queue of a name,
+`claims` records the state of each claim of this client, and `queue` decides when a waiting claim is admitted.
+`sessions` keeps the leases of the claims, and `sweep` does the side work of each renewal. `transactions` and
+`transport` carry the requests, `wire` defines their format, and `notices` receives what the server pushes. `inspection`
+is for operators, and `diagnosis` reports what weakens the lock on this cluster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from multilock_etcd.inspection import EtcdInspection
 from multilock_etcd.keys import EtcdKeyspace
 from multilock_etcd.notices import EtcdWatcher
 from multilock_etcd.recipe import EtcdRecipe
+from multilock_etcd.renewal import EtcdRenewal
 from multilock_etcd.sessions import EtcdSessions
+from multilock_etcd.sweep import EtcdSweep
 from multilock_etcd.transactions import EtcdTransactions, present_revision
 
 __all__ = ["EtcdBackend", "open_backend"]
@@ -101,7 +103,9 @@ class EtcdBackend:
         self._watcher = EtcdWatcher(transport, transactions, self._sessions, notices)
         self._requests = transport
         self._opened = (transport, self._watcher)
-        self._recipe = EtcdRecipe(self._keys, transport, transactions, self._sessions, self._watcher, notices)
+        sweep = EtcdSweep(self._keys, transactions, notices.now)
+        self._recipe = EtcdRecipe(self._keys, transport, transactions, self._sessions, self._watcher, sweep, notices)
+        self._renewal = EtcdRenewal(self._keys, self._sessions, self._watcher, sweep, notices)
         self._inspection = EtcdInspection(self._keys, transport, transactions, self._sessions, notices.now)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
@@ -114,7 +118,7 @@ class EtcdBackend:
         return Returned(self._recipe.rest(claim, granted, unsure, seconds, within))
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        return self._recipe.renew(group, held, within)
+        return self._renewal.renew(group, held, within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         for claim, granted in held:

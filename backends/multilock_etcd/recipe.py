@@ -34,18 +34,18 @@ Compared with etcd's own recipes, this one adds:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
-from multilock.backend import Busy, Claim, Granted, Held, Notices
+from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock.backend import Busy, Claim, Granted, Notices
 from multilock.log_thread import logger
 from multilock.timing import FRESH_SHARE, RENEWALS, SAFETY_TIMER
 from multilock.values import encode_resting
 from multilock_etcd.claims import Waiter, Waiters
 from multilock_etcd.keys import EtcdKeyspace, rests
 from multilock_etcd.notices import EtcdWatcher
-from multilock_etcd.sessions import ENDED, REVOKE_WITHIN, EtcdSession, EtcdSessions
+from multilock_etcd.sessions import REVOKE_WITHIN, EtcdSession, EtcdSessions
 from multilock_etcd.sweep import EtcdSweep
 from multilock_etcd.transactions import Behind, EtcdTransactions, Part, Position, delete, modified, read
 from multilock_etcd.transport import EtcdTransport, LeaseMissing
@@ -66,6 +66,7 @@ class EtcdRecipe:
         transactions: EtcdTransactions,
         sessions: EtcdSessions,
         watcher: EtcdWatcher,
+        sweep: EtcdSweep,
         notices: Notices,
     ) -> None:
         self._keys = keys
@@ -76,7 +77,7 @@ class EtcdRecipe:
         self._notices = notices
         self._now: Callable[[], float] = notices.now
         self._waiters = Waiters(keys, notices.now)
-        self._sweep = EtcdSweep(keys, transactions, notices.now)
+        self._sweep = sweep
 
     # ---- acquire
 
@@ -223,22 +224,6 @@ class EtcdRecipe:
     def _end_own_session(self, waiter: Waiter, deadline: float) -> None:
         if waiter.session is not None and not waiter.claim.renew:
             self._sessions.revoke(waiter.session, self._left(deadline))
-
-    # ---- renew
-
-    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """Send one keep-alive: its reply is the proof for all these claims. Then read keys that no watch covers."""
-        deadline = self._now() + within
-        session = self._sessions.keep_alive(group, within)
-        one = len(held) == 1  # perhaps a `Lease.renew()`, whose caller asks whether the lock is still held
-        doubtful = [pair for pair in held if one or not self._watcher.covers(pair[0].id)]
-        gone, at = self._sweep.missing(session, doubtful, deadline, within) if session else (set(), 0)
-        if session is None or (gone and self._sessions.look(group, at, self._left(deadline))):
-            for claim, _ in held:
-                self._notices.gone(claim.id, LossReason.SESSION_LOST, ENDED)
-            return [None] * len(held)
-        self._sweep.forget_tombstones(deadline)
-        return [None if self._keys.own(claim) in gone else session.granted(granted.token) for claim, granted in held]
 
     # ---- release
 

@@ -17,7 +17,7 @@ SERVERS = {"redis", "consul", "etcd", "zookeeper", "postgresql"}
 # Each file that a backend must have, its job, and the backends without that job.
 JOBS = {
     "__init__": ("the Backend class, the options, the capabilities", set[str]()),
-    "recipe": ("the algorithm: attempt, renew, release, rest", set[str]()),
+    "recipe": ("the algorithm: attempt, release, rest, and renew if there is no `renewal.py`", set[str]()),
     "transport": ("the requests; it turns exceptions of the client library into errors of multilock", {"memory"}),
     "notices": ("notifications of waiters and losses", set()),
     "diagnosis": ("settings of the server that weaken a lock", {"memory"}),
@@ -37,6 +37,7 @@ EXTRAS = {
     "claims": ("the state of each claim of this client, and the cancelled claims", {"etcd", "zookeeper"}),
     "queue": ("the order of the claims for a name, and which of them are ahead of a claim", {"etcd", "zookeeper"}),
     "main_thread": ("the main thread's requests, sent by another thread", {"etcd"}),
+    "renewal": ("renew: the proof that leases are still held", {"consul", "etcd", "zookeeper"}),
     "sweep": ("work of a renewal besides its requests, such as the search for leftovers", {"consul", "etcd"}),
     "reader_locks": ("the keys of readers, and the wait for readers", {"consul"}),
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),

@@ -3,11 +3,12 @@ Sentinels name (``redis+sentinel://``), on a cluster (``redis+cluster://``), or 
 The program can give its own client object of redis-py instead of the address.
 
 `recipe` is the algorithm, ``scripts/`` has its steps, `transactions` runs them, and `keys` names the keys. `transport`
-carries the requests, `wire` defines their format, `notices` receives what the server pushes, and `event_loop` is a
-connection for an event loop. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this
-server. `node` joins these parts for one primary. `endpoints` reads the primary's address from the URL, and `sentinel`
-asks Sentinels for it. `cluster` has one node for each primary of a cluster, and `cluster_map` finds the node of a name
-in the table of slots (`slot_table`). `redlock` uses several independent primaries.
+carries the requests over `connections`, `connect_errors` explains why one fails, `wire` defines their format, `notices`
+receives what the server pushes, and `event_loop` is a connection for an event loop. `inspection` is for operators, and
+`diagnosis` reports what weakens the lock on this server. `node` joins these parts for one primary. `endpoints` reads
+the primary's address from the URL, and `sentinel` asks Sentinels for it. `cluster` has one node for each primary of a
+cluster, and `cluster_map` finds the node of a name in the table of slots (`slot_table`). `redlock` uses several
+independent primaries.
 """
 
 from __future__ import annotations

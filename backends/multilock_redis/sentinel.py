@@ -27,9 +27,10 @@ from multilock import BackendRejected, BackendUnavailable, MultilockError, syste
 from multilock.backend import start_worker
 from multilock.log_thread import logger
 from multilock.timing import LONGEST_PAUSE
+from multilock_redis.connect_errors import not_connected
 from multilock_redis.sentinel_agreement import Following, Told
 from multilock_redis.slot_table import Address
-from multilock_redis.transport import Endpoint, Wire, not_connected
+from multilock_redis.transport import Endpoint, Wire
 from multilock_redis.wire import pack, spelled
 
 __all__ = ["Sentinel", "SentinelEndpoint"]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from multilock import BackendUnavailable
 from multilock.timing import LIVENESS_MAX
-from multilock_redis.transport import Answer, Connections
+from multilock_redis.connections import Connections
+from multilock_redis.transport import Answer
 from multilock_redis.wire import ScriptMissing, Unclear, bulks, doubted, pack
 
 __all__ = [

@@ -13,32 +13,24 @@ import os
 import socket
 import ssl
 import struct
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from redis import exceptions as theirs
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError, system
-from multilock.backend import start_worker
+from multilock import BackendUnavailable, MultilockError, system
 from multilock.dialling import Dialling, OpenWires, unforked
-from multilock.options import NO_TLS, who_answered
-from multilock_redis.wire import IS_LOADING, IS_REPLICA, SILENT, Incomplete, Unclear, parse, refusal, spelled
+from multilock_redis.connect_errors import broken_hint, not_connected
+from multilock_redis.wire import IS_REPLICA, Incomplete, Unclear, parse
 
-__all__ = ["Answer", "Connections", "Endpoint", "Wire", "is_down", "not_connected", "other_scheme", "speaks_tls"]
+__all__ = ["Answer", "Endpoint", "Wire"]
 
 Answer = tuple[Any, float]
 """The server's reply (or the exception made of it), and when the request was sent."""
 
 SHORT = 0.05  # seconds; a missing reply to a request with a shorter timeout does not prove the connection dead
-# SPARE idle connections are kept even if they are never used. Further idle connections are kept for SPARE_FOR seconds
-# after their last use.
-SPARE = 4
-SPARE_FOR = 60.0
-TEND_EVERY = 5.0  # seconds between two checks for idle connections that are old or were closed by the server
 BATCH = 500  # requests of a pipeline that are written at once
 CHUNK = 65536  # bytes that are read at once
 
@@ -380,18 +372,8 @@ class Wire:
             self._open.silent[self.where] = max(self.used, self._open.silent.get(self.where, 0.0))
         self._end()
         what = "did not answer" if sent else "cannot be reached"
-        why = f"{self.where} {what}: {error}{self._hint(error)}"
+        why = f"{self.where} {what}: {error}{broken_hint(error, self.where, self._buffer[self._at :], self._heard)}"
         return BackendUnavailable(why, unknown=sent, backend="redis")
-
-    def _hint(self, error: Exception) -> str:
-        if who := who_answered(self._buffer[self._at :]):
-            return f" ({who}: {f'the URL is {other_schemes(self.where)}' if 'TLS' in who else 'it is not Redis'})"
-        if self._heard or not isinstance(error, (ConnectionError, ssl.SSLError)):
-            return ""
-        if speaks_tls(self.where):
-            return WANTS_CERTIFICATE
-        secure = other_schemes(self.where)
-        return f" (the server sent nothing: is it a Redis? If it uses TLS, write {secure} in the URL)"
 
 
 class Endpoint:
@@ -473,170 +455,5 @@ class Endpoint:
         return unforked(make, now() + within, now)
 
 
-WANTS_CERTIFICATE = " (does this server require a client certificate? If so, give one that it trusts as cert= and key=)"
-
-
-def not_connected(error: BaseException, where: str) -> Exception:
-    """Return the exception for a failed connection or login. ``where`` begins with the URL."""
-    if isinstance(error.__context__, ssl.SSLCertVerificationError):
-        return BackendRejected(f"{where} is not trusted: {error.__context__} (see ca=)", backend="redis")
-    if isinstance(error, theirs.ResponseError) and str(error).partition(" ")[0] in SILENT:
-        return refusal(str(error), where)
-    if isinstance(error, theirs.ResponseError) and str(error).startswith("unknown command"):
-        return refusal(f"ERR {error}", where)
-    if isinstance(error, (theirs.AuthenticationError, theirs.ResponseError)):
-        return BackendRejected(
-            f"{where} refused: {error} (check username=, password= and the database)", backend="redis"
-        )
-    why = f"{where} cannot be reached: {error}{_hint(error, where)}"
-    return BackendUnavailable(why, unknown=False, backend="redis")
-
-
-def is_down(silence: BackendUnavailable) -> bool:
-    """Return whether this server certainly does not work now: the connection was refused, or the server loads its
-    data."""
-    if IS_LOADING in str(silence):
-        return True
-    error: BaseException | None = silence
-    while error and not isinstance(error, (ConnectionRefusedError, theirs.BusyLoadingError)):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
-def _hint(error: BaseException, where: str) -> str:
-    if not speaks_tls(where):
-        return ""
-    if NO_TLS in str(error):
-        return f" (this server does not use TLS: write {other_schemes(where)} in the URL)"
-    if "alert" in str(error):  # sent by a server that does use TLS
-        return WANTS_CERTIFICATE
-    # A Redis without TLS waits for the end of a line, and does not answer the handshake.
-    silent = isinstance(error, (TimeoutError, theirs.TimeoutError))
-    broken = isinstance(error.__context__, (ssl.SSLError, ConnectionResetError))
-    return f" (does this server use TLS? If not, write {other_schemes(where)} in the URL)" if silent or broken else ""
-
-
-def speaks_tls(where: str) -> bool:
-    """Return whether this server's URL has a scheme with TLS. ``where`` may also be the scheme alone."""
-    return where.startswith(("rediss", "valkeys", "redlocks"))
-
-
-def other_scheme(scheme: str) -> str:
-    """Return the scheme with TLS for a scheme without TLS, and the reverse: ``redis+cluster`` for
-    ``rediss+cluster``."""
-    server, plus, kind = scheme.partition("+")
-    return (server[:-1] if speaks_tls(scheme) else f"{server}s") + plus + kind
-
-
-def other_schemes(where: str) -> str:
-    """Return the schemes with TLS for a URL without TLS, or those without TLS for a URL with TLS. If ``where`` does not
-    show which scheme the user wrote, return all that fit."""
-    scheme = where.partition("://")[0]
-    if "+" in scheme:
-        return f"{other_scheme(scheme)}://"
-    without, with_ = "redis://, redlock:// or redis+cluster://", "rediss://, redlocks:// or rediss+cluster://"
-    return spelled(without if speaks_tls(where) else with_, where)
-
-
 def _never() -> bool:
     return False
-
-
-class Connections:
-    """The connections of one client to one server. The connection that was used last is taken first. Any thread may use
-    this object."""
-
-    def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
-        self._endpoint = endpoint
-        self._now = now
-        self._idle: deque[Wire] = deque()  # used without a lock, since its methods are atomic
-        self._closed = system.Event()
-        self._tended = False  # whether a thread runs that closes idle connections, as it does while there are many
-        self.tls: ssl.SSLContext | None = None  #: the TLS settings of the newest connection, or None without TLS
-
-    def call(self, request: bytes, within: float) -> Answer:
-        """Send one request over an idle or a new connection; return its reply, and when it was sent."""
-        wire, left = self._take(within)
-        try:
-            return wire.call(request, left), wire.used
-        finally:
-            self._give(wire)
-
-    def exchange(self, requests: Sequence[bytes], within: float) -> list[Answer]:
-        """Send a pipeline over an idle or a new connection; see `Wire.exchange`."""
-        wire, left = self._take(within)
-        try:
-            return wire.exchange(requests, left)
-        finally:
-            self._give(wire)
-
-    @property
-    def where(self) -> str:
-        """The server, as messages call it."""
-        return self._endpoint.name
-
-    def channel(self, within: float) -> Wire | None:
-        """Return a connection that never blocks, for the caller alone; or None if the server uses TLS."""
-        wire = self._endpoint.connect(within, self._now)
-        if wire.never_block():
-            return wire
-        self._give(wire)
-        return None
-
-    def close(self) -> None:
-        """Close idle connections now, and those in use when their requests end."""
-        self._closed.set()
-        self._endpoint.close()
-        self._trim()
-
-    def _take(self, within: float) -> tuple[Wire, float]:
-        """Return a connection, and the seconds that are left of ``within``.
-
-        After a pause of this process there may be no time left. Then this method raises, because the request must not
-        be sent: its claim may have been cancelled so long ago that the servers no longer remember the cancel.
-        """
-        start = self._now()
-        while self._idle:
-            try:
-                wire = self._idle.pop()
-            except IndexError:  # another thread has taken the connection
-                continue
-            if not wire.stale():
-                break
-            wire.close()
-        else:
-            wire = self._endpoint.connect(within, self._now)
-            self.tls = wire.tls
-        left = start + within - self._now()
-        if left <= 0:
-            self._give(wire)
-            raise BackendUnavailable(f"{wire.where}: no time was left to ask it", unknown=False, backend="redis")
-        return wire, left
-
-    def _give(self, wire: Wire) -> None:
-        if wire.alive:
-            self._idle.append(wire)
-            if self._closed.is_set():
-                self._trim()
-            elif len(self._idle) > SPARE and not self._tended:
-                self._tended = True
-                start_worker(self._tend, "multilock-redis-idle")
-
-    def _tend(self) -> None:
-        """Close old connections until there are few. A separate thread does this, because after a burst of requests
-        there may be no further request."""
-        while len(self._idle) > SPARE and not self._closed.wait(TEND_EVERY):
-            self._trim()
-        self._tended = False
-
-    def _trim(self) -> None:
-        """Close the idle connections that were not used for long, or that the server has closed. After `close`, close
-        all idle connections."""
-        with suppress(IndexError):  # another thread may just have taken the last connection
-            for _ in range(len(self._idle)):
-                wire = self._idle.popleft()
-                old = len(self._idle) >= SPARE and wire.used < self._now() - SPARE_FOR
-                if self._closed.is_set() or old or wire.stale():
-                    wire.close()
-                else:
-                    self._idle.append(wire)

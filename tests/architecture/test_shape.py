@@ -42,6 +42,8 @@ EXTRAS = {
     "reader_locks": ("the keys of readers, and the wait for readers", {"consul"}),
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),
     "watched_claims": ("which claims are watched, by claim and by name", {"redis"}),
+    "connections": ("the idle connections to a server, and which one a request uses", {"redis"}),
+    "connect_errors": ("why a connection fails, and what to change", {"redis"}),
     "node": ("the backend of one Redis primary; a cluster has one for each", {"redis"}),
     "endpoints": (
         "the addresses of servers, from a URL or from a client object passed to connect()",

@@ -31,10 +31,11 @@ from multilock import AsyncClient, now
 from multilock.kernel.runtime import Bell, Threads
 from multilock.model import Claim
 from multilock.testing import Helper, hear, say
+from multilock_redis.connections import Connections
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Recipe
 from multilock_redis.transactions import ACQUIRE, RELEASE, Transactions
-from multilock_redis.transport import Connections, Endpoint
+from multilock_redis.transport import Endpoint
 from multilock_redis.wire import pack
 from tests.benchmarks.crowd import Run, Turn, run_of, turns_of
 from tests.benchmarks.grelmicro import GRELMICRO, locks_of_grelmicro

@@ -31,6 +31,7 @@ from multilock import BackendUnavailable, ConfigurationError
 from multilock.backend import Busy, Capabilities, Channel, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import number, reject_unknown, ttl_of
 from multilock.timing import JITTER, heartbeat, liveness
+from multilock_redis.connect_errors import speaks_tls
 from multilock_redis.endpoints import OPTIONS, endpoints_of_clients, endpoints_of_redlock, keyspace
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
@@ -39,7 +40,7 @@ from multilock_redis.redlock.inspection import Inspection
 from multilock_redis.redlock.renewal import Renewal
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.rounds import Rounds
-from multilock_redis.transport import Endpoint, speaks_tls
+from multilock_redis.transport import Endpoint
 from multilock_redis.wire import pack
 
 __all__ = ["RedlockBackend", "open_redlock"]

@@ -229,7 +229,7 @@ def test_a_process_with_thousands_of_open_files_is_served(us: Ours) -> None:
 def test_spare_connections_close_by_themselves_after_a_burst(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
-    monkeypatch.setattr(transport, "TEND_EVERY", 0.05)
+    monkeypatch.setattr("multilock_redis.connections.TEND_EVERY", 0.05)
     pool = us.backend._node.connections
     wires = [pool._take(1)[0] for _ in range(10)]
     for age, wire in enumerate(wires):

@@ -16,7 +16,8 @@ from multilock import now
 from multilock.errors import BackendUnavailable
 from multilock.model import Busy, Granted
 from multilock.testing import FaultProxy
-from multilock_redis.transport import Connections, Wire
+from multilock_redis.connections import Connections
+from multilock_redis.transport import Wire
 from multilock_redis.wire import pack
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, eventually, holder_of

@@ -7,8 +7,8 @@ For ``redlock://``, start several ``redis`` containers and set ``restart_guard=0
 has just been started. Sentinels and a Redis Cluster are in compose/cluster.yaml, since their servers must know each
 other.
 
-In pytest the fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` give
-such servers. Each is started once in a run, when a test first uses it.
+In pytest the fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container``, ``consul_container`` and
+``postgresql_container`` give such servers. Each is started once in a run, when a test first uses it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import multilock
 
 __all__ = ["LABEL", "SERVERS", "ContainerError", "Kind", "Server", "ServerContainer", "container"]
 
-Kind = Literal["redis", "etcd", "zookeeper", "consul"]
+Kind = Literal["redis", "etcd", "zookeeper", "consul", "postgresql"]
 
 # Label of each container: the process that started it, so that a leftover can be traced.
 LABEL = "multilock.testing.pid"
@@ -47,6 +47,7 @@ class Server:
     memory: str
     command: Sequence[str] | None = None  #: None means the image's own command
     environment: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""  #: the part of the URL before the host
 
 
 SERVERS: Mapping[str, Server] = MappingProxyType(
@@ -89,6 +90,14 @@ SERVERS: Mapping[str, Server] = MappingProxyType(
             ["agent", "-dev", "-client", "0.0.0.0"],
             {"CONSUL_LOCAL_CONFIG": '{"session_ttl_min": "1s", "disable_update_check": true}'},
         ),
+        "postgresql": Server(
+            "postgres:17",
+            5432,
+            "256m",
+            ["postgres", "-c", "fsync=off", "-c", "max_connections=300"],
+            {"POSTGRES_HOST_AUTH_METHOD": "trust"},
+            user="postgres@",
+        ),
     }
 )
 
@@ -98,7 +107,7 @@ class ServerContainer:
 
     def __init__(self, kind: Kind, handle: Any, port: int) -> None:
         self.kind = kind
-        self.url = f"{kind}://127.0.0.1:{port}"
+        self.url = f"{kind}://{SERVERS[kind].user}127.0.0.1:{port}"
         self._handle = handle
 
     @property

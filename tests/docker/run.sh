@@ -51,7 +51,11 @@ elif [ -x "$rig/engine.sh" ]; then
         SUITE=trixie JDK=21 "$rig/images.sh" redis etcd zookeeper
         "$rig/images.sh" consul
     }
-    for file in $files; do "$rig/images.sh" -f "$file"; done
+    docker image inspect rig/postgres >/dev/null 2>&1 || tests/docker/postgresql_image.sh rig/postgres
+    for image in $(images); do
+        kind=${image##*/} # without the address of a registry
+        docker tag "rig/${kind%%:*}" "$image"
+    done
     inside="$rig/engine.sh run"
 else
     echo "NOT TESTED: compose/ and the containers of multilock.testing. No Docker engine with compose answers." >&2

@@ -17,6 +17,7 @@ URLS = {
     "etcd": "etcd://127.0.0.1:2379",
     "zookeeper": "zookeeper://127.0.0.1:2181",
     "consul": "consul://127.0.0.1:8500",
+    "postgresql": "postgresql://postgres@127.0.0.1:5432/postgres",
 }
 TTL = 3.0
 

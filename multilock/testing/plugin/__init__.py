@@ -5,9 +5,10 @@
 All locks of a run have their own prefix, so that tests never affect anything else on the servers. Without the option
 ``--multilock-url`` the ini value ``multilock_urls`` (one URL a line) is used, and without that ``memory://``.
 
-The fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are servers in
-Docker (`multilock.testing.containers`). Each is started when a test first asks for it, and shared by all tests of the
-run, so use your own names for locks. If none can be started, they raise `ContainerError`.
+The fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container``, ``consul_container`` and
+``postgresql_container`` are servers in Docker (`multilock.testing.containers`). Each is started when a test first asks
+for it, and shared by all tests of the run, so use your own names for locks. If none can be started, they raise
+`ContainerError`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from multilock.testing.plugin.fixtures import (
     multilock_client,
     multilock_faults,
     multilock_url,
+    postgresql_container,
     redis_container,
     wanted,
     zookeeper_container,
@@ -48,6 +50,7 @@ __all__ = [
     "multilock_client",
     "multilock_faults",
     "multilock_url",
+    "postgresql_container",
     "redis_container",
     "zookeeper_container",
 ]

@@ -26,6 +26,7 @@ __all__ = [
     "multilock_client",
     "multilock_faults",
     "multilock_url",
+    "postgresql_container",
     "redis_container",
     "wanted",
     "zookeeper_container",
@@ -227,6 +228,12 @@ def zookeeper_container() -> Iterator[ServerContainer]:
 def consul_container() -> Iterator[ServerContainer]:
     """A Consul agent in Docker, which is its own server."""
     yield from _container("consul")
+
+
+@pytest.fixture(scope="session")
+def postgresql_container() -> Iterator[ServerContainer]:
+    """A PostgreSQL server in Docker."""
+    yield from _container("postgresql")
 
 
 def _container(kind: Kind) -> Iterator[ServerContainer]:

@@ -542,7 +542,8 @@ BEGIN
 END $$;
 
 -- Keep the name for its holder until the end of the caller's own transaction. Raises ML001, which ends that transaction,
--- if the name is no longer held with this token.
+-- if the name is no longer held with this token. In REPEATABLE READ and SERIALIZABLE, a transaction that began before
+-- the grant may not see the grant. Then this raises a serialization failure, because a new transaction can see it.
 CREATE OR REPLACE FUNCTION @S@.guard_1(p_key text, p_token bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 BEGIN
@@ -550,6 +551,11 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM FROM @S@.holders h WHERE h.key = p_key AND h.token = p_token AND h.id NOT LIKE '#%' FOR KEY SHARE;
     IF NOT FOUND THEN
+      IF current_setting('transaction_isolation') <> 'read committed'
+          AND p_token BETWEEN extract(epoch FROM now()) * 1000000 AND @S@.us_1() THEN
+        RAISE EXCEPTION 'could not serialize access: this transaction began before the lock % was acquired', p_key
+          USING ERRCODE = '40001';
+      END IF;
       RAISE EXCEPTION 'the lock % is no longer held with the token %', p_key, p_token USING ERRCODE = 'ML001';
     END IF;
   END IF;

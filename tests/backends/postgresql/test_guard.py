@@ -150,6 +150,26 @@ def blocked(server: Database, session: psycopg.Connection) -> bool:
     return server.sql("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s", pid) == [("Lock",)]
 
 
+@pytest.mark.parametrize("kind", range(3), ids=["mutex", "reader", "permit"])
+def test_a_transaction_that_began_before_the_acquire_is_not_told_of_a_loss(
+    one: Queued, session: psycopg.Connection, kind: int
+) -> None:
+    one.release(one.take(one.mutex()))
+    session.execute("SELECT FROM pg_class")
+    claim = one.take(modes(one)[kind])
+    if session.isolation_level is IsolationLevel.READ_COMMITTED:
+        guard(session, one, claim)
+    else:
+        with pytest.raises(errors.SerializationFailure, match="began before"):
+            guard(session, one, claim)
+    session.rollback()
+    guard(session, one, claim)
+    session.rollback()
+    one.release(claim)
+    with pytest.raises(LockLost):
+        guard(session, one, claim)
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_guard_waits_for_a_take_over_that_has_not_committed(
     one: Queued, two: Queued, server: Database, session: psycopg.Connection, commits: bool

@@ -23,10 +23,13 @@ from multilock.kernel import worker
 from multilock.kernel.inside_backend import inside
 from multilock_postgresql import transport
 from multilock_redis.keys import Keyspace
+from multilock_redis.recipe import Replicas
 from multilock_redis.redlock import RedlockBackend
+from multilock_redis.sentinel import Sentinel, SentinelEndpoint
 from multilock_redis.transport import Endpoint
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.postgresql_server import Libpq, PostgresqlServer
+from tests.simulation.redis_replicas import NAME, PORT, Guarded, Replicating
 from tests.simulation.redis_server import Connection, RedisServer
 from tests.simulation.scheduler import Over, Process, simulation
 from tests.simulation.server import Server
@@ -64,15 +67,29 @@ def _postgresql(world: World, ttl: float) -> Any:
     return backend
 
 
+def _settings(world: World) -> dict[str, Any]:
+    return {"network": world.network, "servers": {server.name: server for server in world.servers}}
+
+
 def _endpoints(world: World) -> list[Endpoint]:
+    settings = _settings(world)
     return [
-        Endpoint(f"redis://{server.name}", Connection, {"network": world.network, "server": server})
-        for server in world.servers
+        Endpoint(f"redis://{server.name}", Connection, {**settings, "host": server.name}) for server in world.servers
     ]
 
 
 def _redis(world: World, ttl: float) -> Any:
     return multilock_redis.RedisBackend("redis", _endpoints(world)[0], Keyspace(PREFIX), ttl=ttl)
+
+
+def _sentinel(world: World, ttl: float) -> Any:
+    group, settings, wanted = world.group, _settings(world), abs(world.plan.replicas)
+    assert isinstance(group, Guarded)
+    places = [{**settings, "host": each.name, "port": PORT} for each in group.sentinels]
+    sentinels = [Sentinel("redis+sentinel", Connection, place) for place in places]
+    endpoint = SentinelEndpoint("redis+sentinel", sentinels, NAME, Connection, settings)
+    replicas = Replicas(wanted, wanted if world.plan.replicas < 0 else 0)
+    return multilock_redis.RedisBackend("redis+sentinel", endpoint, Keyspace(PREFIX), replicas, ttl=ttl)
 
 
 def _redlock(world: World, ttl: float) -> Any:
@@ -84,12 +101,14 @@ OPENERS: dict[str, Callable[[World, float], Any]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "redis": _redis,
+    "redis+sentinel": _sentinel,
     "redlock": _redlock,
     "postgresql": _postgresql,
 }
 #: For each backend that has simulated servers, the class and the number of them.
 SERVERS: dict[str, tuple[type[Server], int]] = {
     "redis": (RedisServer, 1),
+    "redis+sentinel": (Replicating, 3),
     "redlock": (RedisServer, 3),
     "postgresql": (PostgresqlServer, 1),
 }

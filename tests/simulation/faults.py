@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.plan import Fault, Operation
 from tests.simulation.postgresql_server import PostgresqlServer
+from tests.simulation.redis_replicas import Guarded
 from tests.simulation.scheduler import Process
 
 if TYPE_CHECKING:
@@ -138,6 +139,28 @@ def forget(world: World, fault: Fault, process: Process) -> None:
     if server.up:
         server.end(forgets=True)
         world.sim.after(fault.seconds, server.start)
+
+
+def fail_over(world: World, fault: Fault, process: Process) -> None:
+    """Let the Sentinels promote a replica, sometimes one that lacks the latest changes."""
+    if isinstance(world.group, Guarded):
+        if fault.choice % 2:
+            world.group.lag(fault.seconds)
+            world.sim.after(0.05, world.group.fail_over, fault.choice // 2)
+        else:
+            world.group.fail_over(fault.choice // 2)
+
+
+def divide(world: World, fault: Fault, process: Process) -> None:
+    """Cut a Sentinel off from the others, and let a failover happen."""
+    if isinstance(world.group, Guarded):
+        world.group.divide(fault.choice, fault.seconds)
+
+
+def lag(world: World, fault: Fault, process: Process) -> None:
+    """Delay the replication."""
+    if isinstance(world.group, Guarded):
+        world.group.lag(fault.seconds)
 
 
 def flush_scripts(world: World, fault: Fault, process: Process) -> None:

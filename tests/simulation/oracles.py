@@ -232,7 +232,7 @@ class Taken(Oracle):
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         excused = any(belief.excused or self.world.forcing[belief.name] for belief in held.beliefs)
         forgets = self.world.plan.profile in ("forget", "force")
-        excused = excused or held.how == "released" or (forgets and len(self.world.servers) > 1)
+        excused = excused or held.how == "released" or (forgets and self.world.group.keeper("a") is None)
         excused = excused or any(
             server.lost >= held.since for server in self.world.servers
         )  # a crash of a server lost the handover to this worker
@@ -350,7 +350,7 @@ class Zombie(Oracle):
 
     def _is_unclear(self) -> bool:
         """Return whether a token does not show when the server granted the lock."""
-        return len(self.world.servers) != 1 or any(each.kind == "step_clock" for each in self.world.struck)
+        return self.world.group.keeper("a") is None or any(each.kind == "step_clock" for each in self.world.struck)
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         process, now = belief.held.process, self.world.sim.time
@@ -368,7 +368,7 @@ class Zombie(Oracle):
             return
         since = self.world.sim.time - forced
         calm = self.world.plan.weather.p_stall == 0 and self.world.plan.weather.p_cut == 0
-        calm = calm and self.oracles.calm_since(belief.held.process, but="force") < forced - 1.0
+        calm = calm and self.oracles.calm_since(belief.held.process, "force") < forced - 1.0
         if since > (0.5 if calm else belief.part.granted.ttl * 1.02):
             self.bad(f"{belief.who} believes in {belief.name} {since:.3f} s after force_release")
 
@@ -392,7 +392,8 @@ class Ghost(Oracle):
             if client.closing or not client.process.ran_since(world.sim.time - 1.0):
                 continue
             for key, claim in at_server:
-                if not claim.startswith(kernel.client) or claim in kernel.held or claim in kernel.monitor.waiting:
+                known = claim in kernel.held or claim in kernel.monitor.waiting or claim in self.oracles.doomed
+                if known or not claim.startswith(kernel.client):
                     continue
                 if all(each.claim.id != claim for each in kernel.cancels._open):
                     found[key, claim] = since = self._found.get((key, claim), world.sim.time)
@@ -432,6 +433,7 @@ class Oracles:
         self.violations: list[tuple[str, str]] = []
         self.forced: dict[str, float] = {}  # claim id -> the time of its force release
         self.told: dict[str, float] = {}  # claim id -> when the notification of its force release arrived
+        self.doomed: set[str] = set()  # claims for which a server without authority has executed a request
         self.grants = 0
         self._halts = halts
         self._beliefs: dict[str, list[Belief]] = {}
@@ -459,7 +461,7 @@ class Oracles:
     def granted(self, held: Held) -> None:
         self.grants += 1
         for belief in held.beliefs:
-            belief.excused = self.forgotten(belief)
+            belief.excused = self.forgotten(belief) or belief.part.claim.id in self.doomed
             before = self._beliefs.setdefault(belief.name, [])
             before[:] = [each for each in before if each.held.until > self.world.sim.time - PAST]
             for each in before:
@@ -500,6 +502,13 @@ class Oracles:
                     over = belief.held.how == "released" and not belief.part.rest_until
                     belief.excused = belief.excused or not over
 
+    def doom(self, claim: str) -> None:
+        """Do not judge what this claim gets, until the server that decides executes a request of the claim."""
+        self.doomed.add(claim)
+        for beliefs in self._beliefs.values():
+            for belief in beliefs:
+                belief.excused = belief.excused or belief.part.claim.id == claim
+
     def forgotten(self, belief: Belief) -> bool:
         """Return whether the server has forgotten the grant before its holder got it."""
         return belief.sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0))
@@ -513,9 +522,9 @@ class Oracles:
         key = process, kind
         self._disturbed[key] = max(self._disturbed.get(key, 0.0), self.world.sim.time + seconds)
 
-    def calm_since(self, process: Process, but: str = "") -> float:
-        """Return the time since which no fault has disturbed this process. Faults of the kind ``but`` do not count."""
-        ends = (end for (who, kind), end in self._disturbed.items() if who in (None, process) and kind != but)
+    def calm_since(self, process: Process, *but: str) -> float:
+        """Return the time since which no fault has disturbed this process. Faults of the kinds ``but`` do not count."""
+        ends = (end for (who, kind), end in self._disturbed.items() if who in (None, process) and kind not in but)
         return max(ends, default=0.0)
 
     def quiet_for(self, seconds: float) -> bool:

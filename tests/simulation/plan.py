@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "ProcessPlan", "Weather", "make_plan"]
 
-BACKENDS = ("redis", "redlock", "postgresql", "sqlite", "memory")
+BACKENDS = ("redis", "redis+sentinel", "redlock", "postgresql", "sqlite", "memory")
 FACES = ("blocking", "asyncio")
 MOST_OPERATIONS = 30  # the most operations of one worker
 
@@ -93,6 +93,7 @@ class Plan:
     jitter: float
     p_switch: float
     p_long: float
+    replicas: int = 0  # how many replicas must acknowledge a grant, and also a renewal if this is negative
     processes: list[ProcessPlan] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
@@ -140,6 +141,10 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
     "server": (["stop_server", "restart", "flush_scripts", "cut_all"], ["stop_server", "restart"]),
     "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
     "force": (["force"], ["force", "force", "part"]),
+    "failover": (
+        ["fail_over", "divide", "lag", "stop_server", "restart"],
+        ["fail_over", "fail_over", "divide", "lag", "pause", "part", "stop_server"],
+    ),
     "all": (
         ["part", "cut", "cut_all", "pause", "pause", "kill", "close", "stop_server", "restart", "flush_scripts"],
         ["part", "pause", "lose_reply", "late_request", "late_reply", "newcomer", "cut", "lock_row"],
@@ -148,7 +153,8 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
 #: Backends without a network have only these faults. All clients of a `memory://` store are in one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
-ONLY = {"lock_row": "postgresql"}  # a fault that only one backend has
+#: Faults that only one backend has.
+ONLY = {"lock_row": "postgresql"} | dict.fromkeys(("fail_over", "divide", "lag"), "redis+sentinel")
 #: About how many events of each kind a run has. ``long`` is a grant to a worker that holds it for half a ttl or more.
 #: ``handed`` means that a server has given the name to a waiter, which was not notified yet.
 EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300}
@@ -159,7 +165,7 @@ OF_LOCAL = ["asked", "granted", "long", "released"]
 def make_plan(seed: int, backend: str, face: str, profile: str | None = None) -> Plan:
     """Return the plan of this seed. ``profile`` is one of `PROFILES`. If it is None, the seed decides it."""
     chance = random.Random(f"plan {seed} {backend}")
-    profile = profile or chance.choice(OFTEN)
+    profile = profile or chance.choice([*OFTEN, *["failover"] * 4 * (backend == "redis+sentinel")])
     local = backend in LOCAL
     ttl = chance.choice([1.0, 2.0, 3.0, 6.0, 10.0])
     plan = Plan(
@@ -185,6 +191,8 @@ def make_plan(seed: int, backend: str, face: str, profile: str | None = None) ->
         plan.processes.append(ProcessPlan(ttl, chance.choice([None, 30.0, 5.0]), *clock, workers))
     plan.patience += sum(each.hold + each.rest + 0.2 for each in plan.operations)
     plan.faults = _faults(chance, plan, ttl)
+    if backend == "redis+sentinel":
+        plan.replicas = chance.choice([0, 0, 1, 2, -2])
     return plan
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from lupa.lua51 import LuaRuntime
@@ -18,12 +18,13 @@ from tests.simulation.redis_store import Refused, Reply, Sorted, Status, Store
 from tests.simulation.scheduler import Simulation, simulation
 from tests.simulation.server import Server
 
-__all__ = ["Client", "Connection", "RedisServer"]
+__all__ = ["LATER", "Client", "Connection", "Link", "RedisServer", "claim_of", "encoded"]
 
 ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
 FULL = 5  # number of keys of each script that may give a name to a claim
 INVALIDATED = "__redis__:invalidate"
 CONNECTION = {"client", "subscribe", "ping"}  # commands that concern the connection
+LATER = object()  # instead of a reply, if the server replies later, and then executes the commands that follow
 
 _lua = LuaRuntime(encoding="latin-1", unpack_returned_tuples=True)
 _table: Callable[[Any], Any] = _lua.table_from
@@ -126,6 +127,8 @@ class Client:
         self.redirect = 0  # the connection that is notified of changes of tracked keys, or 0 if none are tracked
         self.caching = False  # whether the keys of the present command are tracked
         self.caches_next = False
+        self.written = 0  # a replicating server's number of changes when the client's last command ended
+        self.rest: bytes | None = None  # the commands that arrived after a command that the server answers later
 
 
 class RedisServer(Server):
@@ -182,8 +185,12 @@ class RedisServer(Server):
         if name == "ping":
             return Status("PONG")
         if name == "subscribe":
-            client.channels.add(words[1])
-            return ["subscribe", words[1], len(client.channels)]
+            for number, channel in enumerate(words[1:], 1):
+                client.channels.add(channel)
+                reply: list[object] = ["subscribe", channel, len(client.channels)]
+                if number == len(words) - 1:
+                    return reply
+                self._push(client, reply)
         if what == "ID":
             return client.number
         if what == "TRACKING":
@@ -245,7 +252,7 @@ class RedisServer(Server):
             return lambda: None
         kind = "force" if sha == transactions.FORCE._sha else "ask" if sha in ASKS else "leave"
         barges = (sha, arguments[3:4]) == (transactions.ACQUIRE._sha, ["1"])
-        return self.on_step(keys[0], _claim(arguments[0] if arguments else ""), "barge" if barges else kind)
+        return self.on_step(keys[0], claim_of(arguments[0] if arguments else ""), "barge" if barges else kind)
 
     # Pushes
 
@@ -293,7 +300,7 @@ class RedisServer(Server):
 
     def holder(self, key: str) -> str | None:
         owner = self.store.values.get(key)
-        return _claim(owner) if isinstance(owner, str) and not owner.startswith("#") else None
+        return claim_of(owner) if isinstance(owner, str) and not owner.startswith("#") else None
 
     def is_free(self, key: str) -> bool:
         self.micros()
@@ -304,7 +311,7 @@ class RedisServer(Server):
         for key in list(self.store.values):
             value = None if key.endswith("}:token") or "}:gone:" in key else self.store.look(key)
             for text in [value] if isinstance(value, str) else list(value or ()):
-                if "#" not in (claim := _claim(text)):
+                if "#" not in (claim := claim_of(text)):
                     yield key, claim
 
     def waiters(self, key: str, me: str) -> list[str]:
@@ -317,8 +324,8 @@ class RedisServer(Server):
             _, deadline, *_ = str(lives.get(owner, "x:0")).split(":")
             alive = int(deadline.removesuffix("q")) > self.store.now
             quiet = deadline.endswith("q")
-            if _claim(owner) == me or (alive and (quiet or self._listeners(f"multilock:wake:{owner.split('.')[0]}"))):
-                found.append(_claim(owner))
+            if claim_of(owner) == me or (alive and (quiet or self._listeners(f"multilock:wake:{owner.split('.')[0]}"))):
+                found.append(claim_of(owner))
         return found
 
     def pushed(self, data: bytes) -> str | None:
@@ -343,6 +350,9 @@ class RedisServer(Server):
 
     def _received(self, client: Client, data: bytes) -> None:
         """Execute the commands, and send the replies. Commands arrive whole, and no word contains a line break."""
+        if client.rest is not None:
+            client.rest += data
+            return
         self.micros()
         lines, at = data.decode("latin-1").split("\r\n"), 0
         while at < len(lines) - 1:
@@ -355,6 +365,9 @@ class RedisServer(Server):
             if self.sim is not None and self.sim.trace is not None:
                 shown = " ".join(words[:1] + words[3:]) if words[0] in ("EVALSHA", "SCRIPT") else " ".join(words)
                 self.sim.note(None, f"  {self.name} c{client.number} {shown[:300]!r} -> {reply!r:.200}")
+            if reply is LATER:
+                client.rest = "\r\n".join(lines[at:]).encode("latin-1")
+                return
             if client.number in self.clients:
                 client.link.deliver(encoded(reply))
 
@@ -382,8 +395,10 @@ class Connection:
 
     _sock: Socket
 
-    def __init__(self, network: Network, server: RedisServer, socket_timeout: float, **ignored: object) -> None:
-        self._network, self._server, self._within = network, server, socket_timeout
+    def __init__(
+        self, network: Network, servers: Mapping[str, RedisServer], host: str, socket_timeout: float, **ignored: object
+    ) -> None:
+        self._network, self._server, self._within = network, servers[host], socket_timeout
 
     def connect(self) -> None:
         """Connect. Raises OSError if the server is down or the network too slow."""
@@ -404,7 +419,7 @@ class Connection:
         self._sock.close()
 
 
-def _claim(owner: str) -> str:
+def claim_of(owner: str) -> str:
     """Return the claim id in the text of an owner."""
     return owner.partition("@")[0]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import multilock
 from tests.simulation import backends, faults
@@ -34,6 +34,9 @@ LOOK_EVERY = 0.25  # seconds between two calls of `Oracle.passing`
 CLOSES_WITHIN = 40.0  # seconds
 LATE = 35.0  # seconds after which no request can still be under way
 FORGOTTEN = 70.0  # seconds after which the ttls of all remaining keys are over
+
+
+S = TypeVar("S", bound=Server)
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ class World:
         self.network.on_sent = lambda sock, data: self.event("sent", sock.process)
         self.network.on_arrived = self._arrived
         kind, number = backends.SERVERS.get(plan.backend, (Server, 0))
-        self.servers = [self._server(kind, f"server{each}") for each in range(number)]
+        self.servers = [self.new_server(kind, f"server{each}") for each in range(number)]
         self.folder = tempfile.mkdtemp(prefix="simulation-", dir=backends.FOLDER) if plan.backend == "sqlite" else ""
         self.group = kind.group(self)
         self.oracles = Oracles(self, halts)
@@ -94,7 +97,8 @@ class World:
         for fault in plan.faults:
             self._after.setdefault((fault.after, fault.nth), []).append(fault)
 
-    def _server(self, kind: type[Server], name: str) -> Server:
+    def new_server(self, kind: type[S], name: str) -> S:
+        """Return a simulated server that reports to this world."""
         server = kind(name, self.sim, lambda: int((EPOCH + self.sim.time) * 1e6), self.plan.seed)
         if self.plan.backend == "redlock":
             server.step = server.random.uniform(-0.01, 0.01)

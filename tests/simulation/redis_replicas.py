@@ -1,0 +1,490 @@
+"""Simulated Redis servers that replicate asynchronously, and the Sentinels that decide which of them is the primary.
+
+The servers and Sentinels execute the commands as real ones do: see `test_redis_replicas`. `Guarded` replaces what the
+Sentinels say to each other. It decides when they notice that the primary is down, and when each learns of a failover.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.network import Socket
+from tests.simulation.redis_server import LATER, Client, Link, RedisServer, claim_of, encoded
+from tests.simulation.redis_store import Refused, Reply
+from tests.simulation.server import Group, Server
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["NAME", "PORT", "Guarded", "Replicating", "SentinelServer"]
+
+NAME = "mymaster"  # the Sentinels' name for the primary
+PORT = 6379  # the port of every server and Sentinel; their hosts are their names
+SENTINELS = 3
+QUORUM = 2  # Sentinels that must agree before a failover
+DELAY = 0.001  # seconds: the mean delay of a message from one server to another
+COPIED_AFTER = 0.3  # seconds: the mean time until a new replica has a copy of the data
+DOWN_AFTER = 1.0  # seconds without a reply after which the Sentinels count the primary as down
+TEND_EVERY = 0.5  # seconds between two checks of the servers by the Sentinels
+LEARNS = 0.5  # probability that a Sentinel learns of a failover between two checks
+DEMOTE_WITHIN = 30.0  # seconds: the longest time until the Sentinels demote a former primary that serves again
+#: seconds in which an undisturbed client must stop sending scripts to a former primary, once a Sentinel knows of the
+#: failover: see docs/backends/redis.md
+NOTICED_WITHIN = 8.0
+OF_FAILOVER = ("fail_over", "divide", "lag", "force", "evict")  # faults that leave clients able to notice a failover
+
+WRITES = ("SET", "DEL", "PEXPIRE", "HSET", "HDEL", "ZADD", "ZREM", "ZREMRANGEBYSCORE")
+_numbers = count()
+
+Change = tuple[str, Any, int | None]
+"""A changed key, with its value and the time of its expiry, or None for either."""
+
+
+def _refuse_to_write(*words: str) -> Reply:
+    raise Refused("READONLY You can't write against a read only replica.")
+
+
+class Replicating(RedisServer):
+    """A primary or a replica. A primary replies first, and then sends each change to its replicas."""
+
+    leader: Replicating | None = None  #: the server that this replica follows, or None for a primary
+    written = 0  # number of changes that this server has made, or has received from its leader
+
+    def __init__(self, *about: Any) -> None:
+        self._changed: dict[str, None] = {}
+        self.link = -1  #: the number of the connection to the leader; messages of earlier ones are dropped
+        self.lags_until = 0.0  #: when changes arrive at this replica again
+        self._last_arrival = 0.0
+        #: for each replica that has a copy of the data, the number of changes that it has acknowledged
+        self.acknowledged: dict[Replicating, int] = {}
+        self._held: list[Callable[[], None]] = []  # events that happened while the server was stopped
+        self._waiting: dict[Client, tuple[int, int]] = {}  # WAIT: the number of replicas, and of changes
+        self.copied: Replicating | None = None  #: the server whose data this replica has
+        #: Called before each script, with the claims that it names. The returned function is called after the script.
+        self.on_script: Callable[[list[str]], Callable[[], None]] = lambda claims: lambda: None
+        super().__init__(*about)
+
+    def _begin(self, *, forgets: bool) -> None:
+        super()._begin(forgets=forgets)
+        self._take_role()
+
+    def _take_role(self) -> None:
+        for name in WRITES:
+            write = getattr(self.store, f"do_{name.lower()}")
+            self._calls[name] = _refuse_to_write if self.leader else write
+
+    # Commands
+
+    def execute(self, client: Client, words: list[str]) -> Reply | Refused:
+        reply = super().execute(client, words)
+        self._replicate()
+        client.written = self.written
+        return reply
+
+    def _do_role(self) -> Reply:
+        if self.leader:
+            is_online = self in self.leader.acknowledged
+            return ["slave", self.leader.name, PORT, "connected" if is_online else "connect", self.written]
+        return ["master", self.written, [[each.name, str(PORT), str(n)] for each, n in self.acknowledged.items()]]
+
+    def _do_wait(self, wanted: str, milliseconds: str) -> Reply:
+        client = self._by
+        assert client is not None
+        if self.leader:
+            raise Refused("ERR WAIT cannot be used with replica instances.")
+        if self._reached(client.written) >= int(wanted):
+            return self._reached(client.written)
+        self._waiting[client] = int(wanted), client.written
+        for each in self.acknowledged:
+            self._send(each, partial(each.acknowledge, self, each.link))
+        self.sim.after(int(milliseconds) / 1000, self._running, partial(self._answer, client))
+        return LATER
+
+    def _do_evalsha(self, sha: str, count: str, *words: str) -> Reply:
+        executed = self.on_script([claim_of(word) for word in words if "@" in word])
+        try:
+            return super()._do_evalsha(sha, count, *words)
+        finally:
+            executed()
+
+    # Replication
+
+    def _touched(self, key: str) -> None:
+        super()._touched(key)
+        self._changed[key] = None
+
+    def delete(self, key: str) -> None:
+        super().delete(key)
+        self._replicate()
+
+    def _plan_end(self, key: str, end: int) -> None:
+        if self.leader is None:  # a replica leaves it to its primary to delete expired keys
+            super()._plan_end(key, end)
+
+    def _replicate(self) -> None:
+        """Send what has changed to the replicas."""
+        changed, self._changed = self._changed, {}
+        if self.leader is None and changed:
+            self.written += 1
+            changes = [self._of(key) for key in changed]
+            for each in self.acknowledged:
+                self._send(each, partial(each.change, changes, self.written))
+
+    def _of(self, key: str) -> Change:
+        return key, _copied(self.store.values.get(key)), self.store.ends.get(key)
+
+    def _send(self, replica: Replicating, call: Callable[[], None]) -> None:
+        """Let the replica do something when a message arrives, after all earlier messages."""
+        arrival = max(self.sim.time + self.random.expovariate(1 / DELAY), replica.lags_until)
+        replica._last_arrival = max(replica._last_arrival + 1e-9, arrival)
+        self.sim.at(replica._last_arrival, replica.arrives, replica.link, call)
+
+    def arrives(self, link: int, call: Callable[[], None]) -> None:
+        if link == self.link:
+            self._running(call)
+
+    def _running(self, call: Callable[[], None]) -> None:
+        """Call it now, or when this server is no longer stopped. A server that ended does nothing."""
+        if self.paused:
+            self._held.append(call)
+        elif self.up:
+            call()
+
+    def change(self, changes: Sequence[Change], written: int) -> None:
+        """Change some keys, as the leader did."""
+        self.written = written
+        for key, value, end in changes:
+            self.store.values.pop(key, None)
+            self.store.ends.pop(key, None)
+            if value is not None:
+                self.store.values[key] = _copied(value)
+                if end is not None:
+                    self.store.ends[key] = end
+
+    def acknowledge(self, leader: Replicating, link: int) -> None:
+        """Report to the leader which changes have arrived."""
+        done = partial(leader.receive_acknowledgement, self, link, self.written)
+        self.sim.after(self.random.expovariate(1 / DELAY), leader._running, done)
+
+    def receive_acknowledgement(self, replica: Replicating, link: int, written: int) -> None:
+        if replica in self.acknowledged and link == replica.link:
+            self.acknowledged[replica] = max(self.acknowledged[replica], written)
+            for client, (wanted, since) in list(self._waiting.items()):
+                if self._reached(since) >= wanted:
+                    self._answer(client)
+
+    def _reached(self, written: int) -> int:
+        return sum(each >= written for each in self.acknowledged.values())
+
+    def _answer(self, client: Client) -> None:
+        """Reply to a WAIT, unless this has happened, and execute the commands that followed it."""
+        if client in self._waiting and client.rest is not None:
+            _, since = self._waiting.pop(client)
+            rest, client.rest = client.rest, None
+            client.link.deliver(encoded(self._reached(since)))
+            if rest:
+                self.received(client, rest)
+
+    def follow(self, leader: Replicating) -> None:
+        """Become a replica of this server (REPLICAOF)."""
+        self._change_role(leader)
+        self.sim.after(self.random.expovariate(1 / COPIED_AFTER), self._copy, self.link)
+
+    def _copy(self, link: int) -> None:
+        """Replace the data by a copy of the leader's."""
+        if link != self.link or not self.up or self.leader is None:
+            return
+        if not _runs(self) or not _runs(self.leader) or self.leader.leader or self.sim.time < self.lags_until:
+            self.sim.after(TEND_EVERY, self._copy, link)
+            return
+        self.store.values.clear()
+        self.store.ends.clear()
+        self.change([self.leader._of(key) for key in self.leader.store.values], self.leader.written)
+        self.leader.acknowledged[self] = self.written
+        self.copied = self.leader
+
+    def promote(self) -> None:
+        """Become a primary (REPLICAOF NO ONE)."""
+        self._change_role(None)
+        for key, end in list(self.store.ends.items()):
+            self._plan_end(key, end)
+
+    def _change_role(self, leader: Replicating | None) -> None:
+        """End all connections, as the Sentinels do when they change the role of a server."""
+        self._part()
+        self.leader = leader
+        self._take_role()
+        links = [each.link for each in self.clients.values()]
+        self.clients.clear()
+        self._tracked.clear()
+        for link in links:
+            link.reset()
+
+    def _part(self) -> None:
+        """End the connections to the leader and to all replicas."""
+        self.link = next(_numbers)
+        self._held.clear()
+        self._waiting.clear()
+        if self.leader:
+            self.leader.acknowledged.pop(self, None)
+        for each in list(self.acknowledged):
+            if each.leader is self:
+                each.follow(self)
+        self.acknowledged.clear()
+
+    def go_on(self) -> None:
+        super().go_on()
+        held, self._held = self._held, []
+        for call in held:
+            self._running(call)
+
+    def _ended(self, *, forgets: bool) -> list[Link]:
+        self._part()
+        return super()._ended(forgets=forgets)
+
+    def start(self) -> None:
+        begins = not self.up
+        super().start()
+        if begins and self.leader:
+            self.follow(self.leader)
+
+
+class SentinelServer(RedisServer):
+    """One Sentinel. Its state outlives its process."""
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        self.epoch = 0  #: the epoch of the last failover that it knows
+        self.names: Server = self  #: the primary whose address it gives
+        self.describes: Server = self  #: the primary that it describes; during a failover that it leads, the former one
+        self.others: list[SentinelServer] = []
+        self.replicas = 0
+        self.apart_until = 0.0  #: when it reaches the other Sentinels again
+
+    def learn(self, epoch: int, primary: Server) -> None:
+        """Take a failover over from another Sentinel, or end one."""
+        former, self.epoch, self.names, self.describes = self.describes, epoch, primary, primary
+        if former is not primary:
+            self.announce("+switch-master", f"{NAME} {former.name} {PORT} {primary.name} {PORT}")
+
+    def promoted(self, epoch: int, primary: Server) -> None:
+        """Learn, as the leader of a failover, that the replica was promoted."""
+        self.epoch, self.names = epoch, primary
+        former, new = f"{self.describes.name} {PORT}", f"{primary.name} {PORT}"
+        self.announce("+promoted-slave", f"slave {primary.name}:{PORT} {new} @ {NAME} {former}")
+
+    def announce(self, channel: str, message: str) -> None:
+        for each in self._listeners(channel):
+            each.link.deliver(encoded(["message", channel, message]))
+
+    def _do_sentinel(self, what: str, name: str = "") -> Reply:
+        what = what.upper()
+        if what == "MYID":
+            return self._id
+        if name != NAME:
+            if what == "GET-MASTER-ADDR-BY-NAME":
+                return None
+            raise Refused("ERR No such master with that name")
+        if what == "GET-MASTER-ADDR-BY-NAME":
+            return [self.names.name, str(PORT)]
+        if what == "SENTINELS":
+            return [
+                ["name", each._id, "ip", each.name, "port", str(PORT), "runid", each._id, "flags", "sentinel"]
+                for each in self.others
+            ]
+        flags = "master" if self.names is self.describes else "master,failover_in_progress,force_failover"
+        facts = {"name": NAME, "ip": self.describes.name, "port": PORT, "flags": flags, "config-epoch": self.epoch}
+        facts |= {"num-slaves": self.replicas, "num-other-sentinels": len(self.others), "quorum": QUORUM}
+        return [word for pair in facts.items() for word in map(str, pair)]
+
+    @property
+    def _id(self) -> str:
+        return self.name.encode().hex().ljust(40, "0")
+
+    def holder(self, key: str) -> None:
+        return None
+
+    def claims(self) -> Iterator[tuple[str, str]]:
+        return iter(())
+
+
+class Guarded(Group):
+    """A primary with its replicas, the Sentinels, and the failovers that these make.
+
+    The oracles do not judge what Redis does not promise: a lease whose last change the new primary lacks, and what a
+    former primary executes. But an undisturbed client must leave a former primary in time.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.world, self.sim = world, world.sim
+        self.random = random.Random(f"sentinels {world.plan.seed}")
+        self.redis = [each for each in world.servers if isinstance(each, Replicating)]
+        self.primary = self.redis[0]
+        self.epoch = 0
+        self.known_at = -math.inf  #: when the first Sentinel learnt of the last failover
+        self._down_since = math.inf
+        self._demoted_at: dict[Replicating, float] = {}
+        self.sentinels = [world.new_server(SentinelServer, f"sentinel{each}") for each in range(SENTINELS)]
+        world.servers += self.sentinels
+        for sentinel in self.sentinels:
+            sentinel.names = sentinel.describes = self.primary
+            sentinel.others = [each for each in self.sentinels if each is not sentinel]
+            sentinel.replicas = len(self.redis) - 1
+        for each in self.redis:
+            each.on_script = partial(self._script, each)
+            if each is not self.primary:
+                each.follow(self.primary)
+        self._on_sent = world.network.on_sent
+        world.network.on_sent = self._sent
+        self.sim.after(TEND_EVERY, self._tend)
+
+    def keeper(self, name: str) -> Server:
+        return self.primary
+
+    def calm(self) -> None:
+        super().calm()
+        for server in self.redis:
+            server.lags_until = 0.0
+        for sentinel in self.sentinels:
+            sentinel.apart_until = 0.0
+
+    # Faults
+
+    def fail_over(self, choice: int, leader: SentinelServer | None = None) -> None:
+        """Let a Sentinel promote a replica, as an operator may ask it to do. Without ``leader``, the choice decides
+        which Sentinel leads the failover."""
+        together, former = self._together(), self.primary
+        able = [each for each in together if leader in (None, each)]
+        ready = [each for each in self.redis if each.leader is each.copied is former and _runs(each)]
+        if len(together) < QUORUM or not able or not ready:
+            return
+        leader, new = able[choice % len(able)], ready[choice // 16 % len(ready)]
+        self.sim.note(None, f"{leader.name} promotes {new.name}")
+        self.epoch, self.primary, self.known_at = self.epoch + 1, new, math.inf
+        self._excuse(former, new)
+        new.promote()
+        self.sim.after(self.random.uniform(0.0, 1.0), self._is_promoted, leader, self.epoch)
+
+    def divide(self, choice: int, seconds: float) -> None:
+        """Let a Sentinel lose contact to the others. It leads a failover just before that, or misses one just after
+        that."""
+        alone, leads = self.sentinels[choice % SENTINELS], choice // 16 % 2
+        if leads:
+            self.fail_over(choice, alone)
+        alone.apart_until = self.sim.time + seconds
+        if not leads:
+            self.fail_over(choice)
+
+    def lag(self, seconds: float) -> None:
+        """Delay all changes that the replicas have not received yet."""
+        for each in self.redis:
+            each.lags_until = self.sim.time + seconds
+
+    # What the Sentinels do
+
+    def _together(self) -> list[SentinelServer]:
+        """Return the Sentinels that work and reach one another."""
+        return [each for each in self.sentinels if _runs(each) and each.apart_until <= self.sim.time]
+
+    def _is_promoted(self, leader: SentinelServer, epoch: int) -> None:
+        """Let the leader of a failover, or another Sentinel in its place, learn that the replica is the primary."""
+        able = [leader] if _runs(leader) else self._together()
+        if epoch == self.epoch and able:
+            able[0].promoted(epoch, self.primary)
+            self.known_at = self.sim.time
+        elif epoch == self.epoch:
+            self.sim.after(TEND_EVERY, self._is_promoted, leader, epoch)
+
+    def _tend(self) -> None:
+        self.sim.after(TEND_EVERY, self._tend)
+        now, together, chance = self.sim.time, self._together(), self.random.random
+        self._down_since = math.inf if _runs(self.primary) else min(self._down_since, now)
+        if now - self._down_since > DOWN_AFTER:
+            self.fail_over(self.random.randrange(1 << 10))
+        for sentinel in together:
+            best = max(together, key=lambda each: each.epoch)
+            if sentinel.epoch < best.epoch and chance() < LEARNS:
+                sentinel.learn(best.epoch, best.names)
+        for sentinel in self.sentinels:
+            if _runs(sentinel) and sentinel.names is not sentinel.describes and chance() < LEARNS:
+                sentinel.learn(sentinel.epoch, sentinel.names)  # all replicas follow the new primary
+        for server in self.redis:
+            if server is self.primary or not _runs(server) or not together or now < self.known_at:
+                continue
+            if server.leader is None:
+                if now >= self._demoted_at.setdefault(server, now + self.random.uniform(1.0, DEMOTE_WITHIN)):
+                    del self._demoted_at[server]
+                    server.follow(self.primary)
+            elif server.leader is not self.primary:
+                server.follow(self.primary)
+
+    # For the oracles
+
+    def _is_former(self, server: Server) -> bool:
+        """Return whether this is a former primary that does not know of the failover."""
+        return isinstance(server, Replicating) and server is not self.primary and server.leader is None
+
+    def _excuse(self, former: Replicating, new: Replicating) -> None:
+        """Excuse the holders of those names for which the new primary lacks a change, because Redis replicates only
+        after it has replied. Do this before the promotion."""
+        oracles = self.world.oracles
+        oracles.disturb(None, NOTICED_WITHIN, "fail_over")
+        for server in (former, new):
+            server.micros()
+        for name in self.world.kinds:
+            key = self.world.key(name)
+            keys = key, f"{{{key}}}:holders"
+            if any(former.store.look(each) != new.store.look(each) for each in keys) or any(
+                former.store.ends.get(each) != new.store.ends.get(each) for each in keys
+            ):
+                self.sim.note(None, f"the new primary lacks a change of {name}")
+                oracles.excuse(name)
+        for _, claim in set(new.claims()) - set(former.claims()):
+            oracles.doom(claim)  # its release or cancel is lost
+            oracles.forced.pop(claim, None)
+
+    def _script(self, server: Replicating, claims: list[str]) -> Callable[[], None]:
+        doomed = self.world.oracles.doomed
+        if self._is_former(server):
+            before = set(server.claims())
+
+            def executed() -> None:
+                for claim in [*claims, *(claim for _, claim in set(server.claims()) - before)]:
+                    self.world.oracles.doom(claim)
+
+            return executed
+
+        def present() -> None:
+            if server is self.primary and any(claim in doomed for claim in claims):
+                doomed.difference_update(set(claims) & {claim for _, claim in server.claims()})
+
+        return present
+
+    def _sent(self, sock: Socket, data: bytes) -> None:
+        """Report a client that still asks a former primary. A client is not judged while other faults disturb it."""
+        world, now = self.world, self.sim.time
+        if self._is_former(sock.server) and b"EVALSHA" in data:
+            weather, calm = world.plan.weather, world.oracles.calm_since(sock.process, *OF_FAILOVER)
+            since = max(self.known_at, calm)
+            late = now - since > NOTICED_WITHIN and sock.process.ran_since(since)
+            if late and not weather.p_stall and not weather.p_cut:
+                where = f"{sock.server.name}, {now - since:.1f} s after a failover"
+                world.oracles.bad("Former", f"{sock.process} still uses {where}")
+        self._on_sent(sock, data)
+
+
+def _runs(server: Server) -> bool:
+    return server.up and not server.paused
+
+
+def _copied(value: Any) -> Any:
+    return type(value)(value) if isinstance(value, dict) else value
+
+
+Replicating.group = Guarded

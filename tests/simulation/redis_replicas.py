@@ -263,12 +263,13 @@ class SentinelServer(RedisServer):
         self.names: Server = self  #: the primary whose address it gives
         self.describes: Server = self  #: the primary that it describes; during a failover that it leads, the former one
         self.others: list[SentinelServer] = []
-        self.replicas = 0
+        self.replicas, self.leads = 0, False  #: the number of replicas; whether it leads a failover
         self.apart_until = 0.0  #: when it reaches the other Sentinels again
 
     def learn(self, epoch: int, primary: Server) -> None:
         """Take a failover over from another Sentinel, or end one."""
         former, self.epoch, self.names, self.describes = self.describes, epoch, primary, primary
+        self.leads = False
         if former is not primary:
             self.announce("+switch-master", f"{NAME} {former.name} {PORT} {primary.name} {PORT}")
 
@@ -297,7 +298,7 @@ class SentinelServer(RedisServer):
                 ["name", each._id, "ip", each.name, "port", str(PORT), "runid", each._id, "flags", "sentinel"]
                 for each in self.others
             ]
-        flags = "master" if self.names is self.describes else "master,failover_in_progress,force_failover"
+        flags = "master,failover_in_progress,force_failover" if self.leads else "master"
         facts = {"name": NAME, "ip": self.describes.name, "port": PORT, "flags": flags, "config-epoch": self.epoch}
         facts |= {"num-slaves": self.replicas, "num-other-sentinels": len(self.others), "quorum": QUORUM}
         return [word for pair in facts.items() for word in map(str, pair)]
@@ -367,6 +368,7 @@ class Guarded(Group):
         leader, new = able[choice % len(able)], ready[choice // 16 % len(ready)]
         self.sim.note(None, f"{leader.name} promotes {new.name}")
         self.epoch, self.primary, self.known_at = self.epoch + 1, new, math.inf
+        leader.leads = True
         self._excuse(former, new)
         new.promote()
         self.sim.after(self.random.uniform(0.0, 1.0), self._is_promoted, leader, self.epoch)

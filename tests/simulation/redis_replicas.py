@@ -388,7 +388,7 @@ class Guarded(Group):
         for each in self.redis:
             each.lags_until = self.sim.time + seconds
 
-    # What the Sentinels do
+    # The Sentinels
 
     def _together(self) -> list[SentinelServer]:
         """Return the Sentinels that work and reach one another."""

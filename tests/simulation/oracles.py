@@ -15,6 +15,7 @@ from tests.simulation.threads import EPOCH
 if TYPE_CHECKING:
     from multilock import Loss
     from tests.simulation.plan import Operation
+    from tests.simulation.server import Server
     from tests.simulation.world import World
 
 __all__ = ["Belief", "Held", "Oracle", "Oracles"]
@@ -433,7 +434,7 @@ class Oracles:
         self.violations: list[tuple[str, str]] = []
         self.forced: dict[str, float] = {}  # claim id -> the time of its force release
         self.told: dict[str, float] = {}  # claim id -> when the notification of its force release arrived
-        self.doomed: set[str] = set()  # claims for which a server without authority has executed a request
+        self.doomed: dict[str, Server] = {}  # claim -> the server that executed its request, but decides nothing
         self.grants = 0
         self._halts = halts
         self._beliefs: dict[str, list[Belief]] = {}
@@ -502,9 +503,9 @@ class Oracles:
                     over = belief.held.how == "released" and not belief.part.rest_until
                     belief.excused = belief.excused or not over
 
-    def doom(self, claim: str) -> None:
+    def doom(self, claim: str, server: Server) -> None:
         """Do not judge what this claim gets, until the server that decides executes a request of the claim."""
-        self.doomed.add(claim)
+        self.doomed[claim] = server
         for beliefs in self._beliefs.values():
             for belief in beliefs:
                 belief.excused = belief.excused or belief.part.claim.id == claim

@@ -14,8 +14,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.network import Socket
+from tests.simulation.oracles import Belief, Oracle
 from tests.simulation.redis_server import LATER, Client, Link, RedisServer, claim_of, encoded
 from tests.simulation.redis_store import Refused, Reply
+from tests.simulation.scheduler import Process
 from tests.simulation.server import Group, Server
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ DEMOTE_WITHIN = 30.0  # seconds: the longest time until the Sentinels demote a f
 #: seconds in which an undisturbed client must stop sending scripts to a former primary, once a Sentinel knows of the
 #: failover: see docs/backends/redis.md
 NOTICED_WITHIN = 8.0
+SETTLED = 0.5  # seconds after which a reply of a former primary must have been discarded, if it came
 OF_FAILOVER = ("fail_over", "divide", "lag", "force", "evict")  # faults that leave clients able to notice a failover
 
 WRITES = ("SET", "DEL", "PEXPIRE", "HSET", "HDEL", "ZADD", "ZREM", "ZREMRANGEBYSCORE")
@@ -341,6 +344,7 @@ class Guarded(Group):
             each.on_script = partial(self._script, each)
             if each is not self.primary:
                 each.follow(self.primary)
+        self._left: dict[Process, tuple[Server, float]] = {}  # the primary that a process asks, and since when
         self._on_sent = world.network.on_sent
         world.network.on_sent = self._sent
         self.sim.after(TEND_EVERY, self._tend)
@@ -439,7 +443,13 @@ class Guarded(Group):
         oracles.disturb(None, NOTICED_WITHIN, "fail_over")
         for server in (former, new):
             server.micros()
+        kept, all_of_them = {claim for _, claim in new.claims()}, abs(self.world.plan.replicas) >= len(self.redis) - 1
         for name in self.world.kinds:
+            for belief in oracles.of(name) if all_of_them else ():
+                claim, held = belief.part.claim.id, belief.held
+                was = any(claim == each for _, each in former.claims()) and held.since > new.started
+                if was and claim not in kept and held.is_live and not belief.excused:
+                    oracles.bad("Acknowledged", f"{belief.who} holds {name}, which {new.name} has never stored")
             key = self.world.key(name)
             keys = key, f"{{{key}}}:holders"
             if any(former.store.look(each) != new.store.look(each) for each in keys) or any(
@@ -448,7 +458,7 @@ class Guarded(Group):
                 self.sim.note(None, f"the new primary lacks a change of {name}")
                 oracles.excuse(name)
         for _, claim in set(new.claims()) - set(former.claims()):
-            oracles.doom(claim)  # its release or cancel is lost
+            oracles.doom(claim, former)  # its release or cancel is lost
             oracles.forced.pop(claim, None)
 
     def _script(self, server: Replicating, claims: list[str]) -> Callable[[], None]:
@@ -458,20 +468,23 @@ class Guarded(Group):
 
             def executed() -> None:
                 for claim in [*claims, *(claim for _, claim in set(server.claims()) - before)]:
-                    self.world.oracles.doom(claim)
+                    self.world.oracles.doom(claim, server)
 
             return executed
 
         def present() -> None:
             if server is self.primary and any(claim in doomed for claim in claims):
-                doomed.difference_update(set(claims) & {claim for _, claim in server.claims()})
+                for claim in set(claims) & {claim for _, claim in server.claims()}:
+                    doomed.pop(claim, None)
 
         return present
 
     def _sent(self, sock: Socket, data: bytes) -> None:
         """Report a client that still asks a former primary. A client is not judged while other faults disturb it."""
-        world, now = self.world, self.sim.time
-        if self._is_former(sock.server) and b"EVALSHA" in data:
+        world, now, runs = self.world, self.sim.time, b"EVALSHA" in data
+        if runs and sock.server is self.primary and self._left.get(sock.process, (None, 0.0))[0] is not sock.server:
+            self._left[sock.process] = sock.server, now
+        if runs and self._is_former(sock.server):
             weather, calm = world.plan.weather, world.oracles.calm_since(sock.process, *OF_FAILOVER)
             since = max(self.known_at, calm)
             late = now - since > NOTICED_WITHIN and sock.process.ran_since(since)
@@ -479,6 +492,25 @@ class Guarded(Group):
                 where = f"{sock.server.name}, {now - since:.1f} s after a failover"
                 world.oracles.bad("Former", f"{sock.process} still uses {where}")
         self._on_sent(sock, data)
+
+    def judge(self, belief: Belief) -> str:
+        """Return an objection if the belief comes from a former primary, and the client has asked the new one before it
+        got the reply."""
+        former, held = self.world.oracles.doomed.get(belief.part.claim.id), belief.held
+        follows, since = self._left.get(held.process, (None, 0.0))
+        late = self.sim.time - since
+        if former in (None, self.primary) or follows is not self.primary or late < SETTLED or len(held.beliefs) > 1:
+            return ""
+        return f"{belief.who} got {belief.name} from a former primary, {late:.3f} s after it asked the new one"
+
+
+class Former(Oracle):
+    """A reply of a former primary does not count once the client follows the new one."""
+
+    def granted(self, belief: Belief, others: list[Belief]) -> None:
+        group = self.world.group
+        if isinstance(group, Guarded) and (objection := group.judge(belief)):
+            self.bad(objection)
 
 
 def _runs(server: Server) -> bool:

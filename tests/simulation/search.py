@@ -98,7 +98,7 @@ def table(counts: dict[str, Any]) -> str:
         sums = [sums[0] + now, sums[1] + now + earlier]
         lines.append((backend, face, f"{now:,}", f"{now + earlier:,}"))
     lines.append(("", "", f"{sums[0]:,}", f"{sums[1]:,}"))
-    return "\n".join(f"{backend:10} {face:10} {now:>10} {total:>10}" for backend, face, now, total in lines)
+    return "\n".join(f"{backend:14} {face:10} {now:>10} {total:>10}" for backend, face, now, total in lines)
 
 
 def run_seeds(first: int, step: int, seconds: float) -> None:

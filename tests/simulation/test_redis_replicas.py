@@ -271,7 +271,7 @@ def simulated_failover() -> tuple[list[list[Asked]], list[list[list[str]]]]:
     def new_server(kind: type[Any], name: str) -> Any:
         return kind(name, sim, lambda: MICROS, 0)
 
-    oracles = SimpleNamespace(disturb=lambda *what: None, doomed=set(), forced={})
+    oracles = SimpleNamespace(disturb=lambda *what: None, doomed={}, forced={})
     world: Any = SimpleNamespace(
         sim=sim,
         servers=[new_server(Replicating, f"server{each}") for each in range(2)],

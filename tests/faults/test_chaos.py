@@ -17,14 +17,11 @@ from tests.faults.chaos import (
     ConsulArena,
     EtcdArena,
     LateEtcdArena,
-    RedisArena,
     Report,
-    SqliteArena,
     ZooKeeperArena,
     run,
 )
 from tests.faults.defects import DEFECTS
-from tests.faults.habits import HABITS
 
 pytestmark = pytest.mark.slow
 
@@ -36,21 +33,10 @@ def nothing(report: Report) -> list[str]:
     return []
 
 
-def missing(
-    report: Report,
-    *,
-    acquisitions: int = 0,
-    faults: int = 0,
-    outliving: int = 0,
-    of_each_habit: int = 0,
-    of_each_mode: Mapping[str, int] = MappingProxyType({}),
-) -> list[str]:
+def missing(report: Report, *, outliving: int, of_each_mode: Mapping[str, int] = MappingProxyType({})) -> list[str]:
     """Return the events that happened too rarely for the run to be conclusive."""
     counts = {
-        "acquisitions": (report.acquisitions, acquisitions),
-        "faults": (len(report.faults), faults),
         "faults that outlived a lease": (report.outliving, outliving),
-        **{f"acquisitions with: {habit}": (report.acquired_with[habit], of_each_habit) for habit in HABITS},
         **{f"acquisitions of mode {mode}": (report.by_mode[mode], least) for mode, least in of_each_mode.items()},
     }
     return [f"{times} {what}, less than {least}" for what, (times, least) in counts.items() if times < least]
@@ -71,15 +57,6 @@ def chaos(show: Callable[[Report], None]) -> Chaos:
     return run_and_show
 
 
-@pytest.mark.timeout(150)
-def test_some_seconds_of_random_faults_on_redis_break_no_promise(chaos: Chaos) -> None:
-    too_seldom = partial(missing, acquisitions=100, faults=40, outliving=10, of_each_habit=3)
-    report = chaos(RedisArena, 12.0, missing=too_seldom)
-    assert report.violations == []
-    assert too_seldom(report) == []
-    assert report.record.judged_callbacks > 0
-
-
 @pytest.mark.timeout(140)
 def test_holders_cut_off_before_a_renewal_break_no_promise(chaos: Chaos) -> None:
     too_seldom = partial(missing, outliving=1)
@@ -88,17 +65,17 @@ def test_holders_cut_off_before_a_renewal_break_no_promise(chaos: Chaos) -> None
     assert too_seldom(report) == []
 
 
-# Redis is left out, because tests with crowds cover its readers and permits.
+# The simulation finds on Redis, Redlock, PostgreSQL and SQLite what random faults would find here.
 @pytest.mark.timeout(140)
-@pytest.mark.parametrize("arena", [SqliteArena, EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
+@pytest.mark.parametrize("arena", [EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
 def test_random_faults_among_readers_writers_permits_and_plain_locks_break_no_promise(
     chaos: Chaos, arena: type[Arena]
 ) -> None:
     too_seldom = partial(missing, outliving=3, of_each_mode={"x": 7, "r": 7, "p3": 7})
-    report = chaos(arena, 10.0, missing=too_seldom, mixed=True)
+    report = chaos(arena, 7.0, missing=too_seldom, mixed=True)
     assert report.violations == []
     assert too_seldom(report) == []
-    assert arena is SqliteArena or report.record.judged_callbacks > 0
+    assert report.record.judged_callbacks > 0
 
 
 # `make chaos` runs the other defects.

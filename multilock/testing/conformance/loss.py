@@ -511,8 +511,8 @@ class CancelConformance(Conformance):
         self, client: Client, other: Client, place: Place, face: AsyncioFace
     ) -> None:
         lease = client.lock(NAME, ttl=place.steady_ttl).acquire()
-        face.loop.call_soon_threadsafe(time.sleep, 2.5 * place.steady_ttl)
-        time.sleep(2 * place.steady_ttl)
+        face.loop.call_soon_threadsafe(time.sleep, 1.7 * place.steady_ttl)
+        time.sleep(1.3 * place.steady_ttl)
         assert other.lock(NAME).try_acquire() is None
         assert lease.is_held()
 

@@ -107,7 +107,7 @@ class LockAllConformance(Conformance):
 
     def test_each_lock_of_a_set_is_renewed(self, client: Client, other: Client, place: Place) -> None:
         with client.lock_all(NAMES, ttl=place.steady_ttl) as lease:
-            until = now() + 2 * lease.ttl
+            until = now() + 1.3 * lease.ttl
             while now() < until:
                 assert lease.is_held()
                 time.sleep(0.05)

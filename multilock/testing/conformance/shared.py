@@ -97,7 +97,7 @@ class ReadWriteConformance(Conformance):
         lock = reader(client, ttl=place.steady_ttl)
         first, second = lock.acquire(), background(lock.acquire).result(SOON)
         first.release()
-        until = now() + 2 * second.ttl
+        until = now() + 1.3 * second.ttl
         while now() < until:
             assert second.is_held()
             time.sleep(0.05)

@@ -227,7 +227,6 @@ def codes(client: multilock.Client) -> set[str]:
     return {finding.code for finding in client.diagnose()}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_frozen_server_is_removed_before_its_holder_gives_up_and_diagnose_reports_it(
     cluster: ConsulCluster, connect: Connect
@@ -250,7 +249,6 @@ def test_a_frozen_server_is_removed_before_its_holder_gives_up_and_diagnose_repo
     assert not lease.is_held()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_the_lock_delay_excludes_others_until_the_holders_of_a_frozen_server_gave_up(
     cluster: ConsulCluster, connect: Connect

@@ -356,7 +356,6 @@ def test_a_lease_revoked_between_its_renewal_and_the_key_read_is_a_lost_session(
     backend.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_over_a_slow_network_thousands_of_locks_survive_a_broken_connection(
     server: EtcdServer, proxy: FaultProxy, connect: Connect

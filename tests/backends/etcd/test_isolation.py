@@ -72,7 +72,6 @@ def gaps(islands: Archipelago) -> list[float]:
     return [gap + stopped for gap in found]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_cut_off_holder_stops_believing_before_the_next_one_enters(islands: Archipelago) -> None:
     found = sorted(gap for _ in range(CUTS) for gap in gaps(islands))

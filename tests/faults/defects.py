@@ -155,7 +155,7 @@ def validity_from_the_last_reply() -> None:
 
 def undone_where_acknowledged() -> None:
     """Undo a claim only at servers that have acknowledged it."""
-    from multilock_redis.redlock.rounds import Rounds
+    from multilock_redis.redlock.recipe import Rounds
     from multilock_redis.redlock.votes import Evidence, Statement
 
     proven = Rounds._leave

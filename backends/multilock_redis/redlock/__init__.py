@@ -13,10 +13,10 @@ server that has restarted may have forgotten its leases, so its votes do not cou
 The modules, with the names that they define:
 
 * `votes` has the record of one claim at all servers, the `Evidence`. It does no I/O.
-* `fan` asks all servers at once. A `Fan` has one connection to each server, and each of them is a `Lane`.
-* `rounds` acquires and releases in a thread, `event_loop` on an event loop.
+* `connections` asks all servers at once. A `Fan` has one connection to each server, and each of them is a `Lane`.
+* `recipe` acquires and releases in a thread, `event_loop` on an event loop.
 * `renewal` extends the held leases.
-* `clerk` has the background thread of the client, the `Clerk`.
+* `background_thread` has the background thread of the client, the `Clerk`.
 * `servers` makes the subscriptions and watches.
 * `restarts` decides when a restarted server counts again.
 * `inspection` serves operators.
@@ -37,9 +37,9 @@ from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.redlock.event_loop import Channel as FanChannel
 from multilock_redis.redlock.inspection import Inspection
+from multilock_redis.redlock.recipe import Rounds
 from multilock_redis.redlock.renewal import Renewal
 from multilock_redis.redlock.restarts import Guarded
-from multilock_redis.redlock.rounds import Rounds
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import pack
 

@@ -1,6 +1,7 @@
 """The requests to the servers that may block a thread: subscriptions, watches, and the requests of operators.
 
-Each server is asked on its own thread, so that all are asked at once. Locks are not taken in this way (see `fan`).
+Each server is asked on its own thread, so that all are asked at once. Locks are not taken in this way: see
+`connections`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from multilock.backend import Claim, Granted, Notices, start_worker
 from multilock.log_thread import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.redlock.fan import Link
+from multilock_redis.redlock.connections import Link
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.votes import majority_of
 
 if TYPE_CHECKING:
-    from multilock_redis.redlock.rounds import Rounds
+    from multilock_redis.redlock.recipe import Rounds
 
 __all__ = ["LEAST_LIMIT", "ServerNotices", "Servers", "limit"]
 

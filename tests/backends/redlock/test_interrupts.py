@@ -11,7 +11,7 @@ import pytest
 
 from multilock.testing.conformance.base import eventually
 from multilock_redis import transport
-from multilock_redis.redlock import clerk, fan, rounds
+from multilock_redis.redlock import background_thread, connections, recipe
 from multilock_redis.redlock.votes import Evidence
 from tests.backends.kit import interrupted
 from tests.backends.redlock.kit import Contender, holders
@@ -44,7 +44,7 @@ def test_an_interrupt_at_any_point_gives_no_vote_to_another_claim(
     while more:
         moment += STEP
         claim = us.claim(f"n{moment}")
-        more = interrupted(lambda claim=claim: us.attempt(claim), moment, fan, transport)  # type: ignore[misc]
+        more = interrupted(lambda claim=claim: us.attempt(claim), moment, connections, transport)  # type: ignore[misc]
         refused = us.claim("held")
         us.attempt(refused)
         us.give_back(refused)
@@ -61,7 +61,7 @@ def test_an_interrupt_at_any_point_gives_no_vote_to_another_claim(
 def test_a_close_that_was_interrupted_and_repeated_has_sent_its_last_words(
     servers: RedisServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (clerk, fan):
+    for module in (background_thread, connections):
         monkeypatch.setattr(module, "LAST_WORDS", LONG)
     moment, more = -1, True
     while more:
@@ -71,7 +71,7 @@ def test_a_close_that_was_interrupted_and_repeated_has_sent_its_last_words(
         us.settle(claim)
         us.proxies[2].cut()
         us.release(claim)
-        more = interrupted(us.backend.close, moment, clerk, fan, rounds)
+        more = interrupted(us.backend.close, moment, background_thread, connections, recipe)
         us.backend.close()
         eventually(lambda: holders(servers) == [""] * 3, LONG)
         us.close()

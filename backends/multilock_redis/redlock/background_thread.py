@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from multilock import system
 from multilock.backend import start_worker
 from multilock.timing import LONGEST_PAUSE
-from multilock_redis.redlock.fan import LAST_WORDS, Fan, Pool
+from multilock_redis.redlock.connections import LAST_WORDS, Fan, Pool
 from multilock_redis.redlock.votes import Evidence
 
 if TYPE_CHECKING:
-    from multilock_redis.redlock.rounds import Rounds
+    from multilock_redis.redlock.recipe import Rounds
 
 __all__ = ["CONFIRMED_WITHIN", "Clerk", "Unconfirmed"]
 

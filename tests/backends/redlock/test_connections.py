@@ -16,12 +16,12 @@ import multilock
 from multilock import BackendUnavailable, MultilockError, now
 from multilock.testing import FaultProxy
 from multilock.testing.proxy import Fault
-from multilock_redis.redlock import clerk
-from multilock_redis.redlock import fan as fan_module
+from multilock_redis.redlock import background_thread
+from multilock_redis.redlock import connections as fan_module
+from multilock_redis.redlock.connections import AT_ONCE, Fan, Lane, Link, Owed, Pool
 from multilock_redis.redlock.event_loop import Channel
-from multilock_redis.redlock.fan import AT_ONCE, Fan, Lane, Link, Owed, Pool
+from multilock_redis.redlock.recipe import Joins
 from multilock_redis.redlock.restarts import Guarded
-from multilock_redis.redlock.rounds import Joins
 from multilock_redis.transport import Wire
 from multilock_redis.wire import ScriptMissing
 from tests.backends.redis.kit import eventually
@@ -292,7 +292,7 @@ def nothing_comes_of(faults: list[Fault], servers: RedisServers) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a client more time for its last requests at close(), because an overloaded machine connects slowly."""
-    for module in (clerk, fan_module):
+    for module in (background_thread, fan_module):
         monkeypatch.setattr(module, "LAST_WORDS", WITHIN)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from multilock.backend import Claim
 from multilock.timing import LONGEST_PAUSE
-from multilock_redis.redlock.clerk import BATCH, REPEAT_AFTER, Unconfirmed
+from multilock_redis.redlock.background_thread import BATCH, REPEAT_AFTER, Unconfirmed
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.votes import Evidence
 

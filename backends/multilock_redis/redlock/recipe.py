@@ -21,8 +21,8 @@ from multilock.timing import LATE_REQUEST, RENEWALS, heartbeat, liveness
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.recipe import RESTS, TOMBSTONE
-from multilock_redis.redlock.clerk import CONFIRMED_WITHIN, Clerk
-from multilock_redis.redlock.fan import CONNECT_WITHIN, Fan, Lane, Owed, Pool
+from multilock_redis.redlock.background_thread import CONFIRMED_WITHIN, Clerk
+from multilock_redis.redlock.connections import CONNECT_WITHIN, Fan, Lane, Owed, Pool
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.servers import Servers, limit
 from multilock_redis.redlock.votes import OUT, VOTES, WAITS, YIELDS, Evidence, Proof

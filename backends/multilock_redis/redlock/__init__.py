@@ -17,7 +17,8 @@ The modules, with the names that they define:
 * `recipe` acquires and releases in a thread, `event_loop` on an event loop.
 * `renewal` extends the held leases.
 * `background_thread` has the background thread of the client, the `Clerk`.
-* `servers` makes the subscriptions and watches.
+* `notices` counts the pushes of the servers, and asks the servers to report losses.
+* `servers` makes the subscriptions.
 * `restarts` decides when a restarted server counts again.
 * `inspection` serves operators.
 """
@@ -145,7 +146,7 @@ class RedlockBackend:
         return Renewal(self.rounds, held).ask(within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        self.rounds.watch(held, within)
+        self.rounds.pushes.watch(held, within)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         def follow(node: Node, within: float) -> bool:

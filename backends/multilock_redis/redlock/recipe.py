@@ -15,14 +15,14 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable, LossReason, system
-from multilock.backend import Busy, Claim, Granted, Held, Notices, Returned
+from multilock import BackendRejected, BackendUnavailable, system
+from multilock.backend import Busy, Claim, Granted, Notices, Returned
 from multilock.timing import LATE_REQUEST, RENEWALS, heartbeat, liveness
 from multilock_redis.keys import Keyspace
-from multilock_redis.node import Node
 from multilock_redis.recipe import RESTS, TOMBSTONE
 from multilock_redis.redlock.background_thread import CONFIRMED_WITHIN, Clerk
 from multilock_redis.redlock.connections import CONNECT_WITHIN, Fan, Lane, Owed, Pool
+from multilock_redis.redlock.notices import MajorityNotices
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.servers import Servers, limit
 from multilock_redis.redlock.votes import OUT, VOTES, WAITS, YIELDS, Evidence, Proof
@@ -123,7 +123,8 @@ class Rounds:
         """Do no I/O. A forked child makes a new object."""
         self._process = system.pid()
         self.now = notices.now
-        self.servers = Servers(scheme, endpoints, keys, notices, self)
+        self.pushes = MajorityNotices(self, notices)
+        self.servers = Servers(scheme, endpoints, keys, notices, self.pushes)
         self.need = self.servers.need
         self._keys = keys
         self._notices = notices
@@ -231,7 +232,7 @@ class Rounds:
             evidence.answered(which, at, answer, now, gives_way=gives_way, joins=joins is not Joins.NO)
             again = evidence.held and evidence.watched and evidence.views[which].state is VOTES
         if again:
-            self.watch_at(which, [evidence])
+            self.pushes.watch_at(which, [evidence])
         if not evidence.asking:
             self.evaluate(evidence)
 
@@ -485,88 +486,10 @@ class Rounds:
         """
         return {i: TOP_UP for i, view in enumerate(evidence.views) if not view.pending and view.state in (OUT, WAITS)}
 
-    # The pushes of the servers: see `ServerNotices`
-
-    def pushed(self, which: int, claim_id: str, granted: Granted) -> None:
-        """Count the push by which a server handed the name to this claim."""
-        if evidence := self.claims.get(claim_id):
-            at, valid_for = round(granted.sent_at * 1e6), round(granted.valid_for * 1e6)
-            with evidence.lock:
-                if not evidence.pushed(which, at, valid_for, granted.token or 0):
-                    return
-            if not evidence.asking:
-                self.evaluate(evidence)
-
-    def hinted(self, which: int, claim_id: str) -> None:
-        """Have the claim ask again, because a server sent it a hint: a notification that is not a grant."""
-        if evidence := self.claims.get(claim_id):
-            with evidence.lock:
-                if evidence.leaving:
-                    return
-                evidence.hinted(which)
-                if evidence.held:  # the kernel then drops a grant that it has not used yet
-                    self._notices.wake(claim_id)
-                else:
-                    evidence.look = True
-                    self.clerk.soon(evidence, self.now())
-
-    def gone(self, which: int, claim_id: str, reason: LossReason, message: str) -> None:
-        """Count a server's report of a loss, and notify the kernel if the claim has lost its majority."""
-        if evidence := self.claims.get(claim_id):
-            with evidence.lock:
-                if evidence.leaving:  # our own release ended the lease, so it was not lost
-                    return
-                evidence.gone(which, int(self.now() * 1e6))
-                lost = self.is_lost(evidence) and not evidence.told_lost
-                evidence.told_lost |= lost
-            if lost:
-                self._notices.gone(claim_id, reason, f"{message}, and no majority keeps it")
-
     def is_lost(self, evidence: Evidence) -> bool:
         """Return whether the claim was held and has lost its majority. The caller holds the claim's lock."""
         window = int(limit(evidence.claim, math.inf) * 1e6)
         return evidence.held and evidence.lacks_majority(int(self.now() * 1e6), window)
-
-    # ---- watches
-
-    def watch(self, held: Sequence[Held], within: float) -> None:
-        """Ask all servers to report the loss of these leases. Return as soon as a majority has replied."""
-        claims = [evidence for claim, _ in held if (evidence := self.claims.get(claim.id))]
-        for evidence in claims:
-            evidence.watched = True
-
-        def watch(node: Node, within: float) -> None:
-            self._watch(self.servers.nodes.index(node), claims, node, within)
-
-        self.servers.ask_most(watch, within, "watch it")
-
-    def watch_at(self, which: int, claims: list[Evidence]) -> None:
-        """Ask this server to report the loss of the claims that it does not watch yet, without waiting for the reply.
-
-        The server does not watch a claim if it did not vote for the claim, or if the request to watch it failed. A
-        failed request is repeated after the next renewal.
-        """
-        if missing := [each for each in claims if each.watched and not each.views[which].watched]:
-
-            def watch(node: Node, within: float) -> None:
-                self._watch(which, missing, node, within)
-
-            self.servers.on(which, watch)
-
-    def _watch(self, which: int, claims: list[Evidence], node: Node, within: float) -> None:
-        wanted: list[tuple[Evidence, Held]] = []
-        for each in claims:
-            if each.granted and not each.leaving:
-                each.views[which].watched = True  # before the request: the server may report a loss at once
-                wanted.append((each, (each.claim, each.granted)))
-        if not wanted:
-            return
-        try:
-            node.listener.watch([held for _, held in wanted], within)
-        except BaseException:
-            for each, _ in wanted:
-                each.views[which].watched = False
-            raise
 
     # ---- release
 

@@ -92,7 +92,7 @@ class Renewal:
         for evidence in late:
             self._look_after(evidence)
         if flags:
-            self._rounds.watch_at(which, [e for i, flag in flags if flag and (e := self._claims[i])])
+            self._rounds.pushes.watch_at(which, [e for i, flag in flags if flag and (e := self._claims[i])])
 
     def _undecided(self, i: int) -> bool:
         return self._yes[i] < self._rounds.need and self._open[i] > 0 and not self._is_lost(i)

@@ -7,22 +7,20 @@ Each server is asked on its own thread, so that all are asked at once. Locks are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
-from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
-from multilock.backend import Claim, Granted, Notices, start_worker
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
+from multilock.backend import Claim, Notices, start_worker
 from multilock.log_thread import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.redlock.connections import Link
+from multilock_redis.redlock.notices import MajorityNotices, ServerNotices
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.redlock.votes import majority_of
 
-if TYPE_CHECKING:
-    from multilock_redis.redlock.recipe import Rounds
-
-__all__ = ["LEAST_LIMIT", "ServerNotices", "Servers", "limit"]
+__all__ = ["LEAST_LIMIT", "Servers", "limit"]
 
 Said = TypeVar("Said")
 
@@ -40,61 +38,18 @@ def limit(claim: Claim, within: float) -> float:
     return min(within, max(LEAST_LIMIT, claim.ttl / 10))
 
 
-class ServerNotices:
-    """The kernel's `Notices` for one server's listener. `Rounds` counts each push before it notifies the kernel."""
-
-    def __init__(self, which: int, notices: Notices, rounds: Rounds) -> None:
-        self._which = which
-        self._notices = notices
-        self._rounds = rounds
-        self.client = notices.client
-        self.now = notices.now
-
-    def wake(self, claim_id: str | None) -> None:
-        if claim_id is None:
-            self._notices.wake(None)
-        else:
-            self._rounds.hinted(self._which, claim_id)
-
-    def granted(self, claim_id: str, granted: Granted) -> None:
-        self._rounds.pushed(self._which, claim_id, granted)
-
-    def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
-        self._rounds.gone(self._which, claim_id, reason, message)
-
-    def changed(self, name: str | None) -> None:
-        self._notices.changed(name)  # report the changes of every server, because any change may complete a majority
-
-    def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
-        self._notices.pushes(connection, trouble, refused=refused)
-
-    # Redis has no sessions, so the listener never calls these.
-
-    def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
-        raise NotImplementedError
-
-    def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
-        raise NotImplementedError
-
-    def group_gone(self, group: Hashable, message: str) -> None:
-        raise NotImplementedError
-
-    def silent(self, group: Hashable) -> None:
-        raise NotImplementedError
-
-
 class Servers:
     """All servers of one client."""
 
     def __init__(
-        self, scheme: str, endpoints: Sequence[Guarded], keys: Keyspace, notices: Notices, rounds: Rounds
+        self, scheme: str, endpoints: Sequence[Guarded], keys: Keyspace, notices: Notices, pushes: MajorityNotices
     ) -> None:
         """Do no I/O. A forked child makes a new object."""
         self.scheme = scheme
         self.endpoints = endpoints
         self.now = notices.now
         self.need = majority_of(len(endpoints))
-        self.nodes = [Node(each, keys, ServerNotices(which, notices, rounds)) for which, each in enumerate(endpoints)]
+        self.nodes = [Node(each, keys, ServerNotices(which, notices, pushes)) for which, each in enumerate(endpoints)]
         self.links = [Link(each, notices.now, self._back) for each in endpoints]
         self._notices = notices
         self._changed = system.Condition()  # notified after each subscription that succeeds

@@ -111,11 +111,17 @@ def on_a_majority(it: Question) -> bool:
 
 
 def on_uvloop(it: Question) -> bool:
-    return it.file == "test_uvloop" and it.backend not in ("memory", "redis", "redlock", "sqlite")
+    return it.file == "test_uvloop" and it.backend not in ("memory", "redis", "sqlite")
 
 
 def alone_on_a_loop(it: Question) -> bool:
     return it.file == "test_alone" and it.face == "asyncio" and not it.is_of(CancelConformance)
+
+
+def a_lease_elsewhere(it: Question) -> bool:
+    if it.test is None or it.face != "blocking" or it.test in CONFORMANCE:
+        return False
+    return it.file in ("test_redis", "test_sqlite") and it.is_of(LeaseConformance)
 
 
 def a_loss_elsewhere(it: Question) -> bool:
@@ -155,6 +161,8 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
     an_election_elsewhere: "An election uses a lock, and sends no requests of its own. On memory:// all tests run "
     "with both APIs, and on redis:// with the blocking API. On this backend only the tests whose result an oracle "
     "checks run.",
+    a_lease_elsewhere: "On memory:// these tests of the kernel run with both APIs, and on this backend with asyncio. "
+    "The tests whose result an oracle checks run with the blocking API too.",
     a_loss_elsewhere: "These tests of losses test the kernel, which is the same for every kind of lock. On memory:// "
     "and redis:// all of them run with both APIs. The tests whose result an oracle checks run here too.",
     as_in_the_chaos: "tests/faults/test_chaos.py does the same on each backend, with more faults.",
@@ -163,8 +171,8 @@ LEFT_OUT: dict[Callable[[Question], bool], str] = {
     on_a_cluster: "A single name is on a single node, as on redis://. Only a request for several names differs. The "
     "routing is in tests/backends/redis.",
     on_a_majority: "Only a request that some of the servers executed differs from redis://.",
-    on_uvloop: "On memory:// the event loop makes the calls itself. On redis:// and redlock:// it uses channels, in "
-    "the same way as on postgresql://. It calls all other backends on threads, in the same way as sqlite://.",
+    on_uvloop: "On memory:// the event loop makes the calls itself. On redis:// it uses channels, in the same way as "
+    "on redlock:// and postgresql://. It calls all other backends on threads, in the same way as sqlite://.",
     alone_on_a_loop: "The suites of readers and permits run with the asyncio API. These suites test the backend.",
     alone_on_consul: "On Consul a writer is a mutex with another value. A single permit has a protocol of its own, "
     "which only the tests of acquires and losses use.",

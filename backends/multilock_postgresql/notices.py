@@ -284,7 +284,7 @@ class Listener:
     def _follow(self, names: frozenset[str] | set[str], within: float) -> None:
         keys = array(self._keys.of(name).decode() for name in sorted(names))
         arguments = [keys, b"%d" % round(FOLLOWED_FOR * 1000)]
-        rows, _ = self._transactions.run(self._transactions.steps.follow, arguments, within, limited=False)
+        rows, _ = self._transactions.run(self._transactions.steps.follow, arguments, within)
         self._follow_at = self._now() + FOLLOW_EVERY
         self._learn(rows, names)
 

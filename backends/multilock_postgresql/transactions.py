@@ -39,7 +39,8 @@ class StepQueries:
         self.follow = self._sql(
             "INSERT INTO {0}.locks AS l (key, token, followed) "
             "SELECT k, {0}.us_1(), pg_catalog.clock_timestamp() + $2::bigint * interval '1 ms' "
-            "FROM pg_catalog.unnest($1::text[]) AS k "
+            "FROM pg_catalog.unnest($1::text[]) AS k, pg_catalog.set_config('synchronous_commit', 'off', true) AS s, "
+            "pg_catalog.set_config('lock_timeout', $3, true) AS t "
             "ON CONFLICT (key) DO UPDATE SET followed = excluded.followed "
             "RETURNING l.key, l.id, extract(epoch FROM l.until - pg_catalog.clock_timestamp())"
         )

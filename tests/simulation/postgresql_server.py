@@ -28,7 +28,8 @@ PLAIN_WAIT = 1.0  # seconds for which a statement without a limit waits
 OK, ROWS, ERROR = pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.FATAL_ERROR
 SYNC, ABORTED = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.PIPELINE_ABORTED
 GIVING = {STEPS.attempt, STEPS.release, STEPS.rest, STEPS.force}  # the steps that may give a name to a claim
-LIMITED = {*GIVING, STEPS.renew}  # steps whose last argument is the time in ms for which they wait for a locked row
+# The steps whose last argument is the time in ms for which they wait for a locked row.
+LIMITED = {*GIVING, STEPS.renew, STEPS.follow}
 MISSING, NO_STATEMENT = "42883", "26000"
 Words = Sequence[bytes | None]
 

@@ -101,7 +101,7 @@ class Store:
             STEPS.force: (self._force, "ti"),
             STEPS.sweep: (self._sweep, ""),
             STEPS.lost: (self._lost, "TT"),
-            STEPS.follow: (self._follow, "Ti"),
+            STEPS.follow: (self._follow, "Tii"),
             STEPS.holder: (self._holder, "T"),
             STEPS.inspect: (self._inspect, "t"),
             STEPS.inspect_all: (self._inspect_all, "tti"),
@@ -186,6 +186,14 @@ class Store:
         """Return the columns that describe the lease of an exclusive holder from now on."""
         return {"ttl": ttl, "until": self.now + ttl * MS, "sure": self.now + ttl * MS}
 
+    def _next(self, row: Name) -> int:
+        """Return the token of the next grant."""
+        return max(row.token + 1, self.now, self.floor + 1)
+
+    def _is_far(self, row: Holder) -> bool:
+        """Return whether this lease ends so late that the clock must have been stepped back."""
+        return row.until > self.now + (row.ttl + 1000) * MS
+
     def _boot(self) -> str:
         self.boot = self.boot or str(self.now)
         return self.boot
@@ -211,7 +219,10 @@ class Store:
             most = int(want[1:])
             if len(self._of(self.holders, key)) < most:
                 return True
-        elif any(each.until > self.now for each in self._of(self.holders, key)):
+        for each in self._of(self.holders, key):
+            if self._is_far(each) and not self._skips(each.id, ends=False):
+                self._extend(each, each.ttl)
+        if have != f"#{want}" and any(each.until > self.now for each in self._of(self.holders, key)):
             return False
         for each in self._of(self.holders, key):
             if each.until <= self.now and not self._skips(each.id, ends=True):
@@ -225,7 +236,7 @@ class Store:
         now, flush = self.now, False
         for each in self.waiters(key):
             if each.id != me:
-                if each.until <= now:
+                if not now < each.until <= now + 7 * SECOND:
                     del self.queue[each.id]
                     continue
                 if each.listens and not self._present(each.id[:16]):
@@ -240,7 +251,7 @@ class Store:
             del self.queue[each.id]
             ends, row = min(each.until, now + 6 * SECOND), self.locks[key]
             covered = each.echo is None or (sure is not None and ends <= sure)
-            token = max(row.token + 1, now)
+            token = self._next(row)
             flush = flush or not covered or token > now
             if each.mode == "x":
                 covers = sure and min(sure, now + 15 * SECOND) if covered else now + 15 * SECOND
@@ -275,9 +286,10 @@ class Store:
             elif r.id == f"#{mode}":
                 if me in self.holders:
                     return self._extend(self.holders[me], ttl).token, None, -1
-                if mode != "r" and sum(each.until > now for each in shared) >= int(mode[1:]):
+                full = mode != "r" and sum(each.until > now for each in shared) >= int(mode[1:])
+                if full and not any(map(self._is_far, shared)):
                     ends = min(each.until for each in shared)
-            else:
+            elif not any(map(self._is_far, shared)):
                 ends = max((each.until for each in shared), default=None)
                 if ends is not None and ends > now and r.id.startswith("#p") and mode.startswith("p"):
                     return self._other_number(me, r.id)
@@ -289,16 +301,14 @@ class Store:
                 self.flushes = False
                 return None, _ms(ends - now), self._rank(me)
 
-        if mode == "x" and (r is None or r.id is None):  # take it first, then check
-            row = self.locks.setdefault(key, Name(key, now - 1))
+        row = self.locks.setdefault(key, Name(key, now))
+        if mode == "x" and row.id is None:  # take it first, then check
             row = self._set(key, id=me, who=who, **self._alone(ttl), boot=self._boot(), token=max(row.token + 1, now))
             if row.token > self.floor and me not in self.gone and (barge or not self.waiters(key)):
                 if r is not None:
                     self._changed(r)
                 return row.token, None, -1
-            self._set(key, id=None, who=None, until=None, token=max(row.token, self.floor))
-        elif r is None:
-            self.locks[key] = Name(key, now)
+            self._set(key, id=None, who=None, until=None)
 
         self._lock(key)
         r = self.locks[key]
@@ -346,7 +356,7 @@ class Store:
         key, now = r.key, self.now
         if heir == me:
             del self.queue[me]
-        token = max(self.locks[key].token + 1, now, self.floor + 1)
+        token = self._next(self.locks[key])
         if mode == "x":
             self._set(key, id=me, who=who, **self._alone(ttl), boot=self._boot(), token=token)
         else:
@@ -478,7 +488,7 @@ class Store:
         for row in old:
             self._delete(row.key)
         for each in list(self.holders.values()):
-            if each.until > now + (each.ttl + 1000) * MS and not self._skips(each.id, ends=False):
+            if self._is_far(each) and not self._skips(each.id, ends=False):
                 self._extend(each, each.ttl)
         for row in list(self.locks.values()):
             if row.until is None and row.id is not None and not self._skips(row.key, ends=False):
@@ -494,8 +504,10 @@ class Store:
         """Delete the row of a name, and execute its trigger."""
         self._lock(key, ends=True)
         row = self.locks.pop(key, None)
-        if row is None or row.id is None:
+        if row is None or (row.id is None and row.token < self.now):
             return
+        if row.token >= self.now:
+            self.floor = max(self.floor, row.token)
         self._wake(row.id)
         if row.until is None:
             for each in self._of(self.holders, key):
@@ -510,7 +522,8 @@ class Store:
         rows = ((claim, self.locks.get(key)) for key, claim in zip(keys, ids, strict=True))
         return _texts(claim for claim, row in rows if claim not in self.holders and (row is None or row.id != claim))
 
-    def _follow(self, keys: list[str], ms: int) -> list[Row]:
+    def _follow(self, keys: list[str], ms: int, within: int) -> list[Row]:
+        self.flushes = False
         for key in keys:
             self.locks.setdefault(key, Name(key, self.now))
             self._set(key, followed=self.now + ms * MS)

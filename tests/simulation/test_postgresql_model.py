@@ -152,7 +152,7 @@ def some_call(
         (STEPS.renew, [array([key]), array([claim]), array([ttl.decode()]), within]),
         (STEPS.sweep, []),
         (STEPS.lost, [keys, ids]),
-        (STEPS.follow, [array([key]), b"9000"]),
+        (STEPS.follow, [array([key]), b"9000", within]),
         (STEPS.holder, [array(NAMES)]),
         (STEPS.inspect, [words[0]]),
         (STEPS.inspect_all, [b"ml/", b"ml0", b"2"]),

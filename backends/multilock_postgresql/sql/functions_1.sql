@@ -5,6 +5,13 @@
 CREATE OR REPLACE FUNCTION @S@.us_1() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint $$;
 
+-- Return the token of the next grant of a name. p_last is the token in the row of the name, which the caller has locked.
+-- The row may be new: then its last token may be meta.floor, which is beyond the clock if that was stepped back.
+CREATE OR REPLACE FUNCTION @S@.token_1(p_last bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN greatest(p_last + 1, @S@.us_1(), (SELECT m.floor + 1 FROM @S@.meta m));
+END $$;
+
 -- Notify the client of this claim, so that it asks again.
 CREATE OR REPLACE FUNCTION @S@.wake_1(p_id text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -47,7 +54,8 @@ END $$;
 
 -- Return whether a claim of mode p_want may hold the name: together with holders of mode p_have ('#r', '#p<n>'), or
 -- because nobody holds it now. The caller has locked the row of the name. This deletes leases that have ended, except
--- those that an open transaction of the holder guards. It never waits.
+-- those that an open transaction of the holder guards. If the clock was stepped back, it first cuts each lease to its
+-- ttl: a holder that has died would keep the name for too long. It never waits.
 CREATE OR REPLACE FUNCTION @S@.room_1(p_key text, p_have text, p_want text) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -61,7 +69,11 @@ BEGIN
     IF (SELECT count(*) FROM @S@.holders h WHERE h.key = p_key) < n THEN
       RETURN true;
     END IF;
-  ELSIF EXISTS (SELECT FROM @S@.holders h WHERE h.key = p_key AND h.until > clock_timestamp()) THEN
+  END IF;
+  UPDATE @S@.holders h SET until = clock_timestamp() + h.ttl * interval '1 ms' WHERE h.id IN (
+    SELECT o.id FROM @S@.holders o WHERE o.key = p_key AND o.until > clock_timestamp() + (o.ttl + 1000) * interval '1 ms'
+    FOR NO KEY UPDATE SKIP LOCKED);
+  IF p_have <> '#' || p_want AND EXISTS (SELECT FROM @S@.holders h WHERE h.key = p_key AND h.until > clock_timestamp()) THEN
     RETURN false;
   END IF;
   DELETE FROM @S@.holders h WHERE h.id IN (
@@ -94,7 +106,10 @@ BEGIN
   flush := false;
   FOR w IN SELECT * FROM @S@.queue q WHERE q.key = p_key ORDER BY q.ticket LOOP
     IF w.id IS DISTINCT FROM p_me THEN
-      DELETE FROM @S@.queue q WHERE q.id = w.id AND q.until <= clock_timestamp();
+      -- No request keeps a place for more than 6 s. A place beyond that is of a waiter that has not asked since the
+      -- clock was stepped back, and that may have died.
+      DELETE FROM @S@.queue q WHERE q.id = w.id
+        AND (q.until <= clock_timestamp() OR q.until > clock_timestamp() + interval '7 s');
       CONTINUE WHEN FOUND;
       IF w.listens AND skipped < 16 AND pg_try_advisory_xact_lock(('x' || left(w.id, 16))::bit(64)::bigint) THEN
         skipped := skipped + 1;  -- its process has ended, or reconnects, so the waiter keeps its place
@@ -123,14 +138,14 @@ BEGIN
     covered := w.echo IS NULL OR coalesce(ends <= p_sure, false);  -- without an echo the push is only a hint
     IF w.mode = 'x' THEN
       -- A row that is not flushed is not on the disk, so it covers nothing that the row before it does not cover.
-      UPDATE @S@.locks l SET id = w.id, who = w.who, until = ends, ttl = 6000, token = greatest(l.token + 1, @S@.us_1()),
+      UPDATE @S@.locks l SET id = w.id, who = w.who, until = ends, ttl = 6000, token = @S@.token_1(l.token),
         sure = CASE WHEN NOT covered OR p_sure > clock_timestamp() + interval '15 s' THEN clock_timestamp() + interval '15 s' ELSE p_sure END,
         boot = @S@.boot_1()
         WHERE l.key = p_key RETURNING l.token INTO t;
       have := 'x';
     ELSE
       UPDATE @S@.locks l SET id = '#' || w.mode, who = NULL, until = NULL, ttl = 0, sure = NULL,
-        token = greatest(l.token + 1, @S@.us_1()) WHERE l.key = p_key RETURNING l.token INTO t;
+        token = @S@.token_1(l.token) WHERE l.key = p_key RETURNING l.token INTO t;
       INSERT INTO @S@.holders (id, key, who, token, ttl, until) VALUES (w.id, p_key, w.who, t, 6000, ends);
       have := '#' || w.mode;
       given := given + 1;
@@ -189,11 +204,13 @@ BEGIN
         RETURN;
       END IF;
       IF p_mode <> 'r' THEN
-        SELECT min(s.until) INTO ends FROM (SELECT h.until FROM @S@.holders h WHERE h.key = p_key) s
-          HAVING count(*) FILTER (WHERE s.until > now) >= substr(p_mode, 2)::bigint;
+        SELECT min(s.until) INTO ends
+          FROM (SELECT h.until, h.until > now + (h.ttl + 1000) * interval '1 ms' AS far FROM @S@.holders h WHERE h.key = p_key) s
+          HAVING count(*) FILTER (WHERE s.until > now) >= substr(p_mode, 2)::bigint AND NOT bool_or(s.far);
       END IF;
     ELSE
-      SELECT max(h.until) INTO ends FROM @S@.holders h WHERE h.key = p_key;
+      SELECT max(h.until) INTO ends FROM @S@.holders h WHERE h.key = p_key
+        HAVING NOT bool_or(h.until > now + (h.ttl + 1000) * interval '1 ms');
       IF ends > now AND r.id LIKE '#p%' AND p_mode LIKE 'p%' THEN
         DELETE FROM @S@.queue q WHERE q.id = p_id;
         left_ms := -3;
@@ -218,17 +235,14 @@ BEGIN
   END IF;
 
   -- Take the name first. Then check that this was right, while no other transaction can change the rows of this name.
-  IF p_mode = 'x' THEN
-    IF r.key IS NULL THEN
-      INSERT INTO @S@.locks AS l (key, id, who, token, ttl, until, sure, boot)
-        VALUES (p_key, p_id, p_who, @S@.us_1(), p_ttl, clock_timestamp() + p_ttl * interval '1 ms', clock_timestamp() + p_ttl * interval '1 ms',
-          @S@.boot_1())
-        ON CONFLICT (key) DO NOTHING RETURNING l.token INTO token;
-    ELSIF r.id IS NULL THEN
-      UPDATE @S@.locks l SET id = p_id, who = p_who, ttl = p_ttl, until = clock_timestamp() + p_ttl * interval '1 ms',
-        sure = clock_timestamp() + p_ttl * interval '1 ms', boot = @S@.boot_1(), token = greatest(l.token + 1, @S@.us_1())
-        WHERE l.key = p_key AND l.id IS NULL RETURNING l.token, l.followed INTO token, r.followed;
-    END IF;
+  -- The INSERT may wait for a row that is granted, and then deleted by an operator. So it grants no token.
+  IF r.key IS NULL THEN
+    INSERT INTO @S@.locks (key, token) VALUES (p_key, @S@.us_1()) ON CONFLICT (key) DO NOTHING;
+  END IF;
+  IF p_mode = 'x' AND r.id IS NULL THEN
+    UPDATE @S@.locks l SET id = p_id, who = p_who, ttl = p_ttl, until = clock_timestamp() + p_ttl * interval '1 ms',
+      sure = clock_timestamp() + p_ttl * interval '1 ms', boot = @S@.boot_1(), token = greatest(l.token + 1, @S@.us_1())
+      WHERE l.key = p_key AND l.id IS NULL RETURNING l.token, l.followed INTO token, r.followed;
     IF token IS NOT NULL THEN
       SELECT m.floor, EXISTS (SELECT FROM @S@.gone g WHERE g.id = p_id),
              EXISTS (SELECT FROM @S@.queue q WHERE q.key = p_key)
@@ -239,11 +253,9 @@ BEGIN
         END IF;
         RETURN;
       END IF;
-      UPDATE @S@.locks l SET id = NULL, who = NULL, until = NULL, token = greatest(l.token, floor_) WHERE l.key = p_key;
+      UPDATE @S@.locks l SET id = NULL, who = NULL, until = NULL WHERE l.key = p_key;
       token := NULL;
     END IF;
-  ELSIF r.key IS NULL THEN
-    INSERT INTO @S@.locks (key, token) VALUES (p_key, @S@.us_1()) ON CONFLICT (key) DO NOTHING;
   END IF;
 
   -- NO KEY UPDATE does not wait for guards. It waits for a release, a take-over, or a join.
@@ -285,17 +297,16 @@ BEGIN
       SELECT * INTO heir, have, flush FROM @S@.pass_1(p_key, p_id, have, NULL);
     END IF;
     IF (heir IS NULL OR heir = p_id) AND (have IS NULL OR @S@.room_1(p_key, have, p_mode)) THEN
-      SELECT m.floor INTO floor_ FROM @S@.meta m WHERE m.one;
       IF heir = p_id THEN
         DELETE FROM @S@.queue q WHERE q.id = p_id;
       END IF;
       IF p_mode = 'x' THEN
         UPDATE @S@.locks l SET id = p_id, who = p_who, ttl = p_ttl, until = clock_timestamp() + p_ttl * interval '1 ms',
-          sure = clock_timestamp() + p_ttl * interval '1 ms', boot = @S@.boot_1(), token = greatest(l.token + 1, @S@.us_1(), floor_ + 1)
+          sure = clock_timestamp() + p_ttl * interval '1 ms', boot = @S@.boot_1(), token = @S@.token_1(l.token)
           WHERE l.key = p_key RETURNING l.token INTO token;
       ELSE
         UPDATE @S@.locks l SET id = '#' || p_mode, who = NULL, ttl = 0, until = NULL, sure = NULL,
-          token = greatest(l.token + 1, @S@.us_1(), floor_ + 1) WHERE l.key = p_key RETURNING l.token INTO token;
+          token = @S@.token_1(l.token) WHERE l.key = p_key RETURNING l.token INTO token;
         INSERT INTO @S@.holders (id, key, who, token, ttl, until)
           VALUES (p_id, p_key, p_who, token, p_ttl, clock_timestamp() + p_ttl * interval '1 ms');
         IF heir = p_id THEN  -- the waiters behind this claim may fit too
@@ -561,11 +572,15 @@ BEGIN
   END IF;
 END $$;
 
--- Notify the holders of a row that an operator deletes.
-CREATE OR REPLACE FUNCTION @S@.deleted_1() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Notify the holders of a row that an operator deletes. If the clock was stepped back, keep the row's token in
+-- meta.floor, because the clock alone would give later grants lower tokens.
+CREATE OR REPLACE FUNCTION @S@.deleted_1() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
   gone text;
 BEGIN
+  IF OLD.token >= @S@.us_1() THEN
+    UPDATE @S@.meta m SET floor = greatest(m.floor, OLD.token);
+  END IF;
   PERFORM @S@.wake_1(OLD.id);
   IF OLD.until IS NULL THEN
     FOR gone IN DELETE FROM @S@.holders h WHERE h.key = OLD.key RETURNING h.id LOOP
@@ -579,6 +594,7 @@ BEGIN
 END $$;
 DO $$ BEGIN
   IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = '@S@.locks'::regclass AND t.tgname = 'deleted_1') THEN
-    CREATE TRIGGER deleted_1 AFTER DELETE ON @S@.locks FOR EACH ROW WHEN (OLD.id IS NOT NULL) EXECUTE FUNCTION @S@.deleted_1();
+    CREATE TRIGGER deleted_1 AFTER DELETE ON @S@.locks FOR EACH ROW
+      WHEN (OLD.id IS NOT NULL OR OLD.token >= @S@.us_1()) EXECUTE FUNCTION @S@.deleted_1();
   END IF;
 END $$;

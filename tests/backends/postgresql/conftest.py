@@ -48,6 +48,7 @@ def server(package_server: Database) -> Database:
 
 def clear(server: Database) -> None:
     server.sql("TRUNCATE multilock.locks, multilock.holders, multilock.queue, multilock.gone")
+    server.sql("UPDATE multilock.meta SET floor = 0")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -13,7 +14,7 @@ import pytest
 from multilock import BackendUnavailable
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
-from multilock_postgresql import notices
+from multilock_postgresql import notices, open_backend
 from multilock_postgresql.transport import PING
 from tests.backends.kit import NAME, WITHIN, interrupted
 from tests.backends.postgresql.conftest import Ask, Database, Queued
@@ -93,6 +94,26 @@ def test_an_acquire_beside_a_new_subscription_is_reported(
         follower.commit()
         taken.result(LONG)
     assert two.ear.wait(lambda: NAME in two.ear.changes, LONG)
+
+
+def test_a_subscription_that_is_given_up_leaves_no_session_at_the_server(one: Queued, server: Database) -> None:
+    one.take(one.mutex())
+    with psycopg.connect(server.url) as other:
+        other.execute("SELECT FROM multilock.locks FOR UPDATE")
+        with pytest.raises(BackendUnavailable):
+            one.opened.follow(frozenset({NAME}), 0.5)
+        eventually(lambda: server.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == [], SOON)
+
+
+def test_a_subscription_does_not_wait_for_a_synchronous_standby() -> None:
+    with Database() as server, closing(Queued(open_backend(server.url, {"ttl": 20.0}))) as client:
+        client.release(client.take(client.mutex()))
+        server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        server.sql("SELECT pg_reload_conf()")
+        with psycopg.connect(server.url) as asked:
+            eventually(lambda: asked.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",), SOON)
+        assert client.opened.follow(frozenset({NAME}), WITHIN)
+        server.sql("ALTER SYSTEM RESET synchronous_standby_names")
 
 
 def test_a_leader_whose_name_rests_is_reported(one: Queued, two: Queued, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 from multilock import BackendRejected, BackendUnavailable, now
 from multilock.backend import Busy, Claim, Granted
+from multilock.testing.conformance.base import SOON, eventually
 from multilock.timing import heartbeat
 from tests.backends.kit import NAME, TTL, WITHIN
 from tests.backends.postgresql.conftest import Database, Queued
@@ -149,7 +153,7 @@ def test_a_waiter_whose_process_ended_is_passed_over(one: Queued, two: Queued, s
     dead = f"{0x1234:016x}.{7:032x}"  # the id of a client whose advisory lock nobody holds
     server.sql(
         "INSERT INTO multilock.queue (key, id, who, mode, until, listens) "
-        "VALUES (%s, %s, '@', 'x', clock_timestamp() + interval '1 minute', true)",
+        "VALUES (%s, %s, '@', 'x', clock_timestamp() + interval '6 s', true)",
         KEY,
         dead,
     )
@@ -164,10 +168,84 @@ def test_a_sweep_keeps_the_order_of_tokens(one: Queued, server: Database) -> Non
     server.sql("UPDATE multilock.locks SET token = token + 10000000000 - 200000000000")
     server.sql("UPDATE multilock.meta SET swept = '-infinity'")
     assert server.sql("SELECT multilock.sweep_1()") == [(1,)]
-    [(floor,)] = server.sql("SELECT floor FROM multilock.meta")
     server.sql("UPDATE multilock.meta SET floor = %s", one.token(first) + 10**12)
     assert one.token(one.take(one.mutex())) == one.token(first) + 10**12 + 1
-    server.sql("UPDATE multilock.meta SET floor = %s", floor)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_row_that_is_deleted_after_a_step_back_of_the_clock_keeps_the_order_of_tokens(
+    one: Queued, server: Database, held: bool
+) -> None:
+    first = one.take(one.mutex())
+    if not held:
+        one.release(first)
+    server.sql("UPDATE multilock.locks SET token = token + 3600000000::bigint")
+    server.sql("DELETE FROM multilock.locks")
+    assert one.token(one.take(one.mutex())) > one.token(first) + 3600000000
+
+
+def test_the_first_grant_of_a_new_row_has_a_greater_token_even_if_it_is_a_hand_over(
+    one: Queued, two: Queued, server: Database
+) -> None:
+    one.take(one.mutex())
+    server.sql("UPDATE multilock.meta SET floor = floor + 4000000000000000")  # as if the clock was stepped back
+    waiter = two.wait(two.mutex())
+    server.sql("DELETE FROM multilock.locks")
+    assert not one.holds(one.reader(), join=True)  # hands the name to the waiter
+    assert two.ear.wait(lambda: waiter.id in two.ear.pushed)
+    assert (two.ear.pushed[waiter.id].token or 0) > 4000000000000000
+
+
+def test_a_request_that_waited_for_a_deleted_grant_has_a_greater_token(
+    one: Queued, two: Queued, server: Database
+) -> None:
+    one.release(one.take(one.mutex(name="other")))
+    with psycopg.connect(server.url) as inserting, ThreadPoolExecutor(1) as thread:
+        inserting.execute("INSERT INTO multilock.locks (key, token) VALUES (%s, 1)", [KEY])
+        late = one.mutex()
+        asked = thread.submit(one.take, late)
+        waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        eventually(lambda: server.sql(waits) != [], SOON)
+        [(stopped,)] = server.sql(waits)
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            inserting.rollback()
+            first = two.take(two.mutex())
+            server.sql("DELETE FROM multilock.locks")
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        asked.result(SOON)
+    assert one.token(late) > two.token(first)
+
+
+LATER = "until = until + interval '1 hour'"  # as if the clock was stepped back
+
+
+@pytest.mark.parametrize("kind", ["reader", "permit"])
+def test_a_dead_holder_of_a_shared_name_keeps_nobody_out_after_a_step_back_of_the_clock(
+    one: Queued, two: Queued, server: Database, kind: str
+) -> None:
+    if kind == "reader":
+        dead, waiter = one.take(one.reader(ttl=0.3)), two.writer()
+    else:
+        dead, waiter = one.take(one.permit(2, ttl=0.3)), two.permit(2)
+        two.take(two.permit(2))
+    server.sql(f"UPDATE multilock.holders SET {LATER} WHERE id = %s", dead.id)
+    eventually(lambda: two.holds(waiter, join=True), SOON)
+
+
+def test_a_dead_waiter_keeps_nobody_out_after_a_step_back_of_the_clock(
+    one: Queued, two: Queued, server: Database
+) -> None:
+    held = one.take(one.mutex())
+    one.wait(one.mutex())
+    reader = one.take(one.reader(name="read"))
+    one.wait(one.writer(name="read"))
+    server.sql(f"UPDATE multilock.queue SET {LATER}, listens = false, echo = NULL")
+    two.take(two.reader(name="read"))
+    one.release(held)
+    two.take(two.mutex())
+    assert one.release(reader)
 
 
 def test_a_name_that_rests_is_free_by_the_servers_clock_only(one: Queued, two: Queued) -> None:

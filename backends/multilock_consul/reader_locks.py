@@ -1,5 +1,5 @@
-"""Readers: each locks a separate key ``<prefix><name>/!r/<id>.<session>``, while no claim has locked the key of the
-name.
+"""The locks of readers: each reader locks a separate key ``<prefix><name>/!r/<id>.<session>``, while no claim has
+locked the key of the name.
 
 1. A reader locks its own key. The same transaction proves that the name is free, and that no lock delay blocks the
    name.

@@ -1,4 +1,4 @@
-"""`LoopFace`: requests run on a few worker threads or on channels, and waits are futures of the event loop.
+"""`LoopFace`: how the asyncio API sends requests, on a few worker threads or on channels, and waits on the event loop.
 
 Only a backend that answers at once is called on the loop itself. The loop never blocks on a backend. A turn is the
 permission to send one request (`Turns`). A heartbeat is the request by which a waiter keeps its place in the queue of

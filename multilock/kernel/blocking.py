@@ -1,7 +1,8 @@
-"""The differences between the two faces, the blocking and the asyncio API: how each sends requests, waits for a
-wake-up, and runs callbacks.
+"""`BlockingFace`: how the blocking API sends requests, waits for a wake-up, and runs callbacks.
 
-A claim is the demand of one caller for one name. A bell wakes the thread or the coroutine that waits for the claim.
+The blocking and the asyncio API are called the two faces of a client. `Face` is the interface of both. The asyncio face
+is in `multilock.aio.requests`. A claim is the demand of one caller for one name. A bell wakes the thread or the
+coroutine that waits for the claim.
 """
 
 from __future__ import annotations

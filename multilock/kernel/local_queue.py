@@ -1,4 +1,4 @@
-"""The local gate: of all waiters of one client for one name, only the first sends requests.
+"""The queue inside a client, called the local gate: of all its waiters for one name, only the first sends requests.
 
 Waiters with ``fair=True``, readers and permits join the server's own queue, and ``timeout=0`` asks the server at once.
 None of these uses the gate. A line is the queue of waiters for one name. A bell wakes one waiter.

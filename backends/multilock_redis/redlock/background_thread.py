@@ -1,4 +1,4 @@
-"""The clerk: the background thread of a client. The clerk reads late replies, acts for waiting claims, and repeats
+"""The background thread of a client, called the clerk. It reads late replies, acts for waiting claims, and repeats
 releases.
 
 A late reply is a reply that was still missing when its thread returned the fan (one connection to each server) to the

@@ -1,4 +1,4 @@
-"""A fan: one connection to each server and one selector, so that one thread asks all servers at once.
+"""The connections to the servers. With a *fan*, one connection to each server, one thread asks all servers at once.
 
 Each connection of a fan is called a lane. A link is one server, with its spare connections. All fans of a client share
 the links. An `Owed` is a reply that is still missing. The thread that uses a fan never waits for one particular server,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.scheduler import Simulation
+from tests.simulation.threads import EPOCH
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -100,6 +101,10 @@ class Server:
         """Return the claim that ``data``, which the server sends to a client, notifies of a grant. Returns None if
         ``data`` is no such message."""
         raise NotImplementedError
+
+    def granted_at(self, token: int) -> float:
+        """Return the time at which the server gave this token. In the base class, a token is a time in microseconds."""
+        return token / 1e6 - EPOCH
 
     # Faults
 

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import multilock_consul
+import multilock_consul.notices
+import multilock_consul.transport
 import multilock_memory
 import multilock_postgresql
 import multilock_redis
@@ -27,6 +30,7 @@ from multilock_redis.recipe import Replicas
 from multilock_redis.redlock import RedlockBackend
 from multilock_redis.sentinel import Sentinel, SentinelEndpoint
 from multilock_redis.transport import Endpoint
+from tests.simulation.consul_server import ConsulServer, Dialer
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.postgresql_server import Libpq, PostgresqlServer
 from tests.simulation.redis_replicas import NAME, PORT, Guarded, Replicating
@@ -96,6 +100,15 @@ def _redlock(world: World, ttl: float) -> Any:
     return RedlockBackend("redlock", _endpoints(world), Keyspace(PREFIX), ttl=ttl, guard=GUARD)
 
 
+def _consul(world: World, ttl: float) -> Any:
+    server = world.servers[0]
+    assert isinstance(server, ConsulServer)
+    server.ttl_min = 10.0 if ttl >= 10 else 1.0
+    for module in (multilock_consul.transport, multilock_consul.notices):
+        vars(module)["socket"] = Dialer(world.network, server)
+    return multilock_consul.open_backend("consul://simulation", {"prefix": PREFIX, "ttl": ttl})
+
+
 #: For each backend, the function that opens it. It gets the ttl of the client.
 OPENERS: dict[str, Callable[[World, float], Any]] = {
     "memory": _memory,
@@ -104,6 +117,7 @@ OPENERS: dict[str, Callable[[World, float], Any]] = {
     "redis+sentinel": _sentinel,
     "redlock": _redlock,
     "postgresql": _postgresql,
+    "consul": _consul,
 }
 #: For each backend that has simulated servers, the class and the number of them.
 SERVERS: dict[str, tuple[type[Server], int]] = {
@@ -111,6 +125,7 @@ SERVERS: dict[str, tuple[type[Server], int]] = {
     "redis+sentinel": (Replicating, 3),
     "redlock": (RedisServer, 3),
     "postgresql": (PostgresqlServer, 1),
+    "consul": (ConsulServer, 1),
 }
 
 

@@ -22,7 +22,7 @@ from tests.simulation.consul_store import WRITES, Entry, Session, Store, shown
 from tests.simulation.network import Network, Socket
 from tests.simulation.scheduler import Process, Simulation, simulation
 from tests.simulation.server import Server
-from tests.simulation.threads import File
+from tests.simulation.threads import EPOCH, File
 
 __all__ = ["ConsulServer", "Dialer"]
 
@@ -37,6 +37,10 @@ NO_LEADER, NOT_READY = "No cluster leader", "rpc error making call: Not ready to
 class Link(Protocol):
     """The connection back to a client."""
 
+    @property
+    def process(self) -> Process | None:
+        """The client's process."""
+
     def deliver(self, data: bytes) -> None:
         """Send bytes to the client."""
 
@@ -46,9 +50,10 @@ class Link(Protocol):
 
 @dataclass(eq=False, slots=True)
 class End:
-    """The server's end of one connection."""
+    """The server's end of one connection. ``link`` is None if nobody gets the replies."""
 
-    link: Any
+    link: Link | None
+    process: Process | None
     run: int
 
 
@@ -72,12 +77,16 @@ class ConsulServer(Server):
         super().__init__(name, sim, clock, seed)
         self.make_id: Callable[[], str] = lambda: str(UUID(int=self.random.getrandbits(128)))
         self._ends: dict[End, None] = {}
+        self._last: dict[Process | None, bytes] = {}  # the last request of each process that writes
+        self.went_back = True  # tokens begin again if the data is lost
+        self._deletes: set[str] = set()  # the keys that an operator's request is deleting
         self._begin()
 
     def _begin(self) -> None:
         self.store = Store(lambda: self.micros() / 1e6)
         self._queries: dict[Query, None] = {}
         self._makers: dict[str, Process | None] = {}  # session -> the process that made it
+        self._proved: dict[str, float] = {}  # session -> when it was made or renewed
         self._expiries: dict[str, float] = {}  # session -> when it ends
         self._written: dict[int, float] = {}  # index -> when it was written
         self._leads_from = self._reads_from = 0.0  # when a leader is elected, and when it has read its log
@@ -92,6 +101,12 @@ class ConsulServer(Server):
     def holder(self, key: str) -> str | None:
         lock, shared = self._of_name(key)
         return _claim(lock) if lock and lock.session and not any(entry.session for entry in shared) else None
+
+    def holders(self, key: str) -> list[str]:
+        lock, shared = self._of_name(key)
+        living = [entry for entry in shared if entry.session] or ([lock] if lock and lock.session else [])
+        living = [entry for entry in living if not self._deletes or entry.key in self._deletes]
+        return [claim for entry in living if (claim := _claim(entry))]
 
     def is_free(self, key: str) -> bool:
         lock, shared = self._of_name(key)
@@ -114,14 +129,14 @@ class ConsulServer(Server):
         return "push" if PUSHED.encode() in data else None
 
     def granted_at(self, token: int) -> float:
-        return self._written.get(token, 0.0)
+        return self._written.get(token, 0.0) - EPOCH
 
     # Requests
 
     def accept(self, link: Link) -> End | None:
         if not self.up:
             return None
-        end = End(link, self.run)
+        end = End(link, link.process, self.run)
         self._ends[end] = None
         return end
 
@@ -134,6 +149,8 @@ class ConsulServer(Server):
         head, _, body = data.decode().partition("\r\n\r\n")
         path, _, query = head.split(" ", 2)[1].partition("?")
         words = path.split("/", 4)[2:]
+        if data.startswith(b"PUT"):
+            self._last[end.process] = data
         options = dict(parse_qsl(query, keep_blank_values=True))
         now = self.micros() / 1e6
         if now < self._leads_from:
@@ -151,21 +168,21 @@ class ConsulServer(Server):
             self._session(end, words[1], words[2] if words[2:] else "", body)
 
     def _transaction(self, end: End, steps: list[dict[str, Any]]) -> None:
-        executed = self._before(steps)
+        self._report_force(steps)
         if any(step["Verb"] in WRITES for step in steps):
             self._reads_from = 0.0  # an entry of the log is applied after all earlier ones
         rows, errors = self.store.execute(steps)
-        executed()
         self._note(f"{[(step['Verb'], step['Key']) for step in steps]} -> {errors or self.store.index}")
         self._reply(end, 409 if errors else 200, shown(rows, errors))
         self._has_changed()
 
-    def _before(self, steps: list[dict[str, Any]]) -> Callable[[], None]:
+    def _report_force(self, steps: list[dict[str, Any]]) -> None:
         """Report an operator's request, which checks the session of each key and deletes it."""
         verbs = [step["Verb"] for step in steps]
-        if verbs != ["check-session", "delete"] * (len(verbs) // 2):
-            return lambda: None
-        return self.on_step(_name(steps[0]["Key"]), "", "force")
+        if verbs == ["check-session", "delete"] * (len(verbs) // 2):
+            self._deletes = {step["Key"] for step in steps}
+            self.on_step(_name(steps[0]["Key"]), "", "force")
+            self._deletes = set()
 
     def _session(self, end: End, what: str, session_id: str, body: str) -> None:
         store = self.store
@@ -178,7 +195,7 @@ class ConsulServer(Server):
                 return
             session_id = self.make_id()
             store.create(Session(session_id, said["Name"], ttl, said["TTL"], delay, said["Behavior"], 0))
-            self._makers[session_id] = getattr(end.link, "process", None)
+            self._makers[session_id] = end.process
             self._lives(session_id)
             self._reply(end, 200, json.dumps({"ID": session_id}))
         elif what == "destroy":
@@ -234,7 +251,7 @@ class ConsulServer(Server):
         self._reply(query.end, 404 if body is None else 200, body or "", head)
 
     def _reply(self, end: End, status: int, body: str, head: str = "") -> None:
-        if end in self._ends:
+        if end in self._ends and end.link:
             said = body.encode()
             first = f"HTTP/1.1 {status} {REASONS[status]}\r\n{head}Content-Length: {len(said)}\r\n\r\n"
             end.link.deliver(first.encode() + said)
@@ -248,6 +265,7 @@ class ConsulServer(Server):
     def _lives(self, session_id: str) -> None:
         """Let a session live for one to two ttls from now, as Consul documents it. The real server takes two."""
         if self.sim is not None:
+            self._proved[session_id] = self.sim.time
             left = self.store.sessions[session_id].ttl * self.random.choice([1.0, 2.0, self.random.uniform(1.0, 2.0)])
             self._expiries[session_id] = end = self.sim.time + left
             self.sim.after(left, self._expire, session_id, end)
@@ -304,14 +322,20 @@ class ConsulServer(Server):
         """Do nothing: Consul has no scripts."""
 
     def delete(self, key: str) -> None:
-        steps = [{"Verb": "delete", "Key": entry.key} for entry in self.store.below(f"{key}/")]
-        self.store.execute(steps)
+        self.on_step(key, "", "force")
+        self.store.execute([{"Verb": "delete", "Key": entry.key} for entry in self.store.below(f"{key}/")])
         self._has_changed()
 
-    def remove_agent(self, process: Process) -> None:
-        """Remove the agent of this process, with all its sessions."""
-        for session_id in [each for each in self.store.sessions if self._makers.get(each) is process]:
-            self._destroy(session_id)
+    def repeat(self, process: Process, seconds: float) -> None:
+        """Execute the last request of a process again after some seconds, as a proxy may do."""
+        if process in self._last:
+            self.sim.after(seconds, self.received, End(None, process, self.run), self._last[process])
+
+    def remove_agent(self, process: Process, frozen_at: float) -> None:
+        """Remove the agent of this process, which froze at that time, with all its sessions."""
+        for session_id in list(self.store.sessions):
+            if self._makers[session_id] is process and self._proved[session_id] <= frozen_at:
+                self._destroy(session_id)
 
 
 def _claim(entry: Entry) -> str | None:

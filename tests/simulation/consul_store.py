@@ -87,10 +87,10 @@ class Store:
         self.keys: dict[str, Entry] = {}
         self.sessions: dict[str, Session] = {}
         self.delays: dict[str, tuple[float, float]] = {}  # key -> the end of its lock delay, and its length
-        self.changed: list[Watch] = []  # what the last request has changed
+        self.changed: list[Watch] = []  # changes of the last request
         self._keys_index = self._sessions_index = 0
         self._graves: dict[str, int] = {}  # deleted key -> the index of its deletion
-        self._writes: dict[str, Entry | None] = {}  # what the present transaction has changed so far
+        self._writes: dict[str, Entry | None] = {}  # changes of the present transaction so far
 
     # Sessions
 

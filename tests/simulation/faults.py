@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from multilock_consul.sessions import REMOVED_AFTER
+from tests.simulation.consul_server import ConsulServer
 from tests.simulation.plan import Fault, Operation
 from tests.simulation.postgresql_server import PostgresqlServer
 from tests.simulation.redis_replicas import Guarded
@@ -21,6 +23,7 @@ __all__ = ["strike"]
 
 #: Faults that disturb only the process to which they happen.
 OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "late_reply", "newcomer", "close"}
+OF_ONE |= {"remove_agent", "repeat_request"}
 MOMENTARY = {"cut", "cut_all", "lose_reply", "newcomer"}
 
 
@@ -97,6 +100,13 @@ def late_request(world: World, fault: Fault, process: Process) -> None:
     world.network.part(process, world.server(fault), fault.seconds)
 
 
+def repeat_request(world: World, fault: Fault, process: Process) -> None:
+    """Let a proxy send the last request of a process again."""
+    server = world.server(fault)
+    if isinstance(server, ConsulServer):
+        server.repeat(process, fault.seconds)
+
+
 def late_reply(world: World, fault: Fault, process: Process) -> None:
     """Delay the replies to the requests that were sent. Then let nothing arrive until a lease may have expired."""
     ttl = world.plan.processes[0].ttl
@@ -161,6 +171,15 @@ def lag(world: World, fault: Fault, process: Process) -> None:
     """Delay the replication."""
     if isinstance(world.group, Guarded):
         world.group.lag(fault.seconds)
+
+
+def remove_agent(world: World, fault: Fault, process: Process) -> None:
+    """Let the agent of a process freeze. After some seconds, the servers remove it with all its sessions."""
+    server = world.server(fault)
+    world.network.part(process, server, max(fault.seconds, REMOVED_AFTER + 1.0))
+    world.oracles.disturb(process, REMOVED_AFTER + 1.0, fault.kind)
+    if isinstance(server, ConsulServer):
+        world.sim.after(REMOVED_AFTER, server.remove_agent, process, world.sim.time)
 
 
 def flush_scripts(world: World, fault: Fault, process: Process) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from multilock.timing import DRIFT_FIXED, DRIFT_SHARE
 from tests.simulation.scheduler import LONG, START, Process
-from tests.simulation.threads import EPOCH
 
 if TYPE_CHECKING:
     from multilock import Loss
@@ -188,7 +187,8 @@ class Stale(Oracle):
 
 
 class Token(Oracle):
-    """Each exclusive grant has a greater token than all earlier grants (I5, O3).
+    """Each exclusive grant has a greater token than all earlier grants, and each reader a greater one than the writers
+    before it (I5, O3).
 
     A server that forgot its data takes the next token from its clock. If this clock was ever stepped back, an earlier
     token may be greater than its time, so the next token is not judged.
@@ -196,21 +196,21 @@ class Token(Oracle):
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
-        self.last: dict[str, tuple[int, float]] = {}  # the greatest token of each name, and when it was asked for
+        # Name and mode -> the greatest token, and when it was asked for. The mode "" stands for all modes.
+        self.last: dict[tuple[str, str], tuple[int, float]] = {}
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         if belief.token is None:
             self.bad(f"{belief.who} has no token")
             return
-        last, when = self.last.get(belief.name, (0, 0.0))
-        excused = belief.excused or (
-            any(server.step < 0 or server.went_back for server in self.world.servers)
-            and self.oracles.forgot_since(when)
-        )
-        if belief.mode == "x" and belief.token <= last and not excused:
+        last, when = self.last.get((belief.name, "x" if belief.mode == "r" else ""), (0, 0.0))
+        goes_back = any(server.step < 0 or server.went_back for server in self.world.servers)
+        excused = belief.excused or (goes_back and self.oracles.forgot_since(when))
+        if belief.mode in ("x", "r") and belief.token <= last and not excused:
             self.bad(f"{belief.who} got {belief.name} after the token {last}")
-        if belief.token > last and belief.part.claim.id not in self.oracles.doomed:
-            self.last[belief.name] = belief.token, belief.sent_at
+        for mode in ("", belief.mode) if belief.part.claim.id not in self.oracles.doomed else ():
+            if belief.token > self.last.get((belief.name, mode), (0, 0.0))[0]:
+                self.last[belief.name, mode] = belief.token, belief.sent_at
 
 
 class Once(Oracle):
@@ -299,7 +299,7 @@ class HandOver(Oracle):
         mine = self.world.waiting.get(belief.held.worker)
         if mine is None or operation.timeout == 0 or operation.kind in ("set", "lead"):
             return
-        for other in self.world.waiting.values():
+        for other in self.world.waiting.values() if self.world.can.fair else ():
             queued = other.operation.fair or other.operation.kind in ("read", "write", "permit")
             queued = queued and other.operation.kind != "set"  # operations that join the queue of their name
             ahead = other.since < mine.since - 0.5 and belief.name in other.operation.names
@@ -358,14 +358,14 @@ class Zombie(Oracle):
         told = self.oracles.told.get(belief.part.claim.id)
         if told is None or self._is_unclear() or belief.token is None or not belief.part.granted.short:
             return  # only pushed grants are judged, because an ordinary reply may come late
-        if belief.token / 1e6 - EPOCH < told < now - 0.02 and process.ran_since(told - 0.1):
+        if self.world.servers[0].granted_at(belief.token) < told < now - 0.02 and process.ran_since(told - 0.1):
             self.bad(f"{belief.who} believes in {belief.name} {now - told:.3f} s after it was told to look again")
 
     def sampled(self, belief: Belief) -> None:
         forced = self.oracles.forced.get(belief.part.claim.id)
         if forced is None or self._is_unclear() or not belief.token:
             return
-        if belief.token / 1e6 - EPOCH >= forced:  # the grant is newer than the force release
+        if self.world.servers[0].granted_at(belief.token) >= forced:  # the grant is newer than the force release
             return
         since = self.world.sim.time - forced
         calm = self.world.plan.weather.p_stall == 0 and self.world.plan.weather.p_cut == 0

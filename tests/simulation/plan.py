@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "ProcessPlan", "Weather", "make_plan"]
 
-BACKENDS = ("redis", "redis+sentinel", "redlock", "postgresql", "sqlite", "memory")
+BACKENDS = ("redis", "redis+sentinel", "redlock", "postgresql", "consul", "sqlite", "memory")
 FACES = ("blocking", "asyncio")
 MOST_OPERATIONS = 30  # the most operations of one worker
 
@@ -134,9 +134,12 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
     "cuts": (["cut", "cut_all"], ["cut", "cut_all"]),
     "network": (
         ["part", "part", "cut", "cut_all", "part_all"],
-        ["part", "cut", "lose_reply", "late_request", "late_reply"],
+        ["part", "cut", "lose_reply", "late_request", "late_reply", "repeat_request"],
     ),
-    "slow": (["part", "cut", "lock_row"], ["part", "part", "pause", "late_request", "late_reply", "lock_row"]),
+    "slow": (
+        ["part", "cut", "lock_row", "remove_agent"],
+        ["part", "part", "pause", "late_request", "late_reply", "lock_row"],
+    ),
     "process": (["pause", "pause", "kill", "close"], ["pause", "pause", "pause", "kill", "newcomer"]),
     "server": (["stop_server", "restart", "flush_scripts", "cut_all"], ["stop_server", "restart"]),
     "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
@@ -153,8 +156,12 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
 #: Backends without a network have only these faults. All clients of a `memory://` store are in one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
-#: Faults that only one backend has.
-ONLY = {"lock_row": "postgresql"} | dict.fromkeys(("fail_over", "divide", "lag"), "redis+sentinel")
+#: For each of these faults, the only backends that have it.
+ONLY = {"lock_row": ["postgresql"], "remove_agent": ["consul"], "repeat_request": ["consul"]}
+ONLY |= {kind: ["redis+sentinel"] for kind in ("fail_over", "divide", "lag")}
+ONLY |= {kind: ["redis", "redis+sentinel", "redlock", "postgresql"] for kind in ("flush_scripts", "step_clock")}
+#: Backends with a smallest ttl that is often used.
+TTLS = {"consul": [1.0, 2.0, 3.0, 6.0, 10.0, 10.0, 10.0]}
 #: About how many events of each kind a run has. ``long`` is a grant to a worker that holds it for half a ttl or more.
 #: ``handed`` means that a server has given the name to a waiter, which was not notified yet.
 EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300}
@@ -167,7 +174,7 @@ def make_plan(seed: int, backend: str, face: str, profile: str | None = None) ->
     chance = random.Random(f"plan {seed} {backend}")
     profile = profile or chance.choice([*OFTEN, *["failover"] * 4 * (backend == "redis+sentinel")])
     local = backend in LOCAL
-    ttl = chance.choice([1.0, 2.0, 3.0, 6.0, 10.0])
+    ttl = chance.choice(TTLS.get(backend, [1.0, 2.0, 3.0, 6.0, 10.0]))
     plan = Plan(
         seed,
         backend,
@@ -254,7 +261,7 @@ def _operations(
 def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
     local = LOCAL.get(plan.backend)
     anytime, reactive = (
-        [kind for kind in kinds if ONLY.get(kind, plan.backend) == plan.backend and (not local or kind in local)]
+        [kind for kind in kinds if plan.backend in ONLY.get(kind, BACKENDS) and (not local or kind in local)]
         for kinds in PROFILES[plan.profile]
     )
     faults = []

@@ -84,6 +84,10 @@ class Server:
         """Return the claim that holds a name exclusively, or None."""
         raise NotImplementedError
 
+    def holders(self, key: str) -> list[str]:
+        """Return all claims that hold a name, as far as the server can tell."""
+        return [held] if (held := self.holder(key)) else []
+
     def is_free(self, key: str) -> bool:
         """Return whether a claim would get the name now."""
         raise NotImplementedError

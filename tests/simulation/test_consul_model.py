@@ -62,6 +62,8 @@ class Real:
 class Simulated:
     """A connection to the model, with the methods of `Real`."""
 
+    process = None
+
     def __init__(self, model: Model) -> None:
         self._model, self._said = model, b""
         self._accept()

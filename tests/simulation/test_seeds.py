@@ -29,7 +29,7 @@ UNDONE = {
     ),
 }
 # The number of seeds for each backend, about a minute of processor time in all. `make simulation` runs other seeds.
-SEEDS = {"redis": 12, "redis+sentinel": 8, "redlock": 3, "postgresql": 6, "sqlite": 8, "memory": 16}
+SEEDS = {"redis": 12, "redis+sentinel": 8, "redlock": 3, "postgresql": 6, "consul": 10, "sqlite": 8, "memory": 16}
 FAILED, PASSED = 1, 0
 
 pytestmark = pytest.mark.slow
@@ -82,6 +82,7 @@ def test_each_plan_that_failed_once_names_its_mend() -> None:
         ("2", "redis+sentinel", "blocking"),
         ("4", "redlock", "blocking"),
         ("5", "postgresql", "asyncio"),
+        ("7", "consul", "blocking"),
         ("23", "sqlite", "blocking"),
         ("24", "memory", "asyncio"),
     ],

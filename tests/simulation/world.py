@@ -89,6 +89,7 @@ class World:
         self.permits = next((each.permits for each in plan.operations), 2)
         self.forcing: Counter[str] = Counter()  # name -> calls of force_release that may be under way
         self.begun: Counter[str] = Counter()  # worker -> the number of its operations
+        self.can: Any = None  # the capabilities of the backend
         self.is_calm = False  # whether the faults are over
         self.struck: list[Fault] = []
         self._tasks: set[Any] = set()  # keeps the tasks alive, because a loop itself has only weak references to them
@@ -118,7 +119,7 @@ class World:
         keeper = self.group.keeper(name := key.removeprefix(backends.PREFIX))
         if kind == "force":
             for each in [server] if keeper else self.servers:
-                if held := each.holder(key):
+                for held in each.holders(key):
                     self.oracles.forced.setdefault(held, self.sim.time)
             self.oracles.excuse(name)
         if server is not keeper:
@@ -204,6 +205,7 @@ class World:
 
     def _main(self, process: Process, plan: ProcessPlan) -> None:
         backend, settings = backends.open_backend(self, process, plan)
+        self.can = backend.capabilities
         face: Any = multilock.AsyncClient if self.plan.face == "asyncio" else multilock.Client
         client = face._of(backend, settings)
         mine = self.clients[process] = ClientOf(process, client, client._kernel)
@@ -333,7 +335,7 @@ class World:
             elif operation.kind == "set":
                 lock = client.lock_all(operation.names, **common)
             else:
-                lock = client.lock(name, fair=operation.fair, hold_at_least=operation.rest, **common)
+                lock = client.lock(name, fair=operation.fair and self.can.fair, hold_at_least=operation.rest, **common)
             acquired = lock.acquire() if operation.timeout is None else lock.try_acquire(operation.timeout)
         if operation.cancel is None:
             return await answer(acquired)

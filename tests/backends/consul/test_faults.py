@@ -133,17 +133,6 @@ def test_a_grant_whose_reply_was_lost_is_found_again(server: ConsulServer, proxy
     eventually(lambda: server.key(KEY) is None)
 
 
-def test_a_release_whose_reply_was_lost_frees_the_lock(
-    server: ConsulServer, proxy: FaultProxy, connect: Connect
-) -> None:
-    client = connect(proxy.url)
-    lease = client.lock("job").acquire()
-    proxy.drop_reply(b'"delete-cas"')
-    assert lease.release()
-    with connect(server.url).lock("job").acquire(timeout=WITHIN):
-        pass
-
-
 def test_a_session_whose_creation_got_no_reply_is_not_used(
     server: ConsulServer, proxy: FaultProxy, connect: Connect
 ) -> None:

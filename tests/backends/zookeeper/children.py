@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 import multilock
 from multilock.testing import say
 
-__all__ = ["exit_while_holding", "fork_after_use", "fork_with_a_client_handed_over"]
+__all__ = ["fork_after_use", "fork_with_a_client_handed_over"]
 
 
 def fork_after_use(url: str) -> None:
@@ -44,12 +44,6 @@ def fork_with_a_client_handed_over(url: str) -> None:
     say("parent", lease.is_held() and theirs.connected)
     client.close()
     theirs.stop()
-
-
-def exit_while_holding(url: str) -> None:
-    """Exit the interpreter while a lock is held and nothing was closed."""
-    lease = multilock.connect(url, ttl=30).lock("job").acquire()
-    say("held", lease.is_held())
 
 
 def _wait_for(client: multilock.Client, name: str) -> None:

@@ -1,9 +1,8 @@
-"""Forks after use, and the end of a process."""
+"""Forks after use."""
 
 from __future__ import annotations
 
 from multilock.testing import Helper
-from tests.backends.zookeeper.conftest import Connect
 from tests.servers_zookeeper import ZooKeeperServer
 
 
@@ -26,8 +25,3 @@ def test_a_kazoo_client_object_is_replaced_in_a_forked_child(server: ZooKeeperSe
     said = answers("fork_with_a_client_handed_over", server.url)
     assert said["children"] == "[0]"
     assert said["parent"] == "True"
-
-
-def test_a_process_that_ends_releases_its_locks(server: ZooKeeperServer, connect: Connect) -> None:
-    assert answers("exit_while_holding", server.url)["held"] == "True"
-    assert connect(server.url, ttl=10).lock("job").try_acquire() is not None

@@ -358,7 +358,7 @@ class FindsTheDead(Protocol):
 def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:
     """Return the error of `Backend.attempt` for a claim that asked for a different number of permits than the name has.
 
-    ``permits`` is the number that the name has.
+    ``permits``: The number of permits that the name has.
     """
     return BackendRejected(
         f"{claim.name!r} has {permits} permits here, but {claim.permits} were requested: use the same number in every "

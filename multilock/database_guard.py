@@ -51,13 +51,13 @@ OLDER = (
 )
 # The second question: is the row shared by no other transaction, now and until this transaction ends?
 ALONE = "SELECT 1 WHERE pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(%s, 1))"
-# The third question: was each transaction that had the row locked certainly over before our first statement? xmax is
-# the number of the last such transaction, or of a list of several. PostgreSQL does not say which of the two, so a
-# number that may be a list is checked as both. VACUUM deletes a list that is no longer used, so 0 may have been a list.
-# To make 0 rare, the transaction that writes a token also locks the row. Then xmax is xmin, whose transaction we see.
-# The number may also be that of a savepoint, which no list of open transactions shows. So it counts as over only if it
-# is older than every open transaction. Unless the first answer is no, or the others are yes, this transaction must
-# begin again.
+# The third question: was each transaction that had the row locked certainly over before our first statement? The system
+# column xmax is the number of the last such transaction, or of a list of several. PostgreSQL does not say which of the
+# two, so a number that may be a list is checked as both. VACUUM deletes a list that is no longer used, so 0 may have
+# been a list. To make 0 rare, the transaction that writes a token also locks the row. Then xmax is xmin, whose
+# transaction we see. The number may also be that of a savepoint, which no list of open transactions shows. So it counts
+# as over only if it is older than every open transaction. Unless the first answer is no, or the others are yes, this
+# transaction must begin again.
 SEEN = """SELECT 1 FROM multilock_fence AS fence
 WHERE name = %s AND token < %s AND fence.xmax <> 0 AND NOT EXISTS (
   SELECT FROM (SELECT fence.xmax AS locker WHERE fence.xmax <> fence.xmin UNION ALL

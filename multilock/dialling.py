@@ -63,8 +63,9 @@ class OpenWires(Generic[Wire]):
 class Dialling(Generic[Wire]):
     """The logins of one client to one server: at most ``most`` threads connect at once, since a DNS look-up may hang.
 
-    A login that takes longer than its request is not wasted. The thread finishes it, and the next request uses the
-    connection. Otherwise many clients that connect to a busy server at once would give up, and try again, forever.
+    A login that takes longer than its request is not wasted. Its thread finishes the login, and the next request
+    uses the connection. Otherwise many clients that connect to a busy server at once would give up, and try again,
+    forever.
     """
 
     def __init__(self, name: str, most: int) -> None:

@@ -131,8 +131,8 @@ class HeldSet(AnyHeld):
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding]) -> None:
         super().__init__(kernel, want)
         self._parts = tuple(parts)
-        # None until the work has ended. From then on, the parts that must still be released, each with the end of a
-        # body: in each part, this lease counts as one open body.
+        # None until the work has ended. From then on, it has the parts that must still be released. This lease counts
+        # as one open body in each part, so each part is stored with the end of this body.
         self._not_let_go: list[tuple[Holding, EndOfBody]] | None = None
         self._kept: list[HeldSet] = []  # contains this lease after a loss, until the other parts are released
         due = math.inf

@@ -576,8 +576,8 @@ def _not_made() -> BackendUnavailable:
 
 
 def shows(response: Response, session_id: str) -> bool:
-    """Return whether this list shows the session. Raises `BackendUnavailable` if it shows another session, because the
-    reply then belongs to another request."""
+    """Return whether this reply, a list of at most one session, contains the session. Raises `BackendUnavailable` if it
+    contains another session, because the reply then belongs to another request."""
     try:
         shown = [str(session["ID"]) for session in response.json()]
     except (ValueError, LookupError, TypeError) as error:

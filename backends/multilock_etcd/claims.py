@@ -64,7 +64,8 @@ class Waiters:
         # Cancelled claims whose name must stay taken -> the lease of their key, or None once the server has moved the
         # key.
         self._rests: dict[str, Hashable] = {}
-        # The claims that have waited for a name and exclude all others, in the order of their replies.
+        # Name -> its waiting claims of mode "x", which exclude all others. They are in the order of the replies
+        # by which the server made them wait.
         self._queued: dict[str, dict[str, Waiter]] = {}
 
     def enter(self, claim: Claim) -> Waiter | None:

@@ -104,10 +104,9 @@ class EtcdInspection:
         return kind is not None and kind[0] in SHARED
 
     def _info(self, name: str, shown: Sequence[Any], queue: Sequence[Any], count: int) -> LockInfo | None:
-        """Return the holders of a name, whose keys are in order of arrival, or None if no contender is first.
+        """Return the holders of a name, or None if nobody holds it. The keys in ``queue`` are in order of arrival.
 
-        All contenders wait for the first key, even if it is not the key of a contender. In that case nobody holds the
-        lock.
+        If the first key is not that of a contender, all contenders wait for it, and nobody holds the name.
         """
         holders = len(self._keys.holders(queue))
         if not holders:

@@ -101,8 +101,8 @@ class Connections:
                 start_worker(self._tend, "multilock-redis-idle")
 
     def _tend(self) -> None:
-        """Close old connections until there are few. A separate thread does this, because after a burst of requests
-        there may be no further request."""
+        """Close old connections until at most `SPARE` are idle. A separate thread does this, because after a burst of
+        requests there may be no further request."""
         while len(self._idle) > SPARE and not self._closed.wait(TEND_EVERY):
             self._trim()
         self._tended = False

@@ -112,7 +112,8 @@ class Clients:
         return late
 
     def leads(self) -> dict[tuple[str, str], bool]:
-        """Return whether this process leads, by the prefix and name of each election in which it is a candidate."""
+        """Return whether this process leads, for each election in which it is a candidate. The keys are the prefix and
+        the name of the election."""
         leads: dict[tuple[str, str], bool] = {}
         for kernel, _ in self._kernels():
             for name, leading in kernel.candidacies():

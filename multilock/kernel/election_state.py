@@ -52,9 +52,9 @@ def mark(part: Part) -> None:
 def unmark(part: Part) -> None:
     """Remove the newest mark of this part from this thread or task.
 
-    Does nothing if another thread or task called `mark`, as may happen after an event loop was closed. The mark of the
-    other thread or task then stays until that thread or task calls `mark` again, and does not count once the part has
-    ended.
+    Does nothing if another thread or task called `mark`, as may happen after an event loop was closed. The mark then
+    stays in the other thread or task until `mark` is called there again. Once the part has ended, the mark does not
+    count.
     """
     marked = list(_INSIDE.get()[::-1])
     with contextlib.suppress(ValueError):

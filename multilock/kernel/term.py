@@ -261,7 +261,7 @@ class Term(Generic[T]):
         )
         return ", ".join(part.name for part, runs in parts if runs and not part.done)
 
-    # A loss, and a resignation
+    # The two ends of a term: a loss, and a resignation
 
     def was_lost(self, loss: Loss[Any]) -> None:
         """Have on_lost called, because the lease was lost. Called once, by the lease's own lost callback."""

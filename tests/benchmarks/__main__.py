@@ -4,8 +4,8 @@ The results are printed as tables, stored as dated JSON under ``results``, and w
 text of that page between the tables does not change.
 
 All contenders of a part take turns in the same minutes on the same machine, so only the ratios of their times count. (A
-contender is a lock or another way to send requests that is measured.) Each part runs in its own process, so that
-threads and memory of another part do not affect it.
+contender is a lock, or another way to send requests, whose time is measured.) Each part runs in its own process, so
+that threads and memory of another part do not affect it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Each line is one write to stdout, so that a killed process has written all its r
     stall FROM TO                    this process did not run
     wrong TEXT                       an unexpected exception
 
-No word contains a space, except the TEXT of ``wrong``.
+No value contains a space, except the TEXT of ``wrong``.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Plan:
     seed: str
     server: ServerProcess | None = None
     ledger: str = ""  #: the address of the ledger that the holders write to
-    together: Together | None = None  #: the cycles with which this cycle shares the fault of its server
+    together: Together | None = None  #: the cycles that run at once and share one fault of the server
 
     @property
     def cell(self) -> Cell:

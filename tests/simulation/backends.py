@@ -19,6 +19,7 @@ import multilock_memory
 import multilock_postgresql
 import multilock_redis
 import multilock_sqlite
+import multilock_zookeeper
 from multilock import log_thread
 from multilock.config import settings_for
 from multilock.kernel import process as of_process
@@ -38,6 +39,8 @@ from tests.simulation.redis_server import Connection, RedisServer
 from tests.simulation.scheduler import Over, Process, simulation
 from tests.simulation.server import Server
 from tests.simulation.threads import InOrder
+from tests.simulation.zookeeper_client import connect_through
+from tests.simulation.zookeeper_server import ZooKeeperServer
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -109,6 +112,13 @@ def _consul(world: World, ttl: float) -> Any:
     return multilock_consul.open_backend("consul://simulation", {"prefix": PREFIX, "ttl": ttl})
 
 
+def _zookeeper(world: World, ttl: float) -> Any:
+    server = world.servers[0]
+    assert isinstance(server, ZooKeeperServer)
+    connect_through(world.network, server)
+    return multilock_zookeeper.open_backend("zookeeper://simulation", {"prefix": PREFIX, "ttl": ttl})
+
+
 #: For each backend, the function that opens it. It gets the ttl of the client.
 OPENERS: dict[str, Callable[[World, float], Any]] = {
     "memory": _memory,
@@ -118,6 +128,7 @@ OPENERS: dict[str, Callable[[World, float], Any]] = {
     "redlock": _redlock,
     "postgresql": _postgresql,
     "consul": _consul,
+    "zookeeper": _zookeeper,
 }
 #: For each backend that has simulated servers, the class and the number of them.
 SERVERS: dict[str, tuple[type[Server], int]] = {
@@ -126,6 +137,7 @@ SERVERS: dict[str, tuple[type[Server], int]] = {
     "redlock": (RedisServer, 3),
     "postgresql": (PostgresqlServer, 1),
     "consul": (ConsulServer, 1),
+    "zookeeper": (ZooKeeperServer, 1),
 }
 
 

@@ -15,6 +15,7 @@ from tests.simulation.plan import Fault, Operation
 from tests.simulation.postgresql_server import PostgresqlServer
 from tests.simulation.redis_replicas import Guarded
 from tests.simulation.scheduler import Process
+from tests.simulation.zookeeper_server import ZooKeeperServer
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -213,6 +214,13 @@ def lock_row(world: World, fault: Fault, process: Process) -> None:
     server = world.server(fault)
     if isinstance(server, PostgresqlServer):
         server.lock_row(world.key("ab"[fault.choice % 2]), fault.choice // 2, fault.seconds)
+
+
+def isolate(world: World, fault: Fault, process: Process) -> None:
+    """Cut a server of ZooKeeper off from the leader."""
+    server = world.server(fault)
+    if isinstance(server, ZooKeeperServer):
+        server.isolate(fault.choice, fault.seconds)
 
 
 def force(world: World, fault: Fault, process: Process) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "ProcessPlan", "Weather", "make_plan"]
 
-BACKENDS = ("redis", "redis+sentinel", "redlock", "postgresql", "consul", "sqlite", "memory")
+BACKENDS = ("redis", "redis+sentinel", "redlock", "postgresql", "consul", "zookeeper", "sqlite", "memory")
 FACES = ("blocking", "asyncio")
 MOST_OPERATIONS = 30  # the most operations of one worker
 
@@ -137,11 +137,14 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
         ["part", "cut", "lose_reply", "late_request", "late_reply", "repeat_request"],
     ),
     "slow": (
-        ["part", "cut", "lock_row", "remove_agent"],
-        ["part", "part", "pause", "late_request", "late_reply", "lock_row"],
+        ["part", "cut", "lock_row", "remove_agent", "isolate"],
+        ["part", "part", "pause", "late_request", "late_reply", "lock_row", "isolate"],
     ),
     "process": (["pause", "pause", "kill", "close"], ["pause", "pause", "pause", "kill", "newcomer"]),
-    "server": (["stop_server", "restart", "flush_scripts", "cut_all"], ["stop_server", "restart"]),
+    "server": (
+        ["stop_server", "restart", "flush_scripts", "cut_all", "isolate"],
+        ["stop_server", "restart", "isolate", "isolate"],
+    ),
     "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
     "force": (["force"], ["force", "force", "part"]),
     "failover": (
@@ -150,14 +153,14 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "all": (
         ["part", "cut", "cut_all", "pause", "pause", "kill", "close", "stop_server", "restart", "flush_scripts"],
-        ["part", "pause", "lose_reply", "late_request", "late_reply", "newcomer", "cut", "lock_row"],
+        ["part", "pause", "lose_reply", "late_request", "late_reply", "newcomer", "cut", "lock_row", "isolate"],
     ),
 }
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
 #: Backends without a network have only these faults. All clients of a `memory://` store are in one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
 #: For each of these faults, the only backends that have it.
-ONLY = {"lock_row": ["postgresql"], "remove_agent": ["consul"], "repeat_request": ["consul"]}
+ONLY = {"lock_row": ["postgresql"], "remove_agent": ["consul"], "repeat_request": ["consul"], "isolate": ["zookeeper"]}
 ONLY |= {kind: ["redis+sentinel"] for kind in ("fail_over", "divide", "lag")}
 ONLY |= {kind: ["redis", "redis+sentinel", "redlock", "postgresql"] for kind in ("flush_scripts", "step_clock")}
 #: Backends with a smallest ttl that is often used.

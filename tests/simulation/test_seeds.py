@@ -29,7 +29,16 @@ UNDONE = {
     ),
 }
 # The number of seeds for each backend, about a minute of processor time in all. `make simulation` runs other seeds.
-SEEDS = {"redis": 12, "redis+sentinel": 8, "redlock": 3, "postgresql": 6, "consul": 10, "sqlite": 8, "memory": 16}
+SEEDS = {
+    "redis": 12,
+    "redis+sentinel": 8,
+    "redlock": 3,
+    "postgresql": 6,
+    "consul": 10,
+    "zookeeper": 10,
+    "sqlite": 8,
+    "memory": 16,
+}
 FAILED, PASSED = 1, 0
 
 pytestmark = pytest.mark.slow
@@ -83,6 +92,7 @@ def test_each_plan_that_failed_once_names_its_mend() -> None:
         ("4", "redlock", "blocking"),
         ("5", "postgresql", "asyncio"),
         ("7", "consul", "blocking"),
+        ("6", "zookeeper", "blocking"),
         ("23", "sqlite", "blocking"),
         ("24", "memory", "asyncio"),
     ],

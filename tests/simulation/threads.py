@@ -179,6 +179,8 @@ class Condition(RLock):
         bell, self._bell = self._bell, Event()
         bell.set()
 
+    notify = notify_all
+
 
 class SimpleQueue:
     def __init__(self) -> None:
@@ -240,7 +242,7 @@ class File:
         files = self.process.files
         self.number = next(number for number in range(3, len(files) + 4) if number not in files)
         files[self.number] = self
-        self.selectors: list[Selector] = []  # those that watch it
+        self.selectors: list[Selector | Poll] = []  # those that watch it
         self._readers = Waiters()
 
     def fileno(self) -> int:
@@ -334,25 +336,46 @@ class Poll:
     It waits for simulated files, and for the real FIFOs of SQLite's clients. If the task must end, it closes the FIFO.
     """
 
-    def register(self, what: File | int, events: int) -> None:
-        self._what, self._writes = what, bool(events & select.POLLOUT)
+    def __init__(self) -> None:
+        self._files: dict[int, tuple[File, int]] = {}
+        self._real: int | None = None
+        self._waiters = Waiters()
+        self.has_changed = self._waiters.wake_all
 
-    def poll(self, milliseconds: float | None = None) -> list[int]:
-        if isinstance(self._what, int):
-            return self._wait_for_real(self._what)
-        ready = self._writes or self._what.is_readable()
-        if not ready and milliseconds != 0:
-            ready = self._what.wait(None if milliseconds is None else milliseconds / 1000, "poll")
-        return [1] if ready else []
+    def register(self, what: Any, events: int) -> None:
+        if isinstance(what, int):
+            self._real = what
+        else:
+            number = what.fileno()
+            file = what if isinstance(what, File) else simulation().running().process.files[number]
+            self._files[number] = file, events
 
-    def _wait_for_real(self, descriptor: int) -> list[int]:
+    def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
+        if self._real is not None:
+            return self._wait_for_real(self._real)
+        if milliseconds != 0 and not self._ready():
+            files = [file for file, _ in self._files.values()]
+            for file in files:
+                file.selectors.append(self)
+            self._waiters.wait(lambda: bool(self._ready()), milliseconds and milliseconds / 1000, "poll")
+            for file in files:
+                if self in file.selectors:  # a closed file has no selectors
+                    file.selectors.remove(self)
+        return self._ready()
+
+    def _ready(self) -> list[tuple[int, int]]:
+        found = ((number, events, file) for number, (file, events) in self._files.items())
+        ready = ((number, events & select.POLLOUT | file.is_readable(), file) for number, events, file in found)
+        return [(number, events) for number, events, _ in ready if events]
+
+    def _wait_for_real(self, descriptor: int) -> list[tuple[int, int]]:
         try:
             if not select.select([descriptor], [], [], 0)[0]:
                 simulation().wait_for_real(descriptor)
         except Over:
             os.close(descriptor)
             raise
-        return [1]
+        return [(descriptor, select.POLLIN)]
 
 
 class InOrder(MutableSet[Any]):

@@ -320,7 +320,8 @@ class World:
             self.event("ending", held.process)
 
     async def _acquire(self, client: Any, operation: Operation, on_lost: Callable[[Any], None]) -> Any:
-        ttl, [name, *_] = operation.ttl, operation.names
+        can, [name, *_] = self.can, operation.names
+        ttl, rest = min(operation.ttl, can.ttl_max), operation.rest if can.hold_at_least else 0.0
         common: dict[str, Any] = {"ttl": ttl, "on_lost": on_lost}
         if operation.kind == "lead":
             election = client.election(name, ttl=ttl, on_lost=on_lost, grace=1.0)
@@ -335,7 +336,7 @@ class World:
             elif operation.kind == "set":
                 lock = client.lock_all(operation.names, **common)
             else:
-                lock = client.lock(name, fair=operation.fair and self.can.fair, hold_at_least=operation.rest, **common)
+                lock = client.lock(name, fair=operation.fair and self.can.fair, hold_at_least=rest, **common)
             acquired = lock.acquire() if operation.timeout is None else lock.try_acquire(operation.timeout)
         if operation.cancel is None:
             return await answer(acquired)

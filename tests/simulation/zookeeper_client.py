@@ -1,0 +1,115 @@
+"""Run kazoo in a simulated process: its sockets, its clock and its random numbers are those of the simulation."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import kazoo.handlers.threading
+import kazoo.protocol.connection
+import kazoo.retry
+
+import multilock_zookeeper
+from multilock_zookeeper import sockets
+from multilock_zookeeper.inspection import Inspection
+from multilock_zookeeper.keys import Nodes
+from multilock_zookeeper.transport import Answer, Transport
+from tests.simulation.network import Network, Socket
+from tests.simulation.scheduler import simulation
+from tests.simulation.threads import STAND_INS, File, now, sleep
+from tests.simulation.zookeeper_server import ZooKeeperServer
+
+__all__ = ["connect_through"]
+
+
+class Pipe(File):
+    """Both ends of the pair of sockets with which a thread wakes kazoo's thread. Each byte is for one request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def is_readable(self) -> bool:
+        return self._count > 0
+
+    def send(self, data: bytes) -> int:
+        if self.number < 0:
+            raise OSError(9, "Bad file descriptor")
+        self._count += len(data)
+        self.has_changed()
+        return len(data)
+
+    def recv(self, size: int) -> bytes:
+        self._count -= 1
+        return b"\0"
+
+
+def _pair() -> tuple[Pipe, Pipe]:
+    pipe = Pipe()
+    return pipe, pipe
+
+
+class Telling:
+    """The transport of an operator's requests. It tells the server which nodes an operator deletes, because the server
+    cannot see the difference between these requests and releases."""
+
+    def __init__(self, transport: Transport, server: ZooKeeperServer) -> None:
+        self._transport, self._server = transport, server
+
+    def delete(self, path: str) -> Answer:
+        self._server.forced.add(path)
+        return self._transport.delete(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def connect_through(network: Network, server: ZooKeeperServer) -> None:
+    """Let kazoo connect to this server."""
+
+    def connect(address: tuple[str, int], within: float) -> Socket:
+        sim = simulation()
+        process = sim.running().process
+        delay = network.delay(process, server) + network.delay(process, server)
+        sim.block(min(delay, within), "connect")
+        if delay >= within:
+            raise TimeoutError("timed out")
+        sock = Socket(network, server)
+        sock.end = server.accept(sock)
+        if sock.end is None:
+            sock.close()
+            raise ConnectionRefusedError(111, "Connection refused")
+        return sock
+
+    def inspection(nodes: Nodes, transport: Any, now: Callable[[], float]) -> Inspection:
+        return Inspection(nodes, Telling(transport, server), now)  # type: ignore[arg-type]
+
+    vars(multilock_zookeeper)["Inspection"] = inspection
+    vars(sockets)["socket"] = SimpleNamespace(**{**vars(socket), "create_connection": connect})
+
+
+def _addresses(host: str, port: int, *more: int) -> list[Any]:
+    return [(0, 0, 0, "", (host, port))]
+
+
+def _randint(low: int, high: int) -> int:
+    return simulation().random.randint(low, high)
+
+
+def _uniform(low: float, high: float) -> float:
+    return simulation().random.uniform(low, high)
+
+
+_time = SimpleNamespace(monotonic=now, sleep=sleep)
+_random = SimpleNamespace(randint=_randint, uniform=_uniform, shuffle=lambda hosts: None)
+vars(kazoo.protocol.connection)["time"] = vars(kazoo.retry)["time"] = _time
+vars(kazoo.protocol.connection)["random"] = vars(kazoo.retry)["random"] = _random
+vars(kazoo.protocol.connection)["socket"] = SimpleNamespace(**{**vars(socket), "getaddrinfo": _addresses})
+_handlers = kazoo.handlers.threading
+vars(_handlers)["threading"] = SimpleNamespace(**{name: STAND_INS[name] for name in ("Event", "Lock", "RLock")})
+vars(_handlers)["socket"] = SimpleNamespace(socketpair=_pair)
+_handlers.SequentialThreadingHandler.sleep_func = staticmethod(sleep)
+_defaults = kazoo.retry.KazooRetry.__init__.__defaults__
+kazoo.retry.KazooRetry.__init__.__defaults__ = tuple(sleep if callable(each) else each for each in _defaults)

@@ -69,8 +69,8 @@ class Channel:
             self._asking = False
             if isinstance(error, (NotThere, NotReadCommitted)):
                 return None
-            if isinstance(error, LockWait) and self._attempting:
-                return Busy(heartbeat(self._attempting.ttl))
+            if isinstance(error, LockWait) and self._attempting and self._ask_why(self._attempting, error):
+                raise BlockingIOError from None
             raise
         self._asking = False
         return self._understand(rows)
@@ -82,6 +82,18 @@ class Channel:
     def look_in(self) -> float | None:
         """Return the seconds after which to call `idle`, or None while a request is under way."""
         return None if self._asking else max(0.0, self._wire.used + AT_REST - self._now())
+
+    def _ask_why(self, claim: Claim, silence: LockWait) -> bool:
+        """Ask why the attempt of this claim had to wait, as `Recipe.attempt` does. Returns False if that fails."""
+
+        def understand(rows: list[Row]) -> Busy:
+            if rows:
+                raise silence
+            return Busy(heartbeat(claim.ttl))
+
+        self._attempting, self._understand = None, understand
+        self._asking = self._wire.begin(self._steps.shut, [])
+        return self._asking
 
     def _ask(
         self,

@@ -56,13 +56,26 @@ class Recipe:
         Claims that join the queue are served in order of arrival, even if they are unfair. An unfair exclusive claim
         that does not join takes a free lock even if others wait.
         """
+        deadline = self._now() + within
         try:
             rows, sent_at = self._transactions.run(
                 self._transactions.steps.attempt, self.to_attempt(claim, join), within
             )
         except LockWait:
+            if self._is_shut(deadline - self._now()):
+                raise
             return Busy(heartbeat(claim.ttl))
         return self.attempted(claim, rows, sent_at)
+
+    def _is_shut(self, within: float) -> bool:
+        """Return whether a whole table is locked, as by a migration, so that the server tells nobody who holds a name.
+
+        If only the row of the name is locked, another claim is about to get the name.
+        """
+        try:
+            return bool(self._transactions.run(self._transactions.steps.shut, [], within, limited=False)[0])
+        except MultilockError:
+            return True
 
     def to_attempt(self, claim: Claim, join: bool) -> list[bytes | None]:
         """Return the arguments of an attempt, without the last one."""

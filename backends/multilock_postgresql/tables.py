@@ -6,8 +6,9 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from multilock import BackendRejected
+from multilock import BackendRejected, BackendUnavailable
 from multilock_postgresql.transport import PgWire, patience
+from multilock_postgresql.wire import LockWait
 
 __all__ = ["SCHEMA", "create", "grants_of", "sql_of"]
 
@@ -61,6 +62,10 @@ def create(wire: PgWire, schema: str, within: float) -> None:
 END $multilock$"""
     try:
         wire.script(make.encode(), within)
+    except LockWait as error:  # it says nothing about a lock
+        raise BackendUnavailable(
+            f"{error}: another client makes the tables", unknown=False, backend="postgresql"
+        ) from error
     except BackendRejected as error:
         raise BackendRejected(
             f"{error}. multilock needs its tables in the schema {schema!r}: let a role that may create them connect "

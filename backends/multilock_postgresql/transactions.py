@@ -36,6 +36,13 @@ class StepQueries:
             "WHERE NOT EXISTS (SELECT FROM {0}.locks l WHERE l.key = a.key AND l.id = a.id) "
             "AND NOT EXISTS (SELECT FROM {0}.holders h WHERE h.id = a.id)"
         )
+        # Has another session locked a whole table or index of ours, or does it wait for such a lock?
+        self.shut = self._sql(
+            "SELECT 1 FROM pg_catalog.pg_locks t JOIN pg_catalog.pg_class c ON c.oid = t.relation "
+            "JOIN pg_catalog.pg_database d ON d.oid = t.database AND d.datname = pg_catalog.current_database() "
+            "WHERE c.relnamespace = pg_catalog.to_regnamespace('{}')::oid "
+            "AND t.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"
+        )
         self.follow = self._sql(
             "INSERT INTO {0}.locks AS l (key, token, followed) "
             "SELECT k, {0}.us_1(), pg_catalog.clock_timestamp() + $2::bigint * interval '1 ms' "

@@ -101,6 +101,7 @@ class Store:
             STEPS.force: (self._force, "ti"),
             STEPS.sweep: (self._sweep, ""),
             STEPS.lost: (self._lost, "TT"),
+            STEPS.shut: (list, ""),  # nobody locks a whole table
             STEPS.follow: (self._follow, "Tii"),
             STEPS.holder: (self._holder, "T"),
             STEPS.inspect: (self._inspect, "t"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
@@ -10,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+import multilock
 from multilock import BackendRejected, BackendUnavailable, now
 from multilock.backend import Busy, Claim, Granted
 from multilock.testing.conformance.base import SOON, eventually
 from multilock.timing import heartbeat
 from tests.backends.kit import NAME, TTL, WITHIN
-from tests.backends.postgresql.conftest import Database, Queued
+from tests.backends.postgresql.conftest import Ask, Database, Queued
 
 KEY = f"multilock/{NAME}"
 
@@ -129,6 +131,43 @@ def test_a_row_that_another_transaction_has_locked_is_busy(
         assert two.attempt(two.mutex()) == Busy(heartbeat(TTL))
         operator.rollback()
     two.take(two.mutex())
+
+
+@pytest.mark.parametrize("lock", ["LOCK TABLE multilock.locks", "REINDEX INDEX multilock.locks_pkey"])
+def test_a_locked_table_is_silence_and_not_a_taken_name(one: Queued, server: Database, lock: str) -> None:
+    one.release(one.take(one.mutex()))
+    with psycopg.connect(server.url) as operator:
+        operator.execute(lock)
+        with pytest.raises(BackendUnavailable) as caught:
+            one.attempt(one.mutex(), within=0.5)
+        assert not caught.value.unknown
+        operator.rollback()
+    one.take(one.mutex())
+
+
+def test_a_single_try_beside_a_locked_table_says_that_the_server_did_not_answer(server: Database) -> None:
+    async def on_loop() -> None:
+        async with multilock.connect_async(server.url, request_timeout=1) as client:
+            async with client.lock(NAME):
+                pass
+            with psycopg.connect(server.url) as operator:
+                operator.execute("LOCK TABLE multilock.locks")
+                with pytest.raises(BackendUnavailable):
+                    await client.lock(NAME).try_acquire()
+                operator.rollback()
+                operator.execute("SELECT FROM multilock.locks WHERE key = %s FOR UPDATE", (KEY,))
+                assert await client.lock(NAME).try_acquire() is None
+
+    asyncio.run(on_loop())
+
+
+def test_a_client_that_waits_for_the_tables_does_not_take_that_for_a_taken_name(server: Database, ask: Ask) -> None:
+    with psycopg.connect(server.url) as other:
+        other.execute("SELECT pg_advisory_xact_lock(hashtextextended('multilock', 0))")
+        client = ask(schema="made_slowly")
+        with pytest.raises(BackendUnavailable) as caught:
+            client.attempt(client.mutex(), within=0.5)
+        assert not caught.value.unknown
 
 
 @pytest.mark.parametrize("kind", ["mutex", "reader"])

@@ -144,10 +144,10 @@ class Dialling(Generic[Wire]):
         def run() -> None:
             keep_for = 0.0
             try:
-                login.result.put(dial())
+                login.end(dial())
                 keep_for = KEPT
             except BaseException as error:
-                login.result.put(error)
+                login.end(error)
             finally:
                 give_back()
             login.keep(keep_for)
@@ -172,8 +172,11 @@ class Dialling(Generic[Wire]):
         """Return the result of a login. Returns None if there is none at the deadline: then the login is late."""
         kept = False
         try:
+            # `result.get(timeout=…)` may never return: if another thread takes the result first, and this thread sees
+            # that only after the deadline, CPython waits without a limit.
+            login.ended.wait(max(0.0, deadline - now()))
             with suppress(system.Empty):
-                return login.result.get(timeout=max(0.0, deadline - now()))
+                return login.result.get_nowait()
             login.late.set()
             with suppress(system.Empty):  # the login may have ended just before `late` was set
                 return login.result.get_nowait()
@@ -188,13 +191,19 @@ class Dialling(Generic[Wire]):
 class _Login(Generic[Wire]):
     """A login under way, and its result, which one request takes."""
 
-    __slots__ = ("begun", "late", "result", "settled")
+    __slots__ = ("begun", "ended", "late", "result", "settled")
 
     def __init__(self, begun: float) -> None:
         self.begun = begun
         self.result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
+        self.ended = system.Event()  # set once the result is there
         self.late = system.Event()  # set if its request did not wait for the result
         self.settled = system.Event()  # set if the result was taken, or is not wanted
+
+    def end(self, result: Wire | BaseException) -> None:
+        """Store the result of the login."""
+        self.result.put(result)
+        self.ended.set()
 
     def keep(self, seconds: float) -> None:
         """Keep a late result until a request takes it, for at most ``seconds``. The thread of the login calls this

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Thread
 
 import pytest
 
@@ -154,3 +156,34 @@ def test_a_forked_child_does_not_use_the_late_connection_of_its_parent(dials: Di
     other = quick()
     assert dials.outcome(other, SOON, now) is other
     login.discard()
+
+
+class SlowToDrop(Exception):
+    """An error that keeps all other threads from running for a while when it is dropped."""
+
+    def __del__(self) -> None:
+        until = now() + 0.3
+        while now() < until:
+            pass
+
+
+def test_a_request_whose_late_login_fails_at_its_deadline_gives_up(dials: Dialling[Login]) -> None:
+    allowed = Event()
+
+    def fails() -> Login:
+        allowed.wait(FOREVER)
+        raise SlowToDrop
+
+    assert isinstance(dials.outcome(fails, 0.01, now), TimeoutError)
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    request = Thread(target=lambda: outcomes.put(dials.outcome(quick(), 0.2, now)), daemon=True)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(FOREVER)  # each thread runs until it waits
+    try:
+        request.start()
+        eventually(lambda: not dials._late)
+        allowed.set()
+        request.join(SOON)
+        assert isinstance(outcomes.get_nowait(), TimeoutError)
+    finally:
+        sys.setswitchinterval(interval)

@@ -49,7 +49,8 @@ class Transactions:
     def execute(self, operations: Sequence[dict[str, Any]], until: float) -> Mapping[str, Entry]:
         """Execute all of these operations. If one fails, none is executed, and this raises `Refused`.
 
-        Returns each key as the last operation that shows the key returned it. Only a ``get-tree`` shows values.
+        Returns the keys that the replies to these operations show. If several replies show a key, the last one counts.
+        Only the reply to a ``get-tree`` shows values.
         """
         response, _ = self._agents.call("PUT", self._writing, self._left(until), json.dumps(operations).encode())
         return self._shown(operations, response)

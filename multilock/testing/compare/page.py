@@ -306,9 +306,10 @@ class _Page:
         return {**row, "face": face_of(str(row["adapter"])), "look": self.looks[row["contestant"]]}
 
     def trends(self) -> Iterator[tuple[str, list[Plot]]]:
-        """Yield two plots over the number of contenders: grants per second, and the p99 of the wait. Each pair of plots
-        has a title, and is for one API (blocking or asyncio) and for one time for which each contender holds the
-        lock."""
+        """Yield a title with two plots over the number of contenders: grants per second, and the p99 of the wait.
+
+        There is one such pair for each API (blocking or asyncio) and each time for which the contenders hold the lock.
+        """
         rows = [row for row in self.contentions() if row.get("wait")]
         for face, hold in dict.fromkeys(map(_way, rows)):
             mine = [row for row in rows if _way(row) == (face, hold)]

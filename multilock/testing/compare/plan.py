@@ -72,7 +72,7 @@ class Options:
     #: Servers that may be stopped, each ``URL=PID``. Up to 10 cycles share one stop. These faults come after all other
     #: faults.
     server_pids: Sequence[str] = ()
-    #: Servers that may be stopped, killed and restarted, each ``URL=NAME``. A kill or a restart is for one cycle.
+    #: Servers that may be stopped, killed and restarted, each ``URL=NAME``. Cycles do not share a kill or a restart.
     server_containers: Sequence[str] = ()
     out: Path | None = None  #: the folder for the history and the report, which is made if it does not exist
     resume: bool = False  #: whether to continue the run in ``out``, which ended early, with its options and seed

@@ -58,7 +58,7 @@ class Progress:
     running: list[str] = field(default_factory=list)
     elapsed: float = 0.0
     within: float | None = None
-    measuring: str = ""  #: the present load; loads run after all cycles
+    measuring: str = ""  #: the load that is measured now; loads are measured after all cycles
 
 
 def run(

@@ -30,10 +30,12 @@ from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Replicas
 from multilock_redis.redlock import RedlockBackend
 from multilock_redis.sentinel import Sentinel, SentinelEndpoint
+from multilock_redis.slot_table import Address, key_slot
 from multilock_redis.transport import Endpoint
 from tests.simulation.consul_server import ConsulServer, Dialer
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.postgresql_server import Libpq, PostgresqlServer
+from tests.simulation.redis_cluster import ClusterNode
 from tests.simulation.redis_replicas import NAME, PORT, Guarded, Replicating
 from tests.simulation.redis_server import Connection, RedisServer
 from tests.simulation.scheduler import Over, Process, simulation
@@ -99,6 +101,18 @@ def _sentinel(world: World, ttl: float) -> Any:
     return multilock_redis.RedisBackend("redis+sentinel", endpoint, Keyspace(PREFIX), replicas, ttl=ttl)
 
 
+def _cluster(world: World, ttl: float) -> Any:
+    settings, wanted = _settings(world), abs(world.plan.replicas)
+
+    def endpoint_at(address: Address) -> Endpoint:
+        return Endpoint(f"redis+cluster://{address}", Connection, {**settings, "host": address.host})
+
+    replicas = Replicas(wanted, wanted if world.plan.replicas < 0 else 0)
+    keys, capabilities = Keyspace(PREFIX, key_slot), multilock_redis._capabilities(ttl, replicas)
+    seeds = [Address(server.name, PORT) for server in world.servers[:2]]
+    return multilock_redis.ClusterBackend("redis+cluster", seeds, endpoint_at, keys, capabilities, replicas)
+
+
 def _redlock(world: World, ttl: float) -> Any:
     return RedlockBackend("redlock", _endpoints(world), Keyspace(PREFIX), ttl=ttl, guard=GUARD)
 
@@ -125,6 +139,7 @@ OPENERS: dict[str, Callable[[World, float], Any]] = {
     "sqlite": _sqlite,
     "redis": _redis,
     "redis+sentinel": _sentinel,
+    "redis+cluster": _cluster,
     "redlock": _redlock,
     "postgresql": _postgresql,
     "consul": _consul,
@@ -134,6 +149,7 @@ OPENERS: dict[str, Callable[[World, float], Any]] = {
 SERVERS: dict[str, tuple[type[Server], int]] = {
     "redis": (RedisServer, 1),
     "redis+sentinel": (Replicating, 3),
+    "redis+cluster": (ClusterNode, 4),
     "redlock": (RedisServer, 3),
     "postgresql": (PostgresqlServer, 1),
     "consul": (ConsulServer, 1),

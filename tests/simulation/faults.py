@@ -13,7 +13,8 @@ from multilock_consul.sessions import REMOVED_AFTER
 from tests.simulation.consul_server import ConsulServer
 from tests.simulation.plan import Fault, Operation
 from tests.simulation.postgresql_server import PostgresqlServer
-from tests.simulation.redis_replicas import Guarded
+from tests.simulation.redis_cluster import Clustered
+from tests.simulation.redis_replicas import Promoting
 from tests.simulation.scheduler import Process
 from tests.simulation.zookeeper_server import ZooKeeperServer
 
@@ -143,7 +144,7 @@ def forget(world: World, fault: Fault, process: Process) -> None:
     """End a server, and let it lose its data. Of several servers only one at a time may lose data, as Redlock
     requires."""
     server = world.server(fault)
-    if server in map(world.group.keeper, world.kinds):
+    if world.group.decides(server):
         world.oracles.excuse(None)
     elif not all(each.up and world.sim.time - each.started > 12 for each in world.servers):
         return
@@ -154,7 +155,7 @@ def forget(world: World, fault: Fault, process: Process) -> None:
 
 def fail_over(world: World, fault: Fault, process: Process) -> None:
     """Let the Sentinels promote a replica, sometimes one that lacks the latest changes."""
-    if isinstance(world.group, Guarded):
+    if isinstance(world.group, Promoting):
         if fault.choice % 2:
             world.group.lag(fault.seconds)
             world.sim.after(0.05, world.group.fail_over, fault.choice // 2)
@@ -164,13 +165,13 @@ def fail_over(world: World, fault: Fault, process: Process) -> None:
 
 def divide(world: World, fault: Fault, process: Process) -> None:
     """Cut a Sentinel off from the others, and let a failover happen."""
-    if isinstance(world.group, Guarded):
+    if isinstance(world.group, Promoting):
         world.group.divide(fault.choice, fault.seconds)
 
 
 def lag(world: World, fault: Fault, process: Process) -> None:
     """Delay the replication."""
-    if isinstance(world.group, Guarded):
+    if isinstance(world.group, Promoting):
         world.group.lag(fault.seconds)
 
 
@@ -181,6 +182,12 @@ def remove_agent(world: World, fault: Fault, process: Process) -> None:
     world.oracles.disturb(process, REMOVED_AFTER + 1.0, fault.kind)
     if isinstance(server, ConsulServer):
         world.sim.after(REMOVED_AFTER, server.remove_agent, process, world.sim.time)
+
+
+def move(world: World, fault: Fault, process: Process) -> None:
+    """Move the slot of a name to another node of a cluster."""
+    if isinstance(world.group, Clustered):
+        world.group.move("ab"[fault.choice % 2], fault.seconds)
 
 
 def flush_scripts(world: World, fault: Fault, process: Process) -> None:

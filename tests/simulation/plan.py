@@ -13,7 +13,17 @@ from typing import Any
 
 __all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "ProcessPlan", "Weather", "make_plan"]
 
-BACKENDS = ("redis", "redis+sentinel", "redlock", "postgresql", "consul", "zookeeper", "sqlite", "memory")
+BACKENDS = (
+    "redis",
+    "redis+sentinel",
+    "redis+cluster",
+    "redlock",
+    "postgresql",
+    "consul",
+    "zookeeper",
+    "sqlite",
+    "memory",
+)
 FACES = ("blocking", "asyncio")
 MOST_OPERATIONS = 30  # the most operations of one worker
 
@@ -148,8 +158,8 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
     "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
     "force": (["force"], ["force", "force", "part"]),
     "failover": (
-        ["fail_over", "divide", "lag", "stop_server", "restart"],
-        ["fail_over", "fail_over", "divide", "lag", "pause", "part", "stop_server"],
+        ["fail_over", "divide", "lag", "stop_server", "restart", "move", "move"],
+        ["fail_over", "fail_over", "divide", "lag", "pause", "part", "stop_server", "move", "move"],
     ),
     "all": (
         ["part", "cut", "cut_all", "pause", "pause", "kill", "close", "stop_server", "restart", "flush_scripts"],
@@ -159,10 +169,11 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
 #: Backends without a network have only these faults. All clients of a `memory://` store are in one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
+REPLICATED = ["redis+sentinel", "redis+cluster"]
 #: For each of these faults, the only backends that have it.
 ONLY = {"lock_row": ["postgresql"], "remove_agent": ["consul"], "repeat_request": ["consul"], "isolate": ["zookeeper"]}
-ONLY |= {kind: ["redis+sentinel"] for kind in ("fail_over", "divide", "lag")}
-ONLY |= {kind: ["redis", "redis+sentinel", "redlock", "postgresql"] for kind in ("flush_scripts", "step_clock")}
+ONLY |= {"move": ["redis+cluster"]} | dict.fromkeys(("fail_over", "divide", "lag"), REPLICATED)
+ONLY |= {kind: ["redis", *REPLICATED, "redlock", "postgresql"] for kind in ("flush_scripts", "step_clock")}
 #: Backends with a smallest ttl that is often used.
 TTLS = {"consul": [1.0, 2.0, 3.0, 6.0, 10.0, 10.0, 10.0]}
 #: About how many events of each kind a run has. ``long`` is a grant to a worker that holds it for half a ttl or more.
@@ -175,7 +186,7 @@ OF_LOCAL = ["asked", "granted", "long", "released"]
 def make_plan(seed: int, backend: str, face: str, profile: str | None = None) -> Plan:
     """Return the plan of this seed. ``profile`` is one of `PROFILES`. If it is None, the seed decides it."""
     chance = random.Random(f"plan {seed} {backend}")
-    profile = profile or chance.choice([*OFTEN, *["failover"] * 4 * (backend == "redis+sentinel")])
+    profile = profile or chance.choice([*OFTEN, *["failover"] * 4 * (backend in REPLICATED)])
     local = backend in LOCAL
     ttl = chance.choice(TTLS.get(backend, [1.0, 2.0, 3.0, 6.0, 10.0]))
     plan = Plan(
@@ -201,8 +212,9 @@ def make_plan(seed: int, backend: str, face: str, profile: str | None = None) ->
         plan.processes.append(ProcessPlan(ttl, chance.choice([None, 30.0, 5.0]), *clock, workers))
     plan.patience += sum(each.hold + each.rest + 0.2 for each in plan.operations)
     plan.faults = _faults(chance, plan, ttl)
-    if backend == "redis+sentinel":
-        plan.replicas = chance.choice([0, 0, 1, 2, -2])
+    if backend in REPLICATED:
+        most = 2 if backend == "redis+sentinel" else 1  # all replicas of a primary
+        plan.replicas = chance.choice([0, 0, 1, most, -most])
     return plan
 
 

@@ -23,7 +23,7 @@ from tests.simulation.server import Group, Server
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["NAME", "PORT", "Guarded", "Replicating", "SentinelServer"]
+__all__ = ["NAME", "PORT", "Guarded", "Promoting", "Replicating", "SentinelServer", "runs"]
 
 NAME = "mymaster"  # the Sentinels' name for the primary
 PORT = 6379  # the port of every server and Sentinel; their hosts are their names
@@ -105,7 +105,7 @@ class Replicating(RedisServer):
         self._waiting[client] = int(wanted), client.written
         for each in self.acknowledged:
             self._send(each, partial(each.acknowledge, self, each.link))
-        self.sim.after(int(milliseconds) / 1000, self._running, partial(self._answer, client))
+        self.sim.after(int(milliseconds) / 1000, self.running, partial(self._answer, client))
         return LATER
 
     def _do_evalsha(self, sha: str, count: str, *words: str) -> Reply:
@@ -149,9 +149,9 @@ class Replicating(RedisServer):
 
     def arrives(self, link: int, call: Callable[[], None]) -> None:
         if link == self.link:
-            self._running(call)
+            self.running(call)
 
-    def _running(self, call: Callable[[], None]) -> None:
+    def running(self, call: Callable[[], None]) -> None:
         """Call it now, or when this server is no longer stopped. A server that ended does nothing."""
         if self.paused:
             self._held.append(call)
@@ -172,7 +172,7 @@ class Replicating(RedisServer):
     def acknowledge(self, leader: Replicating, link: int) -> None:
         """Report to the leader which changes have arrived."""
         done = partial(leader.receive_acknowledgement, self, link, self.written)
-        self.sim.after(self.random.expovariate(1 / DELAY), leader._running, done)
+        self.sim.after(self.random.expovariate(1 / DELAY), leader.running, done)
 
     def receive_acknowledgement(self, replica: Replicating, link: int, written: int) -> None:
         if replica in self.acknowledged and link == replica.link:
@@ -202,7 +202,7 @@ class Replicating(RedisServer):
         """Replace the data by a copy of the leader's."""
         if link != self.link or not self.up or self.leader is None:
             return
-        if not _runs(self) or not _runs(self.leader) or self.leader.leader or self.sim.time < self.lags_until:
+        if not runs(self) or not runs(self.leader) or self.leader.leader or self.sim.time < self.lags_until:
             self.sim.after(TEND_EVERY, self._copy, link)
             return
         self.store.values.clear()
@@ -244,7 +244,7 @@ class Replicating(RedisServer):
         super().go_on()
         held, self._held = self._held, []
         for call in held:
-            self._running(call)
+            self.running(call)
 
     def _ended(self, *, forgets: bool) -> list[Link]:
         self._part()
@@ -317,124 +317,61 @@ class SentinelServer(RedisServer):
         return iter(())
 
 
-class Guarded(Group):
-    """A primary with its replicas, the Sentinels, and the failovers that these make.
+class Promoting(Group):
+    """Primaries with replicas, of which one may be promoted.
 
     The oracles do not judge what Redis does not promise: a lease whose last change the new primary lacks, and what a
-    former primary executes. But an undisturbed client must leave a former primary in time.
+    former primary executes.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.world, self.sim = world, world.sim
-        self.random = random.Random(f"sentinels {world.plan.seed}")
+        self.random = random.Random(f"failovers {world.plan.seed}")
         self.redis = [each for each in world.servers if isinstance(each, Replicating)]
-        self.primary = self.redis[0]
-        self.epoch = 0
-        self.known_at = -math.inf  #: when the first Sentinel learnt of the last failover
-        self._down_since = math.inf
-        self._demoted_at: dict[Replicating, float] = {}
-        self.sentinels = [world.new_server(SentinelServer, f"sentinel{each}") for each in range(SENTINELS)]
-        world.servers += self.sentinels
-        for sentinel in self.sentinels:
-            sentinel.names = sentinel.describes = self.primary
-            sentinel.others = [each for each in self.sentinels if each is not sentinel]
-            sentinel.replicas = len(self.redis) - 1
+        self.primaries: list[Replicating] = []
+        self._asked: dict[tuple[Process, Server], float] = {}  # since when a process sends scripts to a new primary
+        self._on_sent = world.network.on_sent
+        world.network.on_sent = self.sent
         for each in self.redis:
             each.on_script = partial(self._script, each)
-            if each is not self.primary:
-                each.follow(self.primary)
-        self._left: dict[Process, tuple[Server, float]] = {}  # the primary that a process asks, and since when
-        self._on_sent = world.network.on_sent
-        world.network.on_sent = self._sent
-        self.sim.after(TEND_EVERY, self._tend)
 
-    def keeper(self, name: str) -> Server:
-        return self.primary
+    def decides(self, server: Server) -> bool:
+        return server in self.primaries
 
     def calm(self) -> None:
         super().calm()
-        for server in self.redis:
-            server.lags_until = 0.0
-        for sentinel in self.sentinels:
-            sentinel.apart_until = 0.0
+        self.lag(0.0)
 
-    # Faults
-
-    def fail_over(self, choice: int, leader: SentinelServer | None = None) -> None:
-        """Let a Sentinel promote a replica, as an operator may ask it to do. Without ``leader``, the choice decides
-        which Sentinel leads the failover."""
-        together, former = self._together(), self.primary
-        able = [each for each in together if leader in (None, each)]
-        ready = [each for each in self.redis if each.leader is each.copied is former and _runs(each)]
-        if len(together) < QUORUM or not able or not ready:
-            return
-        leader, new = able[choice % len(able)], ready[choice // 16 % len(ready)]
-        self.sim.note(None, f"{leader.name} promotes {new.name}")
-        self.epoch, self.primary, self.known_at = self.epoch + 1, new, math.inf
-        leader.leads = True
-        self._excuse(former, new)
-        new.promote()
-        self.sim.after(self.random.uniform(0.0, 1.0), self._is_promoted, leader, self.epoch)
+    def fail_over(self, choice: int) -> None:
+        """Promote a replica, if one is able to be promoted."""
+        raise NotImplementedError
 
     def divide(self, choice: int, seconds: float) -> None:
-        """Let a Sentinel lose contact to the others. It leads a failover just before that, or misses one just after
-        that."""
-        alone, leads = self.sentinels[choice % SENTINELS], choice // 16 % 2
-        if leads:
-            self.fail_over(choice, alone)
-        alone.apart_until = self.sim.time + seconds
-        if not leads:
-            self.fail_over(choice)
+        """Cut a member of the group off from the others."""
+        raise NotImplementedError
 
     def lag(self, seconds: float) -> None:
         """Delay all changes that the replicas have not received yet."""
         for each in self.redis:
             each.lags_until = self.sim.time + seconds
 
-    # The Sentinels
+    def ready(self, primary: Replicating) -> list[Replicating]:
+        """Return the replicas of a primary that can be promoted."""
+        return [each for each in self.redis if each.leader is each.copied is primary and runs(each)]
 
-    def _together(self) -> list[SentinelServer]:
-        """Return the Sentinels that work and reach one another."""
-        return [each for each in self.sentinels if _runs(each) and each.apart_until <= self.sim.time]
-
-    def _is_promoted(self, leader: SentinelServer, epoch: int) -> None:
-        """Let the leader of a failover, or another Sentinel in its place, learn that the replica is the primary."""
-        able = [leader] if _runs(leader) else self._together()
-        if epoch == self.epoch and able:
-            able[0].promoted(epoch, self.primary)
-            self.known_at = self.sim.time
-        elif epoch == self.epoch:
-            self.sim.after(TEND_EVERY, self._is_promoted, leader, epoch)
-
-    def _tend(self) -> None:
-        self.sim.after(TEND_EVERY, self._tend)
-        now, together, chance = self.sim.time, self._together(), self.random.random
-        self._down_since = math.inf if _runs(self.primary) else min(self._down_since, now)
-        if now - self._down_since > DOWN_AFTER:
-            self.fail_over(self.random.randrange(1 << 10))
-        for sentinel in together:
-            best = max(together, key=lambda each: each.epoch)
-            if sentinel.epoch < best.epoch and chance() < LEARNS:
-                sentinel.learn(best.epoch, best.names)
-        for sentinel in self.sentinels:
-            if _runs(sentinel) and sentinel.names is not sentinel.describes and chance() < LEARNS:
-                sentinel.learn(sentinel.epoch, sentinel.names)  # all replicas follow the new primary
-        for server in self.redis:
-            if server is self.primary or not _runs(server) or not together or now < self.known_at:
-                continue
-            if server.leader is None:
-                if now >= self._demoted_at.setdefault(server, now + self.random.uniform(1.0, DEMOTE_WITHIN)):
-                    del self._demoted_at[server]
-                    server.follow(self.primary)
-            elif server.leader is not self.primary:
-                server.follow(self.primary)
+    def promote(self, former: Replicating, new: Replicating) -> None:
+        """Let a replica take the place of a primary, which does not notice this."""
+        self._excuse(former, new)
+        self.primaries[self.primaries.index(former)] = new
+        self._asked = {each: since for each, since in self._asked.items() if each[1] is not new}
+        new.promote()
 
     # For the oracles
 
     def _is_former(self, server: Server) -> bool:
         """Return whether this is a former primary that does not know of the failover."""
-        return isinstance(server, Replicating) and server is not self.primary and server.leader is None
+        return isinstance(server, Replicating) and server not in self.primaries and server.leader is None
 
     def _excuse(self, former: Replicating, new: Replicating) -> None:
         """Excuse the holders of those names for which the new primary lacks a change, because Redis replicates only
@@ -443,8 +380,11 @@ class Guarded(Group):
         oracles.disturb(None, NOTICED_WITHIN, "fail_over")
         for server in (former, new):
             server.micros()
-        kept, all_of_them = {claim for _, claim in new.claims()}, abs(self.world.plan.replicas) >= len(self.redis) - 1
+        replicas = sum(each.leader is former for each in self.redis)
+        kept, all_of_them = {claim for _, claim in new.claims()}, abs(self.world.plan.replicas) >= replicas
         for name in self.world.kinds:
+            if self.keeper(name) is not former:
+                continue
             for belief in oracles.of(name) if all_of_them else ():
                 claim, held = belief.part.claim.id, belief.held
                 was = any(claim == each for _, each in former.claims()) and held.since > new.started
@@ -473,35 +413,134 @@ class Guarded(Group):
             return executed
 
         def present() -> None:
-            if server is self.primary and any(claim in doomed for claim in claims):
+            if server in self.primaries and any(claim in doomed for claim in claims):
                 for claim in set(claims) & {claim for _, claim in server.claims()}:
                     doomed.pop(claim, None)
 
         return present
 
-    def _sent(self, sock: Socket, data: bytes) -> None:
-        """Report a client that still asks a former primary. A client is not judged while other faults disturb it."""
-        world, now, runs = self.world, self.sim.time, b"EVALSHA" in data
-        if runs and sock.server is self.primary and self._left.get(sock.process, (None, 0.0))[0] is not sock.server:
-            self._left[sock.process] = sock.server, now
-        if runs and self._is_former(sock.server):
-            weather, calm = world.plan.weather, world.oracles.calm_since(sock.process, *OF_FAILOVER)
-            since = max(self.known_at, calm)
-            late = now - since > NOTICED_WITHIN and sock.process.ran_since(since)
-            if late and not weather.p_stall and not weather.p_cut:
-                where = f"{sock.server.name}, {now - since:.1f} s after a failover"
-                world.oracles.bad("Former", f"{sock.process} still uses {where}")
+    def sent(self, sock: Socket, data: bytes) -> None:
+        """Notice that a process sends a script."""
+        if b"EVALSHA" in data and sock.server in self.primaries:
+            self._asked.setdefault((sock.process, sock.server), self.sim.time)
         self._on_sent(sock, data)
 
     def judge(self, belief: Belief) -> str:
         """Return an objection if the belief comes from a former primary, and the client has asked the new one before it
         got the reply."""
-        former, held = self.world.oracles.doomed.get(belief.part.claim.id), belief.held
-        follows, since = self._left.get(held.process, (None, 0.0))
-        late = self.sim.time - since
-        if former in (None, self.primary) or follows is not self.primary or late < SETTLED or len(held.beliefs) > 1:
+        former, new = self.world.oracles.doomed.get(belief.part.claim.id), self.keeper(belief.name)
+        late = self.sim.time - self._asked.get((belief.held.process, new), math.inf) if new else -math.inf
+        if former in (None, new) or late < SETTLED or len(belief.held.beliefs) > 1:
             return ""
         return f"{belief.who} got {belief.name} from a former primary, {late:.3f} s after it asked the new one"
+
+
+class Guarded(Promoting):
+    """A primary with its replicas, and the Sentinels, which an undisturbed client asks in time after a failover."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.primaries = self.redis[:1]
+        self.epoch = 0
+        self.known_at = -math.inf  #: when the first Sentinel learnt of the last failover
+        self._down_since = math.inf
+        self._demoted_at: dict[Replicating, float] = {}
+        self.sentinels = [world.new_server(SentinelServer, f"sentinel{each}") for each in range(SENTINELS)]
+        world.servers += self.sentinels
+        for sentinel in self.sentinels:
+            sentinel.names = sentinel.describes = self.primary
+            sentinel.others = [each for each in self.sentinels if each is not sentinel]
+            sentinel.replicas = len(self.redis) - 1
+        for each in self.redis[1:]:
+            each.follow(self.primary)
+        self.sim.after(TEND_EVERY, self._tend)
+
+    @property
+    def primary(self) -> Replicating:
+        return self.primaries[0]
+
+    def keeper(self, name: str) -> Server:
+        return self.primary
+
+    def calm(self) -> None:
+        super().calm()
+        for sentinel in self.sentinels:
+            sentinel.apart_until = 0.0
+
+    # Faults
+
+    def fail_over(self, choice: int, leader: SentinelServer | None = None) -> None:
+        """Let a Sentinel promote a replica, as an operator may ask it to do. Without ``leader``, the choice decides
+        which Sentinel leads the failover."""
+        together, former = self._together(), self.primary
+        able = [each for each in together if leader in (None, each)]
+        ready = self.ready(former)
+        if len(together) < QUORUM or not able or not ready:
+            return
+        leader, new = able[choice % len(able)], ready[choice // 16 % len(ready)]
+        self.sim.note(None, f"{leader.name} promotes {new.name}")
+        self.epoch, self.known_at, leader.leads = self.epoch + 1, math.inf, True
+        self.promote(former, new)
+        self.sim.after(self.random.uniform(0.0, 1.0), self._is_promoted, leader, self.epoch)
+
+    def divide(self, choice: int, seconds: float) -> None:
+        """Let a Sentinel lose contact to the others. It leads a failover just before that, or misses one just after
+        that."""
+        alone, leads = self.sentinels[choice % SENTINELS], choice // 16 % 2
+        if leads:
+            self.fail_over(choice, alone)
+        alone.apart_until = self.sim.time + seconds
+        if not leads:
+            self.fail_over(choice)
+
+    # The Sentinels
+
+    def _together(self) -> list[SentinelServer]:
+        """Return the Sentinels that work and reach one another."""
+        return [each for each in self.sentinels if runs(each) and each.apart_until <= self.sim.time]
+
+    def _is_promoted(self, leader: SentinelServer, epoch: int) -> None:
+        """Let the leader of a failover, or another Sentinel in its place, learn that the replica is the primary."""
+        able = [leader] if runs(leader) else self._together()
+        if epoch == self.epoch and able:
+            able[0].promoted(epoch, self.primary)
+            self.known_at = self.sim.time
+        elif epoch == self.epoch:
+            self.sim.after(TEND_EVERY, self._is_promoted, leader, epoch)
+
+    def _tend(self) -> None:
+        self.sim.after(TEND_EVERY, self._tend)
+        now, together, chance = self.sim.time, self._together(), self.random.random
+        self._down_since = math.inf if runs(self.primary) else min(self._down_since, now)
+        if now - self._down_since > DOWN_AFTER:
+            self.fail_over(self.random.randrange(1 << 10))
+        for sentinel in together:
+            best = max(together, key=lambda each: each.epoch)
+            if sentinel.epoch < best.epoch and chance() < LEARNS:
+                sentinel.learn(best.epoch, best.names)
+        for sentinel in self.sentinels:
+            if runs(sentinel) and sentinel.names is not sentinel.describes and chance() < LEARNS:
+                sentinel.learn(sentinel.epoch, sentinel.names)  # all replicas follow the new primary
+        for server in self.redis:
+            if server is self.primary or not runs(server) or not together or now < self.known_at:
+                continue
+            if server.leader is None:
+                if now >= self._demoted_at.setdefault(server, now + self.random.uniform(1.0, DEMOTE_WITHIN)):
+                    del self._demoted_at[server]
+                    server.follow(self.primary)
+            elif server.leader is not self.primary:
+                server.follow(self.primary)
+
+    def sent(self, sock: Socket, data: bytes) -> None:
+        """Report a client that still asks a former primary. A client is not judged while other faults disturb it."""
+        if b"EVALSHA" in data and self._is_former(sock.server):
+            weather, calm = self.world.plan.weather, self.world.oracles.calm_since(sock.process, *OF_FAILOVER)
+            since, now = max(self.known_at, calm), self.sim.time
+            late = now - since > NOTICED_WITHIN and sock.process.ran_since(since)
+            if late and not weather.p_stall and not weather.p_cut:
+                where = f"{sock.server.name}, {now - since:.1f} s after a failover"
+                self.world.oracles.bad("Former", f"{sock.process} still uses {where}")
+        super().sent(sock, data)
 
 
 class Former(Oracle):
@@ -509,11 +548,12 @@ class Former(Oracle):
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         group = self.world.group
-        if isinstance(group, Guarded) and (objection := group.judge(belief)):
+        if isinstance(group, Promoting) and (objection := group.judge(belief)):
             self.bad(objection)
 
 
-def _runs(server: Server) -> bool:
+def runs(server: Server) -> bool:
+    """Return whether the process of a server runs."""
     return server.up and not server.paused
 
 

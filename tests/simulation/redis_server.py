@@ -127,6 +127,7 @@ class Client:
         self.redirect = 0  # the connection that is notified of changes of tracked keys, or 0 if none are tracked
         self.caching = False  # whether the keys of the present command are tracked
         self.caches_next = False
+        self.asks = False  # in a cluster, whether the client has just sent ASKING
         self.written = 0  # a replicating server's number of changes when the client's last command ended
         self.rest: bytes | None = None  # the commands that arrived after a command that the server answers later
 

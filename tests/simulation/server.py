@@ -26,6 +26,10 @@ class Group:
         """Return the server that alone decides who holds a name, or None if there is none, or several vote."""
         return self.servers[0] if len(self.servers) == 1 else None
 
+    def decides(self, server: Server) -> bool:
+        """Return whether some names are lost if this server loses its data."""
+        return len(self.servers) == 1
+
     def calm(self) -> None:
         """End all faults."""
         for server in self.servers:

@@ -32,6 +32,7 @@ UNDONE = {
 SEEDS = {
     "redis": 12,
     "redis+sentinel": 8,
+    "redis+cluster": 8,
     "redlock": 3,
     "postgresql": 6,
     "consul": 10,
@@ -89,6 +90,7 @@ def test_each_plan_that_failed_once_names_its_mend() -> None:
     [
         ("1", "redis", "asyncio"),
         ("2", "redis+sentinel", "blocking"),
+        ("3", "redis+cluster", "asyncio"),
         ("4", "redlock", "blocking"),
         ("5", "postgresql", "asyncio"),
         ("7", "consul", "blocking"),

@@ -412,6 +412,11 @@ class InOrder(MutableSet[Any]):
         for item in items:
             self.add(item)
 
+    def intersection_update(self, items: Iterable[Any]) -> None:
+        kept = list(items)
+        for item in [each for each in self if each not in kept]:
+            self.discard(item)
+
 
 class WeakInOrder(InOrder):
     """The same as `InOrder`, but with weak references to the items."""

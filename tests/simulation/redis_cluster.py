@@ -137,6 +137,9 @@ class ClusterNode(Replicating):
         for each in self._listeners(channel):
             self._push(each, ["message", channel, message])
 
+    def _ends_with_its_role(self) -> list[Client]:
+        return list(self._waiting)
+
     def learn(self, table: Table) -> None:
         """Take over a newer table. A primary that has lost all slots becomes a replica of the node that has them."""
         owners = [table.owner(first) for first, _, node in self.table.ranges if node is self]

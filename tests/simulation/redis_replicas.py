@@ -218,15 +218,17 @@ class Replicating(RedisServer):
             self._plan_end(key, end)
 
     def _change_role(self, leader: Replicating | None) -> None:
-        """End all connections, as the Sentinels do when they change the role of a server."""
+        ended = self._ends_with_its_role()
         self._part()
         self.leader = leader
         self._take_role()
-        links = [each.link for each in self.clients.values()]
-        self.clients.clear()
-        self._tracked.clear()
-        for link in links:
-            link.reset()
+        for client in ended:
+            self.clients.pop(client.number, None)
+            client.link.reset()
+
+    def _ends_with_its_role(self) -> list[Client]:
+        """Return the clients whose connections end when the role changes. The Sentinels then end all of them."""
+        return list(self.clients.values())
 
     def _part(self) -> None:
         """End the connections to the leader and to all replicas."""
@@ -430,8 +432,10 @@ class Promoting(Group):
         got the reply."""
         former, new = self.world.oracles.doomed.get(belief.part.claim.id), self.keeper(belief.name)
         late = self.sim.time - self._asked.get((belief.held.process, new), math.inf) if new else -math.inf
-        if former in (None, new) or late < SETTLED or len(belief.held.beliefs) > 1:
+        if former in (None, new) or new is None or late < SETTLED or len(belief.held.beliefs) > 1:
             return ""
+        if belief.part.claim.id in {claim for key, claim in new.claims() if not key.endswith(("}:queue", "}:live"))}:
+            return ""  # the former primary has only executed another request of this claim
         return f"{belief.who} got {belief.name} from a former primary, {late:.3f} s after it asked the new one"
 
 

@@ -24,7 +24,7 @@ ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
 FULL = 5  # number of keys of each script that may give a name to a claim
 INVALIDATED = "__redis__:invalidate"
 CONNECTION = {"client", "subscribe", "ping"}  # commands that concern the connection
-LATER = object()  # instead of a reply, if the server replies later, and then executes the commands that follow
+LATER = Status("LATER")  # instead of a reply, if the server replies later, and then executes the commands that follow
 
 _lua = LuaRuntime(encoding="latin-1", unpack_returned_tuples=True)
 _table: Callable[[Any], Any] = _lua.table_from

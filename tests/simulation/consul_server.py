@@ -131,6 +131,10 @@ class ConsulServer(Server):
     def granted_at(self, token: int) -> float:
         return self._written.get(token, 0.0) - EPOCH
 
+    def late_leave(self, ttl: float) -> float:
+        """Return twice the ttl: until then a renewal finds the key of the claim, or the key ends with its session."""
+        return 2 * max(ttl, self.ttl_min)
+
     # Requests
 
     def accept(self, link: Link) -> End | None:

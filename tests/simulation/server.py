@@ -114,6 +114,11 @@ class Server:
         """Return the time at which the server gave this token. In the base class, a token is a time in microseconds."""
         return token / 1e6 - EPOCH
 
+    def late_leave(self, ttl: float) -> float:
+        """Return for how many seconds a request may have an effect that is executed after its cancel. ``ttl`` is the
+        longest ttl of the plan."""
+        return 0.0
+
     # Faults
 
     def stop(self) -> None:

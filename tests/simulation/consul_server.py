@@ -172,21 +172,22 @@ class ConsulServer(Server):
             self._session(end, words[1], words[2] if words[2:] else "", body)
 
     def _transaction(self, end: End, steps: list[dict[str, Any]]) -> None:
-        self._report_force(steps)
-        if any(step["Verb"] in WRITES for step in steps):
+        verbs = [step["Verb"] for step in steps]
+        if verbs == ["check-session", "delete"] * (len(verbs) // 2):  # only an operator's request is like this
+            self._report_forced({step["Key"] for step in steps})
+        if not WRITES.isdisjoint(verbs):
             self._reads_from = 0.0  # an entry of the log is applied after all earlier ones
         rows, errors = self.store.execute(steps)
         self._note(f"{[(step['Verb'], step['Key']) for step in steps]} -> {errors or self.store.index}")
         self._reply(end, 409 if errors else 200, shown(rows, errors))
         self._has_changed()
 
-    def _report_force(self, steps: list[dict[str, Any]]) -> None:
-        """Report an operator's request, which checks the session of each key and deletes it."""
-        verbs = [step["Verb"] for step in steps]
-        if verbs == ["check-session", "delete"] * (len(verbs) // 2):
-            self._deletes = {step["Key"] for step in steps}
-            self.on_step(_name(steps[0]["Key"]), "", "force")
-            self._deletes = set()
+    def _report_forced(self, keys: set[str]) -> None:
+        """Report that an operator takes these keys away."""
+        self._deletes = keys
+        for name in sorted({_name(key) for key in keys}):
+            self.on_step(name, "", "force")
+        self._deletes = set()
 
     def _session(self, end: End, what: str, session_id: str, body: str) -> None:
         store = self.store
@@ -326,9 +327,18 @@ class ConsulServer(Server):
         """Do nothing: Consul has no scripts."""
 
     def delete(self, key: str) -> None:
-        self.on_step(key, "", "force")
-        self.store.execute([{"Verb": "delete", "Key": entry.key} for entry in self.store.below(f"{key}/")])
-        self._has_changed()
+        """Delete all keys of a name, or destroy a session that holds the name, with all that it holds."""
+        holding = [entry.session for entry in self.store.below(f"{key}/") if entry.session]
+        if holding and self.random.random() < 0.5:
+            session = self.random.choice(holding)
+            locked = {entry.key for entry in self.store.keys.values() if entry.session == session}
+            self._report_forced(locked)
+            self._destroy(session)
+        else:
+            keys = [entry.key for entry in self.store.below(f"{key}/")]
+            self._report_forced(set(keys))
+            self.store.execute([{"Verb": "delete", "Key": each} for each in keys])
+            self._has_changed()
 
     def repeat(self, process: Process, seconds: float) -> None:
         """Execute the last request of a process again after some seconds, as a proxy may do."""

@@ -88,6 +88,7 @@ def test_nobody_gets_the_name_until_the_guarded_transaction_ends(
         answer = two.attempt(writer, join=True)
         assert isinstance(answer, Busy)
         assert answer.expires_in is None
+        assert two.opened.inspect(NAME, WITHIN) is None
         session.commit()
         assert two.holds(writer, join=True)
         assert two.release(writer)

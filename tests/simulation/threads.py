@@ -353,7 +353,8 @@ class Poll:
     def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
         if self._real is not None:
             return self._wait_for_real(self._real)
-        if milliseconds != 0 and not self._ready():
+        ready = self._ready()
+        if not ready and milliseconds != 0:
             files = [file for file, _ in self._files.values()]
             for file in files:
                 file.selectors.append(self)
@@ -361,12 +362,15 @@ class Poll:
             for file in files:
                 if self in file.selectors:  # a closed file has no selectors
                     file.selectors.remove(self)
-        return self._ready()
+            ready = self._ready()
+        return ready
 
     def _ready(self) -> list[tuple[int, int]]:
-        found = ((number, events, file) for number, (file, events) in self._files.items())
-        ready = ((number, events & select.POLLOUT | file.is_readable(), file) for number, events, file in found)
-        return [(number, events) for number, events, _ in ready if events]
+        ready = []
+        for number, (file, events) in self._files.items():
+            if events & select.POLLOUT or file.is_readable():
+                ready.append((number, events))
+        return ready
 
     def _wait_for_real(self, descriptor: int) -> list[tuple[int, int]]:
         try:

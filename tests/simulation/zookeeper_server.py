@@ -14,6 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from tests.simulation.scheduler import Simulation
@@ -144,7 +145,7 @@ class ZooKeeperServer(Server):
         self.tick = chance.choice([0.1, 0.2, 0.5])
         self.lag = chance.choice([0.0002, 0.002, 0.02])  # the mean delay of a message between two members
         self.cleans_every = chance.choice([3.0, 60.0])  # seconds between two removals of abandoned containers
-        self.members = [Member(each, chance.choice([MOST, MOST, MOST, 2.0]) if sim else MOST) for each in range(size)]
+        self.members = [Member(each, self._most()) for each in range(size)]
         self.forced: set[str] = set()  # nodes that an operator deletes, as the world has said
         self.created: dict[int, float] = {}  # token -> when the node was created
         self.wanted: dict[Any, int] = {}  # process -> the session for which it has asked last
@@ -159,6 +160,10 @@ class ZooKeeperServer(Server):
         self.sessions: dict[int, Tracked] = {}
         for member in self.members:
             member.store, member.applied = Store(), 0
+
+    def _most(self) -> float:
+        """Return the longest session that a server grants from its start on."""
+        return self.random.choice([MOST, MOST, 2.0]) if self.sim else MOST
 
     @property
     def leader(self) -> Member:
@@ -550,6 +555,8 @@ class ZooKeeperServer(Server):
         if not self.up:
             self.up = True
             self.started = self._now()
+            for member in self.members:
+                member.most = self._most()
             self.sessions = {}
             for session, timeout in self.leader.store.sessions.items():
                 self.sessions[session] = Tracked(math.inf)
@@ -618,6 +625,7 @@ def _password(session: int) -> bytes:
     return (session * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)).to_bytes(16, "big")
 
 
+@lru_cache(maxsize=1024)
 def _contender(path: str) -> Contender | None:
     found = _NODE.fullmatch(path.rpartition("/")[2])
     if found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -59,9 +59,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for path in order for item in modules[path]]
 
 
-def pytest_collection_finish() -> None:
-    """Exempt the collected tests from the garbage collector, which would stop all threads while it visits them."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt the collected tests from the garbage collector, which would stop all threads while it visits them. It does
+    not run during the collection, in which hardly anything becomes garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class _Told(pytest.LogCaptureFixture):  # type: ignore[misc]

@@ -110,15 +110,13 @@ def test_a_run_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]
 def test_a_quick_comparison_of_two_backends_writes_a_self_contained_page(
     tmp_path: Path,
 ) -> None:
-    chosen = ("--quick", "--scenarios", "pause,partition,cost,contention", "--ttl", "1")
+    chosen = ("--quick", "--scenarios", "pause,partition,cost", "--ttl", "1")
     with RedisServer() as server:
         done = multilock(f"sqlite://{tmp_path}/locks.db", server.url, *chosen, "--out", tmp_path, within=100)
     assert done.returncode == 0, done.stdout + done.stderr
     address = (tmp_path / "report.html").as_uri()
     with chromium.running() as browser:
-        for width in chromium.WIDTHS:
-            for scheme in chromium.SCHEMES:
-                opens_well(browser, address, width, scheme)
+        opens_well(browser, address, chromium.WIDTHS[0], chromium.SCHEMES[0])  # test_page tries all of them
         assert browser.run("document.querySelector('.headline').textContent").startswith("Nothing was broken")
         cells = browser.run("[...document.querySelectorAll('#verdicts td')].map(each => each.textContent.trim()[0])")
         assert cells == ["✓", "✓", "–", "✓"]

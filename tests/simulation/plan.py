@@ -157,6 +157,7 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
     "force": (["force"], ["force", "force", "part"]),
+    "moves": (["move", "move"], ["move"]),
     "failover": (
         ["fail_over", "divide", "lag", "stop_server", "restart", "move", "move"],
         ["fail_over", "fail_over", "divide", "lag", "pause", "part", "stop_server", "move", "move"],
@@ -169,6 +170,8 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
 #: Backends without a network have only these faults. All clients of a `memory://` store are in one process.
 LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
+#: Profiles of some backends, drawn besides those of `OFTEN`.
+MORE = {"redis+sentinel": ["failover"] * 4, "redis+cluster": ["failover", "failover", "failover", "moves", "moves"]}
 REPLICATED = ["redis+sentinel", "redis+cluster"]
 #: For each of these faults, the only backends that have it.
 ONLY = {"lock_row": ["postgresql"], "remove_agent": ["consul"], "repeat_request": ["consul"], "isolate": ["zookeeper"]}
@@ -186,7 +189,7 @@ OF_LOCAL = ["asked", "granted", "long", "released"]
 def make_plan(seed: int, backend: str, face: str, profile: str | None = None) -> Plan:
     """Return the plan of this seed. ``profile`` is one of `PROFILES`. If it is None, the seed decides it."""
     chance = random.Random(f"plan {seed} {backend}")
-    profile = profile or chance.choice([*OFTEN, *["failover"] * 4 * (backend in REPLICATED)])
+    profile = profile or chance.choice([*OFTEN, *MORE.get(backend, [])])
     local = backend in LOCAL
     ttl = chance.choice(TTLS.get(backend, [1.0, 2.0, 3.0, 6.0, 10.0]))
     plan = Plan(

@@ -11,12 +11,14 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multilock_redis.slot_table import SLOTS, key_slot
+from tests.simulation.oracles import Held, Oracle
 from tests.simulation.redis_replicas import DELAY, PORT, Promoting, Replicating, runs
 from tests.simulation.redis_server import Client
 from tests.simulation.redis_store import Refused, Reply, Status
 from tests.simulation.server import Server
 
 if TYPE_CHECKING:
+    from multilock import Loss
     from tests.simulation.world import World
 
 __all__ = ["ClusterNode", "Clustered", "Table", "table_of"]
@@ -25,6 +27,7 @@ SHARDS = 2
 NODE_TIMEOUT = 1.5  # seconds without contact after which a node counts as down, and itself stops serving
 TEND_EVERY = 0.2  # seconds between two messages of a node to the others
 LEARNS = 0.5  # probability that such a message contains a change
+BETWEEN_KEYS = 0.02  # seconds at most between two keys of a slot that moves
 IS_DOWN = "CLUSTERDOWN The cluster is down"
 OF_ONE_KEY = {"GET", "SET", "PTTL", "PEXPIRE", "HDEL", "HSET", "ZADD"}
 OF_KEYS = {"MGET", "DEL"}
@@ -191,7 +194,12 @@ class Clustered(Promoting):
     # Faults
 
     def fail_over(self, choice: int) -> None:
-        self._take_over(self.table.ranges[choice % len(self.table.ranges)][2])
+        """Let a replica take over, sometimes from a primary that is frozen for a moment."""
+        former = self.table.ranges[choice % len(self.table.ranges)][2]
+        if choice // 16 % 2:
+            former.stop()
+            self.sim.after(self.random.uniform(0.2, 2.5), former.go_on)
+        self._take_over(former)
 
     def _take_over(self, former: ClusterNode) -> None:
         """Let a replica take over the slots of a primary. No slot moves at that time."""
@@ -204,12 +212,14 @@ class Clustered(Promoting):
         self.table = new.table = self.table.replaced(former, new)
 
     def divide(self, choice: int, seconds: float) -> None:
-        """Cut a node off from the others. If it is a primary, its replica takes over after the timeout."""
+        """Cut a node off from the others. If it is a primary, its replica takes over at once, or after the timeout."""
         node = self.nodes[choice % len(self.nodes)]
         node.apart_since, node.apart_until = self.sim.time, self.sim.time + seconds
         for each in self.nodes:
             if each.leader is node or each is node:
                 each.lags_until = node.apart_until
+        if node in self.primaries and choice // 16 % 2:
+            self._take_over(node)
 
     def move(self, name: str, seconds: float) -> None:
         """Move the slot of a name to another primary, key by key."""
@@ -224,9 +234,16 @@ class Clustered(Promoting):
         self.sim.after(self.random.uniform(0.0, seconds), self._move, slot, source, able[0], seconds)
 
     def _move(self, slot: int, source: ClusterNode, target: ClusterNode, seconds: float) -> None:
-        self.world.oracles.disturb(None, 2.2, "move")
-        if not (runs(source) and runs(target)) or source.hand_key(slot, target):
-            self.sim.after(max(0.01, self.random.uniform(0.0, seconds / 3)), self._move, slot, source, target, seconds)
+        """Hand one key after the other over, and end the move ``seconds`` after the last one, or at once if 0."""
+        self.world.oracles.disturb(None, seconds + 2.2, "move")
+        if not (runs(source) and runs(target)):
+            self.sim.after(TEND_EVERY, self._move, slot, source, target, seconds)
+            return
+        if source.hand_key(slot, target):
+            self.sim.after(self.random.uniform(0.0, BETWEEN_KEYS), self._move, slot, source, target, seconds)
+            return
+        if seconds:
+            self.sim.after(seconds, self._move, slot, source, target, 0.0)
             return
         self.table = target.table = source.table = self.table.moved(slot, target)
         del target.importing[slot], source.migrating[slot]
@@ -246,6 +263,15 @@ class Clustered(Promoting):
                     node.learn(self.table)
             elif node in self.primaries and now - self._down_since.setdefault(node, now) > NODE_TIMEOUT:
                 self._take_over(node)
+
+
+class Moved(Oracle):
+    """A slot that moves costs no lease that is renewed."""
+
+    def lost(self, held: Held, loss: Loss[Any]) -> None:
+        excused = any(each.excused for each in held.beliefs) or not held.operation.renew or held.how == "released"
+        if self.world.struck and self.world.plan.profile == "moves" and not excused:
+            self.bad(f"{held.worker} lost {held.operation.names} while a slot moved: {loss.message}")
 
 
 ClusterNode.group = Clustered

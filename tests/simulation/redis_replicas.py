@@ -332,7 +332,7 @@ class Promoting(Group):
         self.random = random.Random(f"failovers {world.plan.seed}")
         self.redis = [each for each in world.servers if isinstance(each, Replicating)]
         self.primaries: list[Replicating] = []
-        self._asked: dict[tuple[Process, Server], float] = {}  # since when a process sends scripts to a new primary
+        self._asked: dict[tuple[Process, Server, str], float] = {}  # since when a process asks a new primary for a name
         self._on_sent = world.network.on_sent
         world.network.on_sent = self.sent
         for each in self.redis:
@@ -424,14 +424,17 @@ class Promoting(Group):
     def sent(self, sock: Socket, data: bytes) -> None:
         """Notice that a process sends a script."""
         if b"EVALSHA" in data and sock.server in self.primaries:
-            self._asked.setdefault((sock.process, sock.server), self.sim.time)
+            for name in self.world.kinds:
+                if f"{self.world.key(name)}\r".encode() in data:
+                    self._asked.setdefault((sock.process, sock.server, name), self.sim.time)
         self._on_sent(sock, data)
 
     def judge(self, belief: Belief) -> str:
         """Return an objection if the belief comes from a former primary, and the client has asked the new one before it
         got the reply."""
         former, new = self.world.oracles.doomed.get(belief.part.claim.id), self.keeper(belief.name)
-        late = self.sim.time - self._asked.get((belief.held.process, new), math.inf) if new else -math.inf
+        asked = self._asked.get((belief.held.process, new, belief.name), math.inf) if new else math.inf
+        late = self.sim.time - asked
         if former in (None, new) or new is None or late < SETTLED or len(belief.held.beliefs) > 1:
             return ""
         if belief.part.claim.id in {claim for key, claim in new.claims() if not key.endswith(("}:queue", "}:live"))}:

@@ -236,6 +236,7 @@ class Clustered(Promoting):
     def _move(self, slot: int, source: ClusterNode, target: ClusterNode, seconds: float) -> None:
         """Hand one key after the other over, and end the move ``seconds`` after the last one, or at once if 0."""
         self.world.oracles.disturb(None, seconds + 2.2, "move")
+        self.moved |= {name: self.sim.time for name in self.world.kinds if slot_of(self.world.key(name)) == slot}
         if not (runs(source) and runs(target)):
             self.sim.after(TEND_EVERY, self._move, slot, source, target, seconds)
             return

@@ -333,6 +333,7 @@ class Promoting(Group):
         self.redis = [each for each in world.servers if isinstance(each, Replicating)]
         self.primaries: list[Replicating] = []
         self._asked: dict[tuple[Process, Server, str], float] = {}  # since when a process asks a new primary for a name
+        self.moved: dict[str, float] = {}  # name -> when its keys were last moved to another primary
         self._on_sent = world.network.on_sent
         world.network.on_sent = self.sent
         for each in self.redis:
@@ -389,7 +390,9 @@ class Promoting(Group):
                 continue
             for belief in oracles.of(name) if all_of_them else ():
                 claim, held = belief.part.claim.id, belief.held
-                was = any(claim == each for _, each in former.claims()) and held.since > new.started
+                was = any(claim == each for _, each in former.claims()) and held.since > max(
+                    new.started, self.moved.get(name, 0.0)
+                )
                 if was and claim not in kept and held.is_live and not belief.excused:
                     oracles.bad("Acknowledged", f"{belief.who} holds {name}, which {new.name} has never stored")
             key = self.world.key(name)

@@ -56,6 +56,7 @@ class Belief:
         self.name: str = part.name
         self.mode: str = part.claim.mode
         self.token: int | None = part.token
+        self.ttl: float = part.granted.ttl  # when it was granted: a server may shorten the sessions of its clients
         self.excused = False  # a force release or a fault ended the lock, so a violation about it does not count
 
     @property
@@ -151,6 +152,8 @@ class Callback(Oracle):
         for other in others:
             held, ttl = other.held, other.part.granted.ttl
             if held.lets_go or held.is_live or other.fits(belief):
+                continue
+            if ttl < other.ttl:  # the server shortened the session, so the deadline was over at once
                 continue
             if not held.process.ran_since(now - 2 * ttl):
                 continue
@@ -518,7 +521,11 @@ class Oracles:
 
     def forgotten(self, belief: Belief) -> bool:
         """Return whether the server has forgotten the grant before its holder got it."""
-        return belief.sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0))
+        sent_at, servers = belief.sent_at, self.world.servers
+        if belief.part.granted.group is not None and belief.token and len(servers) == 1:
+            # A later renewal of the session may have been sent after the request for the lock.
+            sent_at = min(sent_at, servers[0].granted_at(belief.token))
+        return sent_at <= max(self._forgot.get(belief.name, 0.0), self._forgot.get(None, 0.0))
 
     def forgot_since(self, when: float) -> bool:
         """Return whether a server may have forgotten all names since the time ``when``."""

@@ -82,6 +82,7 @@ class ModelConnection:
 
     def __init__(self, server: ZooKeeperServer) -> None:
         self._server, self._arrived, self.process = server, list[bytes](), None
+        self.network: Any = None
         self._end = server.accept(self)
 
     def deliver(self, data: bytes) -> None:

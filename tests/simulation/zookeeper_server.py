@@ -56,6 +56,7 @@ class Link(Protocol):
     """The connection back to a client. ``process`` is its process, or whatever stands for it."""
 
     process: Any
+    network: Any
 
     def deliver(self, data: bytes) -> None: ...
     def reset(self) -> None: ...
@@ -493,8 +494,10 @@ class ZooKeeperServer(Server):
         return not self._queue(key)
 
     def claims(self) -> Iterator[tuple[str, str]]:
-        """Yield the claims of sessions that their clients have not given up. The other sessions expire soon."""
-        for session in dict.fromkeys(self.wanted.values()):
+        """Yield the claims of sessions that are connected and that their clients still want. The others expire soon."""
+        ends = [end for member in self.members for end in member.ends.values()]
+        connected = {end.session for end in ends if end.link in end.link.network.sockets}
+        for session in [each for each in dict.fromkeys(self.wanted.values()) if each in connected]:
             for path in self.leader.store.owned.get(session, ()):
                 if one := _contender(path):
                     yield parent_of(path)[1:], one.claim

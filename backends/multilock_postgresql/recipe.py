@@ -159,6 +159,9 @@ class Recipe:
         return renewed
 
     def _to_renew(self, held: Sequence[Held]) -> list[bytes | None]:
+        # The server locks the rows in this order. The same order everywhere excludes deadlocks: with the subscriptions
+        # of followers by name, and with force_1 by id.
+        held = sorted(held, key=lambda each: (each[0].name, each[0].id))
         return [
             array(self._keys.of(claim.name).decode() for claim, _ in held),
             array(claim.id for claim, _ in held),

@@ -596,5 +596,7 @@ DO $$ BEGIN
   IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = '@S@.locks'::regclass AND t.tgname = 'deleted_1') THEN
     CREATE TRIGGER deleted_1 AFTER DELETE ON @S@.locks FOR EACH ROW
       WHEN (OLD.id IS NOT NULL OR OLD.token >= @S@.us_1()) EXECUTE FUNCTION @S@.deleted_1();
+    -- Otherwise a session with session_replication_role = replica would leave the leases of readers and permits alive.
+    ALTER TABLE @S@.locks ENABLE ALWAYS TRIGGER deleted_1;
   END IF;
 END $$;

@@ -187,6 +187,29 @@ def test_a_row_that_another_transaction_has_locked_costs_no_other_lease_its_rene
     assert all(isinstance(each, Granted) for each in one.opened.renew(held[0][1].group, held, WITHIN))
 
 
+def test_a_renewal_locks_its_rows_in_the_order_in_which_followers_do(one: Queued, server: Database) -> None:
+    """Otherwise a renewal and the subscription of a follower may wait for each other, which costs a second."""
+    held = [(claim, one.grant(claim)) for claim in (one.take(one.mutex(name=name)) for name in ("b", "a"))]
+    with psycopg.connect(server.url) as first, psycopg.connect(server.url) as second, ThreadPoolExecutor(1) as thread:
+        lock = "SELECT FROM multilock.locks WHERE key = %s FOR NO KEY UPDATE NOWAIT"
+        first.execute(lock, ["multilock/a"])
+        renewing = thread.submit(one.opened.renew, held[0][1].group, held, WITHIN)
+        eventually(lambda: server.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") != [], SOON)
+        second.execute(lock, ["multilock/b"])
+        second.rollback()
+        first.rollback()
+        assert all(isinstance(each, Granted) for each in renewing.result(SOON))
+
+
+def test_a_delete_without_triggers_ends_the_leases_of_readers(one: Queued, two: Queued, server: Database) -> None:
+    reader = one.take(one.reader())
+    with psycopg.connect(server.url) as operator:
+        operator.execute("SET session_replication_role = replica")
+        operator.execute("DELETE FROM multilock.locks")
+    two.take(two.writer())
+    assert one.opened.renew(one.grant(reader).group, [(reader, one.grant(reader))], WITHIN) == [None]
+
+
 def test_a_waiter_whose_process_ended_is_passed_over(one: Queued, two: Queued, server: Database) -> None:
     held = one.take(one.mutex())
     dead = f"{0x1234:016x}.{7:032x}"  # the id of a client whose advisory lock nobody holds

@@ -11,7 +11,7 @@ from typing import Any
 from multilock.backend import LockInfo, parse_owner
 from multilock.names import escape
 from multilock_redis.keys import Keyspace
-from multilock_redis.recipe import RESTS
+from multilock_redis.recipe import RESTS, TOMBSTONE
 from multilock_redis.transactions import FORCE, INSPECT, Transactions
 from multilock_redis.wire import Redirected, bulks, pack
 
@@ -64,8 +64,11 @@ class Inspection:
             if cursor == b"0":
                 return
 
-    def force_release(self, name: str, within: float) -> bool:
-        holders, _ = self._transactions.run(FORCE, FORCE.head + self._keys.of(name).common, within)
+    def force_release(self, name: str, within: float, tombstone: int = TOMBSTONE) -> bool:
+        """Release a name. With ``tombstone`` 0, the claims of its holders may take it again."""
+        keys = self._keys.of(name)
+        tombstones = bulks(keys.gone, b"%d" % tombstone)
+        holders, _ = self._transactions.run(FORCE, FORCE.head + keys.common + tombstones, within)
         return bool(holders)
 
     def _inspection(self, name: str, named: int) -> bytes:

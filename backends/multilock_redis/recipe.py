@@ -40,10 +40,11 @@ from multilock_redis.transactions import (
 )
 from multilock_redis.wire import Redirected, bulks, pack, refused
 
-__all__ = ["RESTS", "Recipe", "Replicas"]
+__all__ = ["RESTS", "TOMBSTONE", "Recipe", "Replicas"]
 
 # ms for which the server remembers that a claim was cancelled, and refuses requests of the claim that arrive late
 TOMBSTONE = round(1000 * LATE_REQUEST)
+CANCELLED = -2  # first word of a reply: the claim was cancelled, or released by an operator
 OTHER_NUMBER = -3  # first word of a reply of share.lua: the claim asked for a different number of permits
 # prefix of the owner of a released name that stays taken for a while (a rest); no claim's owner has this prefix
 RESTS = b"#multilock:rest:"
@@ -185,6 +186,8 @@ class Recipe:
             raise other_number(claim, rank, "redis")
         # The server reports an expired key late, or never. So if the holder's key can expire, the first three waiters
         # ask again just after that time, 20 ms apart.
+        if left == CANCELLED:
+            return Busy(0.0, spent=True)
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None
         return Busy(heartbeat(ttl), expires_in)
 

@@ -68,7 +68,7 @@ ACQUIRE = Script("token.lua", "acquire_free.lua", "queue.lua", "acquire.lua", wo
 SHARE = Script("token.lua", "queue.lua", "share.lua", words=11, keys=6)
 RELEASE = Script("token.lua", "release_alone.lua", "queue.lua", "release.lua", words=8, keys=6)
 REST = Script("token.lua", "queue.lua", "rest.lua", words=10, keys=6)
-FORCE = Script("token.lua", "queue.lua", "force.lua", words=5, keys=5)
+FORCE = Script("token.lua", "queue.lua", "force.lua", words=7, keys=5)
 INSPECT = Script("inspect.lua", words=6, keys=5)
 # The scripts of a lock on several servers (Redlock):
 STAND = Script("stamp.lua", "stand_free.lua", "queue.lua", "stand.lua", words=14, keys=6)

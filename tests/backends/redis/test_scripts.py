@@ -358,6 +358,17 @@ def test_force_release_passes_the_name_to_the_first_waiter(us: Ours, them: Ours,
     them.ear.hears("wake", waiter.id)
 
 
+@pytest.mark.parametrize("kind", ["lock", "read", "permit"])
+def test_a_late_request_of_a_holder_that_was_released_by_force_takes_nothing(us: Ours, them: Ours, kind: str) -> None:
+    """Otherwise the holder could renew its lease, and would keep an old token."""
+    claim, _ = us.take(us.claim(kind=kind, permits=2 * (kind == "permit")))
+    assert them.backend.force_release("a", 1) is True
+    late = us.attempt(claim, join=True)
+    assert isinstance(late, Busy)
+    assert late.spent
+    assert them.backend.force_release("a", 1) is False
+
+
 def test_inspect_shows_the_holder_the_time_of_its_grant_and_the_number_of_waiters(us: Ours, them: Ours) -> None:
     assert us.backend.inspect("a", 1) is None
     claim, granted = us.take(us.claim(ttl=10))

@@ -444,13 +444,13 @@ def test_a_force_release_is_reported_although_a_renewal_arrives_between_two_serv
     us.backend.watch("redlock", [held], WITHIN)
     us.settle(held[0])
     nodes = us.backend.servers.nodes
-    assert nodes[0].inspection.force_release("a", WITHIN)
+    assert nodes[0].inspection.force_release("a", WITHIN, tombstone=0)
     eventually(lambda: us.states(held[0])[0] == "out", within=WITHIN)
     [renewed] = us.renew(held)
     assert isinstance(renewed, Granted)
     # The first server has voted for the lease again.
     eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)
-    assert nodes[1].inspection.force_release("a", WITHIN)
+    assert nodes[1].inspection.force_release("a", WITHIN, tombstone=0)
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import multilock_consul
 import multilock_consul.notices
 import multilock_consul.transport
+import multilock_etcd
 import multilock_memory
 import multilock_postgresql
 import multilock_redis
@@ -25,6 +26,7 @@ from multilock.config import settings_for
 from multilock.kernel import process as of_process
 from multilock.kernel import worker
 from multilock.kernel.inside_backend import inside
+from multilock_etcd import transport as etcd_transport
 from multilock_postgresql import transport
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Replicas
@@ -33,6 +35,7 @@ from multilock_redis.sentinel import Sentinel, SentinelEndpoint
 from multilock_redis.slot_table import Address, key_slot
 from multilock_redis.transport import Endpoint
 from tests.simulation.consul_server import ConsulServer, Dialer
+from tests.simulation.etcd_server import Channel, EtcdServer
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.postgresql_server import Libpq, PostgresqlServer
 from tests.simulation.redis_cluster import ClusterNode
@@ -130,6 +133,14 @@ def _consul(world: World, ttl: float) -> Any:
     return multilock_consul.open_backend("consul://simulation", options)
 
 
+def _etcd(world: World, ttl: float) -> Any:
+    server, process = world.servers[0], simulation().running().process
+    vars(etcd_transport)["_channel"] = lambda cluster, target: Channel(world.network, server)
+    # The transport remembers for the whole interpreter which hosts were silent, so each process has its own names.
+    hosts = ",".join(f"host{number}.{process}" for number in range(world.plan.seed % 2 * 2 + 1))
+    return multilock_etcd.open_backend(f"etcd://{hosts}", {"prefix": PREFIX, "ttl": ttl})
+
+
 def _zookeeper(world: World, ttl: float) -> Any:
     server = world.servers[0]
     assert isinstance(server, ZooKeeperServer)
@@ -146,6 +157,7 @@ OPENERS: dict[str, Callable[[World, float], Any]] = {
     "redis+cluster": _cluster,
     "redlock": _redlock,
     "postgresql": _postgresql,
+    "etcd": _etcd,
     "consul": _consul,
     "zookeeper": _zookeeper,
 }
@@ -156,6 +168,7 @@ SERVERS: dict[str, tuple[type[Server], int]] = {
     "redis+cluster": (ClusterNode, 4),
     "redlock": (RedisServer, 3),
     "postgresql": (PostgresqlServer, 1),
+    "etcd": (EtcdServer, 1),
     "consul": (ConsulServer, 1),
     "zookeeper": (ZooKeeperServer, 1),
 }
@@ -193,6 +206,7 @@ def forget_everything() -> None:
     multilock_memory._stores.clear()
     of_process._kernels.clear()
     worker.forget()
+    etcd_transport._silent_at.clear()
     inside.clear()
 
 

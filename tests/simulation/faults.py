@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from multilock_consul.sessions import REMOVED_AFTER
 from tests.simulation.consul_server import ConsulServer
+from tests.simulation.etcd_server import EtcdServer
 from tests.simulation.plan import Fault, Operation
 from tests.simulation.postgresql_server import PostgresqlServer
 from tests.simulation.redis_cluster import Clustered
@@ -26,7 +27,7 @@ __all__ = ["strike"]
 #: Faults that disturb only the process to which they happen.
 OF_ONE = {"pause", "part", "cut", "cut_all", "lose_reply", "late_request", "late_reply", "newcomer", "close"}
 OF_ONE |= {"remove_agent", "repeat_request"}
-MOMENTARY = {"cut", "cut_all", "lose_reply", "newcomer"}
+MOMENTARY = {"cut", "cut_all", "lose_reply", "newcomer", "compact"}
 
 
 def strike(world: World, fault: Fault, process: Process) -> None:
@@ -214,6 +215,20 @@ def evict(world: World, fault: Fault, process: Process) -> None:
         # PostgreSQL keeps the last token of the name in this row, and so forgets it too.
         world.oracles.excuse(None if world.plan.backend == "postgresql" else name)
         server.delete(world.key(name))
+
+
+def elect(world: World, fault: Fault, process: Process) -> None:
+    """Let etcd have no leader for a while."""
+    server = world.server(fault)
+    if isinstance(server, EtcdServer):
+        server.elect(fault.seconds, replays=fault.choice % 4 == 0)
+
+
+def compact(world: World, fault: Fault, process: Process) -> None:
+    """Let etcd forget what happened before the present revision."""
+    server = world.server(fault)
+    if isinstance(server, EtcdServer):
+        server.compact()
 
 
 def lock_row(world: World, fault: Fault, process: Process) -> None:

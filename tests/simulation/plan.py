@@ -20,6 +20,7 @@ BACKENDS = (
     "redlock",
     "postgresql",
     "consul",
+    "etcd",
     "zookeeper",
     "sqlite",
     "memory",
@@ -137,6 +138,7 @@ class Plan:
         return cls(**data)
 
 
+OF_ETCD = ["elect", "compact"]
 #: For each profile, the kinds of faults at any time, and those that follow an event. A kind that occurs twice is drawn
 #: more often.
 PROFILES: dict[str, tuple[list[str], list[str]]] = {
@@ -147,13 +149,13 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
         ["part", "cut", "lose_reply", "late_request", "late_reply", "repeat_request"],
     ),
     "slow": (
-        ["part", "cut", "lock_row", "remove_agent", "isolate"],
-        ["part", "part", "pause", "late_request", "late_reply", "lock_row", "isolate"],
+        ["part", "cut", "lock_row", "remove_agent", "isolate", "elect"],
+        ["part", "part", "pause", "late_request", "late_reply", "lock_row", "isolate", "elect"],
     ),
     "process": (["pause", "pause", "kill", "close"], ["pause", "pause", "pause", "kill", "newcomer"]),
     "server": (
-        ["stop_server", "restart", "flush_scripts", "cut_all", "isolate"],
-        ["stop_server", "restart", "isolate", "isolate"],
+        ["stop_server", "restart", "flush_scripts", "cut_all", "isolate", *OF_ETCD],
+        ["stop_server", "restart", "isolate", "isolate", *OF_ETCD],
     ),
     "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
     "force": (["force"], ["force", "force", "part"]),
@@ -163,8 +165,31 @@ PROFILES: dict[str, tuple[list[str], list[str]]] = {
         ["fail_over", "fail_over", "divide", "lag", "pause", "part", "stop_server", "move", "move"],
     ),
     "all": (
-        ["part", "cut", "cut_all", "pause", "pause", "kill", "close", "stop_server", "restart", "flush_scripts"],
-        ["part", "pause", "lose_reply", "late_request", "late_reply", "newcomer", "cut", "lock_row", "isolate"],
+        [
+            "part",
+            "cut",
+            "cut_all",
+            "pause",
+            "pause",
+            "kill",
+            "close",
+            "stop_server",
+            "restart",
+            "flush_scripts",
+            *OF_ETCD,
+        ],
+        [
+            "part",
+            "pause",
+            "lose_reply",
+            "late_request",
+            "late_reply",
+            "newcomer",
+            "cut",
+            "lock_row",
+            "isolate",
+            *OF_ETCD,
+        ],
     ),
 }
 OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
@@ -177,6 +202,7 @@ REPLICATED = ["redis+sentinel", "redis+cluster"]
 ONLY = {"lock_row": ["postgresql"], "remove_agent": ["consul"], "repeat_request": ["consul"], "isolate": ["zookeeper"]}
 ONLY |= {"move": ["redis+cluster"]} | dict.fromkeys(("fail_over", "divide", "lag"), REPLICATED)
 ONLY |= {kind: ["redis", *REPLICATED, "redlock", "postgresql"] for kind in ("flush_scripts", "step_clock")}
+ONLY |= {kind: ["etcd"] for kind in OF_ETCD}
 #: Backends with a smallest ttl that is often used.
 TTLS = {"consul": [1.0, 2.0, 3.0, 6.0, 10.0, 10.0, 10.0]}
 #: About how many events of each kind a run has. ``long`` is a grant to a worker that holds it for half a ttl or more.

@@ -35,6 +35,7 @@ SEEDS = {
     "redis+cluster": 8,
     "redlock": 3,
     "postgresql": 6,
+    "etcd": 8,
     "consul": 10,
     "zookeeper": 10,
     "sqlite": 8,

@@ -155,7 +155,8 @@ class Event:
 
 
 class Condition(RLock):
-    def __init__(self) -> None:
+    def __init__(self, lock: object = None) -> None:
+        """``lock`` is ignored: the only caller that gives one waits only before a fork."""
         super().__init__()
         self._bell = Event()  # a new one after each notification
 

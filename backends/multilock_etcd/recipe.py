@@ -106,12 +106,19 @@ class EtcdRecipe:
         session = waiter.session
         if session is None or not self._sessions.is_alive(session.lease):
             session = self._sessions.of(waiter.claim, self._left(deadline))
-        before = waiter.lease
+        before, unused = waiter.lease, None
         with self._waiters.lock:
+            if waiter.session not in (None, session) and self._sessions.is_alive(waiter.session.lease):
+                # An attempt of this claim that runs in another thread may have put the key on the lease of its session.
+                session, unused = waiter.session, session
             waiter.session = session
-            if waiter.cancelled:  # cancelled since this attempt began, so nothing is sent
-                return _busy(waiter.claim)
-            waiter.lease = session.lease
+            cancelled = waiter.cancelled
+            if not cancelled:
+                waiter.lease = session.lease
+        if unused:
+            self._sessions.revoke(unused, self._left(deadline))
+        if cancelled:  # since this attempt began, so nothing is sent
+            return _busy(waiter.claim)
         try:
             if join:
                 return self._join(waiter, session, behind, deadline)

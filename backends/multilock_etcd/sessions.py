@@ -107,7 +107,7 @@ class EtcdSessions:
             said, _ = self._transport.call(calls.TIME_TO_LIVE, wire.LeaseTimeToLiveRequest(ID=session.lease), within)
         except MultilockError:
             return False
-        if said.TTL <= 0:
+        if said.TTL < 0:  # not 0, which is the ttl of a lease in its last second: the server rounds down
             self.end(lease)
             return True
         session.seen_at = said.header.revision

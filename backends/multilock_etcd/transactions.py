@@ -11,6 +11,7 @@ from itertools import islice, starmap
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
+from multilock import BackendUnavailable
 from multilock.backend import Claim, other_number
 from multilock.values import encode_value
 from multilock_etcd import wire
@@ -196,9 +197,10 @@ class EtcdTransactions:
         The caller may know keys for which a claim that joins has to wait, and pass them as ``behind``. The server then
         only compares that they exist, and reads no key ahead.
 
-        Idempotent: if the request is sent again, the reply shows the key that the first request put. The request is
-        refused if a tombstone of the claim exists, or if a key in ``behind`` does not exist. If ``join`` is False, it
-        is also refused if a key excludes the claim.
+        Idempotent: if the request is sent again, the reply shows the key that the first request put. Raises if that key
+        is on another lease, since the claim would be believed longer than that lease lives. The request is refused if a
+        tombstone of the claim exists, or if a key in ``behind`` does not exist. If ``join`` is False, it is also
+        refused if a key excludes the claim.
 
         Raises if the queue contains a permit of a claim that asked for a different number of permits. Otherwise this
         claim could become the first permit in the queue, and claims that ask for the right number would be refused.
@@ -221,6 +223,10 @@ class EtcdTransactions:
             place = Behind(behind, revision) if behind else Position(ahead, revision, revision, answers)
             return Joined(revision, place)
         if found := last.response_range.kvs:
+            if found[0].lease not in (lease, 0):  # 0: an operator has put the key again
+                raise BackendUnavailable(
+                    f"the key of this claim still has another lease: {found[0].lease:x}", unknown=True
+                )
             return Joined(found[0].create_revision)
         for row in (row for answer in answers for row in answer.response_range.kvs):
             kind, permits = self._keys.kind(row) or (None, 0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,8 +33,10 @@ from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear, take
 from multilock.timing import REASON_WITHIN
 from multilock_etcd import open_backend
+from multilock_etcd.keys import EtcdKeyspace
 from multilock_etcd.sessions import EtcdSession, EtcdSessions
-from multilock_etcd.transport import EtcdTransport, calls
+from multilock_etcd.transactions import EtcdTransactions
+from multilock_etcd.transport import Cluster, EtcdTransport, calls
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.kit import Mishap
 from tests.servers_etcd import EtcdServer, etcdctl
@@ -573,6 +577,59 @@ def test_a_renewal_that_finds_the_lease_gone_loses_every_lock_of_the_lease(serve
     assert (claim.id, LossReason.SESSION_LOST) in ear.losses
     assert ear.sessions == []
     backend.close()
+
+
+def test_a_lease_in_its_last_second_is_not_taken_for_ended(server: EtcdServer) -> None:
+    ear, revision = Ear(), 1 << 40
+    transport = EtcdTransport(Cluster([server.endpoint]), now)
+    sessions = EtcdSessions(transport, ear)
+    session = sessions.of(ear.claim("job", ttl=3.0), 2.0)
+    question = multilock_etcd.wire.LeaseTimeToLiveRequest(ID=session.lease)
+    eventually(lambda: transport.call(calls.TIME_TO_LIVE, question, 2.0)[0].TTL == 0)
+    assert not sessions.look(session.lease, revision, 2.0)
+    assert sessions.keep_alive(session.lease, 2.0) is session
+    etcdctl(server.endpoint, "lease", "revoke", f"{session.lease:x}")
+    assert sessions.look(session.lease, 2 * revision, 2.0)
+    assert ear.sessions == []
+    transport.close()
+
+
+def test_two_attempts_of_one_claim_at_the_same_time_use_one_lease(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, of = threading.Barrier(2), EtcdSessions.of
+
+    def at_the_same_time(self: EtcdSessions, claim: Claim, within: float) -> EtcdSession:
+        session = of(self, claim, within)
+        both.wait(10)
+        return session
+
+    ear, backend = Ear(), open_backend(server.url, {})
+    backend.open(ear)
+    claim = ear.claim("job", ttl=60.0)._replace(renew=False)
+    monkeypatch.setattr(EtcdSessions, "of", at_the_same_time)
+    attempts = [background(lambda: backend.attempt(claim, True, 10.0)) for _ in range(2)]
+    granted = [attempt.result(20) for attempt in attempts]
+    [lease] = leases(server)
+    row = json.loads(etcdctl(server.endpoint, "get", "--prefix", "multilock/job/", "-w", "json"))["kvs"][0]
+    assert f"{row['lease']:x}" == lease
+    assert [f"{each.group:x}" for each in granted if isinstance(each, Granted)] == [lease, lease]
+    backend.close()
+
+
+def test_a_key_that_is_found_on_another_lease_grants_nothing(server: EtcdServer) -> None:
+    ear, keyspace = Ear(), EtcdKeyspace("multilock/")
+    transport = EtcdTransport(Cluster([server.endpoint]), now)
+    sessions, claim = EtcdSessions(transport, ear), ear.claim("job", ttl=60.0)._replace(renew=False)
+    transactions = EtcdTransactions(keyspace, transport, now)
+    first, second = (sessions.of(claim, 2.0).lease for _ in range(2))
+    revision, _ = transactions.put(claim, first, True, {}, now() + 2.0)
+    assert transactions.put(claim, first, True, {}, now() + 2.0) == (revision, None)
+    with pytest.raises(BackendUnavailable, match="another lease"):
+        transactions.put(claim, second, True, {}, now() + 2.0)
+    etcdctl(server.endpoint, "put", keyspace.own(claim).decode(), "x")
+    assert transactions.put(claim, second, True, {}, now() + 2.0) == (revision, None)
+    transport.close()
 
 
 def test_a_waiter_whose_lease_is_revoked_joins_again_with_a_new_lease(server: EtcdServer, connect: Connect) -> None:

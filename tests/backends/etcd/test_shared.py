@@ -75,14 +75,14 @@ def test_a_waiting_writer_is_not_overtaken_and_does_not_overtake_readers(us: Our
     us.take(reading)
     writer = them.wait(them.writer())
     assert isinstance(us.attempt(us.reader()), Busy)
-    behind = [us.wait(us.reader()), them.wait(them.reader())]
+    behind = [(us, us.wait(us.reader())), (them, them.wait(them.reader()))]
     last = them.wait(them.claim())
     assert us.release(reading)
     them.take(writer)
-    assert all(isinstance(us.attempt(claim, join=True), Busy) for claim in behind)
+    assert all(isinstance(client.attempt(claim, join=True), Busy) for client, claim in behind)
     them.release(writer)
-    for claim in behind:
-        us.take(claim)
+    for client, claim in behind:
+        client.take(claim)
     assert isinstance(them.attempt(last, join=True), Busy)
 
 

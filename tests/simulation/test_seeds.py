@@ -27,6 +27,11 @@ UNDONE = {
         "        if confirmed and not released and self.now() >= lease.valid_until:\n",
         "        if False:\n",
     ),
+    "lease-in-its-last-second": Edit(
+        "backends/multilock_etcd/sessions.py",
+        "        if said.TTL < 0:",
+        "        if said.TTL <= 0:",
+    ),
 }
 # The number of seeds for each backend, about a minute of processor time in all. `make simulation` runs other seeds.
 SEEDS = {

@@ -1,7 +1,7 @@
 """The blocking API of leader election: `Election` and `Leadership`.
 
-The work is the user's code that runs while this node leads. The grace is the time that work and callbacks have to end
-after a resignation.
+The work is the user's code that runs while this node leads. After a resignation, work and callbacks must end within the
+grace, a number of seconds.
 """
 
 from __future__ import annotations

@@ -201,7 +201,9 @@ class PgWire:
             self._names[sql] = name
         if error := next((result for result in results if result.status not in _DONE), None):
             raise self._failed(failure(error, self.where))
-        if self._warnings:  # executed on this server, but perhaps not on the standby that must confirm it
+        # PostgreSQL no longer waits for the synchronous standby. The request is executed on this server,
+        # but perhaps not on the standby.
+        if self._warnings:
             told = f"{self.where}: {self._warnings[0]}"
             raise BackendUnavailable(told, unknown=True, backend="postgresql")
         result = next((result for result in results if result.status == pq.ExecStatus.TUPLES_OK), results[-1])

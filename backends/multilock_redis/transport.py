@@ -400,9 +400,12 @@ class Endpoint:
             wire.interrupt()
 
     def forget(self) -> None:
-        """Close the descriptors of the parent's connections in a forked child, which does not use them."""
+        """Close the descriptors that were inherited from the parent process, before a client begins.
+
+        Without a fork, other threads may close some of these connections at the same time.
+        """
         inherited, self._open = self._open, Open()
-        for wire in inherited:  # if no fork took place, other threads may be closing some of these
+        for wire in inherited:
             wire.drop()
         self._dialling.forget()
 

@@ -275,10 +275,11 @@ class Database:
         return connection
 
     def _leave_deleted_log(self, path: str, file: tuple[int, int]) -> bool:
-        """Return whether no connection of this process uses a deleted log.
+        """Close the idle connections to this file if its log was deleted while one of them was open.
 
-        Within one process SQLite gives a new connection the shared memory of the open ones. The last connection to
-        close deletes its log, and is still listed for a moment.
+        Returns False if a connection of this process still uses the deleted log. Within one process SQLite gives a new
+        connection the shared memory of the open ones. The last connection to close deletes its log, and is still listed
+        for a moment.
         """
         if _has_other_log(file, _log(path)):
             _close_idle({file})

@@ -44,7 +44,7 @@ class Body:
             self._task.cancel()
 
     def end(self, error: BaseException | None) -> bool:
-        """Return True if ``error`` is the cancellation by this class, and nobody else cancelled the task as well."""
+        """Return True if ``error`` is the cancellation by this body, and nobody else cancelled the task as well."""
         self._lease._not_at_end(self._tell)
         task, self._task = self._task, None
         if not self._cancelled or task is None:

@@ -157,8 +157,8 @@ class LoopFace:
         """Wait for a turn, then send the request on a channel (``send``) or on a thread (``call(*args, within)``).
 
         The thread is used if there is no channel, or if the channel could not answer. Raises _NotSent if the turn did
-        not come in half of the time. The other half is for the server: a request that is sent too late to be answered
-        would be taken for its silence.
+        not come in half of the time. The other half is for the reply: if the request were sent too late for it, the
+        client would conclude that the server does not answer.
         """
         loop, turns = self.loop(), self._turns
         end = loop.time() + within

@@ -468,7 +468,7 @@ class Holding(AnyHeld):
         self.hold_until = self.granted_at + want.max_hold
         # The lost callbacks of this lease, and of a lease of several locks that contains it.
         self._told: tuple[Once, ...] = ()
-        self._work_over = False  # the last piece of work under a lost lease has ended
+        self._work_over = False  # whether the last piece of work under this lease has ended, after its loss
         self.rest_until: float | None = None
         self._accept(granted)
 

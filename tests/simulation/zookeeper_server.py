@@ -554,7 +554,7 @@ class ZooKeeperServer(Server):
         return links
 
     def start(self) -> None:
-        """Start the servers. The time of every session begins again."""
+        """Start the servers. Each session gets its full timeout again."""
         if not self.up:
             self.up = True
             self.started = self._now()

@@ -259,7 +259,8 @@ def refused(error: BaseException) -> Answer:
 class Scripted:
     """A backend over one dict. It behaves correctly until the test scripts the next replies of a method.
 
-    With ``sessions=True`` its claims live in a group that it announces, and they are valid as long as the group.
+    With ``sessions=True`` all its claims belong to one session, which it reports with `Notices.group`. A renewal of the
+    session renews them all.
     """
 
     scheme = "scripted"

@@ -447,10 +447,10 @@ class Pool:
             old.close()
 
     def close(self) -> None:
-        """Close the idle fans now, and each fan in use when it is released.
+        """Close the idle fans now, and each fan in use when its user gives it back.
 
-        Before it is closed, each fan waits a moment for missing replies. If a server replies to a release that it does
-        not know the script, the release must be sent again.
+        An idle fan first waits a moment for missing replies. If a server replies to a release that it does not know the
+        script, the release must be sent again.
         """
         with self._lock:
             self._closed = True

@@ -514,8 +514,8 @@ class Rounds:
     ) -> Evidence:
         """Send the release to every server that may have an entry of the claim and has not confirmed its release.
 
-        The servers whose replies are missing are added to ``waiting``. The clerk repeats the release at servers that do
-        not reply.
+        Each server that was sent the release is added to ``waiting``, until its reply arrives. The background thread
+        repeats the release at servers that do not reply.
         """
         evidence = self._leave(claim, unsure)
         now = self.now()

@@ -103,8 +103,8 @@ class ServerView:
     def keeps(self) -> bool:
         """Whether the server keeps the name for the claim, as far as we know.
 
-        A hint that arrives after a vote may have been sent before it. So the hint prevents a grant, but it is not a
-        loss.
+        A hint that arrives after a vote may have been sent before it. So the hint prevents a grant, but it does not
+        count as a loss.
         """
         return self.state is VOTES or self.hinted_at == self.at
 

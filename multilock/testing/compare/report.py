@@ -277,7 +277,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Measured:
-    """One measurement: acquire and release, and pings."""
+    """One measurement: when each acquire with its release, and each ping, was made, and how long it took."""
 
     header: Event
     pairs: list[Point] = field(default_factory=list)

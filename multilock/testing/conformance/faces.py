@@ -204,7 +204,7 @@ def _is_plain(value: object) -> bool:
 
 
 class _Mirror:
-    """An object of the asyncio face behind the blocking interface."""
+    """Wrap an object of the asyncio API, so that a test can use it like one of the blocking API."""
 
     def __init__(self, face: AsyncioFace, target: Any) -> None:
         self._face = face

@@ -1,8 +1,8 @@
 """A complete backend for multilock: locks in a directory of one host, with one file for each held name.
 
 A name is free if it has no file, or if the time in its file is over. Every call locks the file ``token`` with a lock of
-the operating system, so nothing changes between its reads and its writes. With a server, a transaction or a script
-would do that.
+the operating system, so nothing changes between its reads and its writes. A backend with a server would use
+a transaction or a script instead of this lock.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from multilock.values import decode_value
 from multilock_consul.keys import SEMAPHORE_FLAGS
+from multilock_consul.reader_locks import SAFETY
 from tests.simulation.consul_store import WRITES, Entry, Session, Store, shown
 from tests.simulation.network import Network, Socket
 from tests.simulation.scheduler import Process, Simulation, simulation
@@ -71,6 +72,7 @@ class Query:
 class ConsulServer(Server):
     """One server. Without ``sim`` no session expires, and a blocking query waits for a change without a limit."""
 
+    asks_again = SAFETY + 1.0
     ttl_min = 10.0  # seconds; the server's session_ttl_min
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
@@ -346,9 +348,13 @@ class ConsulServer(Server):
             self.sim.after(seconds, self.received, End(None, process, self.run), self._last[process])
 
     def remove_agent(self, process: Process, frozen_at: float) -> None:
-        """Remove the agent of this process, which froze at that time, with all its sessions."""
+        """Remove the agent of this process, which froze at that time, with all its sessions.
+
+        If the client then gets no reply about the session, it reports that its key was taken.
+        """
         for session_id in list(self.store.sessions):
             if self._makers[session_id] is process and self._proved[session_id] <= frozen_at:
+                self.lost = self.sim.time
                 self._destroy(session_id)
 
 

@@ -346,7 +346,7 @@ class Progress(Oracle):
             return 0.8, calm
         if self.world.plan.weather.p_stall or self.world.plan.weather.p_cut:
             return 20.0, calm
-        return 5.0, calm + 4.0
+        return max((each.asks_again for each in self.world.servers), default=5.0), calm + 4.0
 
 
 class Zombie(Oracle):

@@ -42,6 +42,7 @@ class Server:
     """The common part of the simulated servers. A subclass executes the requests."""
 
     group = Group
+    asks_again = 5.0  # seconds after which a waiter asks again if a push was lost
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         """``clock`` returns the microseconds of the wall clock."""

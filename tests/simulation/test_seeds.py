@@ -23,8 +23,8 @@ REGRESSIONS = Path(__file__).parent / "regressions"
 #: For each plan of a fault that the simulation found, the edit that undoes the repair of that fault.
 UNDONE = {
     "report-after-the-end": Edit(
-        "multilock/kernel/notices.py",
-        "        if confirmed and not released and self.now() >= lease.valid_until:\n",
+        "multilock/kernel/losses.py",
+        "        if confirmed and not released and self._kernel.now() >= lease.valid_until:\n",
         "        if False:\n",
     ),
     "lease-in-its-last-second": Edit(

@@ -1086,7 +1086,7 @@ def test_a_lease_whose_release_has_begun_at_close_is_released_and_never_lost(
             threading.Timer(0.05, answer.set).start()
         return lose(*args, **options)
 
-    monkeypatch.setattr(threads._kernel.monitor, "lose", release_first)
+    monkeypatch.setattr(threads._kernel.losses, "lose", release_first)
     threads.close()
     releasing.join(5)
     assert answers == [True]

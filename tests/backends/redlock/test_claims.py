@@ -474,7 +474,8 @@ def test_the_later_of_two_claims_gives_its_votes_up(contend: Contend, servers: R
     assert isinstance(granted, Granted)
     assert granted.token
     first.settle(claims[0])
-    assert holders(servers) == [claims[0].id] * 3
+    # Two votes are enough. The third server gives its vote once the last claim has given it up.
+    eventually(lambda: holders(servers) == [claims[0].id] * 3, within=WITHIN)
 
 
 def test_a_handover_grants_the_lock_once_a_majority_has_reported_it(contend: Contend) -> None:

@@ -144,6 +144,7 @@ def _etcd(world: World, ttl: float) -> Any:
 def _zookeeper(world: World, ttl: float) -> Any:
     server = world.servers[0]
     assert isinstance(server, ZooKeeperServer)
+    server.shortest = ttl / 2  # the stalls of a plan are shorter than that
     connect_through(world.network, server)
     return multilock_zookeeper.open_backend("zookeeper://simulation", {"prefix": PREFIX, "ttl": ttl})
 

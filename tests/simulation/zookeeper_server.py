@@ -101,9 +101,9 @@ class End:
 class Member:
     """One server of the ensemble."""
 
-    def __init__(self, number: int, most: float) -> None:
+    def __init__(self, number: int, grants_less: bool) -> None:
         self.number = number
-        self.most = most
+        self.grants_less = grants_less
         self.store = Store()
         self.applied = 0  # how many writes of the log the store has executed
         self.ends: dict[int, End] = {}
@@ -146,7 +146,8 @@ class ZooKeeperServer(Server):
         self.tick = chance.choice([0.1, 0.2, 0.5])
         self.lag = chance.choice([0.0002, 0.002, 0.02])  # the mean delay of a message between two members
         self.cleans_every = chance.choice([3.0, 60.0])  # seconds between two removals of abandoned containers
-        self.members = [Member(each, self._most()) for each in range(size)]
+        self.shortest = 2.0  # seconds: the longest session that some of the servers grant
+        self.members = [Member(each, self._grants_less()) for each in range(size)]
         self.forced: set[str] = set()  # nodes that an operator deletes, as the world has said
         self.created: dict[int, float] = {}  # token -> when the node was created
         self.wanted: dict[Any, int] = {}  # process -> the session for which it has asked last
@@ -162,9 +163,9 @@ class ZooKeeperServer(Server):
         for member in self.members:
             member.store, member.applied = Store(), 0
 
-    def _most(self) -> float:
-        """Return the longest session that a server grants from its start on."""
-        return self.random.choice([MOST, MOST, 2.0]) if self.sim else MOST
+    def _grants_less(self) -> bool:
+        """Return whether a server grants only short sessions from its start on."""
+        return bool(self.sim) and self.random.random() < 1 / 3
 
     @property
     def leader(self) -> Member:
@@ -278,7 +279,8 @@ class ZooKeeperServer(Server):
         if seen > member.store.zxid:
             self._hang_up(end)  # the client has seen a newer state
             return
-        end.timeout = min(max(asked / 1000, 2 * self.tick), member.most)
+        most = self.shortest if member.grants_less else MOST
+        end.timeout = min(max(asked / 1000, 2 * self.tick), most)
         session, is_new = session or self._new_session(), not session
         self.wanted[end.link.process] = session
         if not is_new:
@@ -559,7 +561,7 @@ class ZooKeeperServer(Server):
             self.up = True
             self.started = self._now()
             for member in self.members:
-                member.most = self._most()
+                member.grants_less = self._grants_less()
             self.sessions = {}
             for session, timeout in self.leader.store.sessions.items():
                 self.sessions[session] = Tracked(math.inf)

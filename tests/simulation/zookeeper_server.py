@@ -472,7 +472,8 @@ class ZooKeeperServer(Server):
             one, key = _contender(path), parent_of(path)[1:]
             if one and path in self.leader.store.nodes:
                 forced = path in self.forced and self.holder(key) in (None, one.claim)
-                executed.append(self.on_step(key, one.claim, "force" if forced else "leave"))
+                # Without the claim, because it may have another node in its next session.
+                executed.append(self.on_step(key, "", "force" if forced else "leave"))
         return executed
 
     def _queue(self, key: str) -> list[Contender]:
@@ -506,8 +507,8 @@ class ZooKeeperServer(Server):
 
     def waiters(self, key: str, me: str) -> list[str]:
         queue = self._queue(key)
-        ending = {one.claim for path in self._ending if (one := _contender(path))} - {me}
-        return [one.claim for one in queue[self._holding(queue) :] if one.claim not in ending]
+        ending = [_contender(path) for path in self._ending if parent_of(path)[1:] == key]
+        return [one.claim for one in queue[self._holding(queue) :] if one not in ending]
 
     def pushed(self, data: bytes) -> str | None:
         """Return the claim whose node was deleted."""

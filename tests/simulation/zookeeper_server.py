@@ -470,8 +470,10 @@ class ZooKeeperServer(Server):
         executed = []
         for path in self._ending:
             one, key = _contender(path), parent_of(path)[1:]
-            if one and path in self.leader.store.nodes:
+            node = self.leader.store.nodes.get(path)
+            if one and node:
                 forced = path in self.forced and self.holder(key) in (None, one.claim)
+                forced = forced and node.owner in self.wanted.values()
                 # Without the claim, because it may have another node in its next session.
                 executed.append(self.on_step(key, "", "force" if forced else "leave"))
         return executed

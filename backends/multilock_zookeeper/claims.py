@@ -15,7 +15,18 @@ __all__ = ["ZkWaiter", "ZkWaiters"]
 class ZkWaiter:
     """The state of one claim. ``unsure`` is True while it is unknown whether a create that was sent has made a node."""
 
-    __slots__ = ("cancelled", "end", "first_at", "listed_at", "path", "session", "token", "unsure", "value")
+    __slots__ = (
+        "attempting",
+        "cancelled",
+        "end",
+        "first_at",
+        "listed_at",
+        "path",
+        "session",
+        "token",
+        "unsure",
+        "value",
+    )
 
     def __init__(self) -> None:
         self.path: str | None = None
@@ -27,6 +38,7 @@ class ZkWaiter:
         self.value = b""
         self.unsure = False
         self.cancelled = False
+        self.attempting = system.Lock()  # held by the one attempt that runs
 
     @property
     def parent(self) -> str:

@@ -450,6 +450,8 @@ class Store:
         if self._pass(key, None, None, None)[1] is None:
             self._set(key, id=None, who=None, until=None, sure=None)
         for each in ended:
+            if each.id and not each.id.startswith("#"):
+                self.gone[each.id] = self.now + 60 * MINUTE
             self._wake(each.id)
         self._changed(r)
         return _texts(each.id or "" for each in ended if each.until is not None and each.until > self.now)

@@ -450,7 +450,9 @@ BEGIN
   RETURN until_ > clock_timestamp();
 END $$;
 
--- Take the name from all holders, also if it rests. Returns the ids of the holders whose leases had not ended.
+-- Take the name from all holders, also if it rests. Returns the ids of the holders whose leases had not ended. A request
+-- of a former holder that is still on its way does not take the name again: its lease would count as held, and keep its
+-- old token.
 CREATE OR REPLACE FUNCTION @S@.force_1(p_key text, p_within integer) RETURNS text[] LANGUAGE plpgsql
 SET search_path = pg_catalog SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -474,6 +476,8 @@ BEGIN
   IF (SELECT p.have IS NULL FROM @S@.pass_1(p_key, NULL, NULL, NULL) p) THEN
     UPDATE @S@.locks l SET id = NULL, who = NULL, until = NULL, sure = NULL WHERE l.key = p_key;
   END IF;
+  INSERT INTO @S@.gone SELECT e, clock_timestamp() + interval '1 hour' FROM unnest(ended) e WHERE e NOT LIKE '#%'
+    ON CONFLICT (id) DO UPDATE SET until = excluded.until;
   PERFORM @S@.wake_1(e) FROM unnest(ended) e;
   IF r.followed > clock_timestamp() THEN
     PERFORM pg_notify('multilock_changes', p_key);

@@ -321,6 +321,20 @@ def test_a_name_that_rests_is_free_by_the_servers_clock_only(one: Queued, two: Q
     two.take(two.mutex())
 
 
+@pytest.mark.parametrize("kind", ["mutex", "reader", "permit"])
+def test_a_late_request_of_a_holder_that_was_released_by_force_takes_nothing(
+    one: Queued, two: Queued, kind: str
+) -> None:
+    """Otherwise the holder could renew its lease, and would keep an old token."""
+    claim = getattr(one, kind)()
+    one.take(claim)
+    assert two.opened.force_release(NAME, WITHIN)
+    late = one.attempt(claim, join=True)
+    assert isinstance(late, Busy)
+    assert late.spent
+    assert not two.opened.force_release(NAME, WITHIN)
+
+
 def test_all_held_names_are_listed_in_pages(one: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multilock_postgresql.inspection.PAGE", 2)
     names = ["a", "a/b", "a.", "b", "."]

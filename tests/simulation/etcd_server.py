@@ -278,7 +278,7 @@ class EtcdServer(Server):
         sessions, self._sessions = list(self._sessions), {}
         self.store.streams.clear()
         if forgets:
-            self.store = Store(self._now)
+            self.store = Store(self._now, self.store.lease)
             self.went_back = True  # the revisions begin again
         return [each.link for each in sessions]
 

@@ -77,9 +77,10 @@ class Stream:
 
 
 class Store:
-    """All data of one server. ``now`` returns the seconds of its monotonic clock."""
+    """All data of one server. ``now`` returns the seconds of its monotonic clock. ``lease`` is the number of the last
+    lease that a server before it has granted: etcd does not grant a number again, even if it has lost its data."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], lease: int = 1 << 40) -> None:
         self._now = now
         self.revision, self.compacted = 1, 0
         self.rows: dict[bytes, Row] = {}
@@ -88,7 +89,7 @@ class Store:
         self.given_at: dict[int, float] = {}  # revision -> the time of its commit
         self._keys: list[bytes] = []  # the keys of `rows` in order
         self._history: list[tuple[int, list[Event]]] = []
-        self._numbers = 0
+        self.lease = lease
         self._events: list[Event] = []  # of the transaction that is being executed
 
     # Requests
@@ -224,8 +225,8 @@ class Store:
     # Leases
 
     def _grant(self, request: Any) -> Any:
-        self._numbers += 1
-        number = request.ID or self._numbers + (1 << 40)
+        self.lease += 1
+        number = request.ID or self.lease
         ttl = max(request.TTL, LEAST_TTL)
         self.leases[number] = Lease(number, ttl, self._now())
         return wire.LeaseGrantResponse(header=self._header(), ID=number, TTL=ttl)

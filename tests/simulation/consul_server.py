@@ -21,7 +21,7 @@ from multilock_consul.keys import SEMAPHORE_FLAGS
 from multilock_consul.reader_locks import SAFETY
 from tests.simulation.consul_store import WRITES, Entry, Session, Store, shown
 from tests.simulation.network import Network, Socket
-from tests.simulation.scheduler import Process, Simulation, simulation
+from tests.simulation.scheduler import Process, Simulation
 from tests.simulation.server import Server
 from tests.simulation.threads import EPOCH, File
 
@@ -413,18 +413,7 @@ class Dialer:
 
     def create_connection(self, address: tuple[str, int], timeout: float) -> Socket:
         """Connect. Raises OSError if the server is down or the network too slow."""
-        network, server, sim = self._network, self._server, simulation()
-        process = sim.running().process
-        delay = network.delay(process, server) + network.delay(process, server)
-        sim.block(min(delay, timeout), "connect")
-        if delay >= timeout:
-            raise TimeoutError("timed out")
-        sock = Socket(network, server)
-        sock.end = server.accept(sock)
-        if sock.end is None:
-            sock.close()
-            raise ConnectionRefusedError(111, "Connection refused")
-        return sock
+        return self._network.connect(self._server, timeout)
 
     def socketpair(self) -> tuple[Ear, Ear]:
         pair = Ear(), Ear()

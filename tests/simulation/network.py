@@ -60,6 +60,20 @@ class Network:
             delay = max(delay, until - self.sim.time + weather.base * chance.random() * 100)
         return delay
 
+    def connect(self, server: Server, within: float) -> Socket:
+        """Connect the running process. Raises OSError if the server is down, or if it takes ``within`` seconds."""
+        process = self.sim.running().process
+        delay = self.delay(process, server) + self.delay(process, server)
+        self.sim.block(min(delay, within), "connect")
+        if delay >= within:
+            raise TimeoutError("timed out")
+        sock = Socket(self, server)
+        sock.end = server.accept(sock)
+        if sock.end is None:
+            sock.close()
+            raise ConnectionRefusedError(111, "Connection refused")
+        return sock
+
     def of(self, process: Process, server: Server | None = None) -> list[Socket]:
         """Return the open connections of a process."""
         return [each for each in self.sockets if each.process is process and server in (None, each.server)]

@@ -15,7 +15,7 @@ from lupa.lua51 import LuaRuntime
 from multilock_redis import transactions
 from tests.simulation.network import Network, Socket
 from tests.simulation.redis_store import Refused, Reply, Sorted, Status, Store
-from tests.simulation.scheduler import Simulation, simulation
+from tests.simulation.scheduler import Simulation
 from tests.simulation.server import Server
 
 __all__ = ["LATER", "Client", "Connection", "Link", "RedisServer", "claim_of", "encoded"]
@@ -403,18 +403,7 @@ class Connection:
 
     def connect(self) -> None:
         """Connect. Raises OSError if the server is down or the network too slow."""
-        network, server, sim = self._network, self._server, simulation()
-        process = sim.running().process
-        delay = network.delay(process, server) + network.delay(process, server)
-        sim.block(min(delay, self._within), "connect")
-        if delay >= self._within:
-            raise TimeoutError("timed out")
-        sock = Socket(network, server)
-        sock.end = server.accept(sock)
-        if sock.end is None:
-            sock.close()
-            raise ConnectionRefusedError(111, "Connection refused")
-        self._sock = sock
+        self._sock = self._network.connect(self._server, self._within)
 
     def disconnect(self) -> None:
         self._sock.close()

@@ -70,18 +70,7 @@ def connect_through(network: Network, server: ZooKeeperServer) -> None:
     """Let kazoo connect to this server."""
 
     def connect(address: tuple[str, int], within: float) -> Socket:
-        sim = simulation()
-        process = sim.running().process
-        delay = network.delay(process, server) + network.delay(process, server)
-        sim.block(min(delay, within), "connect")
-        if delay >= within:
-            raise TimeoutError("timed out")
-        sock = Socket(network, server)
-        sock.end = server.accept(sock)
-        if sock.end is None:
-            sock.close()
-            raise ConnectionRefusedError(111, "Connection refused")
-        return sock
+        return network.connect(server, within)
 
     def inspection(nodes: Nodes, transport: Any, now: Callable[[], float]) -> Inspection:
         return Inspection(nodes, Telling(transport, server), now)  # type: ignore[arg-type]

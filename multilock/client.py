@@ -16,7 +16,7 @@ from multilock.election import Election, Leadership
 from multilock.kernel.blocking import BlockingFace, run
 from multilock.kernel.client import Kernel
 from multilock.kernel.fork import notice_fork
-from multilock.kernel.process import OfThisProcess
+from multilock.kernel.no_pickling import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
 from multilock.keywords import ConnectOptions

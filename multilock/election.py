@@ -22,7 +22,7 @@ from multilock.kernel.election_state import Office, Part, inside, marks
 from multilock.kernel.holding import EndOfBody
 from multilock.kernel.leader_changes import Observer, leader_info
 from multilock.kernel.lease_to_caller import Handing
-from multilock.kernel.process import in_the_middle
+from multilock.kernel.living_clients import in_the_middle
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.kernel.worker import SOON
 from multilock.lock import HeldLease

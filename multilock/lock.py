@@ -19,7 +19,7 @@ from multilock.kernel.blocking import run
 from multilock.kernel.holding import AnyHeld, EndOfBody, Holding
 from multilock.kernel.lease_to_caller import Handing
 from multilock.kernel.lock_options import Make, Want, want
-from multilock.kernel.process import OfThisProcess
+from multilock.kernel.no_pickling import OfThisProcess
 from multilock.kernel.scopes import Entered, Scope, WithEntry
 from multilock.lease import Lease
 from multilock.model import Claim, Granted, Loss

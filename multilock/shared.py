@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from multilock.kernel.holding import Holding
 from multilock.kernel.lock_options import Want
-from multilock.kernel.process import OfThisProcess
+from multilock.kernel.no_pickling import OfThisProcess
 from multilock.lock import DistributedLock, HeldLease, Lock, LockOfAFace
 from multilock.model import Claim, Granted
 

@@ -11,7 +11,7 @@ from weakref import ref
 from multilock import system
 from multilock.errors import MultilockError, NotHeld
 from multilock.kernel.holding import HELD, LOST, EndOfBody
-from multilock.kernel.process import OfThisProcess
+from multilock.kernel.no_pickling import OfThisProcess
 from multilock.kernel.scopes import WithEntry
 from multilock.names import check_timeout
 

@@ -1,10 +1,11 @@
 """Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul that is handed over.
 
-`recipe` is the algorithm, `renewal` renews held locks, and `reader_locks` and `semaphore` add what shared locks need.
-`keys` lays out the keys of a name, `sessions` keeps the sessions that the locks depend on, and `sweep` does the side
-work of each renewal. `transactions` and `transport` carry the requests, `wire` reads HTTP, and `notices` receives what
-the servers push. `inspection` is for operators, and `diagnosis` reports what weakens a lock on these servers. The lock
-delay of a key is the time for which the servers refuse to lock it after the session that locked it has ended.
+`acquire_release` is the algorithm, `renewal` renews held locks, and `reader_locks` and `semaphore` add what shared
+locks need. `keys` lays out the keys of a name, `sessions` keeps the sessions that the locks depend on, and `sweep` does
+the side work of each renewal. `transactions` and `transport` carry the requests, `wire` reads HTTP, and `notices`
+receives what the servers push. `inspection` is for operators, and `diagnosis` reports what weakens a lock on these
+servers. The lock delay of a key is the time for which the servers refuse to lock it after the session that locked it
+has ended.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from multilock.options import (
     ttl_of,
     verifies,
 )
+from multilock_consul.acquire_release import Recipe
 from multilock_consul.diagnosis import diagnose
 from multilock_consul.inspection import Inspection
 from multilock_consul.keys import Keys
 from multilock_consul.notices import Listener
-from multilock_consul.recipe import Recipe
 from multilock_consul.renewal import Renewal
 from multilock_consul.sessions import LOCK_DELAY_MAX, OWN, Sessions, safe_delay
 from multilock_consul.transactions import Transactions

@@ -1,7 +1,7 @@
 """Locks on etcd v3: leases, transactions, watches. The queue is etcd's own, so etcd's tools and libraries can join it.
 
-See docs/backends/etcd.md. `recipe` is the algorithm, `renewal` renews held locks, `keys` lays out the queue of a name,
-`claims` records the state of each claim of this client, and `queue` decides when a waiting claim is admitted.
+See docs/backends/etcd.md. `acquire_release` is the algorithm, `renewal` renews held locks, `keys` lays out the queue of
+a name, `claims` records the state of each claim of this client, and `queue` decides when a waiting claim is admitted.
 `sessions` keeps the leases of the claims, and `sweep` does the side work of each renewal. `transactions` and
 `transport` carry the requests, `wire` defines their format, and `notices` receives what the server pushes. `inspection`
 is for operators, and `diagnosis` reports what weakens the lock on this cluster.
@@ -31,11 +31,11 @@ from multilock.options import (
     user_info,
     verifies,
 )
+from multilock_etcd.acquire_release import EtcdRecipe
 from multilock_etcd.diagnosis import diagnose
 from multilock_etcd.inspection import EtcdInspection
 from multilock_etcd.keys import EtcdKeyspace
 from multilock_etcd.notices import EtcdWatcher
-from multilock_etcd.recipe import EtcdRecipe
 from multilock_etcd.renewal import EtcdRenewal
 from multilock_etcd.sessions import EtcdSessions
 from multilock_etcd.sweep import EtcdSweep

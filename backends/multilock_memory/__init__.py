@@ -4,7 +4,8 @@
 lives as long as the process. A forked child starts with empty stores: it does not have the locks of its parent, and its
 parent does not see the child's. Use ``sqlite://`` between the processes of one host.
 
-`recipe` is the algorithm and the store itself. Without a server it needs no transport. `notices` notifies the clients.
+`acquire_release` is the algorithm and the store itself. Without a server it needs no transport. `notices` notifies the
+clients.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from multilock.backend import (
 from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
 from multilock.timing import LIVENESS_MIN, RENEWALS
-from multilock_memory.recipe import Store
+from multilock_memory.acquire_release import Store
 
 __all__ = ["MemoryBackend", "open_backend"]
 

@@ -1,10 +1,10 @@
 """Locks on PostgreSQL: ``postgresql://`` or ``postgres://``, or a connection of psycopg that is passed to `connect`.
 
-`recipe` is the algorithm, and ``sql/`` has its tables and its steps, which are functions of the server. `tables` makes
-tables and functions, `transactions` calls the functions, and `keys` turns names into keys. `transport` carries the
-requests, `wire` reads values and errors, `notices` receives what the server pushes, and `event_loop` is a connection
-for an event loop. `endpoints` reads the address. `inspection` is for operators, and `diagnosis` reports what weakens
-the lock on this server.
+`acquire_release` is the algorithm, and ``sql/`` has its tables and its steps, which are functions of the server.
+`tables` makes tables and functions, `transactions` calls the functions, and `keys` turns names into keys. `transport`
+carries the requests, `wire` reads values and errors, `notices` receives what the server pushes, and `event_loop` is a
+connection for an event loop. `endpoints` reads the address. `inspection` is for operators, and `diagnosis` reports what
+weakens the lock on this server.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from multilock import BackendUnavailable
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import prefix_of, reject_unknown, ttl_of
 from multilock.timing import JITTER, heartbeat, liveness
+from multilock_postgresql.acquire_release import Recipe
 from multilock_postgresql.diagnosis import diagnose
 from multilock_postgresql.endpoints import (
     OPTIONS,
@@ -33,7 +34,6 @@ from multilock_postgresql.event_loop import Channel
 from multilock_postgresql.inspection import Inspection
 from multilock_postgresql.keys import LockKeys
 from multilock_postgresql.notices import Listener
-from multilock_postgresql.recipe import Recipe
 from multilock_postgresql.tables import grants_of, sql_of
 from multilock_postgresql.transactions import StepQueries, Transactions
 

@@ -1,5 +1,5 @@
-"""A connection to PostgreSQL for an event loop: it sends the requests of `multilock_postgresql.recipe` without a
-waiting thread."""
+"""A connection to PostgreSQL for an event loop. It sends the requests of `multilock_postgresql.acquire_release` without
+a waiting thread."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from multilock.backend import Busy, Claim, Granted, Returned
 from multilock.timing import REQUEST_TIMEOUT_MAX, REQUESTS, heartbeat
+from multilock_postgresql.acquire_release import Recipe
 from multilock_postgresql.notices import Listener
-from multilock_postgresql.recipe import Recipe
 from multilock_postgresql.transactions import StepQueries
 from multilock_postgresql.transport import AT_REST, PgWire, patience
 from multilock_postgresql.wire import LockWait, NotReadCommitted, NotThere, Row

@@ -22,8 +22,8 @@ from multilock import BackendRejected, BackendUnavailable, LossReason, Multilock
 from multilock.backend import Held, Notices, start_worker
 from multilock.log_thread import logger
 from multilock.timing import retry_pause
+from multilock_postgresql.acquire_release import Recipe
 from multilock_postgresql.keys import LockKeys
-from multilock_postgresql.recipe import Recipe
 from multilock_postgresql.transactions import Transactions
 from multilock_postgresql.transport import PgEndpoint, PgWire
 from multilock_postgresql.wire import Row, array, seconds, text

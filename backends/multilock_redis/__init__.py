@@ -2,13 +2,13 @@
 Sentinels name (``redis+sentinel://``), on a cluster (``redis+cluster://``), or on several primaries (``redlock://``).
 The program can give its own client object of redis-py instead of the address.
 
-`recipe` is the algorithm, ``scripts/`` has its steps, `transactions` runs them, and `keys` names the keys. `transport`
-carries the requests over `connections`, `connect_errors` explains why one fails, `wire` defines their format, `notices`
-receives what the server pushes, and `event_loop` is a connection for an event loop. `inspection` is for operators, and
-`diagnosis` reports what weakens the lock on this server. `node` joins these parts for one primary. `endpoints` reads
-the primary's address from the URL, and `sentinel` asks Sentinels for it. `cluster` has one node for each primary of a
-cluster, and `cluster_map` finds the node of a name in the table of slots (`slot_table`). `redlock` uses several
-independent primaries.
+`acquire_release` is the algorithm, ``scripts/`` has its steps, `transactions` runs them, and `keys` names the keys.
+`transport` carries the requests over `connections`, `connect_errors` explains why one fails, `wire` defines their
+format, `notices` receives what the server pushes, and `event_loop` is a connection for an event loop. `inspection` is
+for operators, and `diagnosis` reports what weakens the lock on this server. `node` joins these parts for one primary.
+`endpoints` reads the primary's address from the URL, and `sentinel` asks Sentinels for it. `cluster` has one node for
+each primary of a cluster, and `cluster_map` finds the node of a name in the table of slots (`slot_table`). `redlock`
+uses several independent primaries.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from multilock import BackendUnavailable
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import reject_unknown, ttl_of
 from multilock.timing import JITTER, heartbeat, liveness
+from multilock_redis.acquire_release import Replicas
 from multilock_redis.cluster import ClusterBackend
 from multilock_redis.diagnosis import diagnose, diagnose_sentinels
 from multilock_redis.endpoints import (
@@ -37,7 +38,6 @@ from multilock_redis.endpoints import (
 from multilock_redis.event_loop import Channel
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.recipe import Replicas
 from multilock_redis.redlock import RedlockBackend, open_redlock
 from multilock_redis.sentinel import SentinelEndpoint
 from multilock_redis.transport import Endpoint

@@ -21,13 +21,13 @@ from weakref import WeakSet
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
+from multilock_redis.acquire_release import Replicas
 from multilock_redis.cluster_map import ClusterMap
 from multilock_redis.connections import Connections
 from multilock_redis.diagnosis import diagnose_cluster
 from multilock_redis.inspection import Inspection
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.recipe import Replicas
 from multilock_redis.slot_table import Address
 from multilock_redis.transactions import Transactions
 from multilock_redis.transport import Answer, Endpoint

@@ -18,9 +18,9 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Notices
+from multilock_redis.acquire_release import Replicas
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.recipe import Replicas
 from multilock_redis.slot_table import Address, SlotTable
 from multilock_redis.transport import Answer, Endpoint
 from multilock_redis.wire import Redirected, pack

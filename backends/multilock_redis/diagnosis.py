@@ -8,9 +8,9 @@ from dataclasses import replace
 from multilock import BackendRejected, Finding, MultilockError
 from multilock.options import tls_findings
 from multilock_redis.connections import Connections
+from multilock_redis.followed_primary import Told
 from multilock_redis.node import Node
 from multilock_redis.sentinel import SentinelEndpoint
-from multilock_redis.sentinel_agreement import Told
 from multilock_redis.slot_table import SLOTS, Address, SlotTable
 from multilock_redis.wire import pack, spelled
 

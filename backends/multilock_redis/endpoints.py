@@ -29,9 +29,9 @@ from multilock.options import (
     verifies,
     yes_or_no,
 )
+from multilock_redis.acquire_release import Replicas
 from multilock_redis.connect_errors import other_scheme, speaks_tls
 from multilock_redis.keys import Keyspace
-from multilock_redis.recipe import Replicas
 from multilock_redis.sentinel import Sentinel, SentinelEndpoint
 from multilock_redis.slot_table import Address, key_slot
 from multilock_redis.transport import Endpoint

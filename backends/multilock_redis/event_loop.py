@@ -1,4 +1,4 @@
-"""A connection to Redis for an event loop: it sends the requests of `multilock_redis.recipe` without a waiting
+"""A connection to Redis for an event loop: it sends the requests of `multilock_redis.acquire_release` without a waiting
 thread."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from multilock.backend import Busy, Claim, Granted, Returned
+from multilock_redis.acquire_release import Recipe
 from multilock_redis.notices import Listener
-from multilock_redis.recipe import Recipe
 from multilock_redis.transport import Wire
 from multilock_redis.wire import ScriptMissing, Unclear, doubted
 

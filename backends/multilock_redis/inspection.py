@@ -10,8 +10,8 @@ from typing import Any
 
 from multilock.backend import LockInfo, parse_owner
 from multilock.names import escape
+from multilock_redis.acquire_release import RESTS, TOMBSTONE
 from multilock_redis.keys import Keyspace
-from multilock_redis.recipe import RESTS, TOMBSTONE
 from multilock_redis.transactions import FORCE, INSPECT, Transactions
 from multilock_redis.wire import Redirected, bulks, pack
 

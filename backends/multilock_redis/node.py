@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from multilock import BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, Held, Notices
+from multilock_redis.acquire_release import Recipe, Replicas
 from multilock_redis.connections import Connections
 from multilock_redis.event_loop import Channel
 from multilock_redis.inspection import Inspection
 from multilock_redis.keys import Keyspace
 from multilock_redis.notices import Listener
-from multilock_redis.recipe import Recipe, Replicas
 from multilock_redis.transactions import Transactions
 from multilock_redis.transport import Endpoint
 

@@ -26,9 +26,9 @@ from multilock import BackendRejected, BackendUnavailable, LossReason, Multilock
 from multilock.backend import Held, Notices, start_worker
 from multilock.log_thread import logger
 from multilock.timing import retry_pause
+from multilock_redis.acquire_release import Recipe
 from multilock_redis.connections import Connections
 from multilock_redis.keys import Keyspace
-from multilock_redis.recipe import Recipe
 from multilock_redis.transactions import Exchange
 from multilock_redis.transport import Answer, Endpoint, Wire
 from multilock_redis.watched_claims import Watched

@@ -4,7 +4,7 @@ Sentinels are asked before each connection is made, and the server at the addres
 That is not enough. After a failover the former primary continues replying on its existing connections until a Sentinel
 demotes it. Until then it would grant locks that the new primary grants as well. (The demotion takes 10 s if an operator
 asked for the failover.) So the client subscribes to one Sentinel, and asks all of them in turn, including those that
-only another Sentinel names. `sentinel_agreement` decides from their replies which primary the client follows. When the
+only another Sentinel names. `followed_primary` decides from their replies which primary the client follows. When the
 client begins to follow a new primary, it closes every connection to another server, including those that await a reply.
 Such a reply would come from a former primary.
 
@@ -28,7 +28,7 @@ from multilock.backend import start_worker
 from multilock.log_thread import logger
 from multilock.timing import LONGEST_PAUSE
 from multilock_redis.connect_errors import not_connected
-from multilock_redis.sentinel_agreement import Following, Told
+from multilock_redis.followed_primary import Following, Told
 from multilock_redis.slot_table import Address
 from multilock_redis.transport import Endpoint, Wire
 from multilock_redis.wire import pack, spelled

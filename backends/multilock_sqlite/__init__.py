@@ -1,9 +1,9 @@
 """Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
-`recipe` decides which claim gets a name. `tables` defines the tables of the file. `transport` sends the statements, and
-`file_locks` lets one process at a time write. `host` finds out which processes are alive, and which boot this is.
-`diagnosis` reports what weakens the lock on this host. SQLite itself pushes nothing: in `notices` the processes wake
-each other's waiters.
+`acquire_release` decides which claim gets a name. `tables` defines the tables of the file. `transport` sends the
+statements, and `file_locks` lets one process at a time write. `host` finds out which processes are alive, and which
+boot this is. `diagnosis` reports what weakens the lock on this host. SQLite itself pushes nothing: in `notices` the
+processes wake each other's waiters.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
 from multilock.timing import HEARTBEATS, JITTER, LIVENESS_MIN, RENEWALS, liveness
 from multilock_sqlite import host
+from multilock_sqlite.acquire_release import ALONE, Exhausted, OtherNumber, Recipe, Stand
 from multilock_sqlite.diagnosis import weaknesses
 from multilock_sqlite.notices import Mailbox
-from multilock_sqlite.recipe import ALONE, Exhausted, OtherNumber, Recipe, Stand
 from multilock_sqlite.tables import set_up
 from multilock_sqlite.transport import Connection, Database, look, transaction
 

@@ -1,10 +1,10 @@
 """Locks on ZooKeeper 3.5 and later, in the queues of kazoo's locks or of Curator's.
 
-See docs/backends/zookeeper.md. `recipe` is the algorithm, `renewal` renews held locks, `keys` lays out the nodes of a
-name, and `queue` decides which of them hold the name. `claims` records the state of each claim of this client, and
-`session_validity` computes for how long a session certainly lives. `transport` sends the requests through kazoo,
-`sockets` is between kazoo and the network, `wire` has the bytes that open a session, and `notices` receives what the
-server pushes. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this ensemble.
+See docs/backends/zookeeper.md. `acquire_release` is the algorithm, `renewal` renews held locks, `keys` lays out the
+nodes of a name, and `queue` decides which of them hold the name. `claims` records the state of each claim of this
+client, and `session_validity` computes for how long a session certainly lives. `transport` sends the requests through
+kazoo, `sockets` is between kazoo and the network, `wire` has the bytes that open a session, and `notices` receives what
+the server pushes. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this ensemble.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from multilock.options import (
     verifies,
     yes_or_no,
 )
+from multilock_zookeeper.acquire_release import Recipe
 from multilock_zookeeper.claims import ZkWaiters
 from multilock_zookeeper.diagnosis import diagnose
 from multilock_zookeeper.inspection import Inspection
 from multilock_zookeeper.keys import STYLES, Nodes
 from multilock_zookeeper.notices import ENDED, Watcher
-from multilock_zookeeper.recipe import Recipe
 from multilock_zookeeper.renewal import ZkRenewal
 
 __all__ = ["ZooKeeperBackend", "open_backend"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from multilock.aio.lock import AsyncDistributedLock, AsyncLock, HeldAsyncLease
-from multilock.kernel.process import OfThisProcess
+from multilock.kernel.no_pickling import OfThisProcess
 from multilock.shared import HeldByMany
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from multilock.kernel.holding import Holding
 from multilock.kernel.leader_changes import Observer, Reporter
 from multilock.kernel.lease_to_caller import Handing
 from multilock.kernel.lock_options import Want, check_hold_at_least, want
-from multilock.kernel.process import OfThisProcess
+from multilock.kernel.no_pickling import OfThisProcess
 from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LeaderInfo, Loss, LossReason

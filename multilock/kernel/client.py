@@ -26,7 +26,7 @@ from multilock.errors import (
     behind,
 )
 from multilock.identity import default_identity
-from multilock.kernel import fork, process, validity, worker
+from multilock.kernel import fork, living_clients, validity, worker
 from multilock.kernel.background_cancel import Cancels
 from multilock.kernel.callbacks import check_callback
 from multilock.kernel.closing import End
@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from multilock.kernel.blocking import Face
     from multilock.kernel.closing import Ending
     from multilock.kernel.lock_options import Want
-    from multilock.kernel.runtime import Runtime, Ticker
+    from multilock.kernel.runtime import Runtime
+    from multilock.kernel.ticking_thread import Ticker
 
 __all__ = ["Kernel", "KernelSettings"]
 
@@ -132,7 +133,7 @@ class Kernel:
         self.events = Events(self.check_callback, self.now)
         self.end = End(self)
         self.start()
-        process.register(self)
+        living_clients.register(self)
 
     def start(self) -> None:
         """Create the parts of the kernel. A forked child calls this again, because the child uses no part of its

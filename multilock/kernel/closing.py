@@ -20,7 +20,7 @@ from multilock.kernel.callbacks import CALLED
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.holding import HELD, RELEASING, Holding
 from multilock.kernel.inside_backend import call_inside
-from multilock.kernel.process import in_the_middle
+from multilock.kernel.living_clients import in_the_middle
 from multilock.kernel.runtime import wait_until
 from multilock.log_thread import logger
 from multilock.model import Claim, Granted, LossReason

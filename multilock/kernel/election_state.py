@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from multilock import system
-from multilock.kernel import process
+from multilock.kernel import living_clients
 from multilock.kernel.holding import Holding
 from multilock.model import Loss
 
@@ -156,7 +156,7 @@ class Office(Generic[T]):
 
     @property
     def lock(self) -> system.RLock:
-        """The lock of the client's state. So `process.in_the_middle` notices a finalizer that runs under this lock."""
+        """The lock of the client's state. `in_the_middle` of `living_clients` is True while a thread holds it."""
         return self.kernel.lock
 
     def push(self, leadership: T, scope: Scope[Any] | None = None) -> None:
@@ -172,4 +172,4 @@ class Office(Generic[T]):
         """
         if any([part.office is self and not part.done for part in _INSIDE.get()]):  # noqa: C419 - one call for all
             return True
-        return process.in_the_middle()
+        return living_clients.in_the_middle()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from multilock import log_thread, system
 from multilock.kernel.fork import notice_fork
-from multilock.kernel.process import living
+from multilock.kernel.living_clients import living
 from multilock.kernel.runtime import now
 
 __all__ = ["ends_with_the_interpreter"]

@@ -13,7 +13,7 @@ from typing import SupportsIndex
 from multilock import log_thread, system
 from multilock.kernel import worker
 from multilock.kernel.inside_backend import inside
-from multilock.kernel.process import living
+from multilock.kernel.living_clients import living
 
 __all__ = ["OURS", "notice_fork", "this_process"]
 

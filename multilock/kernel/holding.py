@@ -28,7 +28,7 @@ from multilock.errors import CapabilityMissing, LockLost, MultilockError, NotHel
 from multilock.kernel import validity
 from multilock.kernel.fork import OURS, notice_fork, this_process
 from multilock.kernel.interrupts import Once, surely
-from multilock.kernel.process import OfThisProcess
+from multilock.kernel.no_pickling import OfThisProcess
 from multilock.lease import AnyLease
 from multilock.model import Claim, Granted, LeaseState, Loss
 

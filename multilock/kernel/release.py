@@ -15,7 +15,7 @@ from multilock import system
 from multilock.kernel.background_cancel import call_to_give_back
 from multilock.kernel.fork import notice_fork
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, EndOfBody, Holding
-from multilock.kernel.process import in_the_middle
+from multilock.kernel.living_clients import in_the_middle
 from multilock.log_thread import logger
 from multilock.model import LossReason, Returned
 

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from multilock.kernel.election_state import Office, Part, is_inside, mark, set_marks, unmark
 from multilock.kernel.holding import HELD, LOST, RELEASING, EndOfBody, Holding
-from multilock.kernel.process import in_the_middle
+from multilock.kernel.living_clients import in_the_middle
 from multilock.log_thread import logger
 from multilock.model import Loss, LossReason
 

@@ -32,7 +32,8 @@ from collections import deque
 from collections.abc import Callable
 
 from multilock.kernel.hard_fence import Killer
-from multilock.kernel.runtime import ThreadBell, ThreadEvent, Ticker, Workers
+from multilock.kernel.runtime import ThreadBell, ThreadEvent, Workers
+from multilock.kernel.ticking_thread import Ticker
 
 __all__ = ["HandRuntime", "HandWorkers"]
 

@@ -14,8 +14,8 @@ from multilock.registry import OURS
 from tests.architecture.imports import ROOT, imports_of, module_name, sources
 
 # A module may import modules of its own layer and of earlier layers.
-BASE = ("validity", "timers", "runtime", "thread_pool", "interrupts", "messages")
-PROCESS = ("process", "fork", "exit", "hard_fence")
+BASE = ("validity", "timers", "runtime", "ticking_thread", "no_pickling", "thread_pool", "interrupts", "messages")
+PROCESS = ("living_clients", "fork", "exit", "hard_fence")
 WATCHING = ("watchdog", "renewal_threads", "loss_watches", "sessions", "callbacks", "scopes")
 REPORTS = ("losses", "notices", "push_outages", "subscribers", "emit")
 ASKING = ("blocking", "local_queue", "acquire", "background_cancel", "release", "lease_to_caller", "closing")

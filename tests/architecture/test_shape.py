@@ -17,7 +17,7 @@ SERVERS = {"redis", "consul", "etcd", "zookeeper", "postgresql"}
 # Each file that a backend must have, its job, and the backends without that job.
 JOBS = {
     "__init__": ("the Backend class, the options, the capabilities", set[str]()),
-    "recipe": ("the algorithm: attempt, release, rest, and renew if there is no `renewal.py`", set[str]()),
+    "acquire_release": ("the algorithm: attempt, release, rest, and renew if there is no `renewal.py`", set[str]()),
     "transport": ("the requests; it turns exceptions of the client library into errors of multilock", {"memory"}),
     "notices": ("notifications of waiters and losses", set()),
     "diagnosis": ("settings of the server that weaken a lock", {"memory"}),
@@ -53,11 +53,11 @@ EXTRAS = {
     "cluster_map": ("the choice of the node for a request", {"redis"}),
     "slot_table": ("the table of slots and primaries, as the nodes report it", {"redis"}),
     "sentinel": ("the questions to Sentinels for the primary", {"redis"}),
-    "sentinel_agreement": ("the choice of the primary, from the answers of Sentinels", {"redis"}),
+    "followed_primary": ("the choice of the primary, from the answers of Sentinels", {"redis"}),
     "redlock/__init__": ("the lock on the majority of several primaries", {"redis"}),
     "redlock/votes": ("one claim at all servers: its votes and their sum; no I/O", {"redis"}),
     "redlock/connections": ("one connection to each server; one thread asks all at once", {"redis"}),
-    "redlock/recipe": ("acquire, release and rest, at a majority", {"redis"}),
+    "redlock/acquire_release": ("acquire, release and rest, at a majority", {"redis"}),
     "redlock/background_thread": ("the thread for late replies, waiting claims, and repeated releases", {"redis"}),
     "redlock/event_loop": ("acquire and release for an event loop", {"redis"}),
     "redlock/notices": ("the pushes of the servers, counted for each claim; watches", {"redis"}),

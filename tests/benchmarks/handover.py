@@ -31,9 +31,9 @@ from multilock import AsyncClient, now
 from multilock.kernel.runtime import Bell, Threads
 from multilock.model import Claim
 from multilock.testing import Helper, hear, say
+from multilock_redis.acquire_release import Recipe
 from multilock_redis.connections import Connections
 from multilock_redis.keys import Keyspace
-from multilock_redis.recipe import Recipe
 from multilock_redis.transactions import ACQUIRE, RELEASE, Transactions
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import pack

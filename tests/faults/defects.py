@@ -31,7 +31,7 @@ class Defect:
 
 def deadline_from_receipt() -> None:
     """Count the validity of a lease from the reply to its request instead of from the sending."""
-    import multilock_redis.recipe as recipe
+    import multilock_redis.acquire_release as recipe
 
     class Received(Granted):
         def __new__(cls, token: int | None, ttl: float, sent_at: float, *rest: Any) -> Received:
@@ -42,7 +42,7 @@ def deadline_from_receipt() -> None:
 
 def plain_del() -> None:
     """On release, delete the key even if another process holds the name."""
-    from multilock_redis.recipe import Recipe
+    from multilock_redis.acquire_release import Recipe
     from multilock_redis.wire import pack
 
     def release(self: Recipe, claim: Claim, unsure: bool, within: float) -> bool:
@@ -65,7 +65,7 @@ def validity_from_the_acquire() -> None:
     """Count a lock's validity from its own request, although that request does not renew the session that keeps the
     lock."""
     import multilock_etcd.transactions as transactions
-    from multilock_etcd.recipe import EtcdRecipe
+    from multilock_etcd.acquire_release import EtcdRecipe
 
     vars(transactions)["NEAR"] = 0  # only a request grants a lock here, never the watch
     proven = EtcdRecipe.attempt
@@ -155,7 +155,7 @@ def validity_from_the_last_reply() -> None:
 
 def undone_where_acknowledged() -> None:
     """Undo a claim only at servers that have acknowledged it."""
-    from multilock_redis.redlock.recipe import Rounds
+    from multilock_redis.redlock.acquire_release import Rounds
     from multilock_redis.redlock.votes import Evidence, Statement
 
     proven = Rounds._leave

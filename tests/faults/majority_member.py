@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from multilock import now
 from multilock.testing.beliefs import note
-from multilock_redis.redlock.recipe import Rounds
+from multilock_redis.redlock.acquire_release import Rounds
 from multilock_redis.redlock.votes import Evidence
 from tests.faults import contender
 

@@ -23,13 +23,12 @@ import multilock_sqlite
 import multilock_zookeeper
 from multilock import log_thread
 from multilock.config import settings_for
-from multilock.kernel import process as of_process
-from multilock.kernel import worker
+from multilock.kernel import living_clients, worker
 from multilock.kernel.inside_backend import inside
 from multilock_etcd import transport as etcd_transport
 from multilock_postgresql import transport
+from multilock_redis.acquire_release import Replicas
 from multilock_redis.keys import Keyspace
-from multilock_redis.recipe import Replicas
 from multilock_redis.redlock import RedlockBackend
 from multilock_redis.sentinel import Sentinel, SentinelEndpoint
 from multilock_redis.slot_table import Address, key_slot
@@ -205,7 +204,7 @@ def forget_everything() -> None:
     for clear in _caches:
         clear()
     multilock_memory._stores.clear()
-    of_process._kernels.clear()
+    living_clients._kernels.clear()
     worker.forget()
     etcd_transport._silent_at.clear()
     inside.clear()

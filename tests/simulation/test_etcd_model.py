@@ -21,9 +21,9 @@ from multilock.backend import Claim, Granted
 from multilock.model import owner_text
 from multilock.testing.conformance.spi import Ear
 from multilock_etcd import transactions, wire
+from multilock_etcd.acquire_release import EtcdRecipe
 from multilock_etcd.inspection import EtcdInspection
 from multilock_etcd.keys import EtcdKeyspace, Range
-from multilock_etcd.recipe import EtcdRecipe
 from multilock_etcd.renewal import EtcdRenewal
 from multilock_etcd.sessions import EtcdSessions
 from multilock_etcd.sweep import EtcdSweep

@@ -14,7 +14,7 @@ from typing import Protocol
 import pytest
 
 from multilock_redis import transactions
-from multilock_redis.recipe import RESTS
+from multilock_redis.acquire_release import RESTS
 from multilock_redis.transactions import Script
 from multilock_redis.wire import pack
 from tests.faults.clock import ClockedRedis, compiled

@@ -33,7 +33,7 @@ UNDONE = {
         "        if said.TTL <= 0:",
     ),
     "two-attempts-of-one-claim": Edit(
-        "backends/multilock_zookeeper/recipe.py",
+        "backends/multilock_zookeeper/acquire_release.py",
         "        with system.Taking(waiter.attempting, within, self._under_way):\n",
         "        if True:\n",
     ),

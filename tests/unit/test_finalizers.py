@@ -19,7 +19,7 @@ import pytest
 import multilock
 from multilock import log_thread
 from multilock.backend import Returned
-from multilock.kernel import process
+from multilock.kernel import living_clients
 from multilock.kernel.runtime import Threads
 from multilock.testing.conformance.base import inner
 from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, our_threads
@@ -258,12 +258,12 @@ def test_the_clients_of_a_process_can_be_listed_while_others_are_created() -> No
         while not ended.is_set():
             dummies = [Dummy() for _ in range(50)]
             for dummy in dummies:
-                process.register(dummy)
+                living_clients.register(dummy)
 
     def look() -> None:
         try:
             for _ in range(2000):
-                process.living()
+                living_clients.living()
         except BaseException as error:
             errors.append(error)
 

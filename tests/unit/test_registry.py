@@ -109,7 +109,7 @@ def test_a_missing_client_library_is_reported_with_the_pip_command(
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
-@pytest.mark.parametrize("missing", ["redis.something_of_theirs", "multilock_redis.recipe", "multilock_redis"])
+@pytest.mark.parametrize("missing", ["redis.something_of_theirs", "multilock_redis.acquire_release", "multilock_redis"])
 def test_an_import_error_of_multilock_itself_never_suggests_pip_install(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:

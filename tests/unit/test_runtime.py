@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from multilock import LossReason, system
-from multilock.kernel import runtime
+from multilock.kernel import ticking_thread
 from multilock.kernel.runtime import Threads, now
 from tests.unit.kit import Losses, Scripted, client_on, ctrl_c, eventually
 
@@ -91,7 +91,7 @@ class Sleeper(Threads):
     slept = 0.0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(runtime, "now", self.now)
+        monkeypatch.setattr(ticking_thread, "now", self.now)
 
     def now(self) -> float:
         return now() + self.slept

@@ -14,7 +14,7 @@ The modules, with the names that they define:
 
 * `votes` has the record of one claim at all servers, the `Evidence`. It does no I/O.
 * `connections` asks all servers at once. A `Fan` has one connection to each server, and each of them is a `Lane`.
-* `recipe` acquires and releases in a thread, `event_loop` on an event loop.
+* `acquire_release` acquires and releases in a thread, `event_loop` on an event loop.
 * `renewal` extends the held leases.
 * `background_thread` has the background thread of the client, the `Clerk`.
 * `notices` counts the pushes of the servers, and asks the servers to report losses.
@@ -36,9 +36,9 @@ from multilock_redis.connect_errors import speaks_tls
 from multilock_redis.endpoints import OPTIONS, endpoints_of_clients, endpoints_of_redlock, keyspace
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
+from multilock_redis.redlock.acquire_release import Rounds
 from multilock_redis.redlock.event_loop import Channel as FanChannel
 from multilock_redis.redlock.inspection import Inspection
-from multilock_redis.redlock.recipe import Rounds
 from multilock_redis.redlock.renewal import Renewal
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.transport import Endpoint

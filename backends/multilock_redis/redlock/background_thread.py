@@ -19,7 +19,7 @@ from multilock_redis.redlock.connections import LAST_WORDS, Fan, Pool
 from multilock_redis.redlock.votes import Evidence
 
 if TYPE_CHECKING:
-    from multilock_redis.redlock.recipe import Rounds
+    from multilock_redis.redlock.acquire_release import Rounds
 
 __all__ = ["CONFIRMED_WITHIN", "Clerk", "Unconfirmed"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, Returned
+from multilock_redis.redlock.acquire_release import Joins, Round, Rounds, RoundState
 from multilock_redis.redlock.connections import Fan
-from multilock_redis.redlock.recipe import Joins, Round, Rounds, RoundState
 from multilock_redis.redlock.servers import limit
 from multilock_redis.redlock.votes import Evidence
 

@@ -15,7 +15,7 @@ from multilock_redis.node import Node
 from multilock_redis.redlock.votes import Evidence
 
 if TYPE_CHECKING:
-    from multilock_redis.redlock.recipe import Rounds
+    from multilock_redis.redlock.acquire_release import Rounds
 
 __all__ = ["MajorityNotices", "ServerNotices"]
 

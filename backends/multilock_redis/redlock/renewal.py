@@ -9,8 +9,8 @@ from typing import Any
 from multilock import BackendUnavailable, system
 from multilock.backend import Granted, Held
 from multilock.timing import RENEWALS
+from multilock_redis.redlock.acquire_release import GROUP, Rounds
 from multilock_redis.redlock.connections import Lane, Owed
-from multilock_redis.redlock.recipe import GROUP, Rounds
 from multilock_redis.redlock.servers import limit
 from multilock_redis.redlock.votes import OUT, WAITS, Evidence
 from multilock_redis.transactions import Script

@@ -21,6 +21,7 @@ from multilock.testing.conformance.client import ClientConformance, CloseConform
 from multilock.testing.conformance.descriptors import DescriptorConformance
 from multilock.testing.conformance.election import ElectionConformance
 from multilock.testing.conformance.faces import FACES
+from multilock.testing.conformance.faulty_backend import Call, FaultyBackend, Mishap
 from multilock.testing.conformance.lock import (
     LeaseConformance,
     LockConformance,
@@ -30,7 +31,7 @@ from multilock.testing.conformance.lock import (
 from multilock.testing.conformance.loss import CancelConformance, LossConformance, WithConformance
 from multilock.testing.conformance.many import LockAllConformance
 from multilock.testing.conformance.outage import OutageConformance
-from multilock.testing.conformance.places import Call, FaultyBackend, Mishap, Place
+from multilock.testing.conformance.places import Place
 from multilock.testing.conformance.process import ProcessConformance
 from multilock.testing.conformance.rest import RestConformance
 from multilock.testing.conformance.shared import ReadWriteConformance, SemaphoreConformance

@@ -19,10 +19,10 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
 from multilock.testing.conformance.faces import background
 from multilock_consul import transactions
+from multilock_consul.acquire_release import Recipe
 from multilock_consul.inspection import OTHERS_MAX, TAKEN_AT_ONCE
 from multilock_consul.keys import LOCK_FLAGS
 from multilock_consul.reader_locks import Readers
-from multilock_consul.recipe import Recipe
 from multilock_consul.semaphore import Permits, State
 from multilock_consul.sessions import Sessions
 from multilock_consul.transactions import BURIED_AT_ONCE, BYTES_AT_ONCE, Transactions

@@ -130,7 +130,7 @@ def test_pushes_serve_forty_waiters_in_any_order_of_releases(
     shared: ConsulServer, connect: Connect, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timers of waiters are longer than this test, so each waiter must have been woken by a notification."""
-    monkeypatch.setattr("multilock_consul.recipe.SAFETY", 3600.0)
+    monkeypatch.setattr("multilock_consul.acquire_release.SAFETY", 3600.0)
     clients = [connect(shared.url, prefix=prefix, ttl=STEADY) for _ in range(4)]
     inside: list[int] = []
     most: list[int] = []

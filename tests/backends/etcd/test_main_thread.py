@@ -12,7 +12,7 @@ import pytest
 
 import multilock
 from multilock.backend import call_inside
-from multilock.kernel.process import in_the_middle
+from multilock.kernel.living_clients import in_the_middle
 from multilock_etcd import main_thread
 from multilock_etcd.main_thread import Aside
 from tests.backends.conftest import Connect

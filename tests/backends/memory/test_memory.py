@@ -12,6 +12,7 @@ import pytest
 import multilock_memory
 from multilock import LossReason
 from multilock.model import Granted
+from multilock_memory.acquire_release import Holder, Name
 from tests.backends.memory.askers import WITHIN, Asker, Clock
 from tests.backends.memory.shared_rules import SharedRules
 
@@ -103,14 +104,14 @@ class TestMemory(SharedRules):
         for _ in range(2000):
             two.hold(two.reader(ttl=300))
         looked = 0
-        ended = multilock_memory.recipe.Name.ended
+        ended = Name.ended
 
-        def counted(self: multilock_memory.recipe.Name, now: float) -> list[multilock_memory.recipe.Holder]:
+        def counted(self: Name, now: float) -> list[Holder]:
             nonlocal looked
             looked += now >= self.none_ends_before
             return ended(self, now)
 
-        monkeypatch.setattr(multilock_memory.recipe.Name, "ended", counted)
+        monkeypatch.setattr(Name, "ended", counted)
         for _ in range(50):
             clock.advance(0.1)
             reader = one.reader()

@@ -3,7 +3,7 @@ orders."""
 
 from __future__ import annotations
 
-from multilock_redis.sentinel_agreement import COUNTS_FOR, Following, Told
+from multilock_redis.followed_primary import COUNTS_FOR, Following, Told
 from multilock_redis.slot_table import Address
 
 A, B = Address("a", 1), Address("b", 1)

@@ -16,7 +16,7 @@ import multilock
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LossReason, now
 from multilock.backend import Busy, Claim, Granted
 from multilock_redis import open_backend
-from multilock_redis.redlock import RedlockBackend, recipe, votes
+from multilock_redis.redlock import RedlockBackend, acquire_release, votes
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.transport import Endpoint
 from tests.backends.redis.kit import eventually
@@ -143,7 +143,7 @@ def test_a_reply_that_is_late_for_its_round_still_counts_and_keeps_its_connectio
     assert clerk._fan is not None
     lanes = clerk._fan.lanes
     eventually(lambda: all(lane.wire or lane.link._spares for lane in lanes), within=WITHIN)
-    monkeypatch.setattr(recipe, "LATEST", WITHIN)
+    monkeypatch.setattr(acquire_release, "LATEST", WITHIN)
     [fan] = us.backend.rounds.pool.idle
     wires = [lane.wire for lane in fan.lanes]
     claim = us.claim(ttl=2.0)

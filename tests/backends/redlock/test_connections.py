@@ -18,9 +18,9 @@ from multilock.testing import FaultProxy
 from multilock.testing.proxy import Fault
 from multilock_redis.redlock import background_thread
 from multilock_redis.redlock import connections as fan_module
+from multilock_redis.redlock.acquire_release import Joins
 from multilock_redis.redlock.connections import AT_ONCE, Fan, Lane, Link, Owed, Pool
 from multilock_redis.redlock.event_loop import Channel
-from multilock_redis.redlock.recipe import Joins
 from multilock_redis.redlock.restarts import Guarded
 from multilock_redis.transport import Wire
 from multilock_redis.wire import ScriptMissing

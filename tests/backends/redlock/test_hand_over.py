@@ -11,8 +11,8 @@ import redis
 
 from multilock import BackendUnavailable, system
 from multilock.backend import Busy, Claim, Granted
+from multilock_redis.redlock.acquire_release import BETWEEN, Joins, Round
 from multilock_redis.redlock.connections import Fan
-from multilock_redis.redlock.recipe import BETWEEN, Joins, Round
 from multilock_redis.redlock.votes import Evidence
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders

@@ -11,7 +11,7 @@ import pytest
 
 from multilock.testing.conformance.base import eventually
 from multilock_redis import transport
-from multilock_redis.redlock import background_thread, connections, recipe
+from multilock_redis.redlock import acquire_release, background_thread, connections
 from multilock_redis.redlock.votes import Evidence
 from tests.backends.kit import interrupted
 from tests.backends.redlock.kit import Contender, holders
@@ -71,7 +71,7 @@ def test_a_close_that_was_interrupted_and_repeated_has_sent_its_last_words(
         us.settle(claim)
         us.proxies[2].cut()
         us.release(claim)
-        more = interrupted(us.backend.close, moment, background_thread, connections, recipe)
+        more = interrupted(us.backend.close, moment, background_thread, connections, acquire_release)
         us.backend.close()
         eventually(lambda: holders(servers) == [""] * 3, LONG)
         us.close()

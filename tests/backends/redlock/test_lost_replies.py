@@ -15,8 +15,8 @@ from multilock import BackendUnavailable, now
 from multilock.backend import Busy, Claim, Granted
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder
-from multilock_redis.redlock import recipe
-from multilock_redis.redlock.recipe import RAISE, TOP_UP, Round
+from multilock_redis.redlock import acquire_release
+from multilock_redis.redlock.acquire_release import RAISE, TOP_UP, Round
 from multilock_redis.wire import bulks
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
@@ -110,7 +110,7 @@ def test_a_raise_has_as_much_time_as_a_round(contend: Contend) -> None:
 def test_a_raise_without_a_reply_proves_no_token_and_takes_nothing_later(
     contend: Contend, servers: RedisServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "LATEST", 0.5)
+    monkeypatch.setattr(acquire_release, "LATEST", 0.5)
     us = contend()
     us.teach()
     make_stamps_differ(servers)

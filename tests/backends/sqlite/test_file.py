@@ -366,7 +366,7 @@ def test_reboot_ends_leases_that_cannot_be_older_and_skips_reserved_tokens(
     two = ask(clock)
     token = two.hold(two.claim()).token
     assert granted.token == 1
-    assert token == 1 + multilock_sqlite.recipe.RESERVE + 1
+    assert token == 1 + multilock_sqlite.acquire_release.RESERVE + 1
     assert one.renew((claim, granted)) == [None]
 
 

@@ -14,8 +14,8 @@ from multilock import BackendRejected, BackendUnavailable, LossReason
 from multilock.backend import Claim
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
+from multilock_zookeeper.acquire_release import Recipe
 from multilock_zookeeper.inspection import DELETED_AT_ONCE, SHOWN
-from multilock_zookeeper.recipe import Recipe
 from tests.backends.kit import NAME, WITHIN
 from tests.backends.zookeeper.conftest import Operator
 from tests.backends.zookeeper.kit import Ours

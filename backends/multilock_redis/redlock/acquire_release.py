@@ -18,8 +18,8 @@ from typing import Any
 from multilock import BackendRejected, BackendUnavailable, system
 from multilock.backend import Busy, Claim, Granted, Notices, Returned
 from multilock.timing import LATE_REQUEST, RENEWALS, heartbeat, liveness
+from multilock_redis.acquire_release import RESTS, TOMBSTONE
 from multilock_redis.keys import Keyspace
-from multilock_redis.recipe import RESTS, TOMBSTONE
 from multilock_redis.redlock.background_thread import CONFIRMED_WITHIN, Clerk
 from multilock_redis.redlock.connections import CONNECT_WITHIN, Fan, Lane, Owed, Pool
 from multilock_redis.redlock.notices import MajorityNotices

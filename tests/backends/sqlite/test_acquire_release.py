@@ -17,8 +17,8 @@ from multilock import BackendUnavailable, now
 from multilock.model import Busy, Granted
 from multilock.testing import Helper
 from multilock.timing import heartbeat
+from multilock_sqlite.acquire_release import Recipe
 from multilock_sqlite.host import Process
-from multilock_sqlite.recipe import Recipe
 from tests.backends.memory.askers import WITHIN, Asker, Clock
 from tests.backends.memory.shared_rules import SharedRules
 
@@ -95,7 +95,7 @@ class TestSqlite(SharedRules):
     def test_tokens_grow_over_the_end_of_a_reserved_block(
         self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(multilock_sqlite.recipe, "RESERVE", 2)
+        monkeypatch.setattr(multilock_sqlite.acquire_release, "RESERVE", 2)
         tokens = []
         for asker in (one, two) * 4:
             claim = asker.claim()
@@ -107,7 +107,7 @@ class TestSqlite(SharedRules):
     def test_old_rows_are_deleted_when_tokens_are_reserved(
         self, one: Asker, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(multilock_sqlite.recipe, "RESERVE", 0)
+        monkeypatch.setattr(multilock_sqlite.acquire_release, "RESERVE", 0)
         for name in "abc":
             one.hold(one.claim(name, ttl=30))
         clock.advance(30)

@@ -1,26 +1,14 @@
-"""The clients of this process, and whether a thread is inside one of them."""
+"""The clients of this process, and whether this thread is in the middle of a call of one of them."""
 
 from __future__ import annotations
 
 import weakref
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from multilock import system
 from multilock.kernel.inside_backend import inside
 
-__all__ = ["OfThisProcess", "in_the_middle", "living", "register"]
-
-
-class OfThisProcess:
-    """Base of objects that work only in the process that made them. Pickling one raises TypeError."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"a {type(self).__name__} cannot be pickled: it belongs to its process. Connect in the child, and pass it "
-            "the URL and the name"
-        )
+__all__ = ["in_the_middle", "living", "register"]
 
 
 class EndOfClient(Protocol):

@@ -12,20 +12,28 @@ import socket
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, unquote
 from uuid import UUID
 
+import multilock_consul
+import multilock_consul.notices
+import multilock_consul.transport
 from multilock.values import decode_value
 from multilock_consul.keys import SEMAPHORE_FLAGS
 from multilock_consul.reader_locks import SAFETY
+from multilock_consul.sessions import REMOVED_AFTER
 from tests.simulation.consul_store import WRITES, Entry, Session, Store, shown
 from tests.simulation.network import Network, Socket
+from tests.simulation.plan import Fault
 from tests.simulation.scheduler import Process, Simulation
-from tests.simulation.server import Server
+from tests.simulation.server import PREFIX, Server, Simulated
 from tests.simulation.threads import EPOCH, File
 
-__all__ = ["ConsulServer", "Dialer"]
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["SIMULATED", "ConsulServer", "Dialer"]
 
 LOOKS_EVERY = 0.05  # seconds between two looks of a stopped server's reply whose time has come
 STAGGER = 16  # a blocking query takes up to this fraction of its wait longer
@@ -419,3 +427,36 @@ class Dialer:
         pair = Ear(), Ear()
         pair[0].other, pair[1].other = pair[1], pair[0]
         return pair
+
+
+def repeat_request(world: World, fault: Fault, process: Process) -> None:
+    """Let a proxy send the last request of a process again."""
+    server = world.server(fault)
+    assert isinstance(server, ConsulServer)
+    server.repeat(process, fault.seconds)
+
+
+def remove_agent(world: World, fault: Fault, process: Process) -> None:
+    """Let the agent of a process freeze. After some seconds, the servers remove it with all its sessions."""
+    server = world.server(fault)
+    assert isinstance(server, ConsulServer)
+    world.network.part(process, server, max(fault.seconds, REMOVED_AFTER + 1.0))
+    world.oracles.disturb(process, REMOVED_AFTER + 1.0, fault.kind)
+    world.sim.after(REMOVED_AFTER, server.remove_agent, process, world.sim.time)
+
+
+def _open(world: World, ttl: float) -> Any:
+    server = world.servers[0]
+    assert isinstance(server, ConsulServer)
+    server.ttl_min = 10.0 if ttl >= 10 else 1.0
+    for module in (multilock_consul.transport, multilock_consul.notices):
+        vars(module)["socket"] = Dialer(world.network, server)
+    options: dict[str, object] = {"prefix": PREFIX, "ttl": ttl}
+    # A lock delay hides errors of less than a second. Only the removal of an agent needs it.
+    if world.plan.seed % 3 and all(each.kind != "remove_agent" for each in world.plan.faults):
+        options["lock_delay"] = 0
+    return multilock_consul.open_backend("consul://simulation", options)
+
+
+FAULTS = {"repeat_request": repeat_request, "remove_agent": remove_agent}
+SIMULATED = {"consul": Simulated(_open, ConsulServer, 1, FAULTS)}

@@ -10,19 +10,24 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from multilock_etcd import wire
+import multilock_etcd
+from multilock_etcd import transport, wire
 from multilock_etcd.transport import Code, calls
 from tests.simulation.etcd_store import DELETE, Refused, Row, Store, Stream
 from tests.simulation.network import Network, Socket
-from tests.simulation.scheduler import Simulation, simulation
-from tests.simulation.server import Server
+from tests.simulation.plan import Fault
+from tests.simulation.scheduler import Process, Simulation, simulation
+from tests.simulation.server import PREFIX, Server, Simulated
 from tests.simulation.threads import Waiters
 
-__all__ = ["Channel", "EtcdServer"]
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["SIMULATED", "Channel", "EtcdServer"]
 
 LOOKS_EVERY = 0.5  # seconds between two searches of the server for leases that have expired
 CATCHES_UP_EVERY = 0.1  # seconds after which a watch that began in the past reports past events
@@ -551,3 +556,30 @@ class Channel:
             self.sim.after(PONG_WITHIN, self._check, link, since)
             return
         self.broken(link, "keepalive watchdog timeout")
+
+
+def elect(world: World, fault: Fault, process: Process) -> None:
+    """Let etcd have no leader for a while."""
+    server = world.server(fault)
+    assert isinstance(server, EtcdServer)
+    server.elect(fault.seconds, replays=fault.choice % 4 == 0)
+
+
+def compact(world: World, fault: Fault, process: Process) -> None:
+    """Let etcd forget what happened before the present revision."""
+    server = world.server(fault)
+    assert isinstance(server, EtcdServer)
+    server.compact()
+
+
+def _open(world: World, ttl: float) -> Any:
+    server, process = world.servers[0], simulation().running().process
+    vars(transport)["_channel"] = lambda cluster, target: Channel(world.network, server)
+    # The transport remembers for the whole interpreter which hosts were silent, so each process has its own names.
+    hosts = ",".join(f"host{number}.{process}" for number in range(world.plan.seed % 2 * 2 + 1))
+    return multilock_etcd.open_backend(f"etcd://{hosts}", {"prefix": PREFIX, "ttl": ttl})
+
+
+SIMULATED = {
+    "etcd": Simulated(_open, EtcdServer, 1, {"elect": elect, "compact": compact}, forgets=transport._silent_at.clear)
+}

@@ -1,4 +1,5 @@
-"""The faults of a run. To add one, write a function here, and name it in `plan.PROFILES`.
+"""The faults of a run. To add one, write a function here, and name it in `plan.PROFILES`. A fault of
+one backend stands beside its server, and in its table ``SIMULATED``.
 
 If a fault makes the backend forget or end a lease, it must call `Oracles.excuse` when the server executes it. Otherwise
 the oracles would report the loss as a violation.
@@ -9,15 +10,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from multilock_consul.sessions import REMOVED_AFTER
-from tests.simulation.consul_server import ConsulServer
-from tests.simulation.etcd_server import EtcdServer
 from tests.simulation.plan import Fault, Operation
-from tests.simulation.postgresql_server import PostgresqlServer
-from tests.simulation.redis_cluster import Clustered
-from tests.simulation.redis_replicas import Promoting
 from tests.simulation.scheduler import Process
-from tests.simulation.zookeeper_server import ZooKeeperServer
+from tests.simulation.server import Strike
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -36,7 +31,8 @@ def strike(world: World, fault: Fault, process: Process) -> None:
     world.sim.note(process, f"FAULT {fault.kind} {fault.seconds:.3f}")
     seconds = 0.0 if fault.kind in MOMENTARY else fault.seconds
     world.oracles.disturb(process if fault.kind in OF_ONE else None, seconds, fault.kind)
-    globals()[fault.kind](world, fault, process)
+    happens: Strike = world.simulated.faults.get(fault.kind) or globals()[fault.kind]
+    happens(world, fault, process)
 
 
 # Processes
@@ -103,13 +99,6 @@ def late_request(world: World, fault: Fault, process: Process) -> None:
     world.network.part(process, world.server(fault), fault.seconds)
 
 
-def repeat_request(world: World, fault: Fault, process: Process) -> None:
-    """Let a proxy send the last request of a process again."""
-    server = world.server(fault)
-    if isinstance(server, ConsulServer):
-        server.repeat(process, fault.seconds)
-
-
 def late_reply(world: World, fault: Fault, process: Process) -> None:
     """Delay the replies to the requests that were sent. Then let nothing arrive until a lease may have expired."""
     ttl = world.plan.processes[0].ttl
@@ -154,43 +143,6 @@ def forget(world: World, fault: Fault, process: Process) -> None:
         world.sim.after(fault.seconds, server.start)
 
 
-def fail_over(world: World, fault: Fault, process: Process) -> None:
-    """Let the Sentinels promote a replica, sometimes one that lacks the latest changes."""
-    if isinstance(world.group, Promoting):
-        if fault.choice % 2:
-            world.group.lag(fault.seconds)
-            world.sim.after(0.05, world.group.fail_over, fault.choice // 2)
-        else:
-            world.group.fail_over(fault.choice // 2)
-
-
-def divide(world: World, fault: Fault, process: Process) -> None:
-    """Cut a Sentinel off from the others, and let a failover happen."""
-    if isinstance(world.group, Promoting):
-        world.group.divide(fault.choice, fault.seconds)
-
-
-def lag(world: World, fault: Fault, process: Process) -> None:
-    """Delay the replication."""
-    if isinstance(world.group, Promoting):
-        world.group.lag(fault.seconds)
-
-
-def remove_agent(world: World, fault: Fault, process: Process) -> None:
-    """Let the agent of a process freeze. After some seconds, the servers remove it with all its sessions."""
-    server = world.server(fault)
-    world.network.part(process, server, max(fault.seconds, REMOVED_AFTER + 1.0))
-    world.oracles.disturb(process, REMOVED_AFTER + 1.0, fault.kind)
-    if isinstance(server, ConsulServer):
-        world.sim.after(REMOVED_AFTER, server.remove_agent, process, world.sim.time)
-
-
-def move(world: World, fault: Fault, process: Process) -> None:
-    """Move the slot of a name to another node of a cluster."""
-    if isinstance(world.group, Clustered):
-        world.group.move("ab"[fault.choice % 2], fault.seconds)
-
-
 def flush_scripts(world: World, fault: Fault, process: Process) -> None:
     world.server(fault).lose_scripts()
 
@@ -212,37 +164,8 @@ def evict(world: World, fault: Fault, process: Process) -> None:
     """Delete the key of a lock on one server."""
     name = "ab"[fault.choice % 2]
     if server := world.group.keeper(name):
-        # PostgreSQL keeps the last token of the name in this row, and so forgets it too.
-        world.oracles.excuse(None if world.plan.backend == "postgresql" else name)
+        world.oracles.excuse(name if server.keeps_tokens else None)
         server.delete(world.key(name))
-
-
-def elect(world: World, fault: Fault, process: Process) -> None:
-    """Let etcd have no leader for a while."""
-    server = world.server(fault)
-    if isinstance(server, EtcdServer):
-        server.elect(fault.seconds, replays=fault.choice % 4 == 0)
-
-
-def compact(world: World, fault: Fault, process: Process) -> None:
-    """Let etcd forget what happened before the present revision."""
-    server = world.server(fault)
-    if isinstance(server, EtcdServer):
-        server.compact()
-
-
-def lock_row(world: World, fault: Fault, process: Process) -> None:
-    """Let another transaction lock a row of PostgreSQL."""
-    server = world.server(fault)
-    if isinstance(server, PostgresqlServer):
-        server.lock_row(world.key("ab"[fault.choice % 2]), fault.choice // 2, fault.seconds)
-
-
-def isolate(world: World, fault: Fault, process: Process) -> None:
-    """Cut a server of ZooKeeper off from the leader."""
-    server = world.server(fault)
-    if isinstance(server, ZooKeeperServer):
-        server.isolate(fault.choice, fault.seconds)
 
 
 def force(world: World, fault: Fault, process: Process) -> None:

@@ -13,18 +13,19 @@ from typing import Any
 
 __all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "ProcessPlan", "Weather", "make_plan"]
 
-BACKENDS = (
-    "redis",
-    "redis+sentinel",
-    "redis+cluster",
-    "redlock",
-    "postgresql",
-    "consul",
-    "etcd",
-    "zookeeper",
-    "sqlite",
-    "memory",
-)
+#: For each backend, the module in this folder that simulates it. Its table ``SIMULATED`` has an entry for the backend.
+BACKENDS = {
+    "redis": "redis_server",
+    "redis+sentinel": "redis_replicas",
+    "redis+cluster": "redis_cluster",
+    "redlock": "redis_server",
+    "postgresql": "postgresql_server",
+    "consul": "consul_server",
+    "etcd": "etcd_server",
+    "zookeeper": "zookeeper_client",
+    "sqlite": "sqlite_file",
+    "memory": "memory_store",
+}
 FACES = ("blocking", "asyncio")
 MOST_OPERATIONS = 30  # the most operations of one worker
 

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import pickle
 import re
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from psycopg import pq
 
+import multilock_postgresql
+from multilock_postgresql import transport
 from multilock_postgresql.transport import OWN_PID, PING
 from tests.simulation.network import Network, Socket
+from tests.simulation.plan import Fault
 from tests.simulation.postgresql_store import LOCK_WAIT, STEPS, Holder, Name, Refused, Row, Store, Waiter
-from tests.simulation.scheduler import Simulation
-from tests.simulation.server import Server
+from tests.simulation.scheduler import Process, Simulation
+from tests.simulation.server import PREFIX, Server, Simulated
 
-__all__ = ["Libpq", "PostgresqlServer"]
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["SIMULATED", "Libpq", "PostgresqlServer"]
 
 LOOKS_EVERY = 0.05  # seconds between two tries of a step that waits for a row
 PLAIN_WAIT = 1.0  # seconds for which a statement without a limit waits
@@ -75,6 +83,8 @@ class Session:
 
 class PostgresqlServer(Server):
     """One server."""
+
+    keeps_tokens = False  # the row of a name contains its last token
 
     def __init__(self, name: str, sim: Simulation, clock: Callable[[], int], seed: object) -> None:
         super().__init__(name, sim, clock, seed)
@@ -369,3 +379,23 @@ class Libpq:
 
     def finish(self) -> None:
         self.socket.close()
+
+
+def lock_row(world: World, fault: Fault, process: Process) -> None:
+    """Let another transaction lock a row."""
+    server = world.server(fault)
+    assert isinstance(server, PostgresqlServer)
+    server.lock_row(world.key("ab"[fault.choice % 2]), fault.choice // 2, fault.seconds)
+
+
+def _open(world: World, ttl: float) -> Any:
+    server = world.servers[0]
+    assert isinstance(server, PostgresqlServer)
+    vars(transport)["os"] = SimpleNamespace(dup=lambda sock: sock)
+    vars(transport)["socket"] = SimpleNamespace(**{**vars(socket), "socket": lambda fileno: fileno})
+    backend: Any = multilock_postgresql.open_backend("postgresql://simulation", {"prefix": PREFIX, "ttl": ttl})
+    backend._endpoint._connect_start = lambda conninfo: Libpq(world.network, server)
+    return backend
+
+
+SIMULATED = {"postgresql": Simulated(_open, PostgresqlServer, 1, {"lock_row": lock_row})}

@@ -10,18 +10,23 @@ import math
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multilock_redis.slot_table import SLOTS, key_slot
+import multilock_redis
+from multilock_redis.keys import Keyspace
+from multilock_redis.slot_table import SLOTS, Address, key_slot
+from multilock_redis.transport import Endpoint
 from tests.simulation.oracles import Held, Oracle
-from tests.simulation.redis_replicas import DELAY, PORT, Promoting, Replicating, runs
-from tests.simulation.redis_server import Client
+from tests.simulation.plan import Fault
+from tests.simulation.redis_replicas import DELAY, FAULTS, PORT, Promoting, Replicating, replicas_of, runs
+from tests.simulation.redis_server import Client, Connection, settings_of
 from tests.simulation.redis_store import Refused, Reply, Status
-from tests.simulation.server import Server
+from tests.simulation.scheduler import Process
+from tests.simulation.server import PREFIX, Server, Simulated
 
 if TYPE_CHECKING:
     from multilock import Loss
     from tests.simulation.world import World
 
-__all__ = ["ClusterNode", "Clustered", "Table", "table_of"]
+__all__ = ["SIMULATED", "ClusterNode", "Clustered", "Table", "table_of"]
 
 SHARDS = 2
 NODE_TIMEOUT = 1.5  # seconds without contact after which a node counts as down, and itself stops serving
@@ -276,3 +281,23 @@ class Moved(Oracle):
 
 
 ClusterNode.group = Clustered
+
+
+def move(world: World, fault: Fault, process: Process) -> None:
+    """Move the slot of a name to another node."""
+    assert isinstance(world.group, Clustered)
+    world.group.move("ab"[fault.choice % 2], fault.seconds)
+
+
+def _open(world: World, ttl: float) -> Any:
+    settings, replicas = settings_of(world), replicas_of(world)
+
+    def endpoint_at(address: Address) -> Endpoint:
+        return Endpoint(f"redis+cluster://{address}", Connection, {**settings, "host": address.host})
+
+    keys, capabilities = Keyspace(PREFIX, key_slot), multilock_redis._capabilities(ttl, replicas)
+    seeds = [Address(server.name, PORT) for server in world.servers[:2]]
+    return multilock_redis.ClusterBackend("redis+cluster", seeds, endpoint_at, keys, capabilities, replicas)
+
+
+SIMULATED = {"redis+cluster": Simulated(_open, ClusterNode, 4, {**FAULTS, "move": move})}

@@ -13,17 +13,33 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import multilock_redis
+from multilock_redis.acquire_release import Replicas
+from multilock_redis.keys import Keyspace
+from multilock_redis.sentinel import Sentinel, SentinelEndpoint
 from tests.simulation.network import Socket
 from tests.simulation.oracles import Belief, Oracle
-from tests.simulation.redis_server import LATER, Client, Link, RedisServer, claim_of, encoded
+from tests.simulation.plan import Fault
+from tests.simulation.redis_server import LATER, Client, Connection, Link, RedisServer, claim_of, encoded, settings_of
 from tests.simulation.redis_store import Refused, Reply
 from tests.simulation.scheduler import Process
-from tests.simulation.server import Group, Server
+from tests.simulation.server import PREFIX, Group, Server, Simulated
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["NAME", "PORT", "Guarded", "Promoting", "Replicating", "SentinelServer", "runs"]
+__all__ = [
+    "FAULTS",
+    "NAME",
+    "PORT",
+    "SIMULATED",
+    "Guarded",
+    "Promoting",
+    "Replicating",
+    "SentinelServer",
+    "replicas_of",
+    "runs",
+]
 
 NAME = "mymaster"  # the Sentinels' name for the primary
 PORT = 6379  # the port of every server and Sentinel; their hosts are their names
@@ -572,3 +588,44 @@ def _copied(value: Any) -> Any:
 
 
 Replicating.group = Guarded
+
+
+def fail_over(world: World, fault: Fault, process: Process) -> None:
+    """Let a replica be promoted, sometimes one that lacks the latest changes."""
+    assert isinstance(world.group, Promoting)
+    if fault.choice % 2:
+        world.group.lag(fault.seconds)
+        world.sim.after(0.05, world.group.fail_over, fault.choice // 2)
+    else:
+        world.group.fail_over(fault.choice // 2)
+
+
+def divide(world: World, fault: Fault, process: Process) -> None:
+    """Cut a Sentinel or node off from the others, and let a failover happen."""
+    assert isinstance(world.group, Promoting)
+    world.group.divide(fault.choice, fault.seconds)
+
+
+def lag(world: World, fault: Fault, process: Process) -> None:
+    """Delay the replication."""
+    assert isinstance(world.group, Promoting)
+    world.group.lag(fault.seconds)
+
+
+def replicas_of(world: World) -> Replicas:
+    """Return how many replicas must acknowledge a write."""
+    wanted = abs(world.plan.replicas)
+    return Replicas(wanted, wanted if world.plan.replicas < 0 else 0)
+
+
+def _open(world: World, ttl: float) -> Any:
+    group, settings = world.group, settings_of(world)
+    assert isinstance(group, Guarded)
+    places = [{**settings, "host": each.name, "port": PORT} for each in group.sentinels]
+    sentinels = [Sentinel("redis+sentinel", Connection, place) for place in places]
+    endpoint = SentinelEndpoint("redis+sentinel", sentinels, NAME, Connection, settings)
+    return multilock_redis.RedisBackend("redis+sentinel", endpoint, Keyspace(PREFIX), replicas_of(world), ttl=ttl)
+
+
+FAULTS = {"fail_over": fail_over, "divide": divide, "lag": lag}
+SIMULATED = {"redis+sentinel": Simulated(_open, Replicating, 3, FAULTS)}

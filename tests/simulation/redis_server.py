@@ -8,17 +8,26 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lupa.lua51 import LuaRuntime
 
+import multilock_redis
 from multilock_redis import transactions
+from multilock_redis.keys import Keyspace
+from multilock_redis.redlock import RedlockBackend
+from multilock_redis.transport import Endpoint
 from tests.simulation.network import Network, Socket
 from tests.simulation.redis_store import Refused, Reply, Sorted, Status, Store
 from tests.simulation.scheduler import Simulation
-from tests.simulation.server import Server
+from tests.simulation.server import PREFIX, Server, Simulated
 
-__all__ = ["LATER", "Client", "Connection", "Link", "RedisServer", "claim_of", "encoded"]
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["LATER", "SIMULATED", "Client", "Connection", "Link", "RedisServer", "claim_of", "encoded", "settings_of"]
+
+GUARD = 10.0  # seconds: `restart_guard`, as long as the longest ttl of a plan
 
 ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
 FULL = 5  # number of keys of each script that may give a name to a claim
@@ -392,7 +401,7 @@ class RedisServer(Server):
 
 
 class Connection:
-    """Replaces a connection of redis-py in the library: see `tests.simulation.backends.open_backend`."""
+    """Replaces a connection of redis-py in the library: see `endpoints`."""
 
     _sock: Socket
 
@@ -429,3 +438,26 @@ def _encoded(reply: Reply | Refused) -> str:
     if reply is None:
         return "$-1\r\n"
     return f"-{reply}\r\n" if isinstance(reply, Refused) else f"+{reply}\r\n"
+
+
+def settings_of(world: World) -> dict[str, Any]:
+    """Return the settings with which `Connection` finds the servers."""
+    return {"network": world.network, "servers": {server.name: server for server in world.servers}}
+
+
+def endpoints(world: World) -> list[Endpoint]:
+    settings = settings_of(world)
+    return [
+        Endpoint(f"redis://{server.name}", Connection, {**settings, "host": server.name}) for server in world.servers
+    ]
+
+
+def _open(world: World, ttl: float) -> Any:
+    return multilock_redis.RedisBackend("redis", endpoints(world)[0], Keyspace(PREFIX), ttl=ttl)
+
+
+def _open_redlock(world: World, ttl: float) -> Any:
+    return RedlockBackend("redlock", endpoints(world), Keyspace(PREFIX), ttl=ttl, guard=GUARD)
+
+
+SIMULATED = {"redis": Simulated(_open, RedisServer, 1), "redlock": Simulated(_open_redlock, RedisServer, 3)}

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.scheduler import Simulation
+from tests.simulation.plan import Fault
+from tests.simulation.scheduler import Process, Simulation
 from tests.simulation.threads import EPOCH
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["Group", "Server"]
+__all__ = ["PREFIX", "Group", "Server", "Simulated"]
+
+PREFIX = "ml/"  # the prefix of every key
+Strike = Callable[["World", Fault, Process], None]
+"""A fault that happens now, to this process or to a server."""
 
 
 class Group:
@@ -37,11 +43,15 @@ class Group:
                 server.go_on()
             server.start()
 
+    def end(self) -> None:
+        """Remove what the run has left outside of the simulation."""
+
 
 class Server:
     """The common part of the simulated servers. A subclass executes the requests."""
 
     group = Group
+    keeps_tokens = True  # whether the last token of a name is kept if an operator deletes its key
     asks_again = 5.0  # seconds after which a waiter asks again if a push was lost
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
@@ -158,3 +168,14 @@ class Server:
         if not self.up:
             self.up = True
             self.started = self.sim.time
+
+
+@dataclass(slots=True)
+class Simulated:
+    """How the simulation runs a backend. See `tests.simulation.plan.BACKENDS`."""
+
+    opens: Callable[[World, float], Any]  # opens the backend in the running process, for a client with this ttl
+    server: type[Server] = Server
+    servers: int = 0  # the number of simulated servers
+    faults: Mapping[str, Strike] = field(default_factory=dict)  # the faults that other backends do not have
+    forgets: Callable[[], object] = lambda: None  # forgets what a run has left in the modules of the backend

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import shutil
-import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -19,13 +17,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import multilock
+from multilock.config import settings_for
 from tests.simulation import backends, faults
 from tests.simulation.loop import Loop
 from tests.simulation.network import Network, Socket
 from tests.simulation.oracles import Held, Oracles
 from tests.simulation.plan import Fault, Operation, Plan, ProcessPlan
 from tests.simulation.scheduler import START, Process, Simulation
-from tests.simulation.server import Server
+from tests.simulation.server import PREFIX, Server
 from tests.simulation.threads import EPOCH
 
 __all__ = ["Run", "World", "run"]
@@ -77,10 +76,9 @@ class World:
         self.sim.on_death = self.network.dies
         self.network.on_sent = lambda sock, data: self.event("sent", sock.process)
         self.network.on_arrived = self._arrived
-        kind, number = backends.SERVERS.get(plan.backend, (Server, 0))
-        self.servers = [self.new_server(kind, f"server{each}") for each in range(number)]
-        self.folder = tempfile.mkdtemp(prefix="simulation-", dir=backends.FOLDER) if plan.backend == "sqlite" else ""
-        self.group = kind.group(self)
+        self.simulated = each = backends.simulated(plan.backend)
+        self.servers = [self.new_server(each.server, f"server{number}") for number in range(each.servers)]
+        self.group = each.server.group(self)
         self.oracles = Oracles(self, halts)
         self.waiting: dict[str, Waiting] = {}
         self.clients: dict[Process, ClientOf] = {}
@@ -116,7 +114,7 @@ class World:
         ``kind`` says what the sender does: it asks for the name, asks without regard to the queue (barge), leaves, or
         is an operator (force).
         """
-        keeper = self.group.keeper(name := key.removeprefix(backends.PREFIX))
+        keeper = self.group.keeper(name := key.removeprefix(PREFIX))
         if kind == "force":
             for each in [server] if keeper else self.servers:
                 for held in each.holders(key):
@@ -141,7 +139,7 @@ class World:
         return executed
 
     def _expired(self, key: str) -> None:
-        if key.startswith(backends.PREFIX):
+        if key.startswith(PREFIX):
             self.event("expired", self._process(self._events["expired"]))
 
     def _arrived(self, sock: Socket, data: bytes) -> None:
@@ -171,7 +169,7 @@ class World:
 
     def key(self, name: str) -> str:
         """Return the key of a lock at the server."""
-        return backends.PREFIX + name
+        return PREFIX + name
 
     def is_idle(self, name: str) -> bool:
         """Return whether the name is free at the simulated server, or was handed to a claim that was not notified yet.
@@ -204,7 +202,8 @@ class World:
             self.sim.after(LOOK_EVERY, self._look)
 
     def _main(self, process: Process, plan: ProcessPlan) -> None:
-        backend, settings = backends.open_backend(self, process, plan)
+        settings = settings_for("redis", {"ttl": plan.ttl, "outage_timeout": plan.outage})
+        backend = self.simulated.opens(self, plan.ttl)
         self.can = backend.capabilities
         face: Any = multilock.AsyncClient if self.plan.face == "asyncio" else multilock.Client
         client = face._of(backend, settings)
@@ -417,8 +416,7 @@ class World:
                 self._end()
         finally:
             self.sim.finish()
-            if self.folder:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            self.group.end()
 
     def _calm(self) -> None:
         self.sim.note(None, "the faults are over")
@@ -481,6 +479,6 @@ def run(plan: Plan, *, trace: bool = False, halts: bool = False) -> Run:
     found = Run(plan, oracles.violations, sim.hash, oracles.grants, sim.trace or [], world.begun, world.struck)
     del world, oracles
     sim.processes.clear()  # so that no object of this run is finalized during the next one
-    backends.forget_everything()
+    backends.forget_everything(plan.backend)
     gc.collect()
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kazoo.handlers.threading
 import kazoo.protocol.connection
@@ -17,11 +17,16 @@ from multilock_zookeeper.inspection import Inspection
 from multilock_zookeeper.keys import Nodes
 from multilock_zookeeper.transport import Answer, Transport
 from tests.simulation.network import Network, Socket
-from tests.simulation.scheduler import simulation
+from tests.simulation.plan import Fault
+from tests.simulation.scheduler import Process, simulation
+from tests.simulation.server import PREFIX, Simulated
 from tests.simulation.threads import STAND_INS, File, now, sleep
 from tests.simulation.zookeeper_server import ZooKeeperServer
 
-__all__ = ["connect_through"]
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["SIMULATED", "connect_through"]
 
 
 class Pipe(File):
@@ -102,3 +107,21 @@ vars(_handlers)["socket"] = SimpleNamespace(socketpair=_pair)
 _handlers.SequentialThreadingHandler.sleep_func = staticmethod(sleep)
 _defaults = kazoo.retry.KazooRetry.__init__.__defaults__
 kazoo.retry.KazooRetry.__init__.__defaults__ = tuple(sleep if callable(each) else each for each in _defaults)
+
+
+def isolate(world: World, fault: Fault, process: Process) -> None:
+    """Cut a server off from the leader."""
+    server = world.server(fault)
+    assert isinstance(server, ZooKeeperServer)
+    server.isolate(fault.choice, fault.seconds)
+
+
+def _open(world: World, ttl: float) -> Any:
+    server = world.servers[0]
+    assert isinstance(server, ZooKeeperServer)
+    server.shortest = ttl / 2  # the stalls of a plan are shorter than that
+    connect_through(world.network, server)
+    return multilock_zookeeper.open_backend("zookeeper://simulation", {"prefix": PREFIX, "ttl": ttl})
+
+
+SIMULATED = {"zookeeper": Simulated(_open, ZooKeeperServer, 1, {"isolate": isolate})}

@@ -16,7 +16,7 @@ import pytest
 
 from tests.mutants.__main__ import Edit, copy_tree, read_all
 from tests.simulation.plan import BACKENDS, FACES, Plan, make_plan
-from tests.simulation.search import COUNTS, read_counts, without_words
+from tests.simulation.search import KINDS, Counts, code_of, without_words
 
 ROOT = Path(__file__).parents[2]
 REGRESSIONS = Path(__file__).parent / "regressions"
@@ -147,8 +147,38 @@ def test_a_plan_written_to_a_file_can_be_read_back() -> None:
 
 
 def test_the_counted_seeds_can_be_read() -> None:
-    assert COUNTS.exists()
-    assert read_counts()["next"] > 0
+    assert set(Counts().read["next"]) == set(KINDS)
+
+
+IMPORTED = """
+import sys
+from tests.simulation.plan import FACES, make_plan
+from tests.simulation.threads import install
+
+install()
+from tests.simulation.world import run
+
+for seed in range(4):
+    run(make_plan(seed, sys.argv[1], FACES[seed % 2]))
+for each in list(sys.modules.values()):
+    print(getattr(each, "__file__", None))
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_change_of_any_code_that_a_run_imports_resets_the_count(backend: str) -> None:
+    said = subprocess.check_output(
+        [sys.executable, "-c", IMPORTED, backend],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}", "PYTHONHASHSEED": "0"},
+        text=True,
+    )
+    folders = tuple(f"{ROOT / each}{os.sep}" for each in ("multilock", "backends", "tests"))
+    imported = {Path(line) for line in said.splitlines() if line.startswith(folders)}
+    assert any(
+        each.parent.name == f"multilock_{backend.replace('redlock', 'redis').split('+')[0]}" for each in imported
+    )
+    assert not imported - code_of(backend)
 
 
 @pytest.mark.parametrize(

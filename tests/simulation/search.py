@@ -115,9 +115,11 @@ def search(seconds: float) -> int:
 
 
 class Counts:
-    """The contents of `seeds.json`. For each backend and face, it has a hash of the code, the seeds on that code
-    (``now``) with their seconds of processor time, the seeds on other code (``earlier``), the ``next`` seed, and the
-    seeds that ``failed``. A failed seed remains in the file until somebody removes it."""
+    """The contents of `seeds.json`, for each backend and face.
+
+    ``hash`` is that of the code. ``now`` counts the seeds on that code, and ``seconds`` is their processor time.
+    ``earlier`` counts the seeds on other code. A seed remains in ``failed`` until somebody removes it.
+    """
 
     def __init__(self) -> None:
         self.read = json.loads(COUNTS.read_text())

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("what", nargs="*", help="the first seed and the last; a seed or a file; part of names")
     parser.add_argument("--backend", choices=BACKENDS, default="redis")
     parser.add_argument("--face", choices=FACES, default="blocking")
-    parser.add_argument("--profile", choices=PROFILES)
+    parser.add_argument("--profile", metavar=f"{{{','.join(PROFILES)},…}}")
     parser.add_argument("--seconds", type=float, default=math.inf, help="of processor time")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)

@@ -7,12 +7,11 @@ import re
 import sys
 import traceback
 from functools import cache
-from importlib import import_module
 
 from multilock import log_thread
 from multilock.kernel import living_clients, worker
 from multilock.kernel.inside_backend import inside
-from tests.simulation.plan import BACKENDS
+from tests.simulation import plan
 from tests.simulation.scheduler import Over, simulation
 from tests.simulation.server import Simulated
 from tests.simulation.threads import InOrder
@@ -23,7 +22,7 @@ __all__ = ["forget_everything", "simulated"]
 @cache
 def simulated(backend: str) -> Simulated:
     """Return how a backend is simulated. The first call for each backend imports it."""
-    found: Simulated = import_module(f"tests.simulation.{BACKENDS[backend]}").SIMULATED[backend]
+    found = plan.simulated(backend)
     for name, module in sorted(sys.modules.items()):
         if name.startswith("multilock"):
             vars(module)["set"] = InOrder

@@ -459,4 +459,14 @@ def _open(world: World, ttl: float) -> Any:
 
 
 FAULTS = {"repeat_request": repeat_request, "remove_agent": remove_agent}
-SIMULATED = {"consul": Simulated(_open, ConsulServer, 1, FAULTS)}
+SIMULATED = {
+    "consul": Simulated(
+        _open,
+        ConsulServer,
+        1,
+        FAULTS,
+        {"network": ("", "repeat_request"), "slow": ("remove_agent", "")},
+        lacks="flush_scripts step_clock",
+        ttls=(1.0, 2.0, 3.0, 6.0, 10.0, 10.0, 10.0),
+    )
+}

@@ -581,5 +581,13 @@ def _open(world: World, ttl: float) -> Any:
 
 
 SIMULATED = {
-    "etcd": Simulated(_open, EtcdServer, 1, {"elect": elect, "compact": compact}, forgets=transport._silent_at.clear)
+    "etcd": Simulated(
+        _open,
+        EtcdServer,
+        1,
+        {"elect": elect, "compact": compact},
+        {"slow": ("elect", "elect")} | dict.fromkeys(("server", "all"), ("elect compact", "elect compact")),
+        lacks="flush_scripts step_clock",
+        forgets=transport._silent_at.clear,
+    )
 }

@@ -1,5 +1,5 @@
-"""The faults of a run. To add one, write a function here, and name it in `plan.PROFILES`. A fault of
-one backend stands beside its server, and in its table ``SIMULATED``.
+"""The faults of a run. To add one, write a function here, and name it in `plan.PROFILES`. A fault that
+only one backend has stands beside its server, and in the server's table ``SIMULATED``.
 
 If a fault makes the backend forget or end a lease, it must call `Oracles.excuse` when the server executes it. Otherwise
 the oracles would report the loss as a violation.

@@ -17,4 +17,4 @@ def _open(world: World, ttl: float) -> Any:
     return multilock_memory.open_backend("memory://simulation", {"prefix": PREFIX})
 
 
-SIMULATED = {"memory": Simulated(_open, forgets=multilock_memory._stores.clear)}
+SIMULATED = {"memory": Simulated(_open, lacks="kill", forgets=multilock_memory._stores.clear)}

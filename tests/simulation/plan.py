@@ -9,9 +9,24 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["BACKENDS", "FACES", "PROFILES", "Fault", "Operation", "Plan", "ProcessPlan", "Weather", "make_plan"]
+if TYPE_CHECKING:
+    from tests.simulation.server import Simulated
+
+__all__ = [
+    "BACKENDS",
+    "FACES",
+    "PROFILES",
+    "Fault",
+    "Operation",
+    "Plan",
+    "ProcessPlan",
+    "Weather",
+    "make_plan",
+    "simulated",
+]
 
 #: For each backend, the module in this folder that simulates it. Its table ``SIMULATED`` has an entry for the backend.
 BACKENDS = {
@@ -124,8 +139,8 @@ class Plan:
         return len(self.operations), len(self.faults)
 
     def to_json(self) -> str:
-        """Return the plan as text."""
-        return json.dumps(asdict(self), indent=1)
+        """Return the plan as text, with a line for each operation and each fault."""
+        return json.dumps(asdict(self)).replace('{"kind"', '\n{"kind"')
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -139,86 +154,45 @@ class Plan:
         return cls(**data)
 
 
-OF_ETCD = ["elect", "compact"]
 #: For each profile, the kinds of faults at any time, and those that follow an event. A kind that occurs twice is drawn
-#: more often.
-PROFILES: dict[str, tuple[list[str], list[str]]] = {
-    "quiet": ([], []),
-    "cuts": (["cut", "cut_all"], ["cut", "cut_all"]),
-    "network": (
-        ["part", "part", "cut", "cut_all", "part_all"],
-        ["part", "cut", "lose_reply", "late_request", "late_reply", "repeat_request"],
-    ),
-    "slow": (
-        ["part", "cut", "lock_row", "remove_agent", "isolate", "elect"],
-        ["part", "part", "pause", "late_request", "late_reply", "lock_row", "isolate", "elect"],
-    ),
-    "process": (["pause", "pause", "kill", "close"], ["pause", "pause", "pause", "kill", "newcomer"]),
-    "server": (
-        ["stop_server", "restart", "flush_scripts", "cut_all", "isolate", *OF_ETCD],
-        ["stop_server", "restart", "isolate", "isolate", *OF_ETCD],
-    ),
-    "forget": (["forget", "force", "step_clock", "pause", "evict"], ["force", "evict", "pause"]),
-    "force": (["force"], ["force", "force", "part"]),
-    "moves": (["move", "move"], ["move"]),
-    "failover": (
-        ["fail_over", "divide", "lag", "stop_server", "restart", "move", "move"],
-        ["fail_over", "fail_over", "divide", "lag", "pause", "part", "stop_server", "move", "move"],
-    ),
+#: more often. Each backend may add faults and profiles of its own: see `tests.simulation.server.Simulated`.
+PROFILES = {
+    "quiet": ("", ""),
+    "cuts": ("cut cut_all", "cut cut_all"),
+    "network": ("part part cut cut_all part_all", "part cut lose_reply late_request late_reply"),
+    "slow": ("part cut", "part part pause late_request late_reply"),
+    "process": ("pause pause kill close", "pause pause pause kill newcomer"),
+    "server": ("stop_server restart flush_scripts cut_all", "stop_server restart"),
+    "forget": ("forget force step_clock pause evict", "force evict pause"),
+    "force": ("force", "force force part"),
     "all": (
-        [
-            "part",
-            "cut",
-            "cut_all",
-            "pause",
-            "pause",
-            "kill",
-            "close",
-            "stop_server",
-            "restart",
-            "flush_scripts",
-            *OF_ETCD,
-        ],
-        [
-            "part",
-            "pause",
-            "lose_reply",
-            "late_request",
-            "late_reply",
-            "newcomer",
-            "cut",
-            "lock_row",
-            "isolate",
-            *OF_ETCD,
-        ],
+        "part cut cut_all pause pause kill close stop_server restart flush_scripts",
+        "part pause lose_reply late_request late_reply newcomer cut",
     ),
 }
-OFTEN = ["quiet", "cuts", "network", "slow", "slow", "process", "process", "server", "force", "forget", "all", "all"]
-#: Backends without a network have only these faults. All clients of a `memory://` store are in one process.
-LOCAL = {"sqlite": {"pause", "kill", "close", "force", "newcomer"}, "memory": {"pause", "close", "force", "newcomer"}}
-#: Profiles of some backends, drawn besides those of `OFTEN`.
-MORE = {"redis+sentinel": ["failover"] * 4, "redis+cluster": ["failover", "failover", "failover", "moves", "moves"]}
-REPLICATED = ["redis+sentinel", "redis+cluster"]
-#: For each of these faults, the only backends that have it.
-ONLY = {"lock_row": ["postgresql"], "remove_agent": ["consul"], "repeat_request": ["consul"], "isolate": ["zookeeper"]}
-ONLY |= {"move": ["redis+cluster"]} | dict.fromkeys(("fail_over", "divide", "lag"), REPLICATED)
-ONLY |= {kind: ["redis", *REPLICATED, "redlock", "postgresql"] for kind in ("flush_scripts", "step_clock")}
-ONLY |= {kind: ["etcd"] for kind in OF_ETCD}
-#: Backends with a smallest ttl that is often used.
-TTLS = {"consul": [1.0, 2.0, 3.0, 6.0, 10.0, 10.0, 10.0]}
+OFTEN = "quiet cuts network slow slow process process server force forget all all"
+#: Backends without a network have only these faults.
+OF_LOCAL = {"pause", "kill", "close", "force", "newcomer"}
 #: About how many events of each kind a run has. ``long`` is a grant to a worker that holds it for half a ttl or more.
 #: ``handed`` means that a server has given the name to a waiter, which was not notified yet.
 EVENTS = {"asked": 40, "granted": 40, "long": 8, "released": 40, "sent": 300}
 EVENTS |= {"handed": 20, "pushed": 30, "ending": 4, "expired": 4}
-OF_LOCAL = ["asked", "granted", "long", "released"]
+EVENTS_OF_LOCAL = ["asked", "granted", "long", "released"]
+
+
+def simulated(backend: str) -> Simulated:
+    """Return how a backend is simulated."""
+    found: Simulated = import_module(f"tests.simulation.{BACKENDS[backend]}").SIMULATED[backend]
+    return found
 
 
 def make_plan(seed: int, backend: str, face: str, profile: str | None = None) -> Plan:
-    """Return the plan of this seed. ``profile`` is one of `PROFILES`. If it is None, the seed decides it."""
+    """Return the plan of this seed. ``profile`` is one of `PROFILES`, or of those that only this backend has. If it is
+    None, the seed decides it."""
+    has = simulated(backend)
     chance = random.Random(f"plan {seed} {backend}")
-    profile = profile or chance.choice([*OFTEN, *MORE.get(backend, [])])
-    local = backend in LOCAL
-    ttl = chance.choice(TTLS.get(backend, [1.0, 2.0, 3.0, 6.0, 10.0]))
+    profile = profile or chance.choice(f"{OFTEN} {has.often}".split())
+    ttl = chance.choice(has.ttls)
     plan = Plan(
         seed,
         backend,
@@ -232,25 +206,24 @@ def make_plan(seed: int, backend: str, face: str, profile: str | None = None) ->
         p_long=chance.choice([0.0, 0.002]),
     )
     names = ["a"] if chance.random() < 0.6 else ["a", "b"]
-    families = {name: _family(chance, backend) for name in names}
+    families = {name: _family(chance, has) for name in names}
     permits = chance.choice([2, 3])
     for _ in range(chance.choice([2, 3, 4])):
         workers = []
         for _ in range(chance.choice([1, 1, 2, 3])):
             workers.append(_operations(chance, plan, names, families, permits, ttl))
-        clock = (0.0, 1.0) if local else (chance.uniform(0, 5000), 1 + chance.uniform(-0.004, 0.004))
+        clock = (0.0, 1.0) if not has.servers else (chance.uniform(0, 5000), 1 + chance.uniform(-0.004, 0.004))
         plan.processes.append(ProcessPlan(ttl, chance.choice([None, 30.0, 5.0]), *clock, workers))
     plan.patience += sum(each.hold + each.rest + 0.2 for each in plan.operations)
-    plan.faults = _faults(chance, plan, ttl)
-    if backend in REPLICATED:
-        most = 2 if backend == "redis+sentinel" else 1  # all replicas of a primary
-        plan.replicas = chance.choice([0, 0, 1, most, -most])
+    plan.faults = _faults(chance, plan, has, ttl)
+    if has.replicas:
+        plan.replicas = chance.choice([0, 0, 1, has.replicas, -has.replicas])
     return plan
 
 
-def _family(chance: random.Random, backend: str) -> str:
+def _family(chance: random.Random, has: Simulated) -> str:
     one = ["lock", "lock", "lock", "lead"]
-    return chance.choice(one if backend == "redlock" else [*one, "shared", "permit"])
+    return chance.choice([*one, "shared", "permit"] if has.shares else one)
 
 
 def _weather(chance: random.Random, profile: str, ttl: float) -> Weather:
@@ -303,11 +276,16 @@ def _operations(
     return operations
 
 
-def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
-    local = LOCAL.get(plan.backend)
+def _is_possible(kind: str, has: Simulated) -> bool:
+    return kind not in has.lacks.split() and (has.servers > 0 or kind in OF_LOCAL)
+
+
+def _faults(chance: random.Random, plan: Plan, has: Simulated, ttl: float) -> list[Fault]:
+    tables = [table[plan.profile] for table in (PROFILES, has.profiles) if plan.profile in table]
+    if not tables:
+        raise ValueError(f"{plan.backend} has no profile {plan.profile!r}")
     anytime, reactive = (
-        [kind for kind in kinds if plan.backend in ONLY.get(kind, BACKENDS) and (not local or kind in local)]
-        for kinds in PROFILES[plan.profile]
+        [kind for kind in " ".join(words).split() if _is_possible(kind, has)] for words in zip(*tables, strict=True)
     )
     faults = []
     if anytime:
@@ -318,7 +296,7 @@ def _faults(chance: random.Random, plan: Plan, ttl: float) -> list[Fault]:
             faults.append(Fault(kind, at, process, min(seconds, 30.0), chance.randrange(1 << 30)))
     if reactive:
         for _ in range(chance.choice([0, 5, 20, 40])):
-            after = chance.choice(OF_LOCAL if local else [*EVENTS, "long", "long", "sent", "sent"])
+            after = chance.choice(EVENTS_OF_LOCAL if not has.servers else [*EVENTS, "long", "long", "sent", "sent"])
             at = chance.expovariate(1.0) * chance.choice([base := plan.weather.base, base, base, 0.02, ttl / 4])
             # A request may take a fifth of the ttl, and a handover lasts for a part of the ttl. So delays of about
             # these times are drawn more often.

@@ -398,4 +398,5 @@ def _open(world: World, ttl: float) -> Any:
     return backend
 
 
-SIMULATED = {"postgresql": Simulated(_open, PostgresqlServer, 1, {"lock_row": lock_row})}
+PROFILES = {"slow": ("lock_row", "lock_row"), "all": ("", "lock_row")}
+SIMULATED = {"postgresql": Simulated(_open, PostgresqlServer, 1, {"lock_row": lock_row}, PROFILES)}

@@ -16,7 +16,7 @@ from multilock_redis.slot_table import SLOTS, Address, key_slot
 from multilock_redis.transport import Endpoint
 from tests.simulation.oracles import Held, Oracle
 from tests.simulation.plan import Fault
-from tests.simulation.redis_replicas import DELAY, FAULTS, PORT, Promoting, Replicating, replicas_of, runs
+from tests.simulation.redis_replicas import DELAY, FAILOVER, FAULTS, PORT, Promoting, Replicating, replicas_of, runs
 from tests.simulation.redis_server import Client, Connection, settings_of
 from tests.simulation.redis_store import Refused, Reply, Status
 from tests.simulation.scheduler import Process
@@ -300,4 +300,18 @@ def _open(world: World, ttl: float) -> Any:
     return multilock_redis.ClusterBackend("redis+cluster", seeds, endpoint_at, keys, capabilities, replicas)
 
 
-SIMULATED = {"redis+cluster": Simulated(_open, ClusterNode, 4, {**FAULTS, "move": move})}
+PROFILES = {
+    "failover": (f"{FAILOVER[0]} move move", f"{FAILOVER[1]} move move"),
+    "moves": ("move move", "move"),
+}
+SIMULATED = {
+    "redis+cluster": Simulated(
+        _open,
+        ClusterNode,
+        4,
+        {**FAULTS, "move": move},
+        PROFILES,
+        "failover failover failover moves moves",
+        replicas=1,
+    )
+}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 __all__ = [
+    "FAILOVER",
     "FAULTS",
     "NAME",
     "PORT",
@@ -628,4 +629,18 @@ def _open(world: World, ttl: float) -> Any:
 
 
 FAULTS = {"fail_over": fail_over, "divide": divide, "lag": lag}
-SIMULATED = {"redis+sentinel": Simulated(_open, Replicating, 3, FAULTS)}
+FAILOVER = (
+    "fail_over divide lag stop_server restart",
+    "fail_over fail_over divide lag pause part stop_server",
+)
+SIMULATED = {
+    "redis+sentinel": Simulated(
+        _open,
+        Replicating,
+        3,
+        FAULTS,
+        {"failover": FAILOVER},
+        "failover failover failover failover",
+        replicas=2,
+    )
+}

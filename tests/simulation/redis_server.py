@@ -400,6 +400,14 @@ class RedisServer(Server):
             self._plan_end(key, end)
 
 
+class VotingServer(RedisServer):
+    """One of the servers of a Redlock. Their clocks differ."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.step = self.random.uniform(-0.01, 0.01)
+
+
 class Connection:
     """Replaces a connection of redis-py in the library: see `endpoints`."""
 
@@ -460,4 +468,7 @@ def _open_redlock(world: World, ttl: float) -> Any:
     return RedlockBackend("redlock", endpoints(world), Keyspace(PREFIX), ttl=ttl, guard=GUARD)
 
 
-SIMULATED = {"redis": Simulated(_open, RedisServer, 1), "redlock": Simulated(_open_redlock, RedisServer, 3)}
+SIMULATED = {
+    "redis": Simulated(_open, RedisServer, 1),
+    "redlock": Simulated(_open_redlock, VotingServer, 3, shares=False),
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -172,10 +172,16 @@ class Server:
 
 @dataclass(slots=True)
 class Simulated:
-    """How the simulation runs a backend. See `tests.simulation.plan.BACKENDS`."""
+    """How the simulation runs a backend. Its profiles and faults add to those of `plan.PROFILES` and `faults`."""
 
     opens: Callable[[World, float], Any]  # opens the backend in the running process, for a client with this ttl
     server: type[Server] = Server
     servers: int = 0  # the number of simulated servers
-    faults: Mapping[str, Strike] = field(default_factory=dict)  # the faults that other backends do not have
+    faults: Mapping[str, Strike] = field(default_factory=dict)
+    profiles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    often: str = ""  # profiles that are drawn besides `plan.OFTEN`
+    lacks: str = ""  # faults that make no sense here
+    ttls: Sequence[float] = (1.0, 2.0, 3.0, 6.0, 10.0)
+    shares: bool = True  # whether it has readers and permits
+    replicas: int = 0  # the number of replicas of each server
     forgets: Callable[[], object] = lambda: None  # forgets what a run has left in the modules of the backend

@@ -99,8 +99,6 @@ class World:
     def new_server(self, kind: type[S], name: str) -> S:
         """Return a simulated server that reports to this world."""
         server = kind(name, self.sim, lambda: int((EPOCH + self.sim.time) * 1e6), self.plan.seed)
-        if self.plan.backend == "redlock":
-            server.step = server.random.uniform(-0.01, 0.01)
         server.on_step = partial(self._step, server)
         server.on_expiry = self._expired
         return server

@@ -124,4 +124,13 @@ def _open(world: World, ttl: float) -> Any:
     return multilock_zookeeper.open_backend("zookeeper://simulation", {"prefix": PREFIX, "ttl": ttl})
 
 
-SIMULATED = {"zookeeper": Simulated(_open, ZooKeeperServer, 1, {"isolate": isolate})}
+SIMULATED = {
+    "zookeeper": Simulated(
+        _open,
+        ZooKeeperServer,
+        1,
+        {"isolate": isolate},
+        {"slow": ("isolate", "isolate"), "server": ("isolate", "isolate isolate"), "all": ("", "isolate")},
+        lacks="flush_scripts step_clock",
+    )
+}

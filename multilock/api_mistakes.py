@@ -1,5 +1,5 @@
-"""Help for users of redis-py, and for mixing up the blocking and the asyncio API: a wrong name raises an error that
-gives the right one."""
+"""Help for users of redis-py, and for users who mix up the blocking and the asyncio API: a wrong name raises an error
+that gives the right one."""
 
 from __future__ import annotations
 

@@ -94,9 +94,8 @@ class Notices(Protocol):
 
         The report may be lost, late or repeated. The kernel sends an `attempt` instead of using the report if a `wake`
         comes before the kernel reads the report. The kernel also does so if the claim is not renewed, or if half of the
-        time of the grant is over. A ``short`` grant counts from a request of the claim itself, so the kernel also sends
-        an `attempt` if the server has refused a request that was sent later. A backend without such a push never calls
-        this method.
+        time of the grant is over. For a ``short`` grant it also does so if the server has refused a request of the
+        claim that was sent after ``sent_at``. A backend without such a push never calls this method.
         """
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
@@ -113,9 +112,9 @@ class Notices(Protocol):
     def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
         """Report that the server has cut the ttl of a session, whose newest proof now ends at ``valid_until``.
 
-        ``valid_until`` is ``sent_at + valid_for`` with the new ttl. No claim in the session is held for longer. From a
-        longer ``renew_every`` the kernel concludes that a claim was granted before the cut. The backend calls this
-        method before it sends a request that could be acknowledged under the new ttl.
+        ``valid_until`` is ``sent_at + valid_for`` with the new ttl. A grant with a longer ``renew_every`` was made
+        before the cut. The backend calls this method before it sends a request that could be acknowledged under the new
+        ttl.
         """
 
     def group_gone(self, group: Hashable, message: str) -> None:
@@ -228,7 +227,7 @@ class Backend(Protocol):
         (TAKEN)."""
 
     def diagnose(self, within: float) -> list[Finding]:
-        """Return the findings about what weakens the lock at this server, each with a remedy."""
+        """Return a finding for each thing at this server that weakens the lock, with a remedy."""
 
     def ping(self, within: float) -> None:
         """Send a request, and return when the server has replied. Raises as any method of `Backend` if there is no
@@ -323,11 +322,11 @@ class Rests(Protocol):
         """Release, but keep the name taken for ``seconds`` from now. Called instead of `Backend.release`.
 
         The server's own clock counts the seconds, whatever happens to this process. When they are over, the name is
-        free, as after a release. No claim can renew it meanwhile, and only `Backend.force_release` ends it earlier.
-        `Backend.inspect` reports ``resting_until``. Waiters are woken once, and their next attempt shows them when the
-        name will be free.
+        free, as after a release. Meanwhile no claim can take or renew the name, and only `Backend.force_release` frees
+        it earlier. `Backend.inspect` reports ``resting_until``. Waiters are woken once, and their next attempt shows
+        them when the name will be free.
 
-        In all other respects this is like `release`. A repeated call keeps the time that is left.
+        In all other respects this is like `release`. A repeated call does not start the time again.
         """
 
 

@@ -50,14 +50,14 @@ def connect(
     """Return a `Client` of a backend. Sends no request: the first call that needs the server connects.
 
     ``url``: Where the backend is, such as ``redis://host:6379/0``, or a mapping with ``url`` and options. Without
-    ``url``, the first of these decides: ``profile``, ``$MULTILOCK_URL``, ``$MULTILOCK_PROFILE``, the default profile of
-    the config file.
+    ``url``, the first of these that is set decides: ``profile``, ``$MULTILOCK_URL``, ``$MULTILOCK_PROFILE``, the
+    default profile of the config file.
 
     ``profile``: The name of a profile in the config file.
 
-    ``config``: The path of the config file. Without ``config``, the first of these is used: ``$MULTILOCK_CONFIG``,
-    ``multilock.toml`` in the working directory, ``[tool.multilock]`` in ``pyproject.toml`` there. ``${NAME}`` in a text
-    of that file is replaced by the environment's variable, ``$$`` by a dollar.
+    ``config``: The path of the config file. Without ``config``, the first of these that exists is used:
+    ``$MULTILOCK_CONFIG``, ``multilock.toml`` in the working directory, ``[tool.multilock]`` in ``pyproject.toml``
+    there. ``${NAME}`` in a text of that file is replaced by the environment's variable, ``$$`` by a dollar.
 
     ``client``: An existing client object such as ``redis.Redis``, or a list of them for ``redlock://``. multilock uses
     it and never closes it.
@@ -238,9 +238,10 @@ class Client(ForWith, ClientOfAFace):
         """Return a lock for many readers or one writer. Sends no request. The options of `lock` apply to both sides.
 
         Later waiters do not overtake a waiter that they would block, so neither readers nor writers starve. With
-        Consul, only later readers wait for a writer. ``fair`` does not change this order: True refuses a backend that
-        keeps no order of arrival, and False lets only one waiting writer of this client at a time ask the server. None
-        uses the order that the backend offers. Every other kind of lock with this name excludes readers and writers.
+        Consul, only later readers wait for a writer. ``fair`` does not change this order. With True, a backend that
+        keeps no order of arrival raises CapabilityMissing. With False, only one waiting writer of this client at a time
+        asks the server. None uses the order that the backend offers. Every other kind of lock with this name excludes
+        readers and writers.
 
         A thread that reads and asks to read again would wait for itself if a writer waits in between: use
         ``reentrant=True``. A reader that asks to write must release its read lease first, otherwise acquire() raises
@@ -405,8 +406,8 @@ class Client(ForWith, ClientOfAFace):
         ``grace``: Seconds for which a resignation waits for the end of work and callbacks before it releases the lease.
         Default: one ttl. ``math.inf`` waits without limit.
 
-        ``hold_at_least``: Seconds from the election. If the ``work`` of `Election.run` ends by itself before they are
-        over, no other node is elected until they are. See `lock`.
+        ``hold_at_least``: Seconds from the election. If the ``work`` of `Election.run` ends by itself earlier, no other
+        node is elected until then. See `lock`.
 
         ``max_hold``: The greatest number of seconds for which this node leads. Then the leadership is lost (reason
         HELD_TOO_LONG). Another node can lead once work, ``on_elected`` and ``on_lost`` have all ended, at the latest at
@@ -471,13 +472,13 @@ class Client(ForWith, ClientOfAFace):
         """Release the lock by force, although it has a holder. Meant for operators. The holder's callback gets the
         reason TAKEN.
 
-        Returns False if it had no holder. The holder's work is not stopped: only a fencing token protects the resource.
-        Raises BackendUnavailable, BackendRejected or ClientClosed.
+        Returns False if the lock had no holder. The holder's work is not stopped: only a fencing token protects the
+        resource. Raises BackendUnavailable, BackendRejected or ClientClosed.
         """
         return run(self._kernel.ask(self._kernel.backend.force_release, check_name(name), name=name))
 
     def diagnose(self) -> list[Finding]:
-        """Return everything that weakens the locks of this client, each with a remedy.
+        """Return a finding for everything that weakens the locks of this client, each with a remedy.
 
         Covers versions and settings of the server, push connections that are down, and threads that the operating
         system refused. Raises BackendUnavailable, BackendRejected or ClientClosed.

@@ -68,7 +68,8 @@ class Settings:
     )  #: the backend's own options; values from a URL are text
     requires: frozenset[str] = frozenset()  #: capabilities the backend must have
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)  #: source of each option, except keywords
-    required_by: Mapping[str, str] = field(default_factory=dict, compare=False)  #: other sources of ``requires``
+    #: the source of each capability in ``requires`` that no argument gave
+    required_by: Mapping[str, str] = field(default_factory=dict, compare=False)
     files: tuple[str, ...] = field(default=(), compare=False)  #: the files and profiles that have some of the settings
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)  #: values that no error may show
 

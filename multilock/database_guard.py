@@ -56,7 +56,7 @@ ALONE = "SELECT 1 WHERE pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtext
 # two, so a number that may be a list is checked as both. VACUUM deletes a list that is no longer used, so 0 may have
 # been a list. To make 0 rare, the transaction that writes a token also locks the row. Then xmax is xmin, whose
 # transaction we see. The number may also be that of a savepoint, which no list of open transactions shows. So it counts
-# as over only if it is older than every open transaction. Unless the first answer is no, or the others are yes, this
+# as over only if it is older than every open transaction. If the first answer is yes, and one of the others is no, this
 # transaction must begin again.
 SEEN = """SELECT 1 FROM multilock_fence AS fence
 WHERE name = %s AND token < %s AND fence.xmax <> 0 AND NOT EXISTS (

@@ -65,7 +65,7 @@ class Leadership(Leading, HeldLease):
             raise
         except BaseException:  # interrupted: Python will not call __exit__ for this `with`
             self._term.no_body(before)
-            if not self._open:  # if another body still runs, its end resigns
+            if not self._open:  # another body that is still open resigns at its end
                 self._term.abdicate(INTERRUPTED)
             raise
 
@@ -137,8 +137,8 @@ class ThreadTerm(Term[Leadership]):
 class Leaders:
     """The iterator that `Election.observe` returns. An interrupted ``next()`` loses nothing: the next call continues.
 
-    It is not a generator, because a generator ends at the first interrupt. Also, a generator that never ran does not
-    call its clean-up.
+    This class is not a generator, because a generator ends at the first interrupt. Also, a generator that never ran
+    does not run its ``finally``.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -172,8 +172,8 @@ class Election(ForWith, Candidacy[Leadership]):
         return Leadership(kernel, want, claim, granted, unsure, self._office)
 
     def campaign(self, timeout: float | None = None) -> Leadership:
-        """Wait until this node is elected, and return the `Leadership`. The callbacks of the election are called for it
-        as well.
+        """Wait until this node is elected, and return the `Leadership`. The election's callbacks are called for this
+        leadership too.
 
         ``timeout``: Seconds for the whole wait. Default: no limit. The whole wait includes waiting for other calls that
         campaign in this election, and for the callbacks of the last leadership to end.
@@ -244,8 +244,8 @@ class Election(ForWith, Candidacy[Leadership]):
 
         ``grace``: Seconds after which the lease is released even if something still runs. Default: the election's.
 
-        If work or a callback of this election calls `stop`, it does not wait. Do not call `stop` in a signal handler,
-        which may have interrupted a thread that holds a lock of multilock.
+        A call of `stop` by the work or a callback of this election does not wait. Do not call `stop` in a signal
+        handler, which may have interrupted a thread that holds a lock of multilock.
         """
         seconds = check_grace(grace)
         try:

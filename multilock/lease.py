@@ -121,9 +121,9 @@ class Lease(AnyLease, Protocol):
 
         Only for ``postgresql://``, with a connection to the lock's database: one of psycopg 3, psycopg2, SQLAlchemy
         (Connection or Session) or Django. Until the commit or rollback nobody else gets the lock, even if the lease
-        ends before. Call it at the outermost level, because a rollback to an earlier savepoint ends the guard. Call it
-        before reading what the writes depend on. The server ends the transaction if it is idle for ``idle_limit``
-        seconds. The default is the server's own setting.
+        ends before. Call `guard` at the outermost level, because a rollback to an earlier savepoint ends the guard.
+        Call it before the transaction reads data on which its writes depend. The server ends the transaction if it is
+        idle for ``idle_limit`` seconds. The default is the server's own setting.
 
         Raises LockLost if the lock is no longer ours; the transaction can then only be rolled back. Raises NotHeld
         after a release, ConfigurationError if no transaction is open, and any error of the connection itself. Raises

@@ -131,10 +131,10 @@ class DistributedLock(AnyLock, Protocol):
     This is the interface of every lock, whatever its kind and backend. Making a lock object sends no request.
     ``with lock as lease:`` waits for the lock and releases it at the end.
 
-    Each ``with lock`` ends the lease that it began, even if its end runs in another thread, as the end of a generator
+    Each ``with lock`` ends the lease that it began, even if its body ends in another thread, as the body of a generator
     may. An exit stack that was given the lock object must guess which lease to end, and so must an ``__exit__`` called
-    by hand. The stack then ends the newest lease of its thread, otherwise a lost lease, otherwise the only lease. If
-    there are several leases of other threads, NotHeld is raised. To avoid the guess, give the stack a lease:
+    by hand. The newest lease of the calling thread ends. If the thread has none, a lost lease or the only lease ends.
+    If other threads have several leases, NotHeld is raised. To avoid the guess, give the stack a lease:
     ``stack.enter_context(lock.acquire())``.
     """
 
@@ -144,8 +144,8 @@ class DistributedLock(AnyLock, Protocol):
         ``timeout``: Seconds for the whole wait. Without it, or with ``math.inf``, the wait has no limit. 0 tries once.
 
         Raises LockTimeout if the lock was still taken at the end of ``timeout``. Raises BackendUnavailable if the
-        backend did not answer for the client's ``outage_timeout``, or at the end of ``timeout``: what may have been
-        taken is then released in the background. Raises BackendRejected if the backend refuses the request, and
+        backend did not answer for the client's ``outage_timeout``, or at the end of ``timeout``. A lock that was taken
+        all the same is then released in the background. Raises BackendRejected if the backend refuses the request, and
         ClientClosed. A negative or NaN ``timeout`` is a ValueError, and anything but a number is a TypeError.
 
         Waiters are served in order of arrival only if the lock was made with ``fair=True``.

@@ -6,8 +6,7 @@ part is lost before all parts are held, all parts are released, and the caller b
 
 No work is done under the parts before all of them are held. So a part has no lost callback, no hard fence, no
 ``hold_at_least`` and no ``max_hold`` of its own: the lease of the whole set has them. That lease is held only while all
-parts are held. If one part is lost, the other parts are kept until the work has ended. Everything else about leases is
-in `multilock.kernel`.
+parts are held. If one part is lost, the other parts are kept until the work has ended.
 """
 
 from __future__ import annotations
@@ -131,8 +130,8 @@ class HeldSet(AnyHeld):
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding]) -> None:
         super().__init__(kernel, want)
         self._parts = tuple(parts)
-        # None until the work has ended. From then on, it has the parts that must still be released. This lease counts
-        # as one open body in each part, so each part is stored with the end of this body.
+        # None until the work has ended. From then on, the list of the parts that must still be released. This lease
+        # counts as one open body in each part, so each part is stored with the end of this body.
         self._not_let_go: list[tuple[Holding, EndOfBody]] | None = None
         self._kept: list[HeldSet] = []  # contains this lease after a loss, until the other parts are released
         due = math.inf
@@ -228,8 +227,8 @@ class HeldSet(AnyHeld):
             return
         if not released:
             self._kept.append(self)
-            # The other parts must not be released before the hard fence of any part, because the work under the set may
-            # still be running until then.
+            # The other parts must not be released before the hard fence of any part would kill the process, because the
+            # work under the set may still be running until then.
             longest = max(part.ttl for part in self._parts)
             kernel.timers.at(kernel.now() + longest, partial(_give_rest_back, self._kept))
         loss = replace(part.loss, lease=self, message=f"part {part.name!r}: {part.loss.message}")

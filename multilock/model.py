@@ -102,10 +102,10 @@ class Granted(NamedTuple):
 
     ``sent_at`` is `multilock.now()`, read immediately before the first byte of the request that keeps the claim alive
     is sent. ``valid_for`` is in seconds from ``sent_at`` (ZooKeeper: two thirds of the ttl). Only the kernel computes a
-    deadline from the two. ``ttl`` is the ttl that the server granted, and ``renew_every`` the seconds between renewals.
-    ``group`` identifies the leases that one request renews together (those of a server or a session). ``key`` is the
-    backend's own handle (a revision, an index, a path). ``short`` is True if the name was handed over for less than the
-    requested ttl. The first renewal then brings the whole ttl.
+    deadline from ``sent_at`` and ``valid_for``. ``ttl`` is the ttl that the server granted, and ``renew_every`` the
+    seconds between renewals. ``group`` identifies the leases that one request renews together (those of a server or a
+    session). ``key`` is the backend's own handle (a revision, an index, a path). ``short`` is True if the name was
+    handed over for less than the requested ttl. The first renewal then brings the whole ttl.
     """
 
     token: int | None
@@ -119,8 +119,8 @@ class Granted(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Another claim holds the name. The kernel asks again at the first of these: a wake-up, ``heartbeat`` seconds plus
-    jitter, or ``expires_in`` seconds.
+    """Another claim holds the name. The kernel asks again after a wake-up, after ``heartbeat`` seconds plus jitter, or
+    after ``expires_in`` seconds, whichever comes first.
 
     ``expires_in`` is exact: the present holder's claim ends by itself after that time. If ``spent`` is True, the id
     must not be sent again: the kernel cancels the claim, and the acquire() continues with a new one.
@@ -134,8 +134,8 @@ class Busy(NamedTuple):
 class Returned(NamedTuple):
     """A backend's reply to a release. ``ours`` is True if the claim held the name until now.
 
-    ``again`` is True if one of several servers may still have a vote or a place of the claim. The kernel then releases
-    it again in the background, with ``unsure``, until ``again`` is False.
+    ``again`` is True if one of several servers may still have a vote of the claim, or its place in the queue. The
+    kernel then releases the claim again in the background, with ``unsure``, until ``again`` is False.
     """
 
     ours: bool
@@ -191,7 +191,7 @@ class LockInfo:
     token: int | None = None
     ttl: float | None = None  #: seconds granted
     since: datetime | None = None
-    waiting: int | None = None  #: how many claims wait; may include some that no longer do
+    waiting: int | None = None  #: how many claims wait; may include claims that have stopped waiting
     resting_until: datetime | None = None  #: released, and kept taken until then (``hold_at_least``)
     #: seconds until the server ends the lock, unless it is renewed before
     remaining: float | None = field(default=None, compare=False)
@@ -218,8 +218,7 @@ class Loss(Generic[L_co]):
     ``Loss[AsyncLease]`` an asyncio one.
 
     ``confirmed`` is True if the backend reported the loss, and False if the proof of the lease ran out. ``detected_at``
-    and ``valid_until`` are on the clock `multilock.now()`. ``time_left`` is the seconds between them, never negative:
-    for that long the backend admits nobody else. After a confirmed loss it is 0.0.
+    and ``valid_until`` are on the clock `multilock.now()`.
     """
 
     lease: L_co

@@ -106,8 +106,8 @@ def escape(name: str) -> str:
 
 
 def unescape(key: str) -> str | None:
-    """Return the name that `escape` turned into ``key``. Returns None if `escape` returns this key for no name, for
-    example if the key has a longer prefix."""
+    """Return the name that `escape` turned into ``key``. Returns None if `escape` never returns ``key``, for example
+    because the key has a longer prefix."""
     from urllib.parse import unquote
 
     name = unquote(key)

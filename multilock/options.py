@@ -137,7 +137,7 @@ def host_list(hosts: str, port: int, called: str) -> list[str]:
 def _host(host: str, port: int, called: str) -> str:
     found = _HOST.fullmatch(host)
     if found is None or not 0 < int(found[2] or port) < 65536:
-        # If the '@' and the host are missing, the text after the colon is a password.
+        # If the '@' and the host are missing, the text after the colon is a password, so it is not shown.
         shown = host if host.startswith("[") else "".join(host.partition(":")[:2]) + "…" * (":" in host)
         raise ConfigurationError(f"{shown!r} is not a {called}: write host:port, or [::1]:{port} for IPv6")
     return f"{found[1]}:{found[2] or port}"
@@ -147,7 +147,7 @@ def _host(host: str, port: int, called: str) -> str:
 
 
 def tls_only(options: Mapping[str, object], scheme: str, secure: str) -> dict[str, str]:
-    """Return ``ca``, ``cert`` and ``key`` as far as they were given. Only the scheme ``secure`` may have options of
+    """Return those of ``ca``, ``cert`` and ``key`` that were given. Only the scheme ``secure`` may have options of
     TLS."""
     given = [name for name in TLS_OPTIONS if name in options]
     if given and scheme != secure:
@@ -181,7 +181,7 @@ def tls_context(files: Mapping[str, str | None], *, folder: str | None = None, v
 
 
 def tls_findings(context: ssl.SSLContext | None) -> list[Finding]:
-    """Return the finding about connections that do not verify the server. ``context`` is None without TLS."""
+    """Return a finding if the client does not verify the server's certificate. ``context`` is None without TLS."""
     if context is None or context.check_hostname:
         return []
     accepted = "any certificate" if context.verify_mode == 0 else "the certificate of any host"

@@ -29,9 +29,9 @@ L = TypeVar("L", bound=Holding)
 class Semaphore(DistributedLock, Protocol):
     """A `DistributedLock` that up to ``permits`` holders may hold at a time, each with its own lease.
 
-    Its leases have a ``token``, which distinguishes grants, and orders them with those of plain locks of that name. If
-    there is more than one permit, ``fence()`` raises CapabilityMissing: tokens cannot show which of several holders has
-    lost its permit.
+    Each of its leases has a ``token``, which is greater than those of all earlier grants of this name, also to plain
+    locks. If there is more than one permit, ``fence()`` raises CapabilityMissing: tokens cannot show which of several
+    holders has lost its permit.
     """
 
     @property

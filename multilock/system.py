@@ -157,7 +157,7 @@ class Taking:
 
     def __enter__(self) -> None:
         taken: list[bool] = []
-        # Not by a call of `take`: an interrupt could come after the lock was taken, and before `take` has returned.
+        # `take` is not called here: an interrupt could come after the lock was taken, and before `take` has returned.
         taken += map(self._lock.acquire, [True], [max(0.0, self._seconds)])
         if taken != [True]:
             raise self._refusal()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadingLock"]
 
-TIDY_AT = 32  # entries; if a lock has so many, the entries of ended threads are dropped, which few programs ever need
+TIDY_AT = 32  # entries; a lock that has so many drops the entries of threads that have ended
 
 
 class _Thread:

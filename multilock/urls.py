@@ -12,7 +12,8 @@ __all__ = ["redact", "split_url"]
 SHOWN = ("ttl", "prefix", "identity", "outage_timeout", "request_timeout")  # every other value may be a secret
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NO_AUTHORITY = re.compile(r"[a-z][a-z0-9+.-]*:///", re.IGNORECASE)
-# Matches u:ab/cd@h and u:ab?cd@h, but neither h1:1,h2?name=a@b nor [::1]?name=a@b.
+# A password with a '/' or '?' that should have been escaped: matches u:ab/cd@h and u:ab?cd@h, but neither
+# h1:1,h2?name=a@b nor [::1]?name=a@b.
 _CUT_PASSWORD = re.compile(r"[^/]*://[^/?@]*:(?![0-9]*[/?])[^/?@:\],]*(?:/[^?]*@|(?:/[^?]*)?\?[^=&]*@)", re.DOTALL)
 # The user info ends at the last @, since a password may contain an @ that should have been escaped.
 _USER_INFO = re.compile(r"^([a-z][a-z0-9+.-]*://)?.*@", re.IGNORECASE | re.DOTALL)

@@ -18,7 +18,7 @@ from multilock.model import Busy, Claim, Granted
 __all__ = ["AT_ONCE", "Batches"]
 
 AT_ONCE = 2  # the most batches under way at once: a batch whose reply is lost must not hold up the next ones
-LARGEST = 250  # attempts in one batch: the loop is busy for some ten milliseconds with their results
+LARGEST = 250  # attempts in one batch: the loop is busy for about ten milliseconds with their results
 
 Results = Sequence[Granted | Busy | Exception]
 
@@ -47,7 +47,7 @@ class Batches:
         self._gathered[result] = claim, end
         if not self._planned:
             self._planned = True
-            self._loop.call_soon(self._send_next)  # together with all that are added meanwhile
+            self._loop.call_soon(self._send_next)  # with all attempts that are added until then
 
     def drop(self, result: asyncio.Future[Any]) -> bool:
         """Forget an attempt that its caller has given up. Returns True if it had not been sent yet."""

@@ -73,7 +73,7 @@ class LoopCallbacks:
     """The callbacks of an asyncio client. They run on the client's event loop. A callback that is ``async def`` runs as
     a task.
 
-    A blocked loop delays them.
+    While the loop is blocked, no callback runs.
     """
 
     def __init__(self, its_loop: Callable[[], asyncio.AbstractEventLoop | None], runtime: Runtime) -> None:
@@ -122,7 +122,7 @@ class LoopCallbacks:
         result: object = None
         try:
             result = call_on_loop(callback, *args)
-        finally:  # after sys.exit() in a callback, which ends the loop, no caller must wait for this call
+        finally:  # sys.exit() in a callback ends the loop: then no caller may wait for this call
             if not inspect.isawaitable(result):
                 self._unfinished.discard(call)
         if not inspect.isawaitable(result):

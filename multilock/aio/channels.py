@@ -54,8 +54,8 @@ class Turns:
         return True
 
     def wait(self, turn: asyncio.Future[Any], kind: Kind) -> None:
-        """Queue ``turn``, a future whose result is set when its turn comes. A caller that gives up cancels it, or sets
-        its exception."""
+        """Queue ``turn``, a future whose result is set when its turn comes. A caller that gives up cancels ``turn``, or
+        sets its exception."""
         self._lines[kind].append(turn)
 
     def waiting(self, kind: Kind) -> int:

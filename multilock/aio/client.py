@@ -332,7 +332,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
         return await self._kernel.ask(self._kernel.backend.force_release, check_name(name), name=name)
 
     async def diagnose(self) -> list[Finding]:
-        """Return everything that weakens the locks of this client, each with a remedy.
+        """Return a finding for everything that weakens the locks of this client, each with a remedy.
 
         See `multilock.Client.diagnose`.
         """

@@ -202,7 +202,7 @@ class AsyncDistributedLock(AnyLock, Protocol):
         ``timeout``: Seconds for the whole wait. Without it, or with ``math.inf``, the wait has no limit. 0 tries once.
 
         The lease belongs to the task that calls `acquire`, even if another task awaits the result. If the wait is
-        cancelled, what may have been taken is released in the background.
+        cancelled, a lock that was taken all the same is released in the background.
 
         Raises LockTimeout, BackendUnavailable, BackendRejected or ClientClosed: see
         `multilock.DistributedLock.acquire`.
@@ -251,8 +251,8 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
         if theirs:
             raise refuse("acquire", theirs)
         seconds = check_timeout(timeout)
-        # The lease belongs to the task that calls: asyncio.wait_for() may await in a task of its own. If no task calls,
-        # as in asyncio.run(lock.acquire()), the lease belongs to the task that awaits.
+        # The lease belongs to the task that calls acquire(), because asyncio.wait_for() may await in a task of its own.
+        # If no task calls it, as in asyncio.run(lock.acquire()), the lease belongs to the task that awaits.
         return Acquiring(self._acquire_or_raise(seconds, self._client._scope()))
 
     async def _acquire_or_raise(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease:

@@ -107,7 +107,7 @@ class LoopFace:
         """Send an attempt, or a heartbeat of a claim that waits already.
 
         If the backend can send many attempts together, heartbeats take no turns. An attempt whose turn does not come in
-        time is not sent. If the server answers other requests meanwhile, that does not count as silence.
+        time is not sent. It does not count as unanswered if the server has answered other requests meanwhile.
         """
         if self._at_once:
             await asyncio.sleep(0)  # otherwise a task that acquires in a loop would never let another task run
@@ -219,7 +219,7 @@ class LoopFace:
         except BackendUnavailable:
             raise _NotSent(NOT_SENT, unknown=False) from None
         except asyncio.CancelledError:
-            # The turn was granted just before the cancellation.
+            # The turn may have been granted just before the cancellation.
             if turn.done() and not turn.cancelled() and not turn.exception():
                 turns.give_back()
             raise
@@ -265,7 +265,7 @@ class LoopFace:
             result: R = await future
             return result
         except asyncio.CancelledError:
-            # The reply came just before the cancellation.
+            # The reply may have come just before the cancellation.
             if unwanted and future.done() and not future.cancelled() and not future.exception():
                 unwanted(future.result())
             raise
@@ -289,7 +289,7 @@ class LoopFace:
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fail the requests whose time is over.
 
-        All requests share one timer, because a timer for each would cost more than most requests take.
+        All requests share one timer, because a timer for each would take longer than most requests.
         """
         now = loop.time()
         self._sweep, self._sweep_at = None, math.inf

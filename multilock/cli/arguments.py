@@ -1,7 +1,7 @@
 """The commands and their arguments. The other modules do the work.
 
-Every start from a crontab pays for the imports here. So the standard library parses the arguments, and a command
-imports its modules only when it is called.
+The imports of this file delay every command. So the standard library parses the arguments, and a command imports its
+modules only when it is called.
 """
 
 from __future__ import annotations

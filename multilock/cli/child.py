@@ -24,7 +24,7 @@ __all__ = ["CannotStart", "Child"]
 # before a client opens anything, so that it has no connection of multilock.
 INHERITED = frozenset(inheritable_descriptors())
 LAUNCH = str(Path(__file__).with_name("launch.py"))
-LOOK_EVERY = 0.02  # seconds between checks of a group that is being ended, which sends no event
+LOOK_EVERY = 0.02  # seconds between checks whether a group has ended, because no event reports it
 LOOK_FOR_ZOMBIES_EVERY = 0.2  # seconds between two searches, each of which reads a file for each process of the machine
 DYING = 5.0  # seconds that the kernel may take to end a killed process; a process inside a system call may never end
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # the exit codes of a shell
@@ -114,7 +114,7 @@ class Child:
                 raise CannotStart(self._command, int(said))
             ready, told = True, False
         if told:
-            return True  # CMD runs or is about to run, so the caller ends it
+            return True  # CMD runs or is about to run, so the caller must end it
         self.signal(signal.SIGKILL)
         self.wait(pause)
         self.close()
@@ -140,7 +140,7 @@ class Child:
     def poll(self) -> int | None:
         """Return the exit code of CMD, or 128 + the signal that ended it, or None while it runs.
 
-        CMD cannot be suspended from the terminal: it would keep the lock, and nobody would notice.
+        CMD cannot be suspended from the terminal, because a suspended CMD would keep the lock unnoticed.
         """
         while self._code is None:
             pid, status = os.waitpid(self._process.pid, os.WUNTRACED | os.WNOHANG)
@@ -191,8 +191,8 @@ class Child:
         """Send SIGKILL at ``kill_at`` (on the clock `multilock.now()`) to the processes that are left.
 
         Returns when none is left, or ``until()`` is true. Returns False if processes that we may not kill are still
-        alive at ``give_up_at``, or if the kernel does not end CMD. ``forbidden`` is called as soon as only such
-        processes are left.
+        alive at ``give_up_at``, or if the kernel does not end CMD. ``forbidden`` is called as soon as only processes
+        that we may not kill are left.
         """
         told = False
         killed = False

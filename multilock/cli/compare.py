@@ -70,7 +70,7 @@ class Wanted:
 def compare(wanted: Wanted) -> int:
     """Run the comparison, show it, and write it to ``out``. Returns the report's exit code, or 130 if interrupted."""
     sys.path.insert(0, os.getcwd())  # adapters are imported from the working directory, as with `python -m`
-    # kazoo logs each server that the comparison stops.
+    # kazoo logs each server that the comparison stops. These lines must not appear on stderr.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
     older = comparison.read_report(Path(wanted.against)) if wanted.against else None
     draw = _drawing(wanted.card, must=bool(wanted.card))

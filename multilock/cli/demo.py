@@ -1,4 +1,5 @@
-"""``multilock demo``: processes elect a leader, it is killed, another takes over. Each step shown is checked."""
+"""``multilock demo``: processes elect a leader, the leader is killed, and another process takes over. Each step shown
+is checked."""
 
 from __future__ import annotations
 

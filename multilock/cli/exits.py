@@ -25,7 +25,7 @@ from multilock.kernel.worker import start_worker
 
 __all__ = ["LOST", "TAKEN", "UNREACHABLE", "USAGE", "code_of", "leave", "say", "show_warnings"]
 
-USAGE, UNREACHABLE, INTERNAL, TAKEN, LOST = 64, 69, 70, 75, 76  # the exit codes of sysexits.h, as far as it has one
+USAGE, UNREACHABLE, INTERNAL, TAKEN, LOST = 64, 69, 70, 75, 76  # exit codes of sysexits.h, where one fits
 
 
 BACKLOG = 100  # lines kept while stderr is full; further lines are dropped

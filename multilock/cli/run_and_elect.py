@@ -1,4 +1,4 @@
-"""The commands ``run`` and ``elect``: wait for the lock or the office, then run CMD under its lease."""
+"""The commands ``run`` and ``elect``: wait for the lock or the leadership, then run CMD under its lease."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def _check_command(command: Sequence[str]) -> None:
 
 
 def _works_in_children(client: Client) -> None:
-    """When multilock is killed, the processes of CMD are killed a moment later: until then no other process may get the
-    name."""
+    """Have the backend keep the name until its ttl ends if multilock is killed, because the processes of CMD are killed
+    a moment later."""
     backend = client._kernel.backend
     if isinstance(backend, FindsTheDead):
         backend.works_in_children()

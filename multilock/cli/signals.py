@@ -82,8 +82,8 @@ class Signals:
         Returns at once if a signal or a `wake` came since the last call.
 
         Python runs a handler between two of its own instructions. If a signal comes just as a system call begins, the
-        handler waits for the end of that call, and a call that waits for CMD may never end. SIGCHLD may be blocked, as
-        some supervisors do for their children, and then nothing wakes this call: so the caller must check CMD itself
+        handler waits for the end of that call, and a call that waits for CMD may never end. Some supervisors block
+        SIGCHLD for their children. The end of CMD then does not wake this call, so the caller must check CMD itself
         after each call.
         """
         waits = system.poll()

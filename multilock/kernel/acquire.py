@@ -136,8 +136,8 @@ class _Contender:
         """Before a single try (``timeout=0``), wait until the backend has answered this client's own cancels of the
         same name.
 
-        Until its cancel is answered, a claim may be ahead in the queue or hold the name, and the try would fail because
-        of it. The wait takes at most half of the request timeout, and leaves the other half to the try.
+        A claim whose cancel is not answered yet may be ahead in the queue or hold the name, so that the try would fail.
+        The wait takes at most half of the request timeout, and leaves the other half to the try.
         """
         kernel, until = self.kernel, self.started + self.want.request_timeout / 2
         while kernel.cancels.withdraws(self.want.name, self.bell) and (left := until - kernel.now()) > 0:
@@ -160,8 +160,8 @@ class _Contender:
                 if line.unheard(self.started, now):  # the request of the first waiter is still under way
                     raise self._unavailable(BackendUnavailable("none since the wait began", unknown=False))
                 return False
-            # Sleep until an outage may have lasted too long for this waiter. If there is no outage now, an outage
-            # cannot have lasted too long before outage_timeout is over.
+            # Sleep until an outage may have lasted too long for this waiter. If there is no outage now, that takes at
+            # least one ``outage_timeout``.
             look = patience_ends if line.silence else now + outage_timeout
             await self.bell.wait(min(self.deadline, look) - now)
         return True
@@ -254,7 +254,7 @@ class _Contender:
         self.kernel.ready()
         now = self.kernel.now()
         longest = max(claim.ttl, self.kernel.watchdog.sessions.ttl(granted.group))
-        # Such a grant is forged, which any client with the right to publish can do.
+        # Such a grant is forged: any client with the right to publish can send one.
         if granted.sent_at > now or granted.valid_for > longest:
             return None
         if validity.half_over(now, granted.sent_at, granted.valid_for):

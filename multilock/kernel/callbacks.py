@@ -214,7 +214,7 @@ class ThreadCallbacks:
     def _put_back(self, calls: list[_Call]) -> None:
         """After an interrupt, put each call that has not begun back into the queue."""
         with self._lock:
-            # So that a timer is set again, because the interrupt may have come before it was set.
+            # The timer must be set again, because the interrupt may have come before it was set.
             self._relief_at = math.inf
             for call in calls:
                 if not call.begun:

@@ -153,7 +153,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             if self._asking is stop:
                 self._asking = None
             self._office.condition.notify()
-        if stop.called():  # stop() came while the grant was on its way, and saw no term to end
+        if stop.called():  # stop() was called while the grant was on its way, and found no term that it could end
             await term.resign()
             raise Stopped
         return term
@@ -197,7 +197,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             term: Term[T] = handing.lease._term
             if not term.over():
                 if not term.announced:
-                    term.start_elected()  # on_lost will be called, and it needs an on_elected before it
+                    term.start_elected()  # on_lost will be called, and must not come without an on_elected
                 term.abdicate(INTERRUPTED)
 
     def _take_office(self, term: Term[T]) -> None:

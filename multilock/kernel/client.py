@@ -341,7 +341,7 @@ class Kernel:
 
     def _watchdog_died(self, error: BaseException) -> None:
         self.died = True
-        # Without a ticker, reporting the losses can start a new ticking thread. `is_healthy` stays False because of
+        # Cleared, so that reporting the losses can start a new ticking thread. `is_healthy` stays False because of
         # `died`.
         self.ticker = None
         try:
@@ -399,7 +399,8 @@ class Kernel:
     # The end
 
     def check_open(self) -> None:
-        """Raise ClientClosed if the client is closed. A user's daemon thread at exit gets SystemExit instead."""
+        """Raise ClientClosed if the client is closed. If a user's daemon thread calls this while the interpreter exits,
+        it raises SystemExit instead."""
         if fork.this_process[0] != fork.OURS:
             fork.notice_fork()
         if self.closed:

@@ -14,10 +14,10 @@ from multilock.kernel.runtime import now
 __all__ = ["ends_with_the_interpreter"]
 
 EXIT_TIME = 2.0  # seconds that all clients together may take at exit
-FAREWELL = 0.5  # the last seconds of EXIT_TIME, for closing connections and ending sessions
-TELL_WITHIN = 0.5  # seconds that the log handlers may take after that
+FAREWELL = 0.5  # seconds at the end of EXIT_TIME, for closing connections and ending sessions
+TELL_WITHIN = 0.5  # seconds that the log handlers may take after EXIT_TIME
 
-_exiting: set[int] = set()  # the id of the thread that ends the interpreter, once that has begun
+_exiting: set[int] = set()  # at the exit of the interpreter, the id of the thread that runs it
 
 
 def ends_with_the_interpreter() -> bool:

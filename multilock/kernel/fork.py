@@ -21,7 +21,7 @@ MADV_WIPEONFORK = 18  # <sys/mman.h>: a forked child finds this page filled with
 
 
 class _ByPid:
-    """Stands in for the memory page that Linux wipes in a forked child, on other systems. Each read costs a system
+    """Stands in for a memory page that is wiped in a forked child, which only Linux has. Each read costs a system
     call."""
 
     def __init__(self) -> None:
@@ -54,8 +54,7 @@ _resetting: dict[int, system.RLock] = {}
 
 
 def notice_fork() -> None:
-    """Reset all clients if this process was forked without Python's hooks. If it was not, the check costs no system
-    call."""
+    """Reset all clients if this process was forked without Python's hooks. On Linux the check costs no system call."""
     if this_process[0] != OURS:
         with _resetting.setdefault(os.getpid(), system.RLock()):
             if this_process[0] == FORKED:

@@ -1,8 +1,8 @@
 """``hard_fence``: the operating system kills this process when the validity of a lease passes.
 
-A POSIX timer of the process sends SIGKILL (timer_create(2)). Each new proof of the lease sets the timer again. The
-timer needs neither the interpreter nor a thread, so it also kills a process that is stopped, swapped out, or stuck in
-an extension. The timer uses the clock of all deadlines, which continues while the machine sleeps.
+A POSIX timer of the process sends SIGKILL (timer_create(2)). Each reply of the backend that extends the lease sets the
+timer again. The timer needs neither the interpreter nor a thread, so it also kills a process that is stopped, swapped
+out, or stuck in an extension. The timer uses the clock of all deadlines, which continues while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Fence:
         self._set_to = math.inf
 
     def keep(self, claim_id: str, until: float) -> None:
-        """Record that a new proof keeps the lease of the claim ``claim_id`` valid until the time ``until``."""
+        """Record that the lease of the claim ``claim_id`` is now valid until the time ``until``."""
         self._until[claim_id] = until
         heapq.heappush(self._heap, (until, claim_id))
         if len(self._heap) > STALE_AT_LEAST + 2 * len(self._until):
@@ -132,7 +132,7 @@ class Fence:
 
     def _set(self) -> None:
         while (at := self._first()) != self._set_to:
-            # A value that equals nothing, because an interrupt may come before or after the timer is set.
+            # NaN equals nothing. So if an interrupt comes before the last line, the next call sets the timer again.
             self._set_to = math.nan
             self._killer.at(at)
             self._set_to = at

@@ -117,7 +117,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 
         The end releases nothing if the body has no acquire of its own. Such a body entered a lease that another body
         had already entered, or its acquire was released by hand. If another open body has no acquire, it takes over the
-        acquire of the body that ends. If the body that ends has none, it has nothing to release.
+        acquire of the body that ends.
         """
         if not end.counted:
             self._open -= 1
@@ -306,8 +306,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         already.
 
         Before this raises, it records in ``end`` that the body has ended. If the body has an acquire of its own, that
-        acquire ends too. When the last acquire of a lost lease ends, its hard fence is lifted. If it is a lease of
-        several locks, the remaining parts are released then.
+        acquire ends too.
         """
         with self._kernel.lock:
             # Wait until no other body is just ending. Such a body either sees that this body is open and keeps the
@@ -432,7 +431,7 @@ class Schedule:
         self.armed = armed  # whether a watch was requested, or the backend has no watches
         self.at: float | None = None  # when to renew; chosen once for each proof, at the first check of the lease
         self.due: float | None = None  # when the watchdog checks the lease next
-        self.failures = 0  # renewals since the last proof that failed or were late
+        self.failures = 0  # failed and late renewals since the last proof
         self.renewing = False  # a renewal is on its way
 
 

@@ -17,10 +17,10 @@ inside: set[int] = set()
 
 
 def check_outside() -> None:
-    """Raise BackendUnavailable if this thread is inside a backend. Otherwise the thread could wait forever for a lock
-    that it holds itself.
+    """Raise BackendUnavailable if this thread is inside a backend, because it could wait forever for a lock that it
+    holds itself.
 
-    In that case the caller is a finalizer or a signal handler that has interrupted another call.
+    The caller is then a finalizer or a signal handler that has interrupted another call.
     """
     if system.get_ident() in inside:
         raise BackendUnavailable(

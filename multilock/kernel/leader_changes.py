@@ -1,8 +1,8 @@
 """Report who leads an election: ``observe()``, ``on_leader_changed``, the event LeaderChanged.
 
-`Followers` knows which names the client follows. `Observer` returns the present leader and each change. `Reporter`
-passes the changes to an election's callback. A bell wakes one observer. A push is a message that the server sends
-without a request.
+`Followers` has the names whose changes the client wants. `Observer` returns the present leader and each change.
+`Reporter` passes the changes to an election's callback. A bell wakes one observer. A push is a message that the server
+sends without a request.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Followers:
         while self._dropped:
             try:
                 self.remove(*self._dropped.popleft())
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread has taken the last entry
                 return
 
     def wanted(self) -> bool:

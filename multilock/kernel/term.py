@@ -6,7 +6,7 @@ A term goes through these steps. Each change is a method of `Term`:
     ``part_ended`` of all → released
 
 The parts of a term are its work and its two callbacks. A body is the block of a ``with`` statement that has entered the
-leadership. If a part still runs after a resignation, the lease is kept, but only for the grace.
+leadership.
 
 ``on_elected`` and ``on_lost`` come in pairs. Each of the two begins once, and ``on_lost`` never begins before
 ``on_elected``. The lease is renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over.
@@ -137,7 +137,7 @@ class Term(Generic[T]):
         """Return whether ``on_lost`` can still run."""
         return True
 
-    # Beginnings. Each callback begins only once, although it is started again after an interrupt during its start.
+    # Beginnings. Each callback begins only once, even if its start was interrupted and is repeated.
 
     def start_elected(self) -> None:
         """Have on_elected called."""
@@ -308,8 +308,8 @@ class Term(Generic[T]):
                 # in other tasks, and also if the work of run() resigns.
                 self._resigned_by_body = self._body and is_inside(self.work) and self.leadership._open <= 1
             again, self.resigning = self.resigning, True
-        # A second call also notifies all bodies and hooks, because an interrupt may have ended the first call before it
-        # did.
+        # A second call also notifies all bodies and hooks, because an interrupt may have ended the first call too
+        # early.
         self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease.valid_until))
         for hook in list(lease._hooks or ()):  # wakes work that is in wait_lost(), which would otherwise delay the end
             hook()

@@ -65,8 +65,8 @@ def renew_at(sent_at: float, renew_every: float, ttl: float, jitter: float, phas
 def first_renewal_at(granted_at: float, expires_at: float) -> float:
     """Return when to send the first renewal of a lease that was granted for less than its ttl.
 
-    The first renewal does not come at once, because most locks are held briefly. But most of the time until
-    ``expires_at`` is then still left.
+    The renewal is not sent at once, because most locks are held briefly. It is sent while most of the time until
+    ``expires_at`` is left.
     """
     return granted_at + min(ARM_AFTER, (expires_at - granted_at) / RENEWALS)
 

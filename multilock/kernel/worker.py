@@ -1,8 +1,8 @@
 """`Worker`: a supervised thread. This is the only file that starts threads.
 
 The operating system may refuse a thread (a limit of the container, no memory), and a thread may die of a defect of
-multilock. Neither may cause the loss of a lock. The ticking threads retry a start that was refused, and a thread that
-died begins again. `Client.is_healthy` and `Client.diagnose` report both.
+multilock. Neither may cause the loss of a lock. The ticking thread of each client retries a start that was refused. A
+thread that died begins again. `Client.is_healthy` and `Client.diagnose` report both.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Worker:
         return False
 
     def _is_missing(self, why: str) -> bool:
-        """Record that the thread was refused because of ``why``. Returns True the first time. Forget it again if
-        another ticking thread has started it meanwhile."""
+        """Record that the thread was refused because of ``why``. Returns True the first time. Removes the record again
+        if another ticking thread has started the thread meanwhile."""
         first = self not in _missing
         _missing[self] = why
         if not self._left:

@@ -1,6 +1,7 @@
 """The hooks for PyInstaller, which finds this package by the entry point ``pyinstaller40``.
 
-multilock imports a backend only when a URL needs it, so a program that PyInstaller builds would contain none of them.
+multilock imports a backend only when a URL needs it. So without these hooks, a program that PyInstaller builds would
+contain no backend.
 """
 
 from __future__ import annotations

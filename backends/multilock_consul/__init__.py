@@ -1,11 +1,11 @@
-"""Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul that is handed over.
+"""Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul.
 
-`acquire_release` is the algorithm, `renewal` renews held locks, and `reader_locks` and `semaphore` add what shared
-locks need. `keys` lays out the keys of a name, `sessions` keeps the sessions that the locks depend on, and `sweep` does
-the side work of each renewal. `transactions` and `transport` carry the requests, `wire` reads HTTP, and `notices`
-receives what the servers push. `inspection` is for operators, and `diagnosis` reports what weakens a lock on these
-servers. The lock delay of a key is the time for which the servers refuse to lock it after the session that locked it
-has ended.
+`acquire_release` is the algorithm, `renewal` renews held locks, and `reader_locks` and `semaphore` add shared locks.
+`keys` lays out the keys of a name, `sessions` keeps the sessions that the locks depend on, and `sweep` deletes keys
+that were locked by a late request. `transactions` and `transport` carry the requests, `wire` reads HTTP, and `notices`
+receives what the servers push. `inspection` shows operators who holds a lock, and `diagnosis` reports what weakens a
+lock on these servers. The lock delay of a key is the time for which the servers refuse to lock it after the session
+that locked it has ended.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CLOSE_WITHIN = 0.5  # seconds for which a silent server may delay close()
 def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
     """Return the backend for ``consul://host[:port][,host[:port]…]`` (port 8500) or ``consuls://…`` (port 8501).
 
-    With several agents, the first that replies is used. If it fails, the next agent is used. The options are:
+    The first agent that replies is used. If that agent fails, the next one is used. The options are:
 
     * ``token`` is the ACL token. Without it the environment's ``CONSUL_HTTP_TOKEN`` is used.
     * ``lock_delay`` is in seconds, from 0 to 60. The default is 5 less than the ttl, and at least 1.
@@ -65,7 +65,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
     * ``client`` is a ``consul.Consul``. This backend opens its own connections with the client's address, token,
       datacentre and TLS settings, and never closes the client.
 
-    Raises `ConfigurationError` if the options do not fit together. No request is sent.
+    Raises `ConfigurationError` if the options contradict each other. Sends no request.
     """
     scheme = url.partition("://")[0]
     reject_unknown(options, OPTIONS, scheme)
@@ -85,7 +85,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AgentAccess:
-    """The agents of one client, and what requests to them need: TLS, token, datacentre."""
+    """The addresses of one client's agents, and the TLS settings, token and datacentre of its requests."""
 
     addresses: Sequence[Address]
     tls: ssl.SSLContext | None = None
@@ -137,7 +137,7 @@ def _address(scheme: str, said: str, port: int) -> Address:
     if said.endswith("]") or not colon:
         host, digits = said, str(port)
     bare = host.removeprefix("[").removesuffix("]")
-    if not bare:  # a guess could send the token to a stranger
+    if not bare:  # if this guessed a host, a stranger's server could receive the token
         raise ConfigurationError(f"a host in the URL of {scheme}:// is empty: {scheme}:// alone is localhost")
     if host != (f"[{bare}]" if ":" in bare else bare):
         raise ConfigurationError(f"an IPv6 address in the URL of {scheme}:// needs brackets: [::1], or [::1]:{port}")
@@ -223,7 +223,7 @@ class ConsulBackend:
 
     def open(self, notices: Notices) -> None:
         if self._opened:
-            self._agents.close()  # in a forked child this closes its descriptors only, and sends nothing
+            self._agents.close()  # in a forked child this closes descriptors, and sends nothing
         self._opened = True
         access = self._access
         self._agents = Agents(access.addresses, tls=access.tls, token=access.token, dc=access.dc, now=notices.now)
@@ -262,7 +262,7 @@ class ConsulBackend:
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         for claim, granted in held:
             self._listener.hold(claim, cast("str", granted.key), granted.token or 0)
-        if group != OWN:  # a session of several locks: the listener reports its end for all of them at once
+        if group != OWN:  # several locks may share this session, and the listener reports its end for all of them
             self._listener.watch_session(cast("str", group))
 
     def follow(self, names: frozenset[str], within: float) -> bool:

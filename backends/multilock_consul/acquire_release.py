@@ -1,4 +1,4 @@
-"""The lock on Consul: what is requested from the servers, and what their replies mean.
+"""The algorithm of the lock on Consul.
 
 An exclusive lock is the key ``<prefix><name>/.lock``, locked by a session. The key has the flags of the lock in
 Consul's own Go client, so our locks, those of ``consul lock`` and those of that client exclude one another
@@ -7,12 +7,12 @@ Consul's own Go client, so our locks, those of ``consul lock`` and those of that
 1. Make a session. 2. Lock the key for it. 3. If another session has locked the key, wait until it changes and go to 2.
 4. Renew the session as long as the lock is held. 5. To release, delete the key.
 
-`reader_locks` and `semaphore` describe which keys a claim locks that shares the name with other claims. In all other
-respects such a claim is like an exclusive one.
+A claim that shares the name with other claims locks different keys, which `reader_locks` and `semaphore` describe. In
+all other respects it is like an exclusive claim.
 
-Two things differ from Consul's Go client. A free lock has no key: a release deletes it, and so does the server when the
-session ends. And a lock is taken by a transaction that creates the key. The bare verb ``lock`` would succeed a second
-time for our own session, and would overwrite a key that an application uses for something else.
+Two things differ from Consul's Go client. First, a free lock has no key: a release deletes it, and so does the server
+when the session ends. Second, a lock is taken by a transaction that creates the key. The verb ``lock`` alone would
+succeed a second time for our own session, and would overwrite a key that an application uses for something else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ __all__ = ["Recipe"]
 # Seconds between attempts during a lock delay, whose end is not pushed. A refusal costs the servers little.
 DELAYED = 0.25
 AT_ONCE_AGAIN = 0.02  # seconds over which claims that just missed the same key spread their next attempts
-PASSED = 0.02, 0.05  # least and most seconds until a claim tries again if another client changed the semaphore first
+# seconds, from and to, until a claim tries again after another client has changed the semaphore first
+PASSED = 0.02, 0.05
 TRIES = 3  # tries; an operator who writes our key again and again must not block a release forever
 
 
@@ -60,7 +61,8 @@ class Recipe:
         self._semaphore = Permits(keys, transactions)
         self._now = now
         self._wait = wait
-        # Ids of claims whose locked key may have been seen while readers still held the name
+        # Ids of claims that locked the key of the name while readers still held it. Followers may have seen that key
+        # too early.
         self._unannounced: set[str] = set()
         # claim id -> sessions in which a late request of the claim may have locked a key
         self._unsettled: dict[str, list[str]] = {}
@@ -73,7 +75,8 @@ class Recipe:
         try:
             return self._attempt(claim, join, until)
         except BackendUnavailable as silence:
-            # The failed request may not have been executed, but an earlier request of the same attempt was.
+            # Even if this request was not executed, an earlier request of the same attempt may have locked a key or
+            # made a session.
             silence.unknown = silence.unknown or (self._has(claim) and not had)
             raise
 
@@ -111,8 +114,8 @@ class Recipe:
     def _is_taken(self, claim: Claim, until: float) -> bool:
         """Return whether the name is taken, before an attempt that may meet readers.
 
-        An attempt that locked the key to find out would block other readers for a moment. If this process died at that
-        moment, readers would be blocked for as long as the session lives.
+        If an attempt locked the key to find out, it would block readers for a moment. If this process died at that
+        moment, readers would be blocked until the session ends.
         """
         state = self._semaphore.look(claim.name, until)
         if state.lock and state.lock.claim_id == claim.id:  # an earlier attempt, whose reply was lost, took the lock
@@ -120,7 +123,7 @@ class Recipe:
         return bool(state.read or state.living or (state.lock and state.lock.session))
 
     def _leave_nothing(self, claim: Claim, until: float) -> None:
-        if self._sessions.holds(claim):  # our session has locked the key to block new readers
+        if self._sessions.holds(claim):  # the claim has locked the key, but waits for readers
             self._give_back(claim, until)
         if own := self._sessions.own(claim):
             with suppress(BackendUnavailable):  # the session holds nothing, and expires
@@ -146,7 +149,7 @@ class Recipe:
     def _locked(
         self, session: Session, claim: Claim, first: list[dict[str, Any]], join: bool, until: float
     ) -> Granted | Busy:
-        """Lock the key. The operations of ``first`` come first in the same transaction, and must succeed too."""
+        """Lock the key. The same transaction begins with the operations of ``first``, which must succeed too."""
         if claim.mode == "r":
             steps = self._readers.steps(session, claim)
         else:
@@ -165,10 +168,10 @@ class Recipe:
         *,
         again: bool = False,
     ) -> Granted | Busy:
-        """Return the grant for a key that this attempt has locked. If ``again`` is True, this attempt has found that an
-        earlier request of the claim had locked the key.
+        """Return the grant for a key that is locked for the claim. If ``again`` is True, an earlier request of the
+        claim locked it.
 
-        If ``found`` contains readers that exclude the claim, wait until they have left instead.
+        If ``found`` contains readers that exclude the claim, wait until they have left.
         """
         mine = self._keys.place(claim, session.id)
         entry = found.get(mine)
@@ -193,9 +196,9 @@ class Recipe:
     def _announce(self, session: Session, claim: Claim, still: dict[str, Any], until: float) -> int:
         """Lock the key of the name once more, now that the readers have left, and return the new token.
 
-        When this claim first locked the key, clients that follow the name read the key, and found that nobody held the
-        name yet. So these clients need a second change of the key. A server ignores a write that changes nothing, so
-        the same transaction first unlocks the key.
+        When this claim first locked the key, clients that follow the name saw the change, but readers still held the
+        name. So these clients need a second change of the key. A server ignores a write that changes nothing, so the
+        same transaction first unlocks the key.
         """
         key = self._keys.place(claim, session.id)
         value = b64encode(encode_value(claim)).decode()
@@ -207,8 +210,7 @@ class Recipe:
     def _not_lockable(self, session: Session, claim: Claim, refused: Refused) -> Busy | None:
         own = self._keys.place(claim, session.id)
         if "lock delay" in refused.why and refused.key == own != self._keys.of(claim.name):
-            # No other session ever locks this key, so a lock delay of the key was started by the end of this session. A
-            # server reports the delay before it reports that the session is invalid.
+            # Only this session ever locks this key. So a lock delay of the key means that this session has ended.
             self._sessions.gone(session, "the server ended it")
             return None
         if "lock delay" in refused.why:
@@ -220,7 +222,7 @@ class Recipe:
         return Busy(system.uniform(*PASSED) if claim.permits > 1 else system.uniform(0.0, AT_ONCE_AGAIN))
 
     def _taken(self, session: Session, claim: Claim, join: bool, until: float) -> Granted | Busy:
-        """Step 3: the key exists; find out to which claim or program it belongs."""
+        """Step 3: the key exists. Find out to which claim or program it belongs."""
         key, mine = self._keys.of(claim.name), self._keys.place(claim, session.id)
         if mine != key and (self._sessions.holds(claim) or self._sessions.asked_before(claim)):
             own, _ = self._transactions.read(mine, until)
@@ -249,8 +251,8 @@ class Recipe:
         return Busy(0.0)
 
     def _unlocked(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
-        """Deal with a key that no session locks. Such a key belongs to a free lock, for which Consul's Go client keeps
-        it, or to a semaphore, or to an application."""
+        """Deal with a key that no session locks. It belongs to a free lock of Consul's Go client, to a semaphore, or to
+        an application."""
         key = self._keys.of(claim.name)
         first = [operation("check-index", key, Index=entry.index)]
         if entry.flags != LOCK_FLAGS:
@@ -267,7 +269,8 @@ class Recipe:
         return self._locked(session, claim, first, join, until)
 
     def _take_permit(self, session: Session, claim: Claim, state: State, join: bool, until: float) -> Granted | Busy:
-        if session.id in state.living:  # an earlier attempt took the permit; its reply was lost, or we wait
+        # an earlier attempt took the permit, but its reply was lost, or readers were still there
+        if session.id in state.living:
             found = {self._keys.place(claim, session.id): state.living[session.id], **state.readers}
             return self._entered(session, claim, found, join, until)
         if self._semaphore.room(claim, state):
@@ -288,8 +291,7 @@ class Recipe:
         return self._give_back(claim, self._now() + within, granted, wanted=granted is not None)
 
     def _give_back(self, claim: Claim, until: float, granted: Granted | None = None, *, wanted: bool = True) -> bool:
-        """Release every key that the claim has locked. If ``wanted`` is True, the claim itself is not cancelled, and
-        may try again."""
+        """Release every key that the claim has locked. If ``wanted`` is True, the claim may try again afterwards."""
         self._unannounced.discard(claim.id)
         doubtful = self._sessions.cancel(claim, granted=wanted)
         answered = False
@@ -313,8 +315,8 @@ class Recipe:
     def _release_sent(self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], until: float) -> bool:
         """Release the claim, and look for keys that a request without a reply may have locked before its session ended.
 
-        The end of a session is final, so these keys are read after it. If such a read gets no reply, the next release
-        repeats it.
+        Such a key is read after its session has ended, because then no request can lock it again. If this read gets no
+        reply, the next release repeats it.
         """
         unanswered = self._unsettled.get(claim.id, ())
         if claim.permits > 1:
@@ -376,8 +378,8 @@ class Recipe:
     def _end_doubtful(self, claim: Claim, doubtful: Sequence[Session], until: float) -> None:
         own = self._sessions.own(claim)
         for session in doubtful:
-            # After the session's end, a late request of the claim finds no session. But a session that holds other
-            # locks must not end. Renewals then look for a key that the late request may have locked.
+            # End the session, so that a late request of the claim cannot lock a key. A session that holds other locks
+            # must not end: its renewals look for such a key.
             if claim.id in session.open and session is not own and self._sessions.end_if_idle(session):
                 self._sessions.destroy(session, until - self._now())
         if own:
@@ -401,8 +403,7 @@ class Recipe:
     def _rest(self, claim: Claim, granted: Granted, seconds: float, until: float) -> bool:
         """Keep the name taken for ``seconds``: move the key to a session that is never renewed. Only the server's clock
         ends that session. If the reply to the move is lost, the new session is not destroyed, because the move may
-        still be executed. A repeated `rest` then finds the key moved.
-        """
+        still be executed. A repeated `rest` then finds the key moved."""
         if claim.permits > 1:
             return self._rest_permit(claim, granted, seconds, until)
         if self._sessions.known_over(granted.key):  # an earlier `rest` moved the key, or the lock was lost
@@ -425,8 +426,8 @@ class Recipe:
         return rests
 
     def _move(self, claim: Claim, granted: Granted, session: str, seconds: float, until: float) -> Entry | None:
-        """Try to move the key to ``session``. Returns the entry of the key after the try. This call or an earlier one
-        has moved the key, or the key no longer belongs to the claim. Returns None if the key is missing."""
+        """Try to move the key to ``session``. Returns the entry of the key after the try. If the key was not moved, it
+        no longer belongs to the claim. Returns None if the key is missing."""
         assert granted.token is not None
         index = granted.token
         for _ in range(TRIES):

@@ -18,7 +18,7 @@ CONNECTIONS = 150
 
 
 def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
-    """Query the agent for its settings and the servers for their peers. Raises the same errors as a request."""
+    """Ask the agent for its settings, and the servers for their peers. Raises the errors of a request."""
     until = agents.now() + within
     findings = _library() + tls_findings(agents.tls)
     try:

@@ -40,19 +40,20 @@ class Inspection:
     def _read(self, name: str, until: float) -> Mapping[str, Entry]:
         """Read all keys of this name.
 
-        Raises `BackendRejected` if the token may not read one of the kinds of keys, since a list leaves such keys out.
+        A list leaves out keys that the token may not read. So this raises `BackendRejected` if the token may not read
+        one of the three kinds of keys.
         """
         found, _ = self._transactions.read_folder(name, until)
         one_of_each = [self._keys.of(name), f"{self._keys.folder(name)}!", f"{self._keys.readers(name)}!"]
-        # No key has index 0, so these checks always fail. If the token lacks the right, they fail for that reason.
+        # No key has index 0, so these checks always fail. But if the token lacks the right, the error names the right.
         asked = [operation("check-index", key, Index=0) for key in one_of_each]
         with suppress(Refused):
             self._transactions.look(asked, until)
         return found
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        # escape() changes the names "." and "..", but not the dots of a longer name. So for these two prefixes list all
-        # keys.
+        # escape() changes the names "." and "..", but not the dots of a longer name. So list all keys for these two
+        # prefixes.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix))
         target = self._agents.target(f"/v1/kv/{quote(begin)}", recurse="", consistent="")
         until = self._agents.now() + within
@@ -101,8 +102,8 @@ class Inspection:
     def _held(self, name: str, state: State) -> Mapping[str, Entry]:
         """Return the keys of the claims that hold the name now.
 
-        This leaves out a claim that has locked the key of the name but still waits, either until readers have left, or
-        until the lock delay of dead readers is over.
+        A claim that has locked the key of the name may still wait for readers, or for the lock delay of dead readers.
+        Such a claim is left out.
         """
         lock = {self._keys.of(name): state.lock} if state.lock and state.lock.session else {}
         if state.readers:
@@ -118,7 +119,7 @@ class Inspection:
         def take(keys: Sequence[str]) -> None:
             if self._delete([(key, held[key]) for key in keys], until):
                 taken.extend(held[key] for key in keys)
-            else:  # one of these holders has just released, so delete each key in a separate transaction
+            else:  # a holder has just released its key, so delete each key in a separate transaction
                 taken.extend(held[key] for key in keys if self._delete([(key, held[key])], until))
 
         self._transactions.in_portions(list(held), TAKEN_AT_ONCE, take)

@@ -1,5 +1,4 @@
-"""The keys of a name: the lock's key, the keys of readers and permits, and what the value of a key says about its
-owner."""
+"""The keys of a name: the lock's key, and the keys of readers and permits. The value of a key names its owner."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ class Keys:
         return unescape(found[1]) if found else None
 
     def target(self, key: str, **query: str | int) -> str:
-        """Return the request target for this key. In the path, the key is quoted a second time."""
+        """Return the request target for this key. The key is percent-encoded a second time, after the name in it."""
         return self._agents.target(f"/v1/kv/{quote(key)}", consistent="", **query)
 
 
@@ -108,7 +107,7 @@ class Entry:
 
 
 def entry_of(response: Response, key: str) -> tuple[Entry | None, int]:
-    """Parse the reply to a GET of this key; return the key, and the Consul index after which to wait for its next
+    """Parse the reply to a GET of this key. Returns the key, and the Consul index after which to wait for its next
     change."""
     index = index_of(response)
     if response.status == 404:

@@ -1,12 +1,12 @@
-"""Receive what the servers push: one thread keeps all blocking queries of a client open.
+"""Receive changes that the servers push. One thread keeps all blocking queries of a client open.
 
 A query names a key, a folder or a session, and the last Consul index of it that the client has seen. The server replies
 at the next change after this index, or after ten seconds. Each query has a separate connection. One query for a key
 serves every claim that waits for the key or holds it, and every follower of the name. A query that is no longer needed
-stays open until its reply comes, and serves the next claim that needs it. Closing it would save nothing, because the
-agent keeps its end of a closed connection for just as long.
+stays open until its reply comes, so that the next claim can use it. Closing it would save nothing: the agent keeps a
+closed connection until the query has its reply.
 
-A push is a hint, never proof. A push is lost when a connection breaks. So the next query asks for the present state.
+A push is a hint, never proof. Pushes are lost when a connection breaks, so the next query asks for the present state.
 Until then waiters find a free name by their safety timers, and holders find a loss by their renewals.
 """
 
@@ -39,17 +39,16 @@ SPARE = 2  # idle connections kept for the next query
 WAIT = 10
 PATIENCE = WAIT * 17 / 16 + 5.0  # seconds until a query without a reply counts as dead
 CONNECT_WITHIN = 5.0
-REFUSED_PAUSE = 30.0  # seconds until a refused query is tried again: an operator would have to change something first
+REFUSED_PAUSE = 30.0  # seconds until a refused query is tried again; an operator must change the rights first
 PACE = 0.01  # seconds between two requests of one query, however often its subject changes
-# The paces of requests for keys that were free at the last reply and still are. A server replies to a query whenever
-# any key near the queried one changes.
+# Limits for requests about free keys. A server replies to a query for a missing key whenever a key near it changes.
 FREE_PACE = 0.1  # seconds between two requests for one missing key
-FREE_EACH = 0.04  # seconds between two requests for any missing keys
-LOST_RACE = 1.0  # seconds; if a woken waiter comes back within this time, other waiters were woken as well
+FREE_EACH = 0.04  # seconds between two requests of this client for missing keys
+LOST_RACE = 1.0  # seconds; if a woken waiter waits again within this time, another waiter got the lock
 CONTESTED = 60.0  # seconds for which a name counts as contested after a lost race
 SPREAD = 0.02  # seconds over which the wake-ups for a contested name are spread, so that not all processes ask at once
 
-# bytes of one key; its value has at most half a MiB. A longer reply would delay all other notices.
+# Bytes of a reply. The value of a key has at most half a MiB, and a longer reply would delay all other notices.
 ANSWER_MAX = 2 << 20
 
 KEY, FOLDER, SESSION = "key", "folder", "session"
@@ -59,7 +58,7 @@ REFUSED = "blocking query on the {0.kind} {0.subject!r}"
 
 @dataclass(eq=False, slots=True)
 class Query:
-    """One blocking query: what its connection asks for, and the claims that need the reply."""
+    """One blocking query: its subject, its connection, and the claims that need the reply."""
 
     kind: str
     subject: str  # the key, the beginning of all keys of the folder, or the id of the session
@@ -67,7 +66,7 @@ class Query:
     waiting: set[str] = field(default_factory=set)  # claim ids
     held: dict[str, tuple[str, int]] = field(default_factory=dict)  # claim id -> its session, and the index of its lock
     followed: bool = False
-    free: bool = False  # nobody held the key at the last reply
+    free: bool = False  # whether the last reply showed no holder
     seen: frozenset[str] | None = None  # the names in the folder at the last reply
     wire: Wire | None = None
     reading: Reading | None = None  # the parser of the awaited reply
@@ -75,7 +74,7 @@ class Query:
     failures: int = 0
     trouble: str = ""  # the name under which its failure was reported to the kernel
     asked_at: float = 0.0
-    due: float = 0.0  # when to send the request or, while a reply is awaited, when to give up
+    due: float = 0.0  # when to send the request; while a reply is awaited, when to give up
 
     def wanted(self) -> bool:
         """Return whether any claim, session or follower still needs this query's reply."""
@@ -117,21 +116,21 @@ class Listener:
         # are, and whether there is one for a certain key.
         self._queries: dict[tuple[str, str], Query] = {}
         self._serves: dict[str, Query] = {}  # claim id -> the query that contains the claim
-        # ids of held claims that are leaders of an election: no other claim takes their queries
+        # Ids of claims that are leaders of an election. No other claim takes their queries.
         self._leaders: set[str] = set()
         self._woken: dict[str, float] = {}  # name -> when its waiters were woken last
         self._contested: dict[str, float] = {}  # name -> when more than one waiter was seen
-        self._alarms: list[tuple[float, str]] = []  # wake-ups that are spread over time: their time and claim id
+        self._alarms: list[tuple[float, str]] = []  # later wake-ups: their time and claim id
         self._spare: list[Wire] = []
 
     # Called from any thread
 
     def wait(self, key: str, claim_id: str, index: int) -> bool:
-        """Wake this claim when the key is free. If ``key`` is the name of a folder, wake it when a key of the folder is
+        """Wake this claim when the key is free. If ``key`` is a folder, wake this claim when a key of the folder is
         deleted.
 
-        A change since ``index`` counts too. Returns False if too many queries are open. If other claims take the last
-        query before the thread runs, this claim is woken at once, so that it asks the server again.
+        A change between ``index`` and this call wakes the claim too. Returns False if too many queries are open. If
+        other claims take the last query before the thread runs, this claim is woken at once.
         """
         kind = FOLDER if key.endswith("/") else KEY
         if (kind, key) not in self._queries and len(self._queries) >= QUERIES - HELD:
@@ -146,7 +145,7 @@ class Listener:
         self._post(lambda: self._hold(claim, session_id, index))
 
     def forget(self, claim_id: str) -> None:
-        """Stop notifying this claim: it no longer waits, or it was released."""
+        """Stop notifying this claim."""
         if claim_id in self._known:
             self._known.discard(claim_id)
             self._post(lambda: self._forget(claim_id))
@@ -162,8 +161,8 @@ class Listener:
             self._post(lambda: self._forget_session(session_id))
 
     def follow(self, names: frozenset[str]) -> bool:
-        """From now on, report when the holder of one of these names changes, and stop reporting all other names.
-        Returns False if that would need too many queries."""
+        """Report when the holder of one of these names changes, and stop reporting all other names. Returns False if
+        too many queries would be needed."""
         keys = frozenset(map(self._keys.of, names))
         new = sum((KEY, key) not in self._queries for key in keys)
         if len(self._queries) + new > QUERIES:
@@ -192,7 +191,7 @@ class Listener:
 
     def _ring(self) -> None:
         assert self._bell is not None
-        with suppress(OSError):  # the buffer is full, so the thread will wake up anyway
+        with suppress(OSError):  # a full buffer wakes the thread as well
             self._bell.send(b"!")
 
     # Jobs of the thread
@@ -248,7 +247,7 @@ class Listener:
                 self._drop_unwanted(query)
         for key in keys:
             before = self._queries.get((KEY, key))
-            # until now the query served no follower, so its changes were not reported to followers
+            # the query served no follower, so earlier changes were not reported
             if before and not before.followed:
                 self._notices.changed(self._keys.name(key))
             if found := before or self._query(KEY, key, 0):
@@ -264,7 +263,7 @@ class Listener:
             if kind != SESSION and len(self._queries) >= at_most:
                 return None
             query = self._queries[kind, subject] = Query(kind, subject, index)
-        elif query.index > index:  # the changes in between were reported before any claim needed them
+        elif query.index > index:  # the query would skip the changes since ``index``
             self._hang_up(query)
             query.index = index
             query.seen = None
@@ -312,13 +311,14 @@ class Listener:
             self._put_down(ear)
 
     def _put_down(self, ear: socket.socket) -> None:
-        """Close all connections: the client was closed, or a bug ended this thread and it will start again."""
+        """Close all connections when the thread ends. The client was closed, or a bug ended the thread, which is then
+        restarted."""
         for query in self._queries.values():
             self._hang_up(query)
             query.index = 0
             query.due = 0.0
         if self._closed:
-            while self._jobs:  # a job may bring a connection that was just made
+            while self._jobs:  # a job may hand over a new connection
                 self._jobs.popleft()()
             for query in self._queries.values():
                 self._hang_up(query)
@@ -413,7 +413,7 @@ class Listener:
         if not query.wanted():
             self._drop_unwanted(query)
             return
-        query.index = 0  # 0, so that the next reply comes at once and shows the present state
+        query.index = 0  # so that the next reply comes at once and shows the present state
         query.failures += 1
         pause = retry_pause(query.failures) * system.uniform(0.5, 1.0)
         query.due = self._now() + (REFUSED_PAUSE if isinstance(error, BackendRejected) else pause)
@@ -465,7 +465,7 @@ class Listener:
         query.due = query.asked_at + PACE
         if query.kind == KEY:
             self._look_at_key(query, response)
-            # If the key was taken and released between two replies, it looks the same as before. So the index decides.
+            # If the key was taken and released between two replies, only the index shows the change.
             if query.followed and changed:
                 self._notices.changed(self._keys.name(query.subject))
             self._drop_unwanted(query)

@@ -1,14 +1,12 @@
-"""The locks of readers: each reader locks a separate key ``<prefix><name>/!r/<id>.<session>``, while no claim has
-locked the key of the name.
+"""The locks of readers: each reader locks a separate key ``<prefix><name>/!r/<id>.<session>``.
 
 1. A reader locks its own key. The same transaction proves that the name is free, and that no lock delay blocks the
    name.
-2. A claim that excludes readers locks the key of the name, as without readers. From then on no further reader can
-   enter. The same transaction returns the readers that are still there. The claim holds the name only after they have
-   gone.
-3. A reader that releases deletes its key. If a reader's session ends, its key stays without a session. As long as the
-   server keeps a lock delay for that key, the reader may still believe that it holds the name. So this key tells a
-   later writer to wait.
+2. A claim that excludes readers locks the key of the name, so that no further reader can enter. The same transaction
+   returns the readers that are still there. The claim holds the name only after they have left.
+3. A reader that releases deletes its key. If a reader's session ends, its key stays, but no session locks it. The
+   reader may still believe that it holds the name until the lock delay of the key is over. So a later writer waits
+   until then.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ class Readers:
         key = system.choice(list(holders))
         if not self._wait(key, claim.id, holders[key].index):
             return Busy(UNPUSHED)
-        # A session for one claim is renewed by that claim's attempts only, so they must come often enough.
+        # Only the claim's attempts renew a separate session, so they must be frequent enough.
         return Busy(SAFETY if session.shared else min(SAFETY, session.ttl / RENEWALS))
 
     def forget(self, claim: Claim, sessions: Iterable[object], until: float) -> None:

@@ -35,13 +35,13 @@ class Renewal:
     def renew(
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        """Renew the sessions. Each renewal is the proof for the claims of its session.
+        """Renew the sessions of these claims.
 
         The keys of the locks are read as well. If that read gets no reply, no lock counts as lost.
         """
         until = self._now() + within
         sessions = [self._sessions.get(granted.key if group == OWN else group) for _, granted in held]
-        if group != OWN and not held:  # a session that holds nothing is renewed as well
+        if group != OWN and not held:  # a session is renewed even if no lock needs it now
             sessions = [self._sessions.get(group)]
         proofs = self._prove([session for session in dict.fromkeys(sessions) if session], until)
         if group != OWN:
@@ -71,8 +71,9 @@ class Renewal:
         return answers
 
     def _prove(self, sessions: Sequence[Session], until: float) -> dict[Session, bool | MultilockError]:
-        """Renew these sessions, several at a time: on a slow network, many permits would take longer than their ttl if
-        they were renewed one by one. The calling thread takes part, so that this works even if no thread can start."""
+        """Renew these sessions, several at a time. On a slow network, renewing the sessions of many permits one by one
+        could take longer than their ttl. The calling thread takes part, so that this works even if no thread can
+        start."""
         left = deque(sessions)
         answers: system.SimpleQueue[tuple[Session, bool | MultilockError]] = system.SimpleQueue()
 
@@ -99,8 +100,8 @@ class Renewal:
         return proofs
 
     def _may_be_held(self, found: Found, key: str, claim: Claim, session_id: str) -> bool:
-        """Return whether the claim may still hold this key. If the key was not read, the claim holds it as long as the
-        session lives."""
+        """Return whether the claim may still hold this key. A key that was not read counts as held, because the session
+        lives."""
         if key not in found:
             return True
         entry = found[key]

@@ -10,7 +10,8 @@ The key ``.lock`` is changed by compare-and-set only:
 With the last permit ``.lock`` is deleted as well, and the name is free.
 
 A holder is dead once its session no longer locks its key. The official tools replace a dead holder at once. We wait
-until the lock delay of its key is over. Steps 2 and 4 are transactions, and never leave an empty ``.lock`` behind.
+until the lock delay of its key is over. Steps 2 and 4 are transactions. So a crash never leaves a ``.lock`` without
+holders.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from multilock_consul.transactions import Refused, Transactions, operation, whol
 
 __all__ = ["Permits", "State"]
 
-TRIES = 100  # tries; contenders change `.lock` at the same time, and each time only one of them succeeds
+TRIES = 100  # tries; when several contenders change `.lock` at the same time, only one of them succeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class State:
     lock: Entry | None
     readers: Mapping[str, Entry]
     index: int  #: the Consul index after which to wait for the next change
-    limit: int | None = None  #: the number of permits, if it is a semaphore
+    limit: int | None = None  # : the number of permits, or None if `.lock` is not a semaphore's
     holders: frozenset[str] = frozenset()  #: sessions
     living: Mapping[str, Entry] = field(default_factory=dict)  #: session -> key, for the holders that are alive
 
@@ -122,7 +123,7 @@ class Permits:
         return not (state.lock and state.lock.session) and len(state.living) < claim.permits
 
     def sign(self, claim: Claim, state: State) -> tuple[str, int]:
-        """Step 3: return the key or folder whose change may free a permit, and the index from which to watch it."""
+        """Step 3: return the key or folder whose change may free a permit, and the index after which to watch it."""
         if state.lock and state.lock.session:
             return self._keys.of(claim.name), state.lock.index
         return self._keys.folder(claim.name), state.index
@@ -205,10 +206,10 @@ class Permits:
     def rest(
         self, claim: Claim, granted: Granted, new: Callable[[], tuple[str, float]], until: float
     ) -> tuple[bool, str | None]:
-        """Pass the permit on to a session that is never renewed, so that only the server's clock ends it.
+        """Move the permit to a session that is never renewed, so that the server's clock ends the session.
 
-        ``new`` makes that session, and returns the seconds for which the session lasts. Returns whether the new session
-        or an earlier one keeps the permit taken now, and the new session if it was not needed.
+        ``new`` makes that session, and returns its id and its ttl. The result is whether the new session or an earlier
+        one now keeps the permit taken, and the new session if it was not needed.
         """
         folder = self._keys.folder(claim.name)
         old, mine = str(granted.key), folder + str(granted.key)

@@ -1,20 +1,19 @@
-"""Consul sessions. For each ttl, one session serves all renewed locks, and another one all readers. Each permit, and
-each lock that is not renewed, has a separate session.
+"""Consul sessions. For each ttl, one session serves all renewed locks, and a second one serves all readers. Each permit
+has a separate session, and so has each lock that is not renewed.
 
-A lock lives as long as its session: writing or locking its key again does not extend it. A session is never revived.
-Once the last acknowledged renewal of a session is too old, the session is not used any longer: the next attempt gets a
-new session.
+A lock lives as long as its session: writing or locking its key again does not extend it. Once the last acknowledged
+renewal of a session is too old, the session is not used any longer: the next attempt gets a new session.
 
 This module remembers every request that may still be executed while its session lives: an acquire whose reply was lost
-or is still awaited, and a release that was refused. Once the claim of such a request is not wanted any longer, the key
-must not stay locked. If the session holds no other lock, the session is ended, which is final. Otherwise each renewal
-of the session reads the key, until these reads have shown for a while that the key is not locked for the claim.
-Acquires that got a reply are remembered as well, even after their release: a proxy may repeat any PUT, and we would
-then keep renewing the lock that the repeated PUT acquires.
+or is still awaited, and a release that was refused. Once the caller has given up the claim of such a request, the key
+must not stay locked. If the session holds no other lock, the session is ended, so that the request cannot be executed.
+Otherwise each renewal of the session reads the key, until these reads have shown for a while that the key is not locked
+for the claim. Released claims are remembered as well: a proxy may repeat the PUT of their acquire, and we would keep
+renewing the lock that the repeated PUT acquires.
 
 A name rests if ``hold_at_least`` keeps it taken after its release. The name is then locked by a session that this
 module does not remember: the session is not renewed, `close` does not destroy it, and the server's clock ends it. Until
-the name has moved to that session, the session that holds it must not end, and no renewal may delete its key.
+then the claim's own session must not end, and no renewal may delete the key.
 """
 
 from __future__ import annotations
@@ -44,14 +43,15 @@ DELETE, RELEASE = "delete", "release"
 later writer that the reader may still believe that it holds the lock. Other keys are deleted, since a free lock has no
 key. Their lock delay excludes other claims."""
 
-# keys of answered releases, the newest ones, that a renewal reads as well; that takes eight requests
+# Number of keys of confirmed releases that are remembered. A renewal needs eight requests to read as many keys.
 RELEASED_MAX = 512
-RELEASED_EVERY = 5.0  # seconds between two reads of the keys of answered releases, which normally show no lock
+RELEASED_EVERY = 5.0  # seconds between two reads of the keys of confirmed releases
 LOCK_DELAY_MAX = 60.0  # seconds; the server's limit
 # seconds for which a server must be frozen before the other servers can remove it (measured: 9 to 13)
 REMOVED_AFTER = 5.0
-HEARD_WITHIN = 1.0  # seconds within which a holder is notified of its session's end; normally it takes milliseconds
-# Share of the ttl after which every lease of the session is lost by the clock.
+# seconds within which a holder is notified that its session has ended; normally this takes milliseconds
+HEARD_WITHIN = 1.0
+# Share of the ttl after which the client counts every lease of the session as lost.
 USABLE = 1 - CALLBACK_SHARE - DRIFT_SHARE
 REMEMBERED = 256  # sessions known to have ended, so that a release in one of them needs no request
 _TTL_REFUSED = re.compile(r"must be between \[([0-9.hmsuµn]+)=")
@@ -66,8 +66,8 @@ class Session:
 
     id: str
     ttl: float  #: the ttl that the server granted
-    proved_at: float  #: when the newest request that keeps the session alive, and that had an answer, was sent
-    purpose: Purpose  #: the requested ttl and the behaviour, or the id of the only claim that uses it
+    proved_at: float  # : when the last create or renewal request that got a reply was sent
+    purpose: Purpose  # : for a shared session its requested ttl and behaviour, else the id of its only claim
     ended: bool = False  # no claim may begin a request in this session any longer
     held: set[str] = field(default_factory=set)  # ids of claims that hold a lock in this session
     leaving: set[str] = field(default_factory=set)  # ids of claims that are being released right now
@@ -80,10 +80,10 @@ class Session:
     # Id of a claim whose `rest` (release that keeps the name taken for a while) was not confirmed -> the time until
     # which its name stays taken
     rests: dict[str, float] = field(default_factory=dict)
-    # Key of an answered release, oldest first -> the time until which it is read. Only a repeated request could have
-    # locked it again.
+    # Key of a confirmed release, oldest first -> the time until which renewals read it. Only a repeated request could
+    # have locked it again.
     released: dict[str, float] = field(default_factory=dict)
-    released_due: float = 0.0  # when to read the keys of answered releases again
+    released_due: float = 0.0  # when to read the keys of `released` again
     unseen: dict[str, None] = field(default_factory=dict)  # keys that the last renewal had no time to read
 
     @property
@@ -113,11 +113,11 @@ def _purpose(claim: Claim) -> Purpose:
 
 
 def safe_delay(ttl: float) -> float:
-    """Return for how many seconds after a session's end the server must exclude other claims: until the holder has
-    given up the lock.
+    """Return the lock delay in seconds after which the holder of an ended session has certainly given up its locks.
 
     A session can end without a notice to its holder. If the holder's agent is a server and freezes, the other servers
-    remove the frozen server with all its sessions. The holder then continues until the end of its ttl.
+    remove the frozen server with all its sessions. The holder is then not notified, and continues until the end of its
+    ttl.
     """
     return min(max(HEARD_WITHIN, ttl - REMOVED_AFTER), LOCK_DELAY_MAX)
 
@@ -183,7 +183,7 @@ class Sessions:
         with self._lock:
             if claim.id in session.cancelled:
                 return False
-            # Write this entry first: after an interrupt, `cancel` finds the half-recorded lock by it.
+            # Write this entry first: if an interrupt comes between the two lines, `cancel` still finds the lock.
             self._holding[claim.id] = session
             session.held.add(claim.id)
             return True
@@ -201,7 +201,7 @@ class Sessions:
                 if not session.ended:
                     self._open.setdefault(claim.id, []).append(session)
                     session.open.append(claim.id)
-                    # the attempt waited for a thread, and its caller has given up meanwhile
+                    # the caller gave up before this attempt began
                     if claim.id in self._cancelled:
                         self._look_after(session, claim)
                     return session
@@ -247,8 +247,8 @@ class Sessions:
         return session
 
     def _make_own(self, claim: Claim, until: float) -> Session:
-        """Make a session for this claim alone. If the claim was cancelled, raise BackendUnavailable: no later release
-        would end its session. A release of the claim waits while its session is being made."""
+        """Make a session for this claim alone. Raises BackendUnavailable if the claim was cancelled, because no later
+        release would end the session. A release that comes during the request is refused, and must be repeated."""
         with self._lock:
             if claim.id in self._cancelled:
                 raise BackendUnavailable("the claim was cancelled", unknown=False, backend="consul")
@@ -263,7 +263,7 @@ class Sessions:
         session_id, ttl, sent_at = self._new(claim.ttl, self._lock_delay, _behaviour(claim), until)
         session = Session(session_id, ttl, sent_at, _purpose(claim))
         with self._lock:
-            # if `close` has already run, it did not return this session, so the session is destroyed below
+            # if `close` has already run, it did not know this session, so the session is destroyed below
             closed = session.ended = self._closed
             self._current[session.purpose] = self._by_id[session.id] = session
         if closed:
@@ -286,7 +286,7 @@ class Sessions:
     def _new(
         self, ttl: float, lock_delay: Callable[[float], float], behaviour: str, until: float
     ) -> tuple[str, float, float]:
-        """Make a session; return its id, its ttl as the server granted it, and when the request was sent."""
+        """Make a session. Returns its id, the ttl that the server granted, and when the request was sent."""
         ttl = max(ttl, self._ttl_min)
         response, sent_at = self._ask_for(ttl, lock_delay(ttl), behaviour, until - self._now())
         if least := _least_ttl(response):
@@ -307,7 +307,8 @@ class Sessions:
             "TTL": f"{round(ttl * 1000)}ms",
             "LockDelay": f"{round(lock_delay * 1000)}ms",
             "Behavior": behaviour,
-            "NodeChecks": [],  # with a check of the node, a short fault of the gossip protocol would end the session
+            # if the session depended on a check of the node, a short fault of the gossip protocol would end it
+            "NodeChecks": [],
             "ServiceChecks": [],
         }
         try:
@@ -315,11 +316,11 @@ class Sessions:
                 "PUT", self._agents.target("/v1/session/create"), within, json.dumps(wanted).encode()
             )
         except BackendUnavailable as silence:
-            # The session may have been made. No client has its id, so it holds no lock, and it expires.
+            # The session may exist, but no client has its id. So it holds no lock, and expires.
             raise BackendUnavailable(str(silence), unknown=False, backend="consul") from silence
 
     def renew(self, session: Session, within: float) -> bool:
-        """Renew this session; return whether it still lives. Raises the errors of `Backend`."""
+        """Renew this session. Returns whether it still lives. Raises the errors of `Backend`."""
         if session.shared and self._now() >= session.proved_at + session.ttl:
             self.end(session, "it was not renewed in time")
             return False
@@ -347,11 +348,11 @@ class Sessions:
         return shows(response, session_id)
 
     def is_gone(self, session: Session, within: float) -> bool:
-        """Return whether this session has ended, after a reply showed no session with its id.
+        """Return whether this session has ended. Called after a reply that did not show the session.
 
-        A token without the right to read sessions is shown no session either. A renewal distinguishes the two cases:
-        without the right the server refuses it, while an ended session gives 404 for any token. If the renewal has no
-        reply, the session counts as ended.
+        A server also hides every session from a token without the right to read sessions. A renewal distinguishes the
+        two cases: without the right the server refuses it, while an ended session gives 404 for any token. If the
+        renewal has no reply, the session counts as ended.
         """
         target = self._agents.target(f"/v1/session/renew/{session.id}")
         try:
@@ -434,17 +435,17 @@ class Sessions:
         return self._current.get(claim.id)
 
     def holds(self, claim: Claim) -> bool:
-        """Return whether a key is locked for this claim, perhaps only to block others."""
+        """Return whether a key is locked for this claim. The claim may still wait for readers to leave."""
         return claim.id in self._holding
 
     def asked_before(self, claim: Claim) -> bool:
-        """Return whether an attempt of this claim has no reply, besides the attempt that is under way."""
+        """Return whether an earlier attempt of this claim got no reply."""
         return len(self._open.get(claim.id, ())) > 1
 
     def ended_unanswered(self, claim: Claim) -> list[str]:
         """Return the sessions that ended while an attempt of this claim in them had no reply, and forget them.
 
-        A key that such an attempt locked is not wanted by any claim.
+        The caller must release any key that such an attempt has locked.
         """
         with self._lock:
             return self._ended_unanswered.pop(claim.id, [])
@@ -453,7 +454,7 @@ class Sessions:
         """Cancel this claim. Returns the sessions in which a request of the claim was executed, or may still be
         executed.
 
-        The caller must call `left` afterwards, however the release ends.
+        The caller must call `left` after the release, even if the release failed.
         """
         with self._lock:
             doubtful = list(dict.fromkeys(self._open.get(claim.id, ())))
@@ -486,7 +487,7 @@ class Sessions:
                     return
                 holding.rests.pop(claim.id, None)
                 del self._holding[claim.id]
-            session = holding or self._current.get(_purpose(claim))  # without a lock, the claim was only a waiter
+            session = holding or self._current.get(_purpose(claim))  # a claim without a lock was a waiter
             if session and session.shared:
                 key = self._keys.place(claim, session.id)
                 session.released.pop(key, None)
@@ -495,9 +496,8 @@ class Sessions:
                     del session.released[next(iter(session.released))]
 
     def wanted(self, session: Session, claim_id: str | None) -> bool:
-        """Return whether a key that this session locks for the claim may stay locked. That is so if the claim holds the
-        lock, may still acquire it, or is releasing it, or if its name stays taken after the release
-        (``hold_at_least``).
+        """Return whether a key that this session locks for the claim may stay locked. The key may stay locked while the
+        claim holds it, may still acquire it or is releasing it, and while ``hold_at_least`` keeps the name taken.
 
         ``claim_id`` is None if the key does not show its claim. The result is then True.
         """
@@ -524,10 +524,10 @@ class Sessions:
         session.cancelled[claim.id] = session.left[self._keys.place(claim, session.id)] = until
 
     def to_look_at(self, session: Session, held: Iterable[str]) -> dict[str, bool]:
-        """Return the keys to read, in order, each with whether the key is expected to exist.
+        """Return the keys to read, in this order, and for each key whether it should exist.
 
-        Keys that may be locked for an unwanted claim come first, then held keys. Among the held keys, those for which
-        the last renewal had no time come first.
+        Keys that may be locked for an unwanted claim come first, then held keys. The held keys begin with those that
+        the last renewal had no time to read.
         """
         now = self._now()
         with self._lock:
@@ -576,8 +576,8 @@ def _not_made() -> BackendUnavailable:
 
 
 def shows(response: Response, session_id: str) -> bool:
-    """Return whether this reply, a list of at most one session, contains the session. Raises `BackendUnavailable` if it
-    contains another session, because the reply then belongs to another request."""
+    """Return whether this reply, a list of at most one session, contains the session. Raises `BackendUnavailable` if
+    the list contains a different session: the reply then belongs to another request."""
     try:
         shown = [str(session["ID"]) for session in response.json()]
     except (ValueError, LookupError, TypeError) as error:

@@ -1,5 +1,4 @@
-"""The side work of a renewal: it reads keys, and deletes keys that are locked for a claim that is not wanted any
-longer."""
+"""Read keys at each renewal, and delete those that are locked for a claim whose caller has given it up."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ Found = Mapping[str, Entry | None]
 
 
 class Sweep:
-    """The side work of the renewals of one client."""
+    """The reads and deletions that follow the renewals of one client."""
 
     def __init__(self, keys: Keys, transactions: Transactions, sessions: Sessions, now: Callable[[], float]) -> None:
         self._keys = keys
@@ -31,7 +30,7 @@ class Sweep:
         self._now = now
 
     def sweep(self, claims: Mapping[Session, Iterable[Claim]], until: float) -> tuple[Found, set[str]]:
-        """Read the keys of these claims, and other keys that may be locked in the same sessions for unwanted claims.
+        """Read the keys of these claims, and keys that may be locked in the same sessions for unwanted claims.
 
         The sessions have just been renewed. Returns the keys found, and the keys that the token may not read.
         """
@@ -41,11 +40,13 @@ class Sweep:
         for session, wanted in claims.items():
             own = dict.fromkeys((key for claim in wanted for key in self._keys.places(claim, session.id)), True)
             of_session[session] = self._sessions.to_look_at(session, own)
-            if len(own) == 1:  # perhaps a `Lease.renew()`, whose caller asks whether the lock is still held
+            # this may be a `Lease.renew()`, whose caller wants to know whether the lock is still held, so read its key
+            # first
+            if len(own) == 1:
                 keys |= own
             held |= own
             keys |= of_session[session]
-        end = (self._now() + until) / 2  # a read without a reply must not use up the time of the renewal
+        end = (self._now() + until) / 2  # a read without a reply must not use up the renewal's time
         enough = self._now() + LOOK_SHARE * min((session.ttl for session in claims), default=0.0)
         found, hidden = self._look(keys, held.keys(), end, enough)
         clean = found.keys() - self._clean({session.id: session for session in claims}, found, end)
@@ -54,7 +55,7 @@ class Sweep:
         return found, hidden
 
     def _look(self, keys: Mapping[str, bool], held: Set[str], end: float, enough: float) -> tuple[Found, set[str]]:
-        """Read as many of these keys as there is time for. Many keys on a slow network take more than one renewal.
+        """Read as many of these keys as there is time for. On a slow network, the rest is read by the next renewals.
 
         The values of ``keys`` say whether a key should exist.
         """
@@ -96,10 +97,9 @@ class Sweep:
         return True
 
     def _clean(self, sessions: Mapping[str, Session], found: Found, end: float) -> set[str]:
-        """Delete keys that are locked for unwanted claims, because a late acquire was executed after all, or a second
-        time.
+        """Delete keys that are locked for unwanted claims: their acquire was executed late, or a second time.
 
-        Returns the keys that could not be deleted yet. Other locks of the same session are not affected.
+        Returns the keys that could not be deleted yet.
         """
         dirty = set()
         for key, entry in found.items():

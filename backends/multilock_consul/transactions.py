@@ -1,4 +1,4 @@
-"""Requests about keys: reads, and transactions, of which either every step is executed or none."""
+"""Requests about keys: reads, and transactions. A server executes either every step of a transaction or none."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Transactions:
         return self._shown(operations, response)
 
     def look(self, operations: Sequence[dict[str, Any]], until: float) -> Mapping[str, Entry]:
-        """Execute operations of which none writes; otherwise as `execute`."""
+        """Execute operations that only read. Otherwise this method is like `execute`."""
         response, _ = self._agents.call("PUT", self._reading, self._left(until), json.dumps(operations).encode())
         return self._shown(operations, response)
 
@@ -69,7 +69,7 @@ class Transactions:
         return dict(results)
 
     def delete(self, key: str, session: Hashable, index: int, until: float) -> bool:
-        """Delete this key if this session locks it and it is at this index. Returns whether it was deleted.
+        """Delete this key if this session locks it and its index is ``index``. Returns whether it was deleted.
 
         A ``delete-cas`` alone would succeed for a missing key as well.
         """
@@ -83,8 +83,8 @@ class Transactions:
     def bury(self, keys: Sequence[str], still: dict[str, Any], session: Hashable, until: float) -> None:
         """Delete the keys of holders whose sessions have ended, if no lock delay keeps the keys any longer.
 
-        Once the lock delay is over, such a holder has given up the name. The operation ``still`` must succeed as well.
-        Raises `Refused`.
+        Once the lock delay is over, such a holder has given up the name. The keys are deleted only if the operation
+        ``still`` succeeds in the same transaction. Raises `Refused`.
         """
 
         def bury(some: Sequence[str]) -> None:
@@ -119,9 +119,9 @@ class Transactions:
         return list(keys[:at_most])
 
     def ask_for_less(self, keys: Sequence[str]) -> bool:
-        """Halve the size of all later portions after `TooLarge`.
+        """Halve the size of all later portions, because the server refused this one with `TooLarge`.
 
-        The limit is an option of the server, so it is not known.
+        The limit is an option of the server that clients cannot read.
 
         Returns False if this portion cannot be made smaller.
         """
@@ -129,20 +129,20 @@ class Transactions:
         return len(keys) > 1
 
     def read(self, key: str, until: float) -> tuple[Entry | None, int]:
-        """Read this key; return it, and the Consul index after which to wait for its next change."""
+        """Read this key. Returns it, and the Consul index after which to wait for its next change."""
         response, _ = self._agents.call("GET", self._keys.target(key), self._left(until))
         return entry_of(response, key)
 
     def read_folder(self, name: str, until: float) -> tuple[dict[str, Entry], int]:
-        """Read all keys of this name; return them, and the Consul index after which to wait for the next change among
-        them."""
+        """Read all keys of this name. Returns them, and the Consul index after which to wait for their next change."""
         folder = self._keys.folder(name)
         response, _ = self._agents.call("GET", self._keys.target(folder, recurse=""), self._left(until))
         found = {} if response.status == 404 else dict(listed(response, folder))
         return found, index_of(response)
 
     def read_all(self, keys: Iterable[str], until: float) -> dict[str, Entry | None]:
-        """Read one `portion`. A ``get-tree`` leaves out a missing key, while a ``get`` would refuse the transaction."""
+        """Read the keys of one `portion`. This uses ``get-tree``, since a ``get`` of a missing key would make the
+        transaction fail."""
         found: dict[str, Entry | None] = dict.fromkeys(keys)
         operations = [operation("get-tree", key) for key in found]
         response, _ = self._agents.call("PUT", self._reading, self._left(until), json.dumps(operations).encode())

@@ -1,5 +1,5 @@
-"""Requests to Consul's agents: blocking, bounded in time, never retried. This module turns foreign errors into
-multilock's."""
+"""Requests to Consul's agents: blocking, bounded in time, never retried. Errors of sockets and of Consul become errors
+of multilock."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Address:
 class Wire:
     """One connection to one agent, used by one thread at a time.
 
-    A connection closes itself when it breaks, or when a call is interrupted: a response that arrives later must never
-    be taken for that of another request.
+    A connection closes itself when it breaks, or when a call is interrupted: the next request on it could otherwise
+    read the response to this one.
     """
 
     __slots__ = ("_first", "_head", "_now", "_poll", "address", "alive", "sock")
@@ -105,7 +105,7 @@ class Wire:
         return ""
 
     def stale(self) -> bool:
-        """Return whether bytes arrived without a request: usually the agent has closed the connection."""
+        """Return whether the connection has input without a request: usually the agent has closed it."""
         waiting = isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()
         return bool(waiting or self._poll.poll(0))
 
@@ -130,8 +130,8 @@ class Wire:
 class Agents:
     """The agents of one client, and the connections to the one in use. If an agent fails, the next is used.
 
-    All agents return the same results, because the leader answers every request that needs the newest state. Any thread
-    may use this object.
+    All agents return the same results, because the cluster's leader answers every request that needs the newest state.
+    Any thread may use this object.
     """
 
     def __init__(
@@ -149,8 +149,9 @@ class Agents:
         self._dc = {"dc": dc} if dc else {}
         self.now = now
         self._first = 0  # index of the address in use
-        self._idle: deque[Wire] = deque()  # no mutex guards it, because each of its methods is atomic
-        self._room: system.SimpleQueue[bool] = system.SimpleQueue()  # has an item for each further request allowed now
+        self._idle: deque[Wire] = deque()  # needs no mutex, because each method of a deque is atomic
+        # has an item for each request that may still be sent now
+        self._room: system.SimpleQueue[bool] = system.SimpleQueue()
         for _ in range(AT_A_TIME):
             self._room.put(True)
         self._closed = False
@@ -189,7 +190,8 @@ class Agents:
         start = self.now()
         wire = self._take(within)
         left = start + within - self.now()
-        if left <= 0:  # after a pause the claim may be cancelled, and no code would look for the effect of this request
+        # this process may have been paused, and the claim cancelled: no release would then undo this request
+        if left <= 0:
             self._give(wire)
             raise BackendUnavailable(f"{wire.address}: no time was left to ask it", unknown=False, backend="consul")
         try:
@@ -239,7 +241,8 @@ class Agents:
         return outcome
 
     def dial(self, within: float) -> Wire:
-        """Connect as `connect` does, but in this thread: a DNS look-up may take longer. Raises OSError."""
+        """Connect as `connect` does, but in this thread, where a DNS look-up may take longer than ``within``. Raises
+        OSError."""
         deadline = self.now() + within
         for left in reversed(range(len(self._addresses))):
             address = self._address()
@@ -252,7 +255,7 @@ class Agents:
         raise AssertionError("no agents")  # pragma: no cover
 
     def close(self) -> None:
-        """Close idle connections now, and those in use when their requests end."""
+        """Close the idle connections. A connection in use is closed when its request ends."""
         self._closed = True
         self._trim()
 
@@ -260,7 +263,7 @@ class Agents:
         sock = socket.create_connection((address.host, address.port), timeout=max(within, 0.001))
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # However this connection ends, unsent bytes are dropped, and the agent is notified at once.
+            # When this connection is closed, unsent bytes are dropped, and the agent is notified at once.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             if self.tls:
                 sock = self.tls.wrap_socket(sock, server_hostname=address.host)
@@ -276,7 +279,7 @@ class Agents:
         """Stop using the agent at ``address``, and close the idle connections to it. The next agent is used from now
         on, unless another thread has already chosen it.
 
-        If a network had dropped these connections silently, a request on each of them would use up its whole time.
+        If the network is broken, a request on any of these connections would wait until its timeout.
         """
         if self._address() == address:
             self._first += 1
@@ -322,8 +325,8 @@ class Agents:
 
 
 def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
-    """Close a connection that was made too late. The caller and the thread that connects both call this, and the later
-    call finds the connection."""
+    """Close a connection that was made too late. Both the caller and the connecting thread call this, because either
+    may be the last."""
     with suppress(system.Empty):
         if isinstance(late := result.get_nowait(), Wire):
             late.close()
@@ -335,12 +338,13 @@ def judged(response: Response) -> Response:
     if status in (200, 404, 409):
         return response
     if status >= 500 and "ermission denied" not in said and "ACL not found" not in said:
-        # "rpc error …: EOF" may come after the write. Without a leader, nothing can have been written.
+        # Most errors may come after the write, but without a leader nothing was written.
         unknown = "No cluster leader" not in said
         raise BackendUnavailable(f"Consul failed ({status}): {said}", unknown=unknown, backend="consul")
     if status == 429:
         raise BackendUnavailable(f"Consul is overloaded (429): {said}", unknown=False, backend="consul")
-    if not (300 <= status < 400 or status in NOT_EXECUTED):  # a proxy's 408 may come after the agent has the request
+    # for example, a proxy may send 408 after the agent has the request
+    if not (300 <= status < 400 or status in NOT_EXECUTED):
         raise BackendUnavailable(f"this is not a reply of Consul ({status}): {said}", backend="consul")
     hint = RIGHTS if status in (401, 403, 500) else ""
     if status == 400 and "HTTPS server" in said:

@@ -1,10 +1,9 @@
-"""Parse the responses of an HTTP/1.1 server from bytes as they arrive. This module does no I/O, so a blocking request
-and the one thread that keeps many blocking queries open can share it.
+"""Parse the responses of an HTTP/1.1 server from bytes as they arrive. This module does no I/O. So a blocking request
+can use it, and so can the thread that keeps many queries open.
 
-``http.client`` reads from a socket only. ``http.client`` takes 90 µs for a response, and h11 takes 150 µs, which is as
-long as everything else in a request. This parser takes 10 µs. ``http.client`` and h11 also accept many responses that
-no server sends. In this module every response whose end is in doubt raises an error that ends its connection, because a
-request must never read the response to an earlier one.
+``http.client`` can only read from a socket, and takes 90 µs for a response; h11 takes 150 µs. This parser takes 10 µs.
+A response whose end is in doubt raises an error that ends its connection, because a request must never read the
+response to an earlier one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Any
 
 __all__ = ["Reading", "Response"]
 
-# most bytes before the body, interim responses included; also of a chunk's first line, and of the trailers
+# Limit in bytes for the head of a response with all interim responses, for the first line of a chunk, and for the
+# trailers.
 HEAD_MAX = 65536
 BODY_MAX = 256 << 20  # enough for a list of some hundred thousand locks
 END = b"\r\n"
@@ -62,7 +62,7 @@ class Reading:
         self._length = 0
 
     def feed(self, data: bytes) -> Response | None:
-        """Add bytes; return the response once it is complete, else None.
+        """Add bytes. Returns the response once it is complete, else None.
 
         Raises ValueError if the bytes are not the response to one request.
         """

@@ -4,8 +4,7 @@
 lives as long as the process. A forked child starts with empty stores: it does not have the locks of its parent, and its
 parent does not see the child's. Use ``sqlite://`` between the processes of one host.
 
-`acquire_release` is the algorithm and the store itself. Without a server it needs no transport. `notices` notifies the
-clients.
+`acquire_release` is the algorithm and the store itself. `notices` notifies the clients.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ class MemoryBackend:
     def open(self, notices: Notices) -> None:
         self._notices = notices
         if (store := _stores.get(self._name)) and store.pid != os.getpid():
-            # The store is the parent's: this process renews none of its locks, and its mutex may have been held at the
-            # fork.
+            # This store is the parent's. A child must not renew the parent's locks, and a thread of the parent may have
+            # held the mutex at the fork.
             del _stores[self._name]
         self._store = _stores.setdefault(self._name, Store())
 
@@ -119,8 +118,8 @@ class MemoryBackend:
         ]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        # Every holder is notified when its lock is taken away. A loss that came before the kernel had the lease is
-        # reported here.
+        # Every holder is notified when its lock is taken away. But a lock may be lost before the kernel has the lease,
+        # so such a loss is reported here.
         now = self._notices.now()
         with self._store.mutex:
             lost = [claim for claim, _ in held if not self._store.look(self._key(claim.name), now).held_by(claim.id)]
@@ -131,7 +130,7 @@ class MemoryBackend:
     def follow(self, names: frozenset[str], within: float) -> bool:
         with self._store.mutex:
             self._store.outbox.follow(self._notices, {self._key(name): name for name in names})
-        return False  # each change is reported at once, but not the end of a lease by itself: the kernel must poll
+        return False  # the end of a lease is not reported, so the kernel must poll
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
         with self._store.mutex:
@@ -157,7 +156,7 @@ class MemoryBackend:
         return []
 
     def ping(self, within: float) -> None:
-        """Do nothing: a store cannot be silent."""
+        """Do nothing: there is no server that could fail to reply."""
 
     def close(self) -> None:
         with self._store.mutex:

@@ -1,11 +1,11 @@
 """The lock algorithm of ``memory://``. A `Store` has the names of one such URL, with their holders and waiters.
 
 A name has holders and a queue. All holders of a name have the same mode, and each has a time when its lease ends. A
-release does not hand the name over. A release wakes the waiters that can enter, in order, and a waiter becomes a holder
-by its next `attempt`. Until then the waiter keeps its place, but only while it shows that it is alive: each attempt
-keeps the place for `liveness` seconds. After that the waiter is skipped. A fair claim waits for every earlier claim
-that excludes it. An unfair claim waits only for the fair ones among these earlier claims. No lease ends by itself: the
-next call about the name finds that the lease has ended.
+release wakes the waiters that can enter, in order. A waiter becomes a holder by its next `attempt`. Until then the
+waiter keeps its place, but only while it shows that it is alive: each attempt keeps the place for `liveness` seconds.
+After that the waiter is skipped. A fair claim waits for every earlier claim that excludes it. An unfair claim waits
+only for the fair ones among these earlier claims. No lease ends by itself: the next call about the name finds that the
+lease has ended.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ SHOWN = 100  # the greatest number of holders of one name that inspect() returns
 
 @dataclass(slots=True)
 class Holder:
-    """A claim that holds a name, or a released claim whose name rests: it stays taken for a while because of
-    ``hold_at_least``."""
+    """A claim that holds a name, or a released claim that still keeps the name taken because of ``hold_at_least``."""
 
     claim: Claim
     notices: Notices
     token: int
     since: datetime
     until: float  # when the lease ends
-    rests: bool = False  # whether the claim was released, and only keeps the name taken until ``until``
+    rests: bool = False  # whether the claim was released, but keeps the name taken until ``until``
 
 
 @dataclass(slots=True)
@@ -90,8 +89,8 @@ class Name:
         return permits if permits != claim.permits else None  # 0 if the holders have no permits
 
     def awaits(self, claim: Claim) -> float | None:
-        """Return None if this claim can hold the name now. Otherwise return the time at which it may become able to:
-        the end of the lease of a holder, or of the place of a waiter, that excludes the claim.
+        """Return None if this claim can hold the name now. Otherwise return when a holder that excludes the claim loses
+        its lease, or a waiter that excludes it loses its place.
 
         Readers may overtake waiting readers. Otherwise many readers would enter one by one.
         """
@@ -195,7 +194,7 @@ class Store:
         if holder is None:
             return False
         if holder.rests:
-            name.extend(holder, min(holder.until, until))  # sent again, because the first reply was lost
+            name.extend(holder, min(holder.until, until))  # this is a repeated request
             return True
         holder.rests = True
         name.extend(holder, until)
@@ -241,7 +240,7 @@ class Store:
             self._settle(key, name)
 
     def look(self, key: str, now: float) -> Name:
-        """Return the name as it is now, after ended leases were removed. Only `attempt` adds a missing name."""
+        """Remove the ended leases of this name, and return it. Only `attempt` adds a missing name."""
         name = self.names.get(key) or Name()
         self._end(key, name, now)
         self._settle(key, name)

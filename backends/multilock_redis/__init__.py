@@ -1,14 +1,14 @@
 """Locks on Redis or Valkey: on one primary (``redis://``, ``rediss://`` with TLS, ``unix://``), on the primary that
 Sentinels name (``redis+sentinel://``), on a cluster (``redis+cluster://``), or on several primaries (``redlock://``).
-The program can give its own client object of redis-py instead of the address.
+Instead of the address, a program can give a client object of redis-py.
 
-`acquire_release` is the algorithm, ``scripts/`` has its steps, `transactions` runs them, and `keys` names the keys.
-`transport` carries the requests over `connections`, `connect_errors` explains why one fails, `wire` defines their
-format, `notices` receives what the server pushes, and `event_loop` is a connection for an event loop. `inspection` is
-for operators, and `diagnosis` reports what weakens the lock on this server. `node` joins these parts for one primary.
-`endpoints` reads the primary's address from the URL, and `sentinel` asks Sentinels for it. `cluster` has one node for
-each primary of a cluster, and `cluster_map` finds the node of a name in the table of slots (`slot_table`). `redlock`
-uses several independent primaries.
+`acquire_release` is the algorithm. Its steps are Lua scripts in ``scripts/``, which `transactions` runs, and `keys`
+names the keys. `transport` sends requests over `connections`, `wire` encodes them, and `connect_errors` explains failed
+connections. `notices` receives what the server pushes, and `event_loop` is a connection for an event loop. `inspection`
+shows operators who holds a lock, and `diagnosis` reports what weakens the lock on this server. `node` joins these parts
+for one primary. `endpoints` reads the primary's address from the URL, and `sentinel` asks Sentinels for it. `cluster`
+has one node for each primary of a cluster, and `cluster_map` finds the node of a name in the table of slots
+(`slot_table`). `redlock` uses several independent primaries.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | Clus
     * ``redlock://h1,h2,h3`` or ``redlocks://…`` (see `open_redlock`).
 
     The options ``username``, ``password`` and ``db`` override the URL. ``ca``, ``cert`` and ``key`` are files for TLS.
-    ``replicas`` is the number of replicas that must acknowledge a grant before it counts. With ``replicas_on_renew``
-    they must acknowledge each renewal as well. ``sentinel_username`` and ``sentinel_password`` are the login at the
+    ``replicas`` is the number of replicas that must acknowledge a grant before it counts. With ``replicas_on_renew`` as
+    many replicas must acknowledge each renewal. ``sentinel_username`` and ``sentinel_password`` are the login at the
     Sentinels.
 
     Another option is ``client``: a ``redis.Redis``, for a cluster a ``redis.RedisCluster``, with Sentinels the result
     of ``redis.sentinel.Sentinel(…).master_for(…)``. This backend opens its own connections with the client's settings,
-    and never closes the client. Raises `ConfigurationError` if the options do not fit together. No request is sent.
+    and never closes the client. Raises `ConfigurationError` if the options contradict each other. Sends no request.
     """
     scheme = url.partition("://")[0]
     if scheme in ("redlock", "redlocks"):
@@ -101,8 +101,8 @@ def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
         ttl_min=0.1,
         ttl_max=365 * 86400.0,
         ttl_step=0.001,
-        # The dead holder's ttl must end first, and so must the place in the queue of a waiter that died together with
-        # it. The next waiter gets the name with its next heartbeat after both, which comes up to 10 % late.
+        # A dead holder's ttl must end first. A waiter that died at the same time must lose its place in the queue as
+        # well. Then the next waiter gets the name by its next heartbeat, which may come 10 % late.
         takeover_bound=max(ttl, liveness(ttl)) + (1 + JITTER) * heartbeat(ttl),
         hold_at_least=True,
         read_write=True,

@@ -1,18 +1,17 @@
-"""The lock on one Redis primary: the calls of its scripts, and what their replies mean.
+"""The lock on one Redis primary: the calls of the Lua scripts, and what their replies mean.
 
-A lock is a string key with an expiry (`SET key owner NX PX ttl`, the pattern that Redis documents). So our locks, those
-of plain clients and those of redis-py's ``Lock`` exclude one another. The scripts add what that pattern lacks. Each
-grant has a fencing token. Waiters queue in order of arrival, and a release itself makes the next waiter the holder. A
-cancel is final.
+A lock is a string key with an expiry (`SET key owner NX PX ttl`). Plain clients and redis-py's ``Lock`` use the same
+pattern, so their locks and ours exclude one another. The scripts add fencing tokens, a queue in order of arrival, and a
+cancel that is final.
 
 While readers or permits share a lock, the string is a marker, and the holders are in a sorted set, each with the end of
 its own lease. Each step is one script in ``scripts/``. A script is atomic and safe to send again. The comment at its
-top states its invariant. All races are dealt with in the scripts; this module has none.
+top states its invariant.
 
-A release makes the next waiter the holder and notifies it by one push, which is a grant. Each request of a waiter
-contains the time at which it was sent, and a *liveness*: the time for which the server keeps the waiter's place. So the
-grant is valid for one liveness, counted from the sending of the waiter's newest request that the server executed. Until
-then the server admits no other claim, however late the waiter reads the push.
+A release makes the next waiter the holder, and notifies it by one push, which is a grant. Each request of a waiter
+contains the time at which it was sent, and a *liveness*: for how long the server keeps the waiter's place. The grant is
+valid for one liveness after the sending of the waiter's newest executed request. Until then the server admits no other
+claim, however late the waiter reads the push.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ __all__ = ["RESTS", "TOMBSTONE", "Recipe", "Replicas"]
 TOMBSTONE = round(1000 * LATE_REQUEST)
 CANCELLED = -2  # first word of a reply: the claim was cancelled, or released by an operator
 OTHER_NUMBER = -3  # first word of a reply of share.lua: the claim asked for a different number of permits
-# prefix of the owner of a released name that stays taken for a while (a rest); no claim's owner has this prefix
+# Prefix of the owner of a released name that ``hold_at_least`` keeps taken (a rest). No claim's owner has this prefix.
 RESTS = b"#multilock:rest:"
-# leases that one call of the script renews; the call then occupies the server for about 1 ms
+# The number of leases that one call of a script renews. Such a call occupies the server for about 1 ms.
 AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}
 _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 
@@ -57,8 +56,7 @@ _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 class Replicas:
     """The number of replicas that must acknowledge a grant or a renewal before it counts (``WAIT``).
 
-    A failover then loses a lock less often. But this is no consensus: a failover may promote a replica that has not
-    acknowledged.
+    A failover then loses a lock less often, but it may still promote a replica that has not acknowledged.
     """
 
     of_grants: int = 0
@@ -80,8 +78,8 @@ class Replicas:
 class Recipe:
     """The calls of the scripts for one server.
 
-    The ``to_…`` methods make the requests, and `attempted` reads the reply of an attempt. None of these sends the
-    request, because an event loop sends requests itself (`multilock_redis.event_loop`).
+    The ``to_…`` methods make the requests, and `attempted` reads the reply of an attempt. None of these methods sends
+    anything, because an event loop sends requests itself (`multilock_redis.event_loop`).
     """
 
     def __init__(
@@ -91,10 +89,10 @@ class Recipe:
         self.replicas = replicas or Replicas()
         self._transactions = transactions
         self._group = group
-        self.told = True  #: whether the server notifies our waiters; if not, the scripts must not count them as dead
+        self.told = True  # : whether the server notifies our waiters; if False, the scripts must not count them as dead
 
     def over(self, transactions: Transactions) -> Recipe:
-        """Return the same recipe for other connections to the same server."""
+        """Return a copy of this recipe that uses other connections to the same server."""
         recipe = Recipe(self._keys, transactions, self._group, self.replicas)
         recipe.told = self.told
         return recipe
@@ -104,8 +102,8 @@ class Recipe:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take the name, or take and keep a place in the queue.
 
-        Claims that join the queue are served in order of arrival, even if they are unfair. An unfair exclusive claim
-        that does not join takes a free lock even if others wait.
+        Claims in the queue are served in order of arrival, even if they are unfair. An unfair exclusive claim that does
+        not join the queue takes a free lock even if others wait.
         """
         deadline = self._transactions.now() + within
         script = ACQUIRE if claim.mode == "x" else SHARE
@@ -115,7 +113,7 @@ class Recipe:
         return answer
 
     def attempt_all(self, claims: Sequence[Claim], within: float) -> list[Granted | Busy | Exception]:
-        """Do what `attempt` does with ``join`` for each of these claims, in one pipeline."""
+        """Call `attempt` with ``join`` for each of these claims, in one pipeline."""
         deadline = self._transactions.now() + within
         scripts = [ACQUIRE if claim.mode == "x" else SHARE for claim in claims]
         requests = [self.to_attempt(claim, True) for claim in claims]
@@ -135,10 +133,10 @@ class Recipe:
         return results
 
     def _acknowledged(self, claim: Claim, script: Script, request: bytes, within: float) -> Granted | Busy:
-        """Return a grant only once enough replicas have acknowledged it. Raise if too few have.
+        """Return a grant only once enough replicas have acknowledged it. Raises BackendUnavailable if too few have.
 
         WAIT covers the last write of its own connection, and all earlier writes of the server. So this method sends the
-        attempt again, followed by WAIT on the same connection. If anything fails here, the server still holds the name
+        attempt again, followed by WAIT on the same connection. If a request fails here, the server may hold the name
         for us. So the outcome is reported as unknown, and the kernel cancels the claim.
         """
         exchange = self._transactions.connections.exchange
@@ -148,7 +146,7 @@ class Recipe:
             try:
                 (answer, sent_at), (reached, _) = self._transactions.run_all({script}, requests, exchange, within)
             except Redirected:
-                raise  # the slot has moved to another node, together with the grant
+                raise  # the slot and the grant have moved to another node
             except BackendRejected:
                 self.release(claim, True, within)
                 raise
@@ -163,13 +161,12 @@ class Recipe:
         """Return the request of an attempt."""
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        # A push is a grant, except in two cases. With replicas=, a handover has not waited for the replicas, so the
-        # waiter must send a request that does. In a cluster every node forwards a push, so the waiter cannot tell which
-        # node's clock ends the handover.
+        # With replicas= a push is no grant, because a handover does not wait for the replicas. In a cluster it is none
+        # either: every node forwards a push, so the waiter cannot tell which node's clock ends the lease.
         by_push = claim.renew and not self.replicas.of_grants and not self._keys.in_slots
         how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, by_push)
         if echo:
-            how += echo % (self._transactions.now() * 1e6)  # the time is read before the request is sent
+            how += echo % (self._transactions.now() * 1e6)  # read before the request is sent
         return b"".join((head, keys.common, keys.own(claim), how))
 
     def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:
@@ -184,18 +181,18 @@ class Recipe:
         left, rank = answer
         if left == OTHER_NUMBER:
             raise other_number(claim, rank, "redis")
-        # The server reports an expired key late, or never. So if the holder's key can expire, the first three waiters
-        # ask again just after that time, 20 ms apart.
+        # Nothing is pushed when the holder's key expires. So the first three waiters ask again just after that time, 20
+        # ms apart.
         if left == CANCELLED:
             return Busy(0.0, spent=True)
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None
         return Busy(heartbeat(ttl), expires_in)
 
     def pushed(self, payload: bytes) -> tuple[str, Granted | None]:
-        """Return the id of the claim that a push concerns, and the grant in the push, or None if the push is only a
-        hint, which makes the claim ask again.
+        """Return the id of the claim that a push concerns, and the grant in the push. The grant is None if the push is
+        only a hint, which makes the claim ask again.
 
-        A message that another program publishes on our channel never counts as a grant, only as a hint.
+        A message of another program on our channel is only a hint.
         """
         claim_id, *words = payload.decode(errors="replace").split(" ")
         try:
@@ -247,8 +244,8 @@ class Recipe:
         ]
 
     def _of_one_slot(self, error: Exception) -> BackendUnavailable:
-        """Return the error of one renewal request as the result for its leases, if it does not affect leases in other
-        slots. Otherwise raise it."""
+        """Return the error of one renewal request as the result for its leases. Raises the error if it may affect
+        leases in other slots too."""
         if self._keys.in_slots and isinstance(error, BackendUnavailable):
             return error
         if self._keys.in_slots and isinstance(error, BackendRejected):
@@ -256,7 +253,7 @@ class Recipe:
         raise error
 
     def _chunks(self, held: Sequence[Held]) -> list[tuple[Script, list[int]]]:
-        """Return which of these leases each request renews, and by which script."""
+        """Return the requests to send: for each, its script and the indices of its leases."""
         places: dict[tuple[Script, int], list[int]] = {}
         for i, (claim, _) in enumerate(held):
             script = RENEW if claim.mode == "x" else RENEW_SHARED
@@ -299,16 +296,16 @@ class Recipe:
 
 @lru_cache(maxsize=256)
 def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool) -> tuple[bytes, bytes]:
-    """Return two encoded parts of an attempt: its last arguments, and the format of the echo that follows them. The
-    server returns the echo with the push that hands the name over.
+    """Return two encoded parts of an attempt: its last arguments, and the format of the *echo* that follows them. The
+    server returns the echo in the push that hands the name over.
 
-    The arguments are the ttl, the liveness, and the mode in which the lock is shared. For an exclusive claim, the last
-    argument instead says whether a free lock may be taken past the queue. The echo contains the time of sending in µs
+    The arguments are the ttl, the liveness, and the mode in which the lock is shared. For an exclusive claim, the third
+    argument says instead whether it may take a free lock past the queue. The echo contains the time of sending in µs
     and the liveness in ms.
 
-    If a push can only be a hint, the echo is empty and one of the arguments. For a lock without renewals a push is a
-    hint because only a reply grants the whole ttl. For a ttl below the liveness it is a hint because a confirmed grant
-    would end earlier than the handover.
+    If a push can only be a hint, the echo is empty, and is returned with the arguments. For a lock without renewals a
+    push is a hint, because only a reply grants the whole ttl. For a ttl below the liveness it is a hint as well: a
+    confirmed grant would end before the lease of the handover.
     """
     wait = round(liveness(ttl) * 1000) if join else 0
     last = b"%d" % (not join and not fair) if mode == "x" else mode.encode()
@@ -320,5 +317,6 @@ def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool)
 
 
 def _marker(mode: str, generation: int) -> str:
-    """Return the value of the lock's key while the lock is shared. The value differs each time that sharing begins."""
+    """Return the value of the lock's key while the lock is shared. Each time that sharing begins, the value is
+    different."""
     return f"#multilock:{mode}:{generation}"

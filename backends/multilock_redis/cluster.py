@@ -1,15 +1,14 @@
-"""A Redis Cluster: each lock is on the primary of its slot, where all keys of its name are.
+"""A Redis Cluster: all keys of a name are in one slot, so each lock is on the primary that serves its slot.
 
 A `Node` stands for each primary, as for the only primary of ``redis://``. This module sends each request to the right
 node, and follows redirections. A node replies that another node now serves the slot (``MOVED``), or serves this one
 request (``ASK``). In both cases the request was not executed, so it is sent to the other node. While a slot is being
-moved, its locks can still be renewed. If a request needs several keys and only some of them are at the node, the node
-replies ``TRYAGAIN``, which counts as no reply.
+moved, its locks can still be renewed. If only some of a request's keys have arrived, the node replies ``TRYAGAIN``,
+which counts as no reply.
 
-A script hands a lock over to a waiter that is subscribed at the node that runs the script. So a client subscribes at
-each node where it waits, and only then joins a queue there. If the slot moves to another node, a waiter's place in the
-queue moves too. The new node skips the waiter until its next heartbeat, which goes to that node, but the place is not
-lost.
+A script only hands a lock over to a waiter that is subscribed at the same node. So a client subscribes at a node before
+it joins a queue there. If the slot moves to another node, a waiter's place in the queue moves too. The new node skips
+the waiter until it subscribes there with its next heartbeat, but does not remove it.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from multilock_redis.wire import Redirected, pack, refused
 __all__ = ["ClusterBackend"]
 
 T = TypeVar("T")
-HOPS = 5  # redirections of one request; with more of them, the nodes contradict each other
-ASKING = pack("ASKING")  # announces that the next request may be for a slot that is moving to this node
-LOOK_WITHIN = 1.0  # seconds for which a silent node may delay the wake-ups from another node
+HOPS = 5  # redirections of one request; if there are more, the nodes contradict each other
+ASKING = pack("ASKING")  # the next request may then use a slot that is still moving to this node
+LOOK_WITHIN = 1.0  # seconds for which a node that does not reply may delay the wake-ups from another node
 
 
 class ClusterBackend:
@@ -72,10 +71,10 @@ class ClusterBackend:
         for endpoint in inherited:
             endpoint.forget()
         self._now = notices.now
-        # Nodes that did not answer a renewal. Each has a mutex for the one thread that may wait for it (see
+        # Nodes that did not reply to a renewal, each with a mutex: only its holder may wait for the node (see
         # `_renew_at`).
         self._hanging: dict[Address, system.Lock] = {}
-        # ids of all watched claims; no mutex guards them, because each id is added or removed in one atomic step
+        # Ids of all watched claims. The set needs no mutex, because each id is added or removed in one atomic step.
         self._wanted: set[str] = set()
         self._cluster_map = ClusterMap(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)
         self._cluster_map.hand_on = self._hand_on
@@ -110,7 +109,7 @@ class ClusterBackend:
         return self._at(name, lambda node, left: node.inspection.force_release(name, left), within)
 
     def _at(self, name: str, ask: Callable[[Node, float], T], within: float) -> T:
-        """Ask the node that serves this name, and follow its redirections."""
+        """Call ``ask`` with the node that serves this name, and follow redirections."""
         cluster_map, deadline = self._cluster_map, self._now() + within
         address = cluster_map.owner(name, within)
         once = False
@@ -122,7 +121,7 @@ class ClusterBackend:
                 address, once = cluster_map.redirected(address, told), told.once
             except BackendUnavailable as silence:
                 cluster_map.doubt(address)
-                # A node that was asked because of an ASK does not own the slot.
+                # After an ASK, the node that was asked does not own the slot.
                 elsewhere = None if silence.unknown or once else self._taken_over(name, address, deadline)
                 if elsewhere is None:
                     raise
@@ -151,8 +150,8 @@ class ClusterBackend:
         """Renew all leases of one node in one round trip.
 
         If the slot of a lease has moved to another node, the lease is renewed there, and from then on together with the
-        other leases of that node. The node of ``group`` is asked first. So the wait for another node that does not
-        reply cannot let its leases expire.
+        other leases of that node. The node of ``group`` is asked first. So if another node does not reply, the leases
+        of this group do not expire.
         """
         cluster_map, deadline = self._cluster_map, self._now() + within
         answers: list[Granted | BackendUnavailable | None] = [None] * len(held)
@@ -192,9 +191,9 @@ class ClusterBackend:
     ) -> Sequence[Granted | BackendUnavailable | None]:
         """Renew the leases of one node.
 
-        After a lease has moved to another node, the threads that renew its former group send its next renewal to the
-        new node. Once the new node has renewed the lease, the lease belongs to the new node's group. While the new node
-        hangs, only one of these threads may wait for its reply, and only for half of the time left.
+        If a lease has moved to another node, the threads of its former group send its next renewal to that node. Once
+        that node has renewed it, the lease belongs to that node's group. While that node does not reply, only one of
+        these threads may wait for it, and only for half of the time left.
         """
         node, left = self._cluster_map.node(address), deadline - self._now()
         hanging = None
@@ -235,8 +234,8 @@ class ClusterBackend:
             self._cluster_map.node(address).listener.watch(those, deadline - self._now())
 
     def _unwatch(self, claim_id: str) -> None:
-        """Stop watching this claim at every node. If its slot is just moving to another node, that node finds in
-        ``_wanted`` that the claim is no longer watched."""
+        """Stop watching this claim at every node. If its slot is just moving to another node, that node's listener
+        checks ``_wanted`` before it watches the claim."""
         if claim_id in self._wanted:
             self._wanted.discard(claim_id)
             for node in self._cluster_map.known().values():
@@ -248,7 +247,7 @@ class ClusterBackend:
         for name in names:
             some.setdefault(self._cluster_map.owner(name, deadline - self._now()), set()).add(name)
         nodes = self._cluster_map.known() | {address: self._cluster_map.node(address) for address in some}
-        # All nodes are asked even if one returns False, because each node needs its new set of names.
+        # Call every node even if one returns False, because each node needs its new set of names.
         pushed = [
             node.listener.follow(frozenset(some.get(address, ())), deadline - self._now())
             for address, node in nodes.items()
@@ -256,7 +255,7 @@ class ClusterBackend:
         return all(pushed)
 
     def _hand_on(self, address: Address, node: Node, names: set[str]) -> set[str]:
-        """Have these names watched at the nodes that serve them now. The thread of this node's listener calls this.
+        """Watch these names at the nodes that serve them now. The thread of this node's listener calls this.
 
         Returns the names that have not moved, or whose new node does not reply.
         """
@@ -281,7 +280,8 @@ class ClusterBackend:
             except MultilockError:
                 left |= those
                 continue
-            with suppress(MultilockError):  # the other listener now has the names, and reads them until it has a reply
+            # the other listener has the names now, and repeats the read until it has a reply
+            with suppress(MultilockError):
                 listener.take_over(*node.listener.leave(those), self._wanted, LOOK_WITHIN)
         if address not in table.primaries and not node.listener.watches():
             cluster_map.retire(address, node)
@@ -291,7 +291,7 @@ class ClusterBackend:
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         """Ask one primary after the other. A name whose slot is moved meanwhile may be missed."""
-        self._cluster_map.forget()  # a node that is not known yet may have names
+        self._cluster_map.forget()  # a new node may have names
         seen: set[str] = set()
         for _, node in list(self._cluster_map.primaries(within)):
             for info in node.inspection.inspect_all(prefix, within, lambda name: self.inspect(name, within)):

@@ -1,12 +1,11 @@
 """Find the node of a cluster that serves a name. Keep a table of the slots up to date, and a `Node` for each primary.
 
 The table is requested when there is none, and once after each burst of replies that contradict it. A redirection
-contradicts the table. So does silence, because a replica may have taken over from a silent primary.
+contradicts the table. A missing reply does too, because a replica may have replaced the primary.
 
 A node that was cut off from the others still replies, but its table is old. The table's epoch shows its age, because
-the epoch of a cluster grows with each failover. So a table of a lower epoch counts only if the cluster was made anew.
-The cluster counts as made anew if no node that replies has a greater epoch, and most primaries that the table names
-reply with the same epoch.
+the epoch of a cluster grows with each failover. So a table of a lower epoch counts only if the cluster was created
+anew: most primaries in the table reply with its epoch, and no node replies with a greater one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["ClusterMap"]
 
 CLUSTER_SLOTS = pack("CLUSTER", "SLOTS")
 CLUSTER_INFO = pack("CLUSTER", "INFO")
-BURST = 0.1  # seconds; if replies contradict the table within this time of each other, it is requested only once
+BURST = 0.1  # seconds; if several replies contradict the table within this time, it is requested only once
 EPOCH = re.compile(rb"cluster_current_epoch:(\d+)")
 AT_LEAST = 0.02  # the least number of seconds that each node gets for its reply
 
@@ -46,7 +45,7 @@ class ClusterMap:
         notices: Notices,
         replicas: Replicas,
     ) -> None:
-        """No request is sent. A forked child makes its own map, with other endpoints."""
+        """Sends no request. A forked child makes its own map, with other endpoints."""
         self._name = name
         self._seeds = seeds
         self._endpoint_at = endpoint_at
@@ -59,7 +58,7 @@ class ClusterMap:
         self._doubted = False
         self._looked_at = 0.0  # when the table was last requested
         self._looking = system.Lock()  # held by the thread that requests the table
-        self._told: Address | None = None  # the new primary of a moved slot, which is asked first
+        self._told: Address | None = None  # the new primary of a moved slot, which is asked for the table first
         self._silent: set[Address] = set()
         self._nodes: dict[Address, Node] = {}
         self._served: set[Address] = set()  # the primaries of all tables so far; used without a lock
@@ -83,8 +82,8 @@ class ClusterMap:
         """Return the node at this address. If there is none, make it."""
         node = self._nodes.get(address)
         if node is None:
-            # The address may come from an older table. Then the node may be a former primary that does not yet know
-            # that it was replaced.
+            # The address may come from an older table, and the node may not know yet that another primary has replaced
+            # it.
             endpoint = self._endpoint_at(address)
             endpoint.is_left = lambda: self._is_left(address)
             made = Node(endpoint, self._keys, self._notices, self._replicas)
@@ -99,7 +98,7 @@ class ClusterMap:
         return address in self._served and self._table is not None and address not in self._table.primaries
 
     def known(self) -> dict[Address, Node]:
-        """Return the nodes that were asked until now and were not retired."""
+        """Return the nodes that were made and not retired."""
         return dict(self._nodes)
 
     def primaries(self, within: float) -> Iterator[tuple[Address, Node]]:
@@ -129,13 +128,13 @@ class ClusterMap:
     # ---- what replies show
 
     def doubt(self, silent: Address | None = None) -> None:
-        """Have the table requested again at its next use. A node that was ``silent`` is then asked last."""
+        """Request the table again at its next use. The node at ``silent``, which did not reply, is then asked last."""
         if silent:
             self._silent.add(silent)
         self._doubted = True
 
     def forget(self) -> None:
-        """Have the table requested again even if that was done just now, for a caller that needs all nodes."""
+        """Request the table again at its next use, even if it is new. A caller that needs all nodes calls this."""
         self._looked_at = 0.0
         self._doubted = True
 
@@ -152,7 +151,7 @@ class ClusterMap:
             self._told = address
             self.doubt()
         else:
-            self._served.discard(address)  # a slot is being moved to it, so it is a primary again, but in no table yet
+            self._served.discard(address)  # a slot moves to it, so it is a primary, although no table shows that yet
         return address
 
     def retire(self, address: Address, node: Node) -> None:
@@ -181,9 +180,9 @@ class ClusterMap:
     def _look(self, deadline: float) -> None:
         """Ask one node after the other until one replies.
 
-        Each node may take half of the time that is left. A node that was silent before gets an equal share instead, so
-        that time is left to ask the others. If a table is known, half of all the time is kept for the request that
-        needs the table.
+        Each node gets half of the time that is left. A node that did not reply before gets only an equal share, so that
+        time is left for the others. If a table is known, half of all the time is kept for the request that needs the
+        table.
         """
         failures: list[MultilockError] = []
         if self._table is not None:
@@ -231,8 +230,8 @@ class ClusterMap:
             self._believe(epoch, table)
 
     def _nobody_knows(self, failures: list[MultilockError]) -> MultilockError:
-        """Return the error for a cluster that gave no table. If some nodes were silent, a refusal by other nodes does
-        not count, because the silent nodes may reply soon."""
+        """Return the error to raise if no node gave a table. If some nodes did not reply, a refusal by other nodes does
+        not count."""
         rejected = [failed for failed in failures if isinstance(failed, BackendRejected)]
         if rejected and len(rejected) == len(failures):
             return rejected[0]
@@ -244,8 +243,8 @@ class ClusterMap:
     def _candidates(self) -> list[Address]:
         """Return the nodes to ask for the table, the best first.
 
-        The order starts with another node each time, because a node that was cut off replies with an old table. The
-        addresses of the URL come after all addresses of the table: by now they may belong to another cluster.
+        Each call begins with another node, because a node that was cut off replies with an old table. The addresses of
+        the URL come after all addresses of the table: these may belong to another cluster by now.
         """
         learnt: list[Address] = []
         if self._table is not None:
@@ -266,9 +265,9 @@ class ClusterMap:
             table = SlotTable.of(slots, address)
         except ValueError as error:
             raise BackendRejected(f"{address} is not a node of a cluster: {error}", backend="redis") from error
-        if not table.primaries:  # the node was reset or came back empty, and does not know the nodes with the locks
+        if not table.primaries:  # the node was reset, and does not know the nodes with the locks
             raise BackendUnavailable(f"{address} knows no node that serves a slot", unknown=False, backend="redis")
-        # A user may lack the right to ask for the epoch, and a proxy may not know the command.
+        # The epoch may be missing: a user may lack the right to read it, and a proxy may not know the command.
         found = EPOCH.search(info) if isinstance(info, bytes) else None
         return int(found[1]) if found else self._epoch, table
 
@@ -277,8 +276,7 @@ class ClusterMap:
         node = self._nodes.get(address)
         if node is not None and not self._is_left(address):
             return _first_counts(node.connections.exchange([CLUSTER_SLOTS, CLUSTER_INFO], within))
-        # This node is a replica, a former primary, or a node that the URL names differently, so its connection is not
-        # kept.
+        # This address is not one of a known primary, so the connection is not kept.
         deadline = self._now() + within
         endpoint = self._endpoint_at(address)
         try:
@@ -295,13 +293,13 @@ class ClusterMap:
         self._table = table
         gone = [(address, node) for address, node in list(self._nodes.items()) if address not in table.primaries]
         for address, node in gone:
-            node.interrupt()  # the node may be a former primary that has not noticed it, so its replies no longer count
+            node.interrupt()  # the node may not know that it was replaced, so its replies no longer count
             if node.listener.watches():
                 node.listener.doubt()
             else:
                 self.retire(address, node)
         if gone:
-            self._notices.wake(None)  # nobody else would notify claims that waited at these nodes
+            self._notices.wake(None)  # the claims that waited at these nodes must ask the new primary
 
 
 def _first_counts(answers: list[Answer]) -> list[Any]:

@@ -1,5 +1,5 @@
-"""The errors of a connection that cannot be made or that breaks: what the user should change, such as the scheme of a
-URL with or without TLS, a password, or a certificate."""
+"""The errors of a connection that breaks or cannot be made. They say what the user should change: the scheme of the URL
+(with or without TLS), a password, or a certificate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _hint(error: BaseException, where: str) -> str:
         return ""
     if NO_TLS in str(error):
         return f" (this server does not use TLS: write {other_schemes(where)} in the URL)"
-    if "alert" in str(error):  # sent by a server that does use TLS
+    if "alert" in str(error):  # only a server with TLS sends an alert
         return WANTS_CERTIFICATE
     # A Redis without TLS waits for the end of a line, and does not answer the handshake.
     silent = isinstance(error, (TimeoutError, theirs.TimeoutError))
@@ -48,7 +48,8 @@ def _hint(error: BaseException, where: str) -> str:
 def broken_hint(error: Exception, where: str, begun: bytes, heard: bool) -> str:
     """Return the likely cause why a connection broke, to be appended to a message. Returns "" if it is unknown.
 
-    ``begun``: The bytes of a reply that has begun. ``heard``: Whether the server has sent anything on this connection.
+    ``begun`` are the bytes of an incomplete reply. ``heard`` is True if the server has sent anything on this
+    connection.
     """
     if who := who_answered(begun):
         return f" ({who}: {f'the URL is {other_schemes(where)}' if 'TLS' in who else 'it is not Redis'})"
@@ -73,8 +74,8 @@ def other_scheme(scheme: str) -> str:
 
 
 def other_schemes(where: str) -> str:
-    """Return the schemes with TLS for a URL without TLS, or those without TLS for a URL with TLS. If ``where`` does not
-    show which scheme the user wrote, return all that fit."""
+    """Return the schemes with TLS for a URL without TLS, and the reverse. If ``where`` does not show which scheme the
+    user wrote, returns all possible ones."""
     scheme = where.partition("://")[0]
     if "+" in scheme:
         return f"{other_scheme(scheme)}://"

@@ -1,4 +1,4 @@
-"""The connections of a client to one Redis server: a request takes an idle one or makes one; old ones are closed."""
+"""The connections of a client to one Redis server. A request takes an idle connection, or makes a new one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from multilock_redis.transport import Answer, Endpoint, Wire
 
 __all__ = ["Connections"]
 
-# SPARE idle connections are kept even if they are never used. Further idle connections are kept for SPARE_FOR seconds
-# after their last use.
+# SPARE idle connections are kept without a time limit. Further idle connections are kept for SPARE_FOR seconds.
 SPARE = 4
 SPARE_FOR = 60.0
-TEND_EVERY = 5.0  # seconds between two checks for idle connections that are old or were closed by the server
+TEND_EVERY = 5.0  # seconds between two checks for idle connections that must be closed
 
 
 class Connections:
-    """The connections of one client to one server. The connection that was used last is taken first. Any thread may use
+    """The connections of one client to one server. The most recently used connection is taken first. Any thread may use
     this object."""
 
     def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
@@ -29,11 +28,11 @@ class Connections:
         self._now = now
         self._idle: deque[Wire] = deque()  # used without a lock, since its methods are atomic
         self._closed = system.Event()
-        self._tended = False  # whether a thread runs that closes idle connections, as it does while there are many
+        self._tended = False  # whether the thread runs that closes idle connections
         self.tls: ssl.SSLContext | None = None  #: the TLS settings of the newest connection, or None without TLS
 
     def call(self, request: bytes, within: float) -> Answer:
-        """Send one request over an idle or a new connection; return its reply, and when it was sent."""
+        """Send one request over an idle or a new connection. Returns its reply, and when it was sent."""
         wire, left = self._take(within)
         try:
             return wire.call(request, left), wire.used
@@ -50,11 +49,11 @@ class Connections:
 
     @property
     def where(self) -> str:
-        """The server, as messages call it."""
+        """The server's name in messages."""
         return self._endpoint.name
 
     def channel(self, within: float) -> Wire | None:
-        """Return a connection that never blocks, for the caller alone; or None if the server uses TLS."""
+        """Return a non-blocking connection that only the caller uses, or None if the server uses TLS."""
         wire = self._endpoint.connect(within, self._now)
         if wire.never_block():
             return wire
@@ -62,7 +61,7 @@ class Connections:
         return None
 
     def close(self) -> None:
-        """Close idle connections now, and those in use when their requests end."""
+        """Close the idle connections. A connection in use is closed when its request ends."""
         self._closed.set()
         self._endpoint.close()
         self._trim()
@@ -70,8 +69,8 @@ class Connections:
     def _take(self, within: float) -> tuple[Wire, float]:
         """Return a connection, and the seconds that are left of ``within``.
 
-        After a pause of this process there may be no time left. Then this method raises, because the request must not
-        be sent: its claim may have been cancelled so long ago that the servers no longer remember the cancel.
+        If this process was paused, no time may be left. Then the request must not be sent, since the servers may have
+        forgotten that its claim was cancelled. So this raises.
         """
         start = self._now()
         while self._idle:
@@ -101,15 +100,14 @@ class Connections:
                 start_worker(self._tend, "multilock-redis-idle")
 
     def _tend(self) -> None:
-        """Close old connections until at most `SPARE` are idle. A separate thread does this, because after a burst of
-        requests there may be no further request."""
+        """Close old connections until at most `SPARE` are idle. A separate thread runs this."""
         while len(self._idle) > SPARE and not self._closed.wait(TEND_EVERY):
             self._trim()
         self._tended = False
 
     def _trim(self) -> None:
-        """Close the idle connections that were not used for long, or that the server has closed. After `close`, close
-        all idle connections."""
+        """Close the idle connections that are old, or that the server has closed. After `close`, this closes all of
+        them."""
         with suppress(IndexError):  # another thread may just have taken the last connection
             for _ in range(len(self._idle)):
                 wire = self._idle.popleft()

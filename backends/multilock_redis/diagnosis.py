@@ -65,7 +65,7 @@ def diagnose(
 def diagnose_cluster(
     table: SlotTable, nodes: Iterable[tuple[Address, Node]], left: Callable[[], float], replicas: int
 ) -> Iterator[Finding]:
-    """Return the findings about the cluster, then those about each primary, each finding once. ``left`` returns the
+    """Return the findings about the cluster, then those about each primary, without duplicates. ``left`` returns the
     seconds left."""
     found: dict[Finding, list[str]] = {}
     alone: list[str] = []
@@ -94,7 +94,7 @@ def diagnose_cluster(
 
 
 def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], within: float) -> list[Finding]:
-    """Ask each Sentinel of the URL, then each Sentinel that these have named, over one connection each."""
+    """Ask each Sentinel of the URL, then each Sentinel that they have named."""
     deadline = now() + within
     told: list[Told] = []
     findings: list[Finding] = []

@@ -1,5 +1,4 @@
-"""Read the addresses of servers from a URL and its options, or from a client object that the program passed. Every
-scheme of this package uses this module for hosts and ports, the login, the database, and TLS."""
+"""Read the addresses of servers from a URL and its options, or from a client object that the program passed."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
 PRIMARY = re.compile(r"[A-Za-z0-9._-]+")  # the names of a primary that a Sentinel accepts
 FORBIDDEN = "{}*?[]\\"
 TLS = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
-# Settings of a client object that are not copied: `Endpoint` decides these itself, or they belong to the client's own
-# pool.
+# Settings of a client object that are not copied, because `Endpoint` chooses them, or because they concern only the
+# client's pool.
 NOT_TAKEN_OVER = {
     "socket_timeout",
     "socket_connect_timeout",
@@ -98,7 +97,8 @@ def replicas_of(options: Mapping[str, object]) -> Replicas:
 
 
 def tls_settings(options: Mapping[str, object], scheme: str) -> dict[str, Any]:
-    """Return the options of TLS as settings of a connection. Only a scheme with TLS may have these options."""
+    """Return the options of TLS as settings of a connection. Raises `ConfigurationError` if the scheme is without
+    TLS."""
     secure = speaks_tls(scheme)
     files = tls_only(options, scheme, scheme if secure else other_scheme(scheme))
     if files.get("key") and not files.get("cert"):
@@ -106,7 +106,7 @@ def tls_settings(options: Mapping[str, object], scheme: str) -> dict[str, Any]:
     if files:
         tls_context(files)
     settings: dict[str, Any] = {TLS[name]: path for name, path in files.items()}
-    if secure:  # redis-py before 6.0 does not check the host's name by default
+    if secure:  # redis-py before 6.0 does not check host names by default
         verify = verifies(options)
         settings |= {"ssl_check_hostname": verify, "ssl_cert_reqs": "required" if verify else "none"}
     return settings
@@ -116,7 +116,7 @@ def database(options: Mapping[str, object], path: str) -> int:
     """Return the number of the database, from ``db`` or else from the URL's path."""
     found = number(int, options.get("db", path or 0))
     if found is None or found < 0:
-        # The path may be (the rest of) a password, so it is not shown.
+        # The path may be a part of a password, so it is not shown.
         why = "" if "db" in options else ", and a '/' in a password is written %2F"
         raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0{why}")
     return found
@@ -273,8 +273,8 @@ Nodes = tuple[list[Address], Callable[[Address], Endpoint]]
 
 
 def cluster_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Nodes:
-    """Read ``redis+cluster://[user:password@]h1[:port],h2[/0]`` or ``rediss+cluster://…``. The URL names some nodes of
-    the cluster, each of which knows the others."""
+    """Read ``redis+cluster://[user:password@]h1[:port],h2[/0]`` or ``rediss+cluster://…``. The URL need not name all
+    nodes of the cluster."""
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
     if not hosts:
@@ -291,8 +291,8 @@ def cluster_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Node
 
 
 def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -> Nodes:
-    """Return which nodes this ``redis.RedisCluster`` or ``valkey.ValkeyCluster`` knows, and how it connects. The
-    connections of that client are not used."""
+    """Return the nodes that this ``redis.RedisCluster`` or ``valkey.ValkeyCluster`` knows, and how it connects to them.
+    The connections of that client are not used."""
     scheme, _, rest = url.partition("://")
     if not _is(type(client), RedisCluster):
         other = f"{type(client).__module__}.{type(client).__qualname__}"
@@ -310,7 +310,7 @@ def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -
     if speaks_tls(scheme) and not secure:
         raise _without_tls(scheme)
     shown = scheme if secure == speaks_tls(scheme) else other_scheme(scheme)
-    # Replace the cluster client's own connect function, which may ask to read from replicas, by the program's.
+    # The cluster client's connect function may switch to reading from replicas. So use the one that the program gave.
     settings = _settings_of(pool) | {"redis_connect_func": cluster.user_on_connect_func}
     remap: Callable[[tuple[str, int]], tuple[str, int]] = cluster.nodes_manager.address_remap or Address._make
 
@@ -323,7 +323,7 @@ def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -
 def _is(kind: type, redis_s: type) -> bool:
     """Return whether ``kind`` is this class of redis-py, the corresponding class of valkey-py, or a subclass of these.
 
-    valkey-py is a fork of redis-py. The classes of valkey-py are recognised by name, so that it need not be installed.
+    valkey-py is a fork of redis-py. Its classes are recognised by their names, so that it need not be installed.
     """
     module, name = redis_s.__module__.replace("redis", "valkey"), redis_s.__name__.replace("Redis", "Valkey")
     return any(each is redis_s or (each.__module__, each.__name__) == (module, name) for each in kind.__mro__)

@@ -1,5 +1,4 @@
-"""A connection to Redis for an event loop: it sends the requests of `multilock_redis.acquire_release` without a waiting
-thread."""
+"""A connection to Redis for an event loop, which waits for replies without a thread."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ class Channel:
         self.close = wire.close
 
     def attempt(self, claim: Claim, join: bool) -> bool:
-        # A free lock needs no subscription. But the scripts skip a waiter without a subscription, as if it were dead.
-        # So the claim joins the queue only with a subscription.
+        # A free lock needs no subscription. But the scripts skip a waiter that is not subscribed, so without a
+        # subscription the claim does not join the queue.
         ready = self._listener.listening
 
         def understand(answer: Any) -> Granted | Busy | None:
@@ -39,7 +38,7 @@ class Channel:
         return self._wire.begin(self._recipe.to_attempt(claim, join and ready))
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
-        self._listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
+        self._listener.unwatch(claim.id)  # before the request is sent, so that the release does not look like a loss
         self._understand = _returned
         return self._wire.begin(self._recipe.to_release(claim, unsure))
 

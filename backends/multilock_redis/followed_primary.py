@@ -1,16 +1,14 @@
-"""Decide which primary a client follows, from the replies of the Sentinels. This module sends no request and starts no
-thread.
+"""Decide from the replies of the Sentinels which primary a client follows. This module does no I/O.
 
-A reply contains an *epoch*, a number that each failover increases. A greater epoch counts at once: it is enough that
-one Sentinel knows of a failover. A reply with a lower epoch, or with another primary and the same epoch, is doubtful.
-Such a reply may come from a Sentinel that was cut off, from Sentinels that were set up anew, or from Sentinels that an
+A reply contains an *epoch*, a number that each failover increases. A reply with a greater epoch counts at once, even if
+only one Sentinel has sent it. A reply with a lower epoch, or with another primary and the same epoch, is doubtful. Such
+a reply may come from a Sentinel that was cut off, from Sentinels that were set up anew, or from Sentinels that an
 operator pointed to another primary. The client follows such a reply only at the end of a *doubt*. A doubt begins when
-no counted reply names the followed primary, or when a counted reply names another primary with the same epoch. Replies
-to later questions then decide: as many Sentinels as a failover needs must name the new primary, and all Sentinels must
-have replied. If a Sentinel does not reply, the client waits for `COUNTS_FOR` seconds, because that Sentinel may have
-led a failover. The other Sentinels learn of a failover within seconds.
+no counted reply names the followed primary, or when a counted reply names another primary with the same epoch. Then as
+many Sentinels as a failover needs must name the new primary, and all Sentinels must have replied. If a Sentinel does
+not reply, the client waits for `COUNTS_FOR` seconds, because that Sentinel may have led a failover.
 
-A reply counts for `COUNTS_FOR` seconds, but only until its Sentinel reports something else or does not reply.
+A reply counts for `COUNTS_FOR` seconds, or until its Sentinel sends another reply or does not reply.
 tests/models/sentinel.cpp tries every order of events.
 """
 
@@ -38,9 +36,9 @@ class Told(NamedTuple):
     facts: Mapping[str, str]
     id: str  #: the Sentinel's id, which changes when it is set up anew
     others: tuple[Address, ...]  #: the other Sentinels that this Sentinel knows
-    place: Address  #: the address at which the Sentinel was reached; one address may lead to several Sentinels
+    place: Address  # : the address at which the Sentinel was reached; several Sentinels may share an address
     asked_at: float
-    hidden: str = ""  #: the errors, if this Sentinel does not reveal the other Sentinels or its own id
+    hidden: str = ""  # : the errors, if this Sentinel refuses to show its id or the other Sentinels
 
     @property
     def needed(self) -> int:
@@ -49,7 +47,7 @@ class Told(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number of Sentinels, according to this Sentinel."""
+        """The number of Sentinels that this Sentinel knows, itself included."""
         return int(self.facts.get("num-other-sentinels", 0)) + 1
 
     def agrees_with(self, other: Told) -> bool:
@@ -58,13 +56,13 @@ class Told(NamedTuple):
 
 
 class Following:
-    """The counted replies, and the primary that the client follows. The caller admits one thread at a time."""
+    """The counted replies, and the primary that the client follows. Only one thread at a time may use this object."""
 
     def __init__(self, sentinels: int) -> None:
         """``sentinels`` is the number of Sentinels in the URL."""
         self._sentinels = sentinels
         self.told: Told | None = None  #: the last reply that named the followed primary
-        self.look_again = False  #: all Sentinels must be asked now; the thread that reads this flag clears it
+        self.look_again = False  # : whether all Sentinels must be asked now; the thread that reads this flag clears it
         self._answers: list[Told] = []  # one reply for each Sentinel
         self._others: dict[Address, float] = {}  # address of a Sentinel -> when another Sentinel last named it
         self._doubted_at: float | None = None  # when the present doubt began
@@ -72,11 +70,11 @@ class Following:
     def note(self, told: Told, own: bool, now: float) -> bool:
         """Count this reply. Returns True if the client follows the primary that the reply names.
 
-        ``own`` means that only one Sentinel is reached at the address ``told.place``.
+        ``own`` is True if only one Sentinel is reached at the address ``told.place``.
         """
         earlier = [each for each in self._answers if each.id == told.id or (own and each.place == told.place)]
         if any(each.asked_at > told.asked_at for each in earlier):
-            return self._follows(told)  # that Sentinel has already answered a later question
+            return self._follows(told)  # a later reply of that Sentinel was counted already
         self._others |= dict.fromkeys(told.others, now)
         self._others = {place: at for place, at in self._others.items() if now - at < KNOWN_FOR}
         counts = [each for each in self._answers if now - each.asked_at < COUNTS_FOR and each not in earlier]

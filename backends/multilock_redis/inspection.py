@@ -18,7 +18,7 @@ from multilock_redis.wire import Redirected, bulks, pack
 __all__ = ["Inspection"]
 
 SCANNED_AT_ONCE = 1000  # keys that one SCAN visits
-NAMED = 100  # holders that inspect() returns of one name
+NAMED = 100  # the greatest number of holders of a name that inspect() returns
 EPOCH = datetime.fromtimestamp(0, UTC)
 _MARKER = re.compile(rb"#multilock:(r|p(\d+)):\d+")
 
@@ -37,10 +37,11 @@ class Inspection:
     def inspect_all(
         self, prefix: str, within: float, elsewhere: Callable[[str], LockInfo | None] | None = None
     ) -> Iterator[LockInfo]:
-        """Yield the held names. ``elsewhere`` is called with a name that another node of a cluster serves now."""
+        """Yield the held names. ``elsewhere`` returns the holder of a name that another node of a cluster serves
+        now."""
         seen: set[str] = set()  # SCAN may return a key twice
-        # escape() changes the names "." and "..", but not the dots of a longer name. So for these two prefixes scan all
-        # keys.
+        # escape() changes the names "." and "..", but not the dots of a longer name. So scan all keys for these two
+        # prefixes.
         pattern = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)) + "*"
         connections = self._transactions.connections
         cursor = b"0"
@@ -89,10 +90,9 @@ def _info(name: str, text: bytes, token: bytes | None, waiting: int, *rest: Any)
 
 
 def _holder(name: str, owner: bytes, left: int) -> LockInfo:
-    """Return the `LockInfo` of one holder, without a token: among several holders, only the token of the last is
-    known."""
+    """Return the `LockInfo` of one holder, without its token, because the server stores only the newest token."""
     info = parse_owner(owner.removeprefix(RESTS).decode(errors="replace"))
     rests = info.kind is not None and owner.startswith(RESTS)
     until = datetime.now(UTC) + timedelta(milliseconds=max(0, left)) if rests else None
-    remaining = left / 1000 if left >= 0 else None  # negative for a plain client's key without an expiry
+    remaining = left / 1000 if left >= 0 else None  # negative if a plain client's key has no expiry
     return replace(info, name=name, resting_until=until, remaining=remaining)

@@ -2,7 +2,7 @@
 
 ``lock`` contains the owner, and ``token`` the last fencing token. ``queue`` has the waiters in order, and ``live`` the
 deadline of each waiter's place. ``holders`` has the owners of a shared lock. A tombstone, ``gone:<id>``, shows that a
-claim was cancelled, so that the server refuses requests of it that arrive late.
+claim was cancelled. The scripts then refuse late requests of the claim.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ class Keys:
 class Keyspace:
     """The mapping between names and keys, below one prefix.
 
-    In a cluster, a key ``{lock}:x`` is in the same slot as the key ``lock``. No lock has such a key itself, because
+    In a cluster, a key ``{lock}:x`` is in the same slot as the key ``lock``. No lock's own key looks like this, because
     neither an escaped name nor a prefix contains a brace.
     """
 
     def __init__(self, prefix: str, slot_of: Callable[[bytes], int] | None = None) -> None:
-        """``slot_of`` returns the slot of a key. Give it if keys of two slots must not be in one request."""
+        """``slot_of`` returns the slot of a key. It is given for a cluster, where a request may only use keys of one
+        slot."""
         self.prefix = prefix
         self._slot_of = slot_of
         self.in_slots = slot_of is not None
-        # The cache is for names that are taken repeatedly. A renewal of thousands of names would only flush it.
+        # The cache is for names that are acquired repeatedly. Renewals do not use it, because thousands of names would
+        # flush it.
         self.of = lru_cache(maxsize=1024)(self._keys)
 
     def lock(self, name: str) -> bytes:
@@ -56,7 +58,7 @@ class Keyspace:
         return pack("HDEL", b"{%b}:live" % self.lock(name), "")
 
     def slot(self, name: str) -> int:
-        """Return the slot of all keys of this name; always 0 without slots."""
+        """Return the slot of all keys of this name, or 0 if the server has no slots."""
         return self._slot_of(self.lock(name)) if self._slot_of else 0
 
     def name(self, key: bytes) -> str | None:

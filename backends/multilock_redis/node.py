@@ -19,10 +19,8 @@ __all__ = ["Node"]
 
 
 class Node:
-    """The parts of one primary. A method has the promises of the `multilock.backend.Backend` method of the same name.
-
-    A request that needs a single part goes directly to that part.
-    """
+    """The parts of one primary. A method does what the method of `multilock.backend.Backend` with the same name
+    does."""
 
     def __init__(
         self,
@@ -31,11 +29,11 @@ class Node:
         notices: Notices,
         replicas: Replicas | None = None,
     ) -> None:
-        """Make the parts. No request is sent. A forked child makes its own parts."""
+        """Make the parts. Sends no request. A forked child makes its own parts."""
         endpoint.forget()
         self._now = notices.now
         self._endpoint = endpoint
-        self.group = endpoint.name  #: the group of the leases that it grants
+        self.group = endpoint.name  # : the group of the leases at this primary
         self.connections = Connections(endpoint, notices.now)
         transactions = Transactions(self.connections, notices.now)
         self.recipe = Recipe(keys, transactions, endpoint.name, replicas)
@@ -44,8 +42,8 @@ class Node:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self.listener.listening:
-            # A free lock needs no subscription. But the scripts skip a waiter without a subscription, as if it were
-            # dead. So the claim joins the queue only with a subscription.
+            # A free lock needs no subscription. But the scripts skip a waiter that is not subscribed, so the claim
+            # joins the queue only after subscribing.
             deadline = self._now() + within
             answer = self.recipe.attempt(claim, False, within)
             if isinstance(answer, Granted):
@@ -56,17 +54,17 @@ class Node:
 
     def attempt_all(self, claims: Sequence[Claim], within: float) -> list[Granted | Busy | Exception]:
         deadline = self._now() + within
-        self.listener.listen(within)  # listen first, as in `attempt`, because these claims wait or are about to wait
+        self.listener.listen(within)  # these claims will wait, so subscribe first
         return self.recipe.attempt_all(claims, deadline - self._now())
 
     def channel(self, within: float) -> Channel | None:
         if self.recipe.replicas.of_grants:
-            return None  # a channel can send only one request at a time, without a time limit: use a thread instead
+            return None  # a channel cannot send the two requests that replicas= needs, so use a thread
         wire = self.connections.channel(within)
         return Channel(wire, self.recipe, self.listener) if wire else None
 
     def release(self, claim: Claim, unsure: bool, within: float) -> bool:
-        self.listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
+        self.listener.unwatch(claim.id)  # before the request is sent, so that the release does not look like a loss
         return self.recipe.release(claim, unsure, within)
 
     def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
@@ -74,7 +72,7 @@ class Node:
         return self.listener.tracking(names, lambda exchange: self.recipe.renew(held, exchange, within))
 
     def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
-        self.listener.unwatch(claim.id)  # before the request is sent, so that the release is not reported as a loss
+        self.listener.unwatch(claim.id)  # before the request is sent, so that the release does not look like a loss
         return self.recipe.rest(claim, unsure, seconds, within)
 
     def interrupt(self) -> None:

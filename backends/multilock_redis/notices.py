@@ -1,18 +1,17 @@
-"""Receive what the server pushes: wake-ups for waiters, and changes of the keys of names that this client holds or
-observes ("follows").
+"""Receive pushes: wake-ups for waiters, and changes of the keys of names that this client holds or *follows*
+(observes).
 
-This takes two connections. One is the *subscribed connection*, which a thread reads. On the other, the *tracked
-connection*, the server tracks each key that is read after a ``CLIENT CACHING YES`` (``CLIENT TRACKING … REDIRECT …
-OPTIN``). When such a key changes, the server reports it on the subscribed connection, once per read. Renewals use the
-tracked connection as well, because the server does not report changes that this connection makes (``NOLOOP``). A
-renewal reads the renewed keys again, so that they stay tracked. (Without ``OPTIN`` a 7.0 server tracks all keys of a
-script at each read in it: renewing 500 locks took 98 ms instead of 1.1.)
+This takes two connections. A thread reads the *subscribed connection*. The *tracked connection* is for reads: the
+server tracks each key that is read there after a ``CLIENT CACHING YES`` (``CLIENT TRACKING … REDIRECT … OPTIN``). When
+such a key changes, the server reports it on the subscribed connection, once per read. Renewals use the tracked
+connection as well, because the server does not report changes made over it (``NOLOOP``). A renewal also reads the
+renewed keys, so that they stay tracked. (Without ``OPTIN`` a 7.0 server tracks all keys of a script at each read in it:
+renewing 500 locks took 98 ms instead of 1.1.)
 
-Both connections are opened when they are first needed. A program that takes only free locks, and holds them briefly,
-opens neither. Pushes are lost while a connection is broken. So every key is read once after each reconnect. Until then
-waiters find a free name by their heartbeats, and holders find a loss by their renewals. The push of a handover is
-itself the grant, because it contains the time at which the waiter's request was sent (`Recipe.pushed`). Every other
-push is a hint: it makes the waiter or the holder send a request.
+Both connections are opened when they are first needed. Pushes are lost while a connection is broken, so every key is
+read once after each reconnect. Until then waiters find a free name by their heartbeats, and holders find a loss by
+their renewals. The push of a handover is itself the grant (`Recipe.pushed`). Every other push is a hint, which makes
+the waiter or the holder send a request.
 """
 
 from __future__ import annotations
@@ -42,12 +41,13 @@ INVALIDATED = b"__redis__:invalidate"
 PING = pack("PING")
 CACHING = pack("CLIENT", "CACHING", "YES")  # makes the server track the keys of the next command
 READ_AT_ONCE = 500  # keys in one read
-# seconds between two pings over the subscribed connection; if nothing arrives between two pings, the connection counts
-# as dead
+# Seconds between two pings over the subscribed connection. If nothing arrives between two pings, the connection counts
+# as dead.
 TEND_EVERY = 2.0
 RECONNECT_WITHIN = 2.0
-LOOK_WITHIN = 1.0  # seconds for which a silent tracked connection may delay the wake-ups
-FIRST_AGAIN, LONGEST_AGAIN = 5.0, 300.0  # seconds; the pauses before a refused subscription or tracking is tried again
+LOOK_WITHIN = 1.0  # seconds for which a tracked connection without a reply may delay the wake-ups
+# seconds; the first and the longest pause before a refused subscription or tracking is tried again
+FIRST_AGAIN, LONGEST_AGAIN = 5.0, 300.0
 UNTRACKED = "a deleted key is noticed at the next renewal only"
 REDIRECT_ENDED = "you want redirect to does not exist"
 
@@ -76,10 +76,11 @@ class Listener:
         self._notices = notices
         self._now = notices.now
         self._closed = system.Event()
-        self.listening = False  #: whether claims may wait: the server pushes wake-ups, or has refused to push them
+        # : whether claims may wait: True once the server has accepted or refused the subscription
+        self.listening = False
         #: the refused kind of push, "wake-ups" or "changes" -> the consequence, for messages
         self.refused: dict[str, str] = {}
-        # The time of the next try after a refusal, and the seconds from that try to the one after it.
+        # The time of the next try after a refusal, and the pause in seconds after that try.
         self._again_at, self._again_in = 0.0, FIRST_AGAIN
         self._subscription = f"subscription to {endpoint.name}"
         self._tracking = f"tracked connection to {endpoint.name}"
@@ -92,14 +93,12 @@ class Listener:
         self._watched = Watched()
         self._followed: dict[str, object] = {}  # name -> its owner at the last read
         self._elsewhere: set[str] = set()  # watched or followed names to read again, since another node may serve them
-        #: The thread calls this with the names of `_elsewhere`, and with all names after each broken connection. The
-        #: function hands the names that another node serves now to the listener of that node, and returns the remaining
-        #: names. A name at another node is neither free nor lost.
+        #: The thread calls this with the names of `_elsewhere`, and after each reconnect with all names. The function
+        #: hands each name that another node now serves to that node's listener, and returns the remaining names.
         self.hand_on: Callable[[set[str]], set[str]] = _nowhere
 
     def listen(self, within: float) -> None:
-        """Subscribe, unless this client has already subscribed. Without a reply, raises BackendUnavailable (nothing was
-        executed)."""
+        """Subscribe, unless this client has already subscribed. Raises BackendUnavailable if there is no reply."""
         deadline = self._now() + within
         with system.Taking(self._starting, within, lambda: self._silence("subscribing takes too long")):
             if not self.listening and not self._closed.is_set():
@@ -108,7 +107,7 @@ class Listener:
                 self.listening = True
 
     def watch(self, held: Sequence[Held], within: float) -> None:
-        """Report the loss of each of these claims, whether it has happened already or happens later."""
+        """Report when one of these claims is lost, or was already lost."""
         deadline = self._now() + within
         for claim, granted in held:
             self._watched.add(claim.id, claim.name, str(granted.key).encode())
@@ -120,8 +119,8 @@ class Listener:
         self._watched.take(claim_id)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        """From now on, report when the holder of one of these names changes, and stop reporting all other names.
-        Returns False if this server does not push such changes."""
+        """Report when the holder of one of these names changes, and stop reporting all other names. Returns False if
+        this server does not push such changes."""
         deadline = self._now() + within
         unread = object()
         followed = self._followed
@@ -134,12 +133,12 @@ class Listener:
         return "changes" not in self.refused
 
     def tracking(self, names: Collection[str], use: Callable[[Exchange], R]) -> R:
-        """Return ``use(exchange)``. ``exchange`` sends over the tracked connection, so that these names stay tracked.
+        """Return ``use(exchange)``, where ``exchange`` sends requests over the tracked connection, so that these names
+        stay tracked.
 
-        If that connection is in use or down, ``exchange`` sends over another connection. The server then pushes the
-        renewal itself as a change, and the thread reads the keys, which tracks them again. (This is not a context
-        manager, because that would keep the connection's mutex after an interrupt, for as long as somebody keeps the
-        exception.)
+        If that connection is in use or broken, ``exchange`` uses another one. The server then pushes the renewal as a
+        change, and the thread reads the keys, which tracks them again. (A context manager would keep the mutex after an
+        interrupt, as long as the exception is referenced.)
         """
         if self._tracked is None:
             return use(self._connections.exchange)
@@ -151,8 +150,8 @@ class Listener:
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
                 return use(self._connections.exchange)
-            # Each read is compared with all watched claims of the name, also with claims that are not renewed now. This
-            # is necessary because the server pushes no change that is made over this connection.
+            # Compare each read with all watched claims of the name, even with those that are not renewed now, because
+            # the server pushes no change that is made over this connection.
             before = self._before({name for name in names if self._matters(name)})
             reads = self._reads(before, tracked=True)
 
@@ -166,7 +165,7 @@ class Listener:
         finally:
             if taken == [True]:
                 self._using_tracked.release()
-        self._tell(zip(before, owners, strict=False))  # without replies there is nothing to report
+        self._tell(zip(before, owners, strict=False))
         return result
 
     def watches(self) -> bool:
@@ -174,22 +173,22 @@ class Listener:
         return bool(self._watched or self._followed)
 
     def doubt(self) -> None:
-        """Have all names read again soon, because another node may serve them now."""
+        """Read all names again soon, because another node may serve them now."""
         self._elsewhere |= self._names()
 
     def leave(self, names: Collection[str]) -> tuple[Moving, dict[str, object]]:
         """Stop watching and following these names. Returns the watched claims and the followed names, for the
         `take_over` of another node."""
         watched = [(claim_id, name, owner) for name in names for claim_id, owner in self._watched.of_name(name).items()]
-        # a release may just have removed some of these claims
+        # a release may have removed a claim just now
         watched = [each for each in watched if self._watched.take(each[0])]
         followed = {name: owner for name, owner in self._followed.items() if name in names}
         self._followed = {name: owner for name, owner in self._followed.items() if name not in names}
         return watched, followed
 
     def take_over(self, watched: Moving, followed: dict[str, object], wanted: Container[str], within: float) -> None:
-        """Watch claims and follow names that moved here from another node. The `leave` of that node's listener has
-        returned both. ``wanted`` has the ids of the claims that were not released meanwhile."""
+        """Watch the claims and follow the names that another node's `leave` has returned. ``wanted`` has the ids of the
+        claims that were not released meanwhile."""
         deadline = self._now() + within
         for each in watched:
             self._watched.add(*each)
@@ -198,7 +197,7 @@ class Listener:
                 self._watched.take(claim_id)
         self._followed = followed | self._followed
         names = {name for _, name, _ in watched} | followed.keys()
-        self._elsewhere |= names  # the names are read again until there is a reply
+        self._elsewhere |= names  # read until there is a reply
         self.listen(within)
         self._look(names, deadline - self._now())
 
@@ -212,8 +211,7 @@ class Listener:
 
     def _subscribe(self, within: float) -> Wire:
         wire = self._endpoint.connect(within, self._now)
-        # The subscription to wake-ups comes last, because a wake-up may arrive at any time after the reply to it.
-        # Before that reply no message arrives, so the replies are not mixed with messages.
+        # Subscribe to wake-ups last. They may arrive from then on, and must not come between the other replies.
         channels = (INVALIDATED, f"multilock:wake:{self._notices.client}")
         requests = [pack("CLIENT", "ID"), *(pack("SUBSCRIBE", channel) for channel in channels)]
         answers = [answer for answer, _ in wire.exchange(requests, within, pushes=True)]
@@ -235,9 +233,9 @@ class Listener:
         return wire
 
     def _run(self, wire: Wire) -> None:
-        """Read the subscribed connection, and make a new one whenever it breaks, until the client is closed. The thread
-        runs this."""
-        self.listening = True  # set here too, because an interrupt may end listen() before listen() sets it
+        """Read the subscribed connection until the client is closed. Make a new connection whenever it breaks. The
+        thread runs this."""
+        self.listening = True  # an interrupt may have ended listen() before it could set this
         while True:
             again: Wire | None
             try:
@@ -255,21 +253,20 @@ class Listener:
             if again is wire:
                 continue
             wire = again
-            # All pushes since the connection broke are lost, so read every name.
+            # all pushes since the connection broke are lost
             self._notices.wake(None)
             self._notices.changed(None)
             self._look_again(None)
         for connection in (self._subscription, self._tracking):
             self._notices.pushes(connection, None)  # the connection is no longer needed
-        # The thread closes the tracked connection, because close() may find it in use, or not made yet. No tracked
-        # connection is made after this, and no interrupt arrives in this thread.
+        # The thread closes the tracked connection, because close() may find it in use, or not made yet.
         with self._using_tracked:
             if self._tracked is not None:
                 self._tracked.close()
 
     def _ask_again(self, wire: Wire) -> Wire | None:
-        """Make another connection after a refusal, because the server may now allow what it refused. Returns the
-        present connection if that fails.
+        """Make a new connection after a refusal, because the server may now allow the subscription or the tracking.
+        Returns the present connection if no new one can be made.
 
         Returns None if the client was closed.
         """
@@ -297,8 +294,8 @@ class Listener:
             except MultilockError as error:
                 logger.debug("not subscribed again yet: %s", error)
                 self._notices.pushes(self._subscription, str(error), refused=isinstance(error, BackendRejected))
-            # Without a subscription the scripts must not count our waiters as dead, because their requests may still
-            # succeed over other connections. No change is pushed meanwhile either, so read all names.
+            # The scripts must not count our waiters as dead now, because their requests may still succeed over other
+            # connections. No change is pushed meanwhile, so read all names.
             self._recipe.told = False
             self._look_again(None)
             failures += 1
@@ -314,7 +311,7 @@ class Listener:
             while message is not None:  # collect the changes that arrived together, to read their names together
                 heard = True
                 changed |= self._understand(message)
-                # After a wake-up, read nothing more at once: the woken thread needs the interpreter.
+                # After a wake-up read no further message at once, because the woken thread needs the interpreter.
                 message = wire.receive(0.0) if 0 < len(changed) < READ_AT_ONCE else None
             if changed := {name for name in changed if self._matters(name)}:
                 self._look_again(changed)
@@ -344,14 +341,14 @@ class Listener:
     def _understand(self, message: list[Any]) -> set[str]:
         """Notify the claim that this message concerns. Returns the names that may have changed."""
         match message:
-            case [b"message", _, bytes(payload)]:  # checked first, because a waiter waits for this message
+            case [b"message", _, bytes(payload)]:
                 claim_id, granted = self._recipe.pushed(payload)
                 if granted:
                     self._notices.granted(claim_id, granted)
                 else:
                     self._notices.wake(claim_id)
-                # If the server refuses to report changes, force_release wakes the claim of the holder instead. So a
-                # wake-up may mean that the claim is lost.
+                # force_release wakes the holder's claim. If the server refuses to report changes, only this wake-up
+                # shows the loss.
                 if "changes" in self.refused:
                     name = self._watched.name(claim_id)
                     return {name} if name is not None else set()
@@ -377,10 +374,10 @@ class Listener:
                 self._notices.pushes(self._tracking, str(error))
 
     def _look(self, names: Iterable[str] | None, within: float) -> None:
-        """Read the holders of these names, or of all if None, and report the changes. The server then tracks the names,
-        if it can.
+        """Read the holders of these names, or of all if None, and report the changes. The server then tracks these
+        names, if it can.
 
-        If the tracked connection is broken or silent, it is replaced at once, and every name is read.
+        If the tracked connection breaks or gets no reply, it is replaced at once, and every name is read.
         """
         deadline = self._now() + within
         try:
@@ -412,7 +409,7 @@ class Listener:
         requests = self._reads(before, tracked=wire is not None)
         try:
             answers = (wire or self._connections).exchange(requests, deadline - self._now())
-        except BackendRejected as error:  # the connection was refused, not the reads
+        except BackendRejected as error:  # the server refused the connection, not the reads
             raise refused(error) from error
         return list(zip(before, self._owners(answers), strict=True))
 
@@ -430,8 +427,8 @@ class Listener:
     def _reads(self, before: list[Before], *, tracked: bool) -> list[bytes]:
         """Return requests for the owners of these names, followed by a write that changes nothing.
 
-        A replica refuses that write, and the replies of a replica do not count, because it may lag behind or be empty.
-        Without a name a ping replaces the write.
+        A replica refuses that write. Its replies then do not count, because a replica may lag behind or be empty. If
+        there is no name, a ping replaces the write.
         """
         requests = []
         # While a slot is being moved, its node may refuse a request for several keys of the slot.
@@ -463,8 +460,8 @@ class Listener:
                 continue
             message = "its key was deleted or has expired" if owner is None else "its key has another owner"
             for claim_id in [claim_id for claim_id, its_owner in watched.items() if its_owner != owner]:
-                # Only the thread that removes the claim reports it. A release removes its claim before its request is
-                # sent, so that the released lock is not reported as lost.
+                # Only the thread that removes the claim reports its loss. A release removes its claim first, so it is
+                # not reported as a loss.
                 if self._watched.take(claim_id):
                     self._notices.gone(claim_id, LossReason.TAKEN, message)
             followed = self._followed
@@ -485,7 +482,7 @@ class Listener:
             wire.close()
         try:
             wire = self._endpoint.connect(within, self._now)
-        except BackendRejected as error:  # the connection was refused, not the tracking
+        except BackendRejected as error:  # the server refused the connection, not the tracking
             raise refused(error) from error
         track = pack("CLIENT", "TRACKING", "ON", "REDIRECT", subscriber, "OPTIN", "NOLOOP")
         answers = [answer for answer, _ in wire.exchange([track, CACHING], within)]
@@ -518,5 +515,5 @@ class Listener:
 
 
 def _nowhere(names: set[str]) -> set[str]:
-    """Return all names: a server that is not in a cluster has no other nodes."""
+    """Return all names, because a server outside a cluster has no other nodes."""
     return names

@@ -1,18 +1,17 @@
 """The primary whose address comes from Redis Sentinels: ``redis+sentinel://``, or ``rediss+sentinel://`` with TLS.
 
 Sentinels are asked before each connection is made, and the server at the address must confirm that it is the primary.
-That is not enough. After a failover the former primary continues replying on its existing connections until a Sentinel
-demotes it. Until then it would grant locks that the new primary grants as well. (The demotion takes 10 s if an operator
-asked for the failover.) So the client subscribes to one Sentinel, and asks all of them in turn, including those that
-only another Sentinel names. `followed_primary` decides from their replies which primary the client follows. When the
-client begins to follow a new primary, it closes every connection to another server, including those that await a reply.
-Such a reply would come from a former primary.
+But after a failover the former primary still replies on its existing connections until a Sentinel demotes it. Until
+then it would grant locks that the new primary grants as well. (The demotion takes 10 s if an operator asked for the
+failover.) So the client subscribes to one Sentinel, and asks all of them in turn, including those that only another
+Sentinel names. `followed_primary` decides from their replies which primary the client follows. When the client begins
+to follow a new primary, it closes every connection to another server, even if a reply is awaited there: that reply
+would come from a former primary.
 
 The client follows the new primary from its promotion on (``+promoted-slave``). The Sentinel that leads the failover
-sends ``+switch-master``, and describes the new primary, only after the last replica follows the new primary, which may
-take minutes.
+sends ``+switch-master`` only after the last replica follows the new primary, which may take minutes.
 
-A lock that a failover loses is not recovered here: Redis replicates only after it has replied.
+A failover may lose locks, because Redis replicates a write only after its reply.
 """
 
 from __future__ import annotations
@@ -40,9 +39,10 @@ PING = pack("PING")
 MYID = pack("SENTINEL", "MYID")  # available since Redis 6.2
 LISTEN = pack("SUBSCRIBE", "+promoted-slave", "+switch-master")
 ASK_WITHIN = 1.0  # seconds for the reply of a Sentinel to a background thread
-TEND_EVERY = 2.0  # seconds between two questions to the subscribed Sentinel, and between two questions to all others
+# seconds between two questions to the subscribed Sentinel, and between two rounds of questions to all Sentinels
+TEND_EVERY = 2.0
 
-# The errors of a Sentinel, and what to do about them. The login at a Sentinel is separate from the primary's.
+# The errors of a Sentinel, and what the user should do. The login at a Sentinel is separate from the primary's.
 _REMEDIES = {
     "unknown command": "it is not a Sentinel: give redis:// with this address, or the port of a Sentinel, often 26379",
     "NOAUTH": "give sentinel_password=, and sentinel_username= if the Sentinel has users",
@@ -52,18 +52,18 @@ _CHECK_LOGIN = "check sentinel_username= and sentinel_password="
 
 
 class Sentinel(Endpoint):
-    """One Sentinel. Each Sentinel has separate threads for connecting, so that a DNS look-up that hangs does not delay
-    questions to other Sentinels."""
+    """One Sentinel. Each has separate threads for connecting, so that a DNS look-up that hangs does not delay questions
+    to other Sentinels."""
 
     def __init__(
         self, scheme: str, kind: Callable[..., Any], settings: Mapping[str, Any], *, learnt: bool = False
     ) -> None:
-        """``learnt`` means that another Sentinel has named this address, so only one Sentinel is reached there."""
+        """``learnt`` is True if another Sentinel has named this address, so that only one Sentinel is reached there."""
         self._scheme = scheme
         self.place = Address(settings.get("host", "localhost"), settings.get("port", 26379))
         super().__init__(f"{scheme}://{self.place} (a Sentinel)", kind, settings)
         self.learnt = learnt
-        self.reached = self.place  #: the address of the last connection, with the host as a number
+        self.reached = self.place  # : the numeric address of the last connection
         self.silent = False  #: whether this Sentinel did not reply to the last question
 
     def at(self, place: Address) -> Sentinel:
@@ -76,8 +76,7 @@ class Sentinel(Endpoint):
 
 
 class SentinelEndpoint(Endpoint):
-    """The address of the present primary. ``settings`` are the settings of connections to the primary, whatever its
-    address is."""
+    """The address of the present primary. ``settings`` are for connections to any primary."""
 
     def __init__(
         self,
@@ -96,12 +95,12 @@ class SentinelEndpoint(Endpoint):
         self._begin()
 
     def _begin(self) -> None:
-        self._choosing = system.Lock()  # taken only by threads of multilock, which no interrupt reaches
+        self._choosing = system.Lock()  # only threads of multilock take it, and no interrupt reaches these
         self._following = Following(len(self.sentinels))
         self._learnt: dict[Address, Sentinel] = {}
         self._closed = system.Event()
         self._look = system.Event()  # set when all Sentinels must be asked at once, or when the client is closed
-        self._unwatched = [True]  # the thread that pops it starts the threads of `_watch` and `_compare`
+        self._unwatched = [True]  # the caller that pops this item starts the threads of `_watch` and `_compare`
         self._listened_to: Wire | None = None
 
     @property
@@ -110,8 +109,7 @@ class SentinelEndpoint(Endpoint):
         return self._following.told
 
     def everybody(self) -> list[Sentinel]:
-        """Return the Sentinels of the URL, then the Sentinels that these have named, if their addresses are
-        different."""
+        """Return the Sentinels of the URL, then the Sentinels with other addresses that they have named."""
         with self._choosing:
             reached = {each.reached for each in self.sentinels} | {each.place for each in self.sentinels}
             others = [place for place in self._following.others() if place not in reached]
@@ -139,13 +137,12 @@ class SentinelEndpoint(Endpoint):
         deadline = now() + within
         failures: list[MultilockError] = []
         tried: set[str] = set()
-        first = self.told is None  # at first one reply is not enough, if the URL names more Sentinels
+        first = self.told is None  # one reply is not enough at first if the URL names more Sentinels
         asked = list(self.sentinels) if first else self.everybody()
         answered: Sentinel | None = None
         for i, sentinel in enumerate(asked, 1):
             try:
-                # Each Sentinel gets a share of the time, so that a Sentinel that hangs leaves time for the others, and
-                # for the primary.
+                # Each Sentinel gets a share of the time, so that time is left for the others and for the primary.
                 self._consult(sentinel, (deadline - now()) / (len(asked) + 2 - i), now)
                 answered = sentinel
             except MultilockError as error:
@@ -206,8 +203,8 @@ class SentinelEndpoint(Endpoint):
             wire.close()
 
     def _asked_on(self, wire: Wire, sentinel: Sentinel, within: float) -> Told:
-        # During a failover, the reply to MASTER has the new epoch and the former primary's address. So this asks for
-        # the address twice.
+        # During a failover, the reply to MASTER has the new epoch, but the former primary's address. So ask for the
+        # address twice.
         where, describe, others = (
             pack("SENTINEL", question, self.primary) for question in ("GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS")
         )
@@ -264,11 +261,11 @@ class SentinelEndpoint(Endpoint):
         except Exception as error:
             raise not_connected(error, where) from error
         try:
-            # A primary that was paused or cut off does not know that it was replaced. This ROLE only detects a replica.
+            # ROLE only detects a replica. A primary that was paused or cut off does not know that it was replaced.
             role = wire.call(ROLE, max(deadline - now(), 0.001))[0]
             if role != b"master":
                 raise self._silence(f"the Sentinels name {told.primary}, which is still a replica")
-            with self._choosing:  # if another thread changes the primary after this check, it ends this connection
+            with self._choosing:  # another thread that changes the primary after this check ends this connection
                 is_followed = self.told is not None and self.told.primary == told.primary
             if not is_followed:
                 raise self._silence("there was a failover meanwhile")
@@ -388,12 +385,12 @@ class SentinelEndpoint(Endpoint):
         return False
 
     def _heed_on(self, asking: Wire, sentinel: Sentinel, now: Callable[[], float]) -> None:
-        """Ask the Sentinel: its pushes are hints, and only its replies count."""
+        """Ask the Sentinel, because its pushes are only hints."""
         self._heed(self._asked_on(asking, sentinel, ASK_WITHIN), sentinel, now)
 
 
 def _nobody(connection: str, trouble: str | None, *, refused: bool = False) -> None:
-    """Ignore a report before the client is open."""
+    """Ignore a report that comes before the client is open."""
 
 
 def _words(answer: Any) -> list[str]:

@@ -23,7 +23,7 @@ class Address(NamedTuple):
 
 
 class SlotTable:
-    """The slots, each with the primary that serves it (None: no node), and the replicas of each primary."""
+    """The slots, each with the primary that serves it (or None), and the replicas of each primary."""
 
     def __init__(self, owners: list[Address | None], replicas: Mapping[Address, Sequence[Address]]) -> None:
         self._owners = owners
@@ -32,9 +32,9 @@ class SlotTable:
 
     @classmethod
     def of(cls, answer: Iterable[Sequence[Any]], asked: Address) -> SlotTable:
-        """Parse the reply to ``CLUSTER SLOTS``. Raises ValueError if it is not such a reply.
+        """Parse the reply to ``CLUSTER SLOTS``. Raises ValueError if ``answer`` is not such a reply.
 
-        A node that does not know its own host name leaves the name out. The host is then the one that was ``asked``.
+        A node that does not know its own host name leaves the name out. Then the host of ``asked`` is used.
         """
         owners: list[Address | None] = [None] * SLOTS
         replicas: dict[Address, list[Address]] = {}

@@ -1,4 +1,4 @@
-"""The Lua scripts. The server executes each of them completely or not at all.
+"""The Lua scripts.
 
 A script is called by its hash. If the server does not have the script, the script is loaded first.
 """
@@ -32,11 +32,10 @@ __all__ = [
     "Transactions",
 ]
 
-# seconds for which the server keeps a queue after the last request to it; longer than any request keeps a waiter's
-# place
+# Seconds for which the server keeps a queue after the last request to it. This is longer than a waiter keeps its place.
 QUEUE_KEPT = 60.0
 TOKEN_KEPT = 600.0  # seconds for which the server keeps the last token of a name after its last lease
-CLOCKS_WITHIN = 1.0  # seconds by which a client's clock may be off; a greater difference is cut to this
+CLOCKS_WITHIN = 1.0  # seconds by which a client's clock may be wrong; a greater difference is reduced to this
 _NUMBERS = {  # the constants at the beginning of every script
     "LIVENESS_MAX": LIVENESS_MAX,
     "QUEUE_KEPT": QUEUE_KEPT,
@@ -98,14 +97,14 @@ class Transactions:
     def run_all(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
     ) -> list[Answer]:
-        """Send these requests in one round trip, or in two if a script is missing. ``scripts`` are the scripts that the
-        requests call."""
+        """Send these requests in one round trip, or in two if the server lacks a script. ``scripts`` are all scripts
+        that the requests call."""
         return _checked(self.run_each(scripts, requests, exchange, within))
 
     def run_each(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
     ) -> list[Answer]:
-        """Run the scripts as `run_all` does, but return the error of a script in the place of its reply."""
+        """Like `run_all`, but return a script's error in place of its reply."""
         deadline = self.now() + within
         answers = exchange(requests, within)
         if any(isinstance(answer, ScriptMissing) for answer, _ in answers):
@@ -115,13 +114,13 @@ class Transactions:
     def _load_and_run(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, deadline: float
     ) -> list[Answer]:
-        """Load the scripts and repeat the requests, in one round trip. Each reply comes with the time of this second
-        sending."""
+        """Load the scripts and repeat the requests, in one round trip. Each reply comes with the time of the repeated
+        request."""
         loads = [script.load for script in scripts]
         answers = exchange([*loads, *requests], deadline - self.now())
         answers = _clear(answers)
         _checked(answers[: len(loads)])
-        # If a script is missing again, some program flushes the scripts in a loop.
+        # If a script is missing again, a program has flushed the scripts twice.
         forgot = BackendUnavailable("the server forgot the script that it had just loaded", unknown=False)
         return [(forgot if isinstance(it, ScriptMissing) else it, at) for it, at in answers[len(loads) :]]
 

@@ -1,10 +1,9 @@
-"""Requests to one Redis server: blocking, bounded in time, never retried. This module turns foreign exceptions into
-multilock's.
+"""Requests to one Redis server: blocking, bounded in time, never retried. Errors of sockets and of redis-py become
+errors of multilock.
 
 redis-py makes the connections: it handles addresses, TLS, credentials, and the settings of the program's own client.
-After that this module writes and reads on the socket itself. Each acquire and each release is one small request, and
-its reply is one number. Reading these replies through redis-py would take a tenth of the time of an acquire and a
-release.
+Then this module reads and writes on the socket itself, because replies are small, and redis-py would add a tenth to the
+time of an acquire and a release.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ __all__ = ["Answer", "Endpoint", "Wire"]
 Answer = tuple[Any, float]
 """The server's reply (or the exception made of it), and when the request was sent."""
 
-SHORT = 0.05  # seconds; a missing reply to a request with a shorter timeout does not prove the connection dead
-BATCH = 500  # requests of a pipeline that are written at once
-CHUNK = 65536  # bytes that are read at once
+SHORT = 0.05  # seconds; if a request with a shorter timeout gets no reply, other connections are not given up
+BATCH = 500  # requests of a pipeline in one write
+CHUNK = 65536  # bytes in one read
 
-CONNECTING_AT_ONCE = 32  # threads of one client; limited, because a DNS look-up may hang forever
+CONNECTING_AT_ONCE = 32  # threads of one client, since a DNS look-up may hang forever
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-# Retries by redis-py would turn a lock that was won into a refusal. Replies are read as bytes.
+# If redis-py retried an acquire, the retry would find the lock taken by the first try. Replies are read as bytes.
 _WITHOUT_RETRIES = {
     "retry": Retry(NoBackoff(), 0),
     "retry_on_timeout": False,
@@ -46,9 +45,8 @@ _WITHOUT_RETRIES = {
     "decode_responses": False,
     "protocol": 2,
 }
-# From 7.2 on, redis-py searches all installed packages for its own version, once per connection, unless it is given a
-# name to send. That search takes several times as long as connecting does. The name is never sent: see
-# `Endpoint._open_wire`.
+# Without a library name, redis-py from 7.2 on searches all installed packages for its version at each connection. That
+# takes several times as long as connecting. The name is never sent: see `Endpoint._open_wire`.
 _NAMED: dict[str, object] = {}
 with suppress(ImportError):
     from redis.driver_info import DriverInfo
@@ -57,23 +55,22 @@ with suppress(ImportError):
 
 
 class Open(OpenWires["Wire"]):
-    """The open connections, and the servers that were silent."""
+    """The open connections, and the servers that did not reply."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: Server -> when the last request was sent that had no reply in time. If a firewall has dropped one connection,
-        #: it has probably dropped every connection that was idle for as long. So connections that have been idle since
-        #: that request are not used again.
+        #: Server -> when the last request without a reply was sent. A firewall that drops one connection has probably
+        #: dropped all that were idle as long. So a connection that was idle since then is not used again.
         self.silent: dict[str, float] = {}
 
 
 class Wire:
     """One connection, used by one thread at a time.
 
-    A connection closes itself when it breaks, or when a call is interrupted: a reply that arrives later must never be
-    taken for that of another request. A connection that an event loop watches (`never_block`) only sets ``alive`` to
-    False then, and its owner closes it. The loop must stop watching the descriptor first, because the number of a
-    closed descriptor may at once belong to another connection.
+    A connection closes itself when it breaks, or when a call is interrupted: the next request on it could otherwise
+    read the reply to this one. A connection that an event loop watches (`never_block`) only sets ``alive`` to False.
+    Its owner stops watching the descriptor and then closes it, because a new connection may at once get the number of a
+    closed descriptor.
     """
 
     __slots__ = (
@@ -99,21 +96,21 @@ class Wire:
         """Wrap a connection of redis-py, which stays in ``among`` until it is closed."""
         self._connection = connection
         self._open = among
-        self.where = where  #: the server, as messages call it; begins with the URL, without secrets
+        self.where = where  # : the server's name in messages; begins with the URL, without secrets
         self._now = now
         self._sock: socket.socket = connection._sock  # redis-py has no public access to the socket
         self._poll = system.poll()  # select() cannot watch a descriptor above 1023
         self._poll.register(self._sock, system.POLLIN)
         self._timeout = 0.0
-        self._until = 0.0  # the deadline for the rest of a reply that has begun
+        self._until = 0.0  # the deadline of the present reply
         self._buffer = b""  # the bytes that were read
-        self._at = 0  # how many bytes of the buffer were parsed
+        self._at = 0  # number of parsed bytes of the buffer
         self._heard = False  # whether the server has sent anything over this connection
         self._ended = False  # set by `interrupt`
         self._watched = False
         self.alive = True
-        self.used = now()  # when the last request was sent, or the connection was made
-        # However this connection ends, unsent bytes are dropped, and the server is notified at once.
+        self.used = now()  # when the last request was sent; before that, when the connection was made
+        # When this connection is closed, unsent bytes are dropped, and the server is notified at once.
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         among.add(self)
 
@@ -143,9 +140,9 @@ class Wire:
         return answer
 
     def begin(self, request: bytes) -> bool:
-        """Send one request on a non-blocking connection; `finish` reads its reply.
+        """Send one request on a non-blocking connection. `finish` reads the reply.
 
-        Returns False if the request was not sent completely. In that case the connection must be closed.
+        Returns False if the request was not sent completely. The caller must then close the connection.
         """
         try:
             if not self.stale():
@@ -194,9 +191,8 @@ class Wire:
     def never_block(self, *, tls: bool = False) -> bool:
         """Make the connection non-blocking. After that only `begin`, `put` and `finish` may be used.
 
-        Returns False for a TLS connection, which may have to write in order to read. If ``tls`` is True, a TLS
-        connection is made non-blocking as well, but an event loop must not use it. Raises BackendUnavailable if `drop`
-        was called meanwhile.
+        Returns False for a TLS connection, unless ``tls`` is True: an event loop must not use it, because it may have
+        to write in order to read. Raises BackendUnavailable if `drop` was called before.
         """
         if isinstance(self._sock, ssl.SSLSocket) and not tls:
             return False
@@ -214,8 +210,8 @@ class Wire:
         """Send all requests, then read all replies. Instead of an error reply, the result has the exception that `call`
         would raise.
 
-        If more replies arrive than requests were sent, it is unknown which reply belongs to which request, and this
-        raises. If ``pushes`` is True, the server may send pushes after the replies, and surplus messages are allowed.
+        If more replies arrive than requests were sent, this raises, because it is unknown which reply belongs to which
+        request. If ``pushes`` is True, further messages may follow the replies.
         """
         self._until = deadline = self._now() + within
         sent_at: list[float] = []
@@ -267,7 +263,7 @@ class Wire:
 
     @property
     def reached(self) -> tuple[str, int] | None:
-        """The address that the host's name led to, or None if the connection is closed."""
+        """The numeric address of the server, or None if the connection is closed."""
         with suppress(OSError):
             host, port, *_ = self._sock.getpeername()
             return host, port
@@ -276,9 +272,9 @@ class Wire:
     def stale(self) -> bool:
         """Return whether no further request may be sent on this connection.
 
-        One reason is that bytes arrived without a request. Then the server has closed the connection, or has sent a
-        reply twice, and the next request would get that reply. The other reason is that the server was silent on
-        another connection since this one was last used.
+        This is so if bytes arrived without a request: the server has closed the connection, or has sent a reply twice,
+        which the next request would get. It is also so if the server gave no reply on another connection since this one
+        was last used.
         """
         if self._at < len(self._buffer) or self.used < self._open.silent.get(self.where, 0.0):
             return True
@@ -286,11 +282,11 @@ class Wire:
 
     @property
     def unread(self) -> bool:
-        """Whether bytes have arrived that were not parsed yet."""
+        """Whether the buffer has bytes that were not parsed yet."""
         return self._at < len(self._buffer)
 
     def interrupt(self) -> None:
-        """Make every read fail: a read that waits now, and a later read of bytes that have already arrived. Any thread
+        """Make every read fail, even a read that waits now, and a read of bytes that have already arrived. Any thread
         may call this."""
         self._ended = True
         with suppress(OSError):
@@ -309,8 +305,8 @@ class Wire:
     def drop(self) -> None:
         """Close the descriptor, and nothing else, in a forked child.
 
-        The connection belongs to the parent, which continues using it. But if the parent is killed while the child has
-        the descriptor open, the server believes that the parent lives.
+        The parent continues using the connection. If the parent is killed while the child still has the descriptor
+        open, the server does not notice it.
         """
         self.alive = False
         with suppress(OSError):
@@ -339,7 +335,7 @@ class Wire:
             self._took(self._sock.recv(CHUNK))
 
     def _await_rest(self) -> None:
-        """Limit the time for the rest of a reply: all pieces together have the time of one reply."""
+        """Limit the time for the rest of a reply, so that a reply in many pieces does not exceed the timeout."""
         if not self._watched:
             if (left := self._until - self._now()) <= 0:
                 raise TimeoutError("its reply came in pieces, and was not complete in time")
@@ -361,7 +357,7 @@ class Wire:
     def _keep_after(self, answer: object) -> None:
         if not isinstance(answer, (BackendUnavailable, Unclear)):
             return
-        self._end()  # the server's name may lead to another server by now
+        self._end()  # a new connection may reach another server
         if IS_REPLICA in str(answer):
             for wire in self._open:
                 if wire.where == self.where:
@@ -385,13 +381,12 @@ class Endpoint:
         self._settings = settings
         self._open = Open()
         self._dialling = Dialling[Wire]("multilock-redis-connect", CONNECTING_AT_ONCE)
-        #: Returns whether another server has replaced this one. If so, the caller ends all connections to this server.
-        #: The function is also called after each new connection, so that a connection made at that moment is ended as
-        #: well.
+        #: Returns whether another server has replaced this one. It is called after each new connection, so that a
+        #: connection made during the change is ended as well.
         self.is_left: Callable[[], bool] = _never
 
     def close(self) -> None:
-        """Record that no further connection is needed, except to finish work that is under way."""
+        """Record that new connections are needed only to finish work that is under way."""
         self._dialling.close()
 
     def interrupt(self) -> None:
@@ -400,9 +395,9 @@ class Endpoint:
             wire.interrupt()
 
     def forget(self) -> None:
-        """Close the descriptors that were inherited from the parent process, before a client begins.
+        """Close the descriptors that a fork inherited from the parent, before a client begins.
 
-        Without a fork, other threads may close some of these connections at the same time.
+        Without a fork, another thread may close one of these connections at the same time, which does no harm.
         """
         inherited, self._open = self._open, Open()
         for wire in inherited:
@@ -413,10 +408,10 @@ class Endpoint:
         return f"<Endpoint {self.name}>"
 
     def connect(self, within: float, now: Callable[[], float]) -> Wire:
-        """Return a new connection, logged in and on its database, within ``within`` seconds.
+        """Return a new connection, logged in and with its database selected, within ``within`` seconds.
 
         A separate thread connects, because neither a DNS look-up nor a handshake of several round trips has a time
-        limit. If that thread connects too late, the next call returns the connection.
+        limit. A connection that is made too late is returned by the next call.
         """
         within = max(within, 0.001)  # the caller's time may already be over
         outcome = self._dialling.outcome(lambda: self._dial(within, now), within, now)
@@ -427,7 +422,7 @@ class Endpoint:
         raise not_connected(outcome, self.name) from outcome
 
     def _dial(self, within: float, now: Callable[[], float]) -> Wire:
-        """Connect; a separate thread runs this. Raises the exception of redis-py, or a `MultilockError` for the caller
+        """Connect. A separate thread runs this. Raises the exception of redis-py, or a `MultilockError` for the caller
         of `connect`."""
         return self._open_wire(self._class, self._settings, self.name, within, now)
 
@@ -442,7 +437,7 @@ class Endpoint:
         def make() -> Wire:
             limits = {"socket_timeout": within, "socket_connect_timeout": within}
             connection = kind(**{**settings, **_WITHOUT_RETRIES, **_NAMED, **limits})
-            # Without this, redis-py spends two round trips to tell the server which library this is.
+            # Otherwise redis-py spends two round trips to send its library's name.
             connection.driver_info = connection.lib_name = connection.lib_version = None
             connection.connect()
             try:

@@ -9,18 +9,16 @@ __all__ = ["Watched"]
 
 
 class Watched:
-    """Claims, each with its name, and with the owner that is in the name's key as long as this claim holds the name.
+    """Claims, each with its name, and with the owner that the name's key contains as long as this claim holds the name.
 
-    Several claims may share a name. A notification from the server contains a name. The claims are therefore indexed by
-    name, and handling a notification reads only the claims of that name.
+    Several claims may share a name. A push of the server contains a name, so the claims are indexed by name as well.
     """
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}  # claim id -> name; this alone decides what is watched
-        # Name -> claim id -> owner. This mapping has every watched claim. It may also have claims that were removed
-        # just now.
+        self._names: dict[str, str] = {}  # claim id -> name; a claim is watched if and only if it is in here
+        # Name -> claim id -> owner. May contain claims that were just removed.
         self._owners: dict[str, dict[str, bytes]] = {}
-        self._indexing = system.RLock()  # held briefly to change _owners; reentrant, since a finalizer may run inside
+        self._indexing = system.RLock()  # held to change _owners; reentrant, since a finalizer may run inside
 
     def add(self, claim_id: str, name: str, owner: bytes) -> None:
         """Watch a claim."""
@@ -29,8 +27,7 @@ class Watched:
             self._names[claim_id] = name
 
     def take(self, claim_id: str) -> bool:
-        """Remove a claim. Returns False if the claim is not watched. If two threads remove it, only one of them gets
-        True."""
+        """Remove a claim. Returns False if the claim is not watched. If two threads remove it, only one gets True."""
         name = self._names.pop(claim_id, None)
         if name is None:
             return False

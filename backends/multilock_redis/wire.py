@@ -27,7 +27,7 @@ __all__ = [
 IS_LOADING = "it is loading its data"  #: part of every message about a server that loads its data
 IS_REPLICA = "it is a replica"  #: part of every message about a replica
 
-# With these errors nothing was executed, and the server may soon accept the same request.
+# After these errors nothing was executed, and the server may accept the same request soon.
 SILENT = {
     "LOADING": IS_LOADING,
     "BUSY": "it is busy with a script: SCRIPT KILL ends one that has written nothing",
@@ -38,7 +38,7 @@ SILENT = {
     "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write",
 }
 _OF_CLUSTER = "it is a node of a cluster: give redis+cluster://, since redis:// is for a single primary"
-# With these errors nothing was executed either, and repeating the request does not help.
+# After these errors nothing was executed, and repeating the request does not help.
 _REFUSED = {
     "NOAUTH": "give username= and password=",
     "WRONGPASS": "check username= and password=",
@@ -52,14 +52,14 @@ _REFUSED = {
     "DENIED": "it runs in protected mode: see its configuration",
     "ERR": "see the server's message",
 }
-# Only an ERR with one of these words certainly comes from a server that has not executed the request. A proxy also
-# replies ERR, and may have forwarded the request before ("ERR Connection timed out").
+# Only an ERR with one of these words shows that the request was not executed. A proxy that has forwarded the request
+# may reply ERR as well ("ERR Connection timed out").
 _NOTHING_DONE = re.compile(
     r"unknown|subcommand|wrong number|syntax|DB index|support|disabled|allowed|permitted|permission|denied|"
     r"redirect|Protocol error|AUTH|password|NOSCRIPT|compiling",
     re.IGNORECASE,
 )
-# The server sends this, before any request, on a new connection that exceeds its limit.
+# A server sends this text on a new connection that exceeds its limit, without reading a request.
 _FULL = "max number of clients"
 _IN_NO_CLUSTER = "it is not a node of a cluster: give redis://host:port"
 _UNKNOWN = (
@@ -67,9 +67,9 @@ _UNKNOWN = (
 )
 # Before 7.0 a server wraps the error of a command in a script: "ERR Error running script (…): @user_script:3: -OOM …"
 _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
-# If the user lacks a right for a command in a script, the error has one of these texts instead of NOPERM: the first
-# text up to 7.0, the second text since then. Such a script may have written before it failed. These writes expire, and
-# never take the lock.
+# If the user lacks a right for a command in a script, the error has one of these texts instead of NOPERM: the first up
+# to 7.0, the second since then. The script may have written before it failed, but these writes expire, and never take
+# the lock.
 _LACKING = ("The user executing the script can't", "ACL failure in script")
 
 
@@ -77,8 +77,7 @@ _SCHEME = re.compile(r"redis(?=s?(\+[a-z]+)?://)")
 
 
 def spelled(advice: str, where: str) -> str:
-    """Return ``advice``, which names ``redis://``. If ``where`` begins with ``valkey``, as the user's URL does, the
-    advice names ``valkey://`` instead."""
+    """Return ``advice``, with the scheme ``valkey://`` instead of ``redis://`` if ``where`` begins with ``valkey``."""
     return _SCHEME.sub("valkey", advice) if where.startswith("valkey") else advice
 
 
@@ -98,18 +97,17 @@ class Redirected(BackendRejected):
 
 
 class Unclear(BackendRejected):
-    """An ERR that no known server sends. For a request that changes nothing it counts as a refusal. For other requests
-    see `doubted`."""
+    """An ERR that no known server sends. It refuses a request that changes nothing. For other requests see
+    `doubted`."""
 
 
 def doubted(error: Unclear) -> BackendUnavailable:
-    """Return the error to raise for a request that changes something: the outcome of the request is unknown."""
+    """Return the error for a request that may have changed something: its outcome is unknown."""
     return BackendUnavailable(str(error), unknown=True, backend="redis")
 
 
 def refused(error: BackendRejected) -> BackendUnavailable:
-    """Return the result for leases whose renewal was refused while other leases were renewed. ``error``, the refusal,
-    is its cause."""
+    """Return the result for leases whose renewal was refused with ``error``, while other leases were renewed."""
     silence = BackendUnavailable(str(error), unknown=False, backend="redis")
     silence.__cause__ = error
     return silence
@@ -120,7 +118,7 @@ class ScriptMissing(Exception):
 
 
 class Incomplete(Exception):
-    """The rest of this reply has not arrived."""
+    """This reply has not arrived completely."""
 
 
 def bulks(*words: bytes) -> bytes:
@@ -135,8 +133,8 @@ def pack(*words: bytes | str | int) -> bytes:
 
 
 def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
-    """Parse the reply (RESP2) at ``at``. Returns the reply, where an error is an exception, and the position of the
-    next reply.
+    """Parse the reply (RESP2) at ``at``. Returns the reply, and the position of the next one. An error reply is
+    returned as an exception.
 
     Raises `Incomplete`, or ValueError for bytes that no Redis sends.
     """
@@ -170,8 +168,8 @@ def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
 def refusal(text: str, where: str) -> Exception:
     """Return the exception for an error reply.
 
-    An error inside a script after its first write leaves the script half done. Only a bug in a script can cause that.
-    Such an error has none of the words in the tables above, so its outcome is reported as unknown.
+    If a bug makes a script fail after its first write, the error has none of the words in the tables above. So the
+    outcome is reported as unknown.
     """
     word = text.partition(" ")[0]
     if _FULL in text:

@@ -1,11 +1,9 @@
 -- Takes the lock exclusively, or takes and keeps a place in its queue. If the lock is free and nobody waits,
--- acquire_free.lua has already taken it. KEYS 6: tombstone of this id.
--- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be notified), 1: may take
--- a free lock past the queue, echo (empty: a push is only a hint).
--- Returns the token: held for ttl from now. {pttl, rank}: not held (pttl -1: the holder's lock has no end; rank -1: not
--- queued). {-2, -1}: this id was cancelled.
--- Invariant: the same request may arrive any number of times, early, late, or after its cancel, and changes only what
--- its reply reports. So the first call, a heartbeat, a confirmation and a repeated request all follow one rule.
+-- acquire_free.lua has already taken it. KEYS 6: tombstone of this id. ARGV: owner, ttl ms, liveness as a waiter in ms
+-- (0: do not join; below 0: its client cannot be notified), 1: may take a free lock past the queue, echo (empty: a push
+-- is only a hint). Returns the token: held for ttl from now. {pttl, rank}: not held (pttl -1: the holder's lock has no
+-- end; rank -1: not queued). {-2, -1}: this id was cancelled. Invariant: the same request may arrive any number of
+-- times, early, late, or after its cancel, and changes only what its reply reports.
 
 local owner, ttl, wait, barge = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 

@@ -3,26 +3,25 @@
 --
 -- The lock contains the owner that holds it exclusively, or a marker, `#multilock:<mode>:<generation>`, while it is
 -- shared in a mode: `r` (readers) or `p<n>` (n permits). The holders of a shared lock are in `holders`, each with the
--- end of its own lease. `holders` counts under a marker only, and is deleted before a marker is made. Otherwise a
--- holder from before an operator deleted the marker would get the name back.
+-- end of its own lease. `holders` counts under a marker only, and is deleted before a marker is made: if an operator
+-- has deleted the marker, the former holders must not get the name back.
 --
--- The push of a hand-over is a grant for as long as the waiter's own request allows. The waiter sends its time of
--- sending (`echo`). It is stored beside the deadline that this very request set, and returned with the push. The server
--- never reads it.
+-- The push of a hand-over is a grant. How long it is valid depends on when the waiter's request was sent. So the
+-- request contains this time (`echo`), which is stored beside the deadline that the same request set, and returned with
+-- the push. The scripts never interpret it.
 --
--- Invariant: all holders fit together. A waiter that is alive and listens is never overtaken, whatever it wants. A dead
--- waiter costs others no more than the rest of its own deadline.
+-- Invariant: all holders fit together. A waiter that is alive and listens is never overtaken. A dead waiter delays
+-- others only until its own deadline.
 
-local LOOKED_AT = 100 -- waiters that do not listen, in one script: they occupy the server for about a millisecond
--- Waiters that are given a shared lock in one script, for the same reason. Their confirmations go on with the next.
+local LOOKED_AT = 100  -- waiters that do not listen, for one script: so many occupy the server for about a millisecond
+-- Waiters that get a shared lock in one script. Their confirmations give the lock to the next waiters.
 local GIVEN = 64
 
--- Takes a place at the end of the queue, or keeps the present one. `wait` is for how long. Below 0 its client's
+-- Takes a place at the end of the queue, or keeps the present one, for `wait` ms. If `wait` is below 0, the client's
 -- subscription was refused (`q`), so it does not matter that it does not listen. `echo` is empty if a push is only a
--- hint. `ticket` is the place that the client requests on several servers alike, in µs of its own clock; nil: at the
--- end.
+-- hint. `ticket` is the same place on several servers, in µs of the client's clock; nil: at the end.
 local function join(owner, mode, wait, echo, ticket)
-  -- A claim with a place keeps it even if the memory is full: after this write, nothing is refused for that reason.
+  -- A claim keeps its place even if the memory is full: after this write, no other write is refused for that reason.
   if redis.call('ZSCORE', KEYS[2], owner) then
     redis.call('PEXPIRE', KEYS[2], QUEUE_KEPT)
   end
@@ -36,8 +35,8 @@ local function join(owner, mode, wait, echo, ticket)
     ticket = now_us
   end
   -- The first write decides: if the memory is full or a right is missing, it is refused, and nothing is left behind. A
-  -- refusal after it must not leave a key without an end. One write sets both values: an echo beside the deadline of
-  -- another request would allow too much.
+  -- later refusal must not leave a key without an expiry. One write sets deadline and echo, because an echo with the
+  -- deadline of another request could make the grant too long.
   local deadline = string.format('%s:%.0f%s', mode, now + math.abs(wait), wait < 0 and 'q' or '')
   if echo ~= '' then
     deadline = deadline .. ':' .. echo
@@ -46,7 +45,7 @@ local function join(owner, mode, wait, echo, ticket)
   local ends = redis.pcall('PEXPIRE', KEYS[3], QUEUE_KEPT)
   if type(ends) == 'table' then
     redis.call('HDEL', KEYS[3], owner)
-    redis.call('PEXPIRE', KEYS[3], QUEUE_KEPT) -- refused again, and raised
+    redis.call('PEXPIRE', KEYS[3], QUEUE_KEPT)  -- is refused again, and raises the error
   end
   redis.call('ZADD', KEYS[2], 'NX', ticket, owner)
   redis.call('PEXPIRE', KEYS[2], QUEUE_KEPT)
@@ -63,8 +62,8 @@ local function channel_of(owner)
   return id, client and 'multilock:wake:' .. client
 end
 
--- Notifies the client of this owner to look again. With a token it is a grant, and `text` is then the lock's text. If
--- the server refuses to publish, that must not abort a half-done script: the waiter's timer wakes it.
+-- Notifies the client of this owner to ask again. With a token the push is a grant, and `text` is the lock's text. If
+-- the server refuses to publish, the script must continue: the waiter's timer wakes it.
 local function wake(owner, echo, token, text)
   local id, channel = channel_of(owner)
   if id then
@@ -72,8 +71,8 @@ local function wake(owner, echo, token, text)
   end
 end
 
--- False only if certainly nobody listens for this owner: its process is dead, or is just reconnecting. The result of
--- PUBLISH would not do, since it counts every monitor that is subscribed to a pattern. A refusal is no proof.
+-- False only if certainly no client listens for this owner: its process is dead, or is just reconnecting. The result of
+-- PUBLISH does not show this, since it also counts subscriptions to patterns. If the server refuses, this is true.
 local function listens(owner)
   local _, channel = channel_of(owner)
   return not channel or redis.pcall('PUBSUB', 'NUMSUB', channel)[2] ~= 0
@@ -123,8 +122,8 @@ local function other_number(mode, text)
   return shared and shared ~= mode and string.match(shared .. mode, '^p(%d+)p')
 end
 
--- Makes the marker and the holders live for at least `ttl`. If they must be extended, then by half as much again.
--- Otherwise each acquire and each renewal would change the lock, and the change is pushed to all its holders.
+-- Makes the marker and the holders live for at least `ttl`. It extends them to 1.5 `ttl`, and thus rarely, because each
+-- change of the lock is pushed to all its holders.
 local function put_off(ttl)
   if redis.call('PTTL', KEYS[1]) < ttl then
     redis.call('PEXPIRE', KEYS[1], math.ceil(ttl * 1.5))
@@ -132,8 +131,8 @@ local function put_off(ttl)
   end
 end
 
--- Makes this owner a holder of the shared lock, for ttl from now. Returns the text that the lock then has and, with a
--- new marker, the token that was issued.
+-- Makes this owner a holder of the shared lock, for ttl from now. Returns the new text of the lock and, with a new
+-- marker, the token that was issued.
 local function share(owner, mode, text, ttl)
   local now_us, now = clock()
   if text then
@@ -145,19 +144,18 @@ local function share(owner, mode, text, ttl)
   text = string.format('#multilock:%s:%.0f', mode, token)
   redis.call('SET', KEYS[1], text, 'PX', math.ceil(ttl * 1.5))
   redis.call('DEL', KEYS[5])
-  redis.call('PEXPIRE', KEYS[5], ttl) -- a missing right shows here, before there is a key without an end
+  redis.call('PEXPIRE', KEYS[5], ttl)  -- fails here if a right is missing, before there is a key without an expiry
   redis.call('ZADD', KEYS[5], now + ttl, owner)
   redis.call('PEXPIRE', KEYS[5], math.ceil(ttl * 1.5))
   return text, token
 end
 
--- Gives the lock to the first waiters that are alive and listen, in order, as many as fit its text. Returns the text
--- that it has then, and whether `me` is next: it comes before every other such waiter, or there is none. A waiter that
--- does not listen keeps its place. If not all of these could be looked at, it is unknown who is next; then nobody is,
--- until one of their deadlines is over.
--- A push is never taken back. So it is sent last, when everything is written. It is never sent to a waiter that is
--- skipped, which might receive it all the same: a replica passes on a push to which nobody is subscribed here.
--- Of many waiters that get a shared lock the last one has to ask. With its confirmation it goes on with the next ones.
+-- Gives the lock to the first waiters that are alive and listen, in order, as many as fit its text. Returns the new
+-- text, and whether `me` is next: no other such waiter comes before it. A waiter that does not listen keeps its place.
+-- If there are too many of these for one script, it is unknown which waiter is next. Then none is, until one of their
+-- deadlines is over. A push is never taken back. So it is sent last, when everything is written. It is never sent to a
+-- waiter that is skipped, because such a waiter may receive it through a replica. If many waiters get a shared lock,
+-- the last of them gets only a hint. Its next request gives the lock to the next waiters.
 local function pass(me, text)
   local now_us, now = clock()
   local skipped, given = 0, 0
@@ -169,8 +167,8 @@ local function pass(me, text)
     local live = redis.call('HGET', KEYS[3], head)
     local mode, till, quiet, echo = string.match(live or '', '^(%l%d*):(%d+)(q?)(.*)$')
     local left = till and till - now or 0
-    -- No request keeps a place for longer, so a deadline further away was written before the clock was stepped back. It
-    -- would keep a dead waiter's place, or give it the lock, for that long.
+    -- No request keeps a place for longer, so a later deadline was written before the clock was stepped back. It would
+    -- keep a dead waiter's place, or lease, for too long.
     if left > LIVENESS_MAX then
       left = LIVENESS_MAX
       redis.call('HSET', KEYS[3], head, string.format('%s:%.0f%s%s', mode, now + left, quiet, echo))
@@ -181,7 +179,7 @@ local function pass(me, text)
       skipped = skipped + 1
     elseif not fits(mode, text) then
       if other_number(mode, text) then
-        wake(head) -- so that it is refused now: until then it keeps out all behind it
+        wake(head)  -- so that it asks and is refused, because it blocks all waiters behind it
       end
       return text, false
     else
@@ -209,9 +207,9 @@ local function pass(me, text)
   return text, false
 end
 
--- The reply to a claim that has to wait: in how many ms the lock's present text can end by itself (-1: never), and the
--- claim's rank (-1: not queued). If it waits for one of equally many permits, the holder that ends first counts,
--- otherwise the one that ends last.
+-- The reply to a claim that must wait: in how many ms the lock can end by itself (-1: never), and the claim's rank (-1:
+-- not queued). If the claim waits for one of equally many permits, the lease that ends first counts, otherwise the
+-- lease that ends last.
 local function busy(owner, mode, text)
   local left
   local shared = shared_as(text)

@@ -1,5 +1,5 @@
--- The beginning of release, for an exclusive lock for which nobody waits. It comes before the functions of the queue
--- are even defined.
+-- The beginning of release, for an exclusive lock for which nobody waits. This part runs before the functions of the
+-- queue are defined, which saves time.
 
 local text = redis.call('GET', KEYS[1])
 local queue = redis.call('EXISTS', KEYS[2]) == 1

@@ -1,6 +1,6 @@
 -- Extends shared locks. KEYS: lock, token, holders of each; ARGV: owner, ttl ms of each. Returns 1 or 0 (no longer the
--- owner's) for each.
--- Invariant: as renew. A lease that has ended is not extended, nor is one that was not granted under this marker.
+-- owner's) for each. Invariant: as renew. A lease that has ended, or that was granted under another marker, is not
+-- extended.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,18 +1,16 @@
--- Lets the name, or the owner's permit, rest: it is nobody's, and taken until an end by the server's own clock. KEYS 6:
--- tombstone of this id.
--- ARGV: owner, lifetime of the tombstone in ms (0: every request of this id was answered), what is left of the rest in
--- ms, prefix of the owner of what rests.
--- Returns 1: it was this owner's until now; 0: it was not, and this was a release.
--- Invariant: what rests has an owner that no request of any id names, so nobody renews, takes or releases it. If this
--- is sent again or executed late, it can only end the rest earlier. A waiter keeps its place, and gets the name when
--- the rest is over, as when a holder's lease ends.
+-- Lets the name, or the owner's permit, rest: nobody holds it, but it stays taken until a time of the server's clock.
+-- KEYS 6: tombstone of this id. ARGV: owner, lifetime of the tombstone in ms (0: every request of this id was
+-- answered), length of the rest in ms, prefix of a resting owner. Returns 1: it was this owner's until now; 0: it was
+-- not, and this was a release. Invariant: no request names a resting owner, so nobody renews, takes or releases its
+-- lock. If this request is sent again or executed late, it can only end the rest earlier. A waiter keeps its place, and
+-- gets the name when the rest is over, as when a holder's lease ends.
 
 local owner, tomb, left, resting = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] .. ARGV[1]
 
 local text = redis.call('GET', KEYS[1])
 local held, again = text == owner, text == resting
 if held then
-  -- The first write is one that a full memory does not refuse; then it cannot refuse the others either.
+  -- A full memory does not refuse this first write, and then refuses no later write.
   redis.call('PEXPIRE', KEYS[1], left)
   redis.call('SET', KEYS[1], resting, 'PX', left)
 elseif again then
@@ -23,7 +21,7 @@ elseif shared_as(text) then
   forget_ended()
   local _, now = clock()
   local ends = redis.call('ZSCORE', KEYS[5], resting)
-  -- The resting owner is added before the old one leaves: the set's end would go with its last member.
+  -- Add the resting owner before the old one leaves: with its last member, the set would lose its expiry.
   held, again = redis.call('ZSCORE', KEYS[5], owner), ends
   if held or again and now + left < tonumber(ends) then
     redis.call('ZADD', KEYS[5], now + left, resting)
@@ -34,9 +32,10 @@ elseif shared_as(text) then
 end
 if held then
   if redis.call('PTTL', KEYS[4]) < left + TOKEN_KEPT then
-    redis.call('PEXPIRE', KEYS[4], left + TOKEN_KEPT) -- otherwise the tokens would start again after a long rest
+    -- keep the last token, so that tokens grow even after a long rest
+    redis.call('PEXPIRE', KEYS[4], left + TOKEN_KEPT)
   end
-  -- The next waiters learn in this way when the rest ends.
+  -- The next waiters ask, and learn when the rest ends.
   for _, waiter in ipairs(redis.call('ZRANGE', KEYS[2], 0, 2)) do
     wake(waiter)
   end

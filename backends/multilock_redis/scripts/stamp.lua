@@ -1,6 +1,6 @@
 -- Common head of the scripts that can admit a claim to a lock on several servers (Redlock). KEYS 4: token. The last of
--- ARGV: the stamp that the client proposes, in µs of its wall clock or more.
--- Invariant: whenever a claim is admitted, its stamp is greater than every earlier stamp of this name on this server.
+-- ARGV: the stamp that the client proposes, in µs: the time of its wall clock, or later. Invariant: whenever a claim is
+-- admitted, its stamp is greater than every earlier stamp of this name on this server.
 
 local NEAR = 1000 * CLOCKS_WITHIN -- µs
 
@@ -15,8 +15,8 @@ local function near(number, now_us)
   return math.min(math.max(number, now_us - NEAR), now_us + NEAR)
 end
 
--- The key outlives the instant that the stamp names by ten minutes. So a stamp ahead of the clock is remembered until
--- the clock has passed it.
+-- The key is kept until ten minutes after the time of the stamp. So a stamp ahead of the clock is remembered until the
+-- clock has passed it.
 local function keep(stamp, now)
   redis.call('SET', KEYS[4], stamp, 'PX', math.max(math.ceil(stamp / 1000) - now, 0) + TOKEN_KEPT)
   return stamp

@@ -1,17 +1,16 @@
 -- As acquire.lua, for a client that asks several servers for one exclusive lock (Redlock). KEYS 6: tombstone of this
--- id.
--- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be notified), mode, echo
--- (empty: a push is only a hint), ticket, age µs, proposed stamp. The modes: 0: ask; 1: ask, past the queue; 2: give
--- way to claims that came earlier, even if this claim has the lock; 3: as 0, and if it has the lock, raise its stamp to
--- the proposed one; 4: as 3, for a holder whose token that is.
--- Returns the stamp: held for ttl from now. {pttl, rank, newest stamp}: not held (pttl -1: the holder's lock has no
--- end; rank -1: not queued). {-2, -1, 0}: this id was cancelled.
--- Invariant: as acquire.lua. A claim that has the lock and asks again keeps its stamp, unless it asks to raise it.
+-- id. ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be notified), mode,
+-- echo (empty: a push is only a hint), ticket, age µs, proposed stamp. The modes: 0: ask; 1: ask, past the queue; 2:
+-- give way to claims that came earlier, even if this claim has the lock; 3: as 0, and if this claim has the lock, raise
+-- its stamp to the proposed one; 4: as 3, and the proposed stamp is the token of this holder. Returns the stamp: held
+-- for ttl from now. {pttl, rank, newest stamp}: not held (pttl -1: the holder's lock has no end; rank -1: not queued).
+-- {-2, -1, 0}: this id was cancelled. Invariant: as acquire.lua. A claim that has the lock and asks again keeps its
+-- stamp, unless it asks to raise it.
 
 local owner, ttl, wait, mode = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 
--- The claim's place is when it called, by its client's clock. If that clock is wrong, its age counts alone: the place
--- is then now, less the age. In this way all servers give it nearly the same place.
+-- The claim's place is the time of its call by its client's clock. If that clock is wrong, the place is the present
+-- time minus the claim's age. So all servers give it nearly the same place.
 local function stand()
   local now_us = clock()
   local ticket, age = tonumber(ARGV[6]), tonumber(ARGV[7])

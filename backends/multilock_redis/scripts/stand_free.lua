@@ -1,5 +1,5 @@
--- The beginning of stand, for a lock that is free and for which nobody waits. It comes before the functions of the
--- queue are even defined.
+-- The beginning of stand, for a lock that is free and for which nobody waits. This part runs before the functions of
+-- the queue are defined, which saves time.
 
 local function take()
   local stamp

@@ -8,8 +8,8 @@ local function clock()
   return now_us, math.floor(now_us / 1000)
 end
 
--- Raises an error on a replica, and changes nothing. A replica may lag behind, or be empty, so no server may say "no"
--- that cannot write. Other reasons to refuse a write, such as a full disk, do not matter here.
+-- Raises an error on a replica, and changes nothing. A replica may lag behind, so a server that cannot write must not
+-- refuse a claim. Other reasons to refuse a write, such as a full disk, do not matter here.
 local function primary_only()
   local wrote = redis.pcall('HDEL', KEYS[3], '')
   if type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true) then
@@ -17,9 +17,8 @@ local function primary_only()
   end
 end
 
--- Issues a token greater than every earlier one. The key outlives the instant that the token names by ten minutes. So a
--- token ahead of the clock (which was stepped back) is remembered until the clock has passed it. If a lease of `ttl`
--- ends later than that, the key outlives that end by as much.
+-- Issues a token greater than every earlier one. The key is kept until ten minutes and `ttl` after the time of the
+-- token. So a token ahead of the clock (which was stepped back) is remembered until the clock has passed it.
 local function next_token(now_us, now, ttl)
   local last = redis.call('GET', KEYS[4])
   local token = now_us

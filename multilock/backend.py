@@ -205,8 +205,8 @@ class Backend(Protocol):
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         """Start to report, by `Notices.gone`, when one of these claims stops holding its name, or has stopped already.
 
-        The kernel calls it once for each lease, 0.25 s after its grant. A backend without push does nothing. `release`
-        ends the watch for its own claim only: several claims of one client may hold one name.
+        The kernel calls this once for each lease, 0.25 s after its grant. A backend without push does nothing.
+        `release` ends the watch for its own claim only: several claims of one client may hold one name.
         """
 
     def follow(self, names: frozenset[str], within: float) -> bool:
@@ -230,11 +230,10 @@ class Backend(Protocol):
         """Return a finding for each thing at this server that weakens the lock, with a remedy."""
 
     def ping(self, within: float) -> None:
-        """Send a request, and return when the server has replied. Raises as any method of `Backend` if there is no
-        usable reply."""
+        """Send a request, and return when the server has replied."""
 
     def close(self) -> None:
-        """End connections and threads. When the kernel calls this, it holds no claim. Never raises, and does not wait
+        """End connections and threads. The kernel calls this when it holds no claim. Never raises, and does not wait
         for a server."""
 
 
@@ -275,8 +274,8 @@ class Lingers(Protocol):
         """Read the replies that came between two requests. Returns False if the channel is not usable any longer."""
 
     def look_in(self) -> float | None:
-        """Return the seconds after which to call `answer` (between requests: `idle`) although no data arrived, or
-        None."""
+        """Return after how many seconds to call `answer` (between requests: `idle`) even if no data has arrived.
+        Returns None if there is no need."""
 
 
 @runtime_checkable
@@ -284,7 +283,7 @@ class OpensChannels(Protocol):
     """Optional method of a `Backend` whose requests are small writes to a socket: asyncio then needs no thread."""
 
     def channel(self, within: float) -> Channel | None:
-        """Return a new, connected channel; None if this server cannot have one. Raises as any method of `Backend`."""
+        """Return a new, connected channel; None if this server cannot have one. Raises the errors of `Backend`."""
 
 
 @runtime_checkable
@@ -351,7 +350,8 @@ class FindsTheDead(Protocol):
 
     def works_in_children(self) -> None:
         """From now on free the names of this process only when their ttl ends, not when the process ends. Called if
-        other processes work under the leases of this process, because those may outlive it for a moment."""
+        other processes work under the leases of this process, because those processes may outlive this one for a
+        moment."""
 
 
 def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:

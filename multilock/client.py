@@ -326,8 +326,8 @@ class Client(ForWith, ClientOfAFace):
         The locks are taken one after the other, in an order that is the same for every caller. So two callers never
         deadlock. The ``timeout`` of acquire() covers all of them.
 
-        The lease is held as long as each of its ``leases`` is. If one of them is lost, ``on_lost`` is called once. The
-        other locks are kept until the release or the end of ``with``, but at most for one ttl, because the work may
+        The lease is held as long as each of its ``leases`` is held. If one of them is lost, ``on_lost`` is called once.
+        The other locks are kept until the release or the end of ``with``, but at most for one ttl, because the work may
         continue until then. The lease has no token of its own: use ``lease.leases[i].fence()``. The ``leases`` are
         sorted by key.
 

@@ -33,7 +33,7 @@ LIMIT = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', %s,
 # next one has no id yet, and this statement returns no row.
 STILL_OPEN = "SELECT 1 WHERE pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
 # Several transactions of one holder may be open at once, so the row of a token that is already stored is locked FOR
-# SHARE. Before that comes a shared advisory lock, so that a newer holder can keep others from sharing the row
+# SHARE. The statement first takes a shared advisory lock, so that a newer holder can keep others from sharing the row
 # (`ALONE`).
 SAME = (
     "SELECT pg_catalog.pg_advisory_xact_lock_shared(pg_catalog.hashtextextended(name, 1)) FROM multilock_fence "
@@ -122,9 +122,9 @@ def guard(
     * ``guard(connection, lease)`` is for a lease of any backend, and a database with the table ``multilock_fence``:
       PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and transactions
       of older leases are refused. Meanwhile others can still acquire the lock. So call this function in each
-      transaction that reads or writes the protected data, before reading what the writes depend on. In REPEATABLE READ
-      and SERIALIZABLE it must be the first statement of the transaction. If an older lease has written meanwhile, the
-      server reports a serialization failure: roll back, begin again.
+      transaction that reads or writes the protected data, before it reads data on which the writes depend. In
+      REPEATABLE READ and SERIALIZABLE it must be the first statement of the transaction. If an older lease has written
+      meanwhile, the server reports a serialization failure: roll back, begin again.
 
     ``idle_limit`` is as for `Lease.guard`. Raises LockLost if the lease is over, or if a newer lease has written: then
     roll back. Raises ConfigurationError if no transaction is open, or if guard() does not know this kind of connection.
@@ -151,7 +151,7 @@ def guard_lease(lease: AnyHeld, connection: Any, idle_limit: float | None) -> No
 async def guard_lease_async(lease: AnyHeld, connection: Any, idle_limit: float | None) -> None:
     """Implement `AsyncLease.guard`."""
     for sql, key, token, name in _rows_of(lease):
-        # A connection of SQLAlchemy, which runs a function on its blocking connection.
+        # An AsyncConnection of SQLAlchemy runs a function on its blocking connection.
         if hasattr(connection, "run_sync"):
             await connection.run_sync(
                 lambda blocking, *row: _lock_row(_session(blocking), *row), sql, key, token, name, idle_limit
@@ -241,7 +241,7 @@ def _lost(name: str) -> LockLost:
 
 def _raise_tokens(session: Session, lease: AnyHeld, idle_limit: float | None) -> None:
     """Raise the stored tokens to those of this lease."""
-    lease.check()  # as a whole, for the reason given in `_rows_of`
+    lease.check()  # the lease is checked as a whole, for the reason given in `_rows_of`
     # Every program raises the tokens in the same order. Otherwise two leases of several locks could deadlock.
     for part in sorted(lease.leases, key=lambda part: part.name):
         token = part.fence()

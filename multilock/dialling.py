@@ -42,8 +42,8 @@ Wire = TypeVar("Wire", bound=Closable)
 
 
 class OpenWires(Generic[Wire]):
-    """The open connections. This set holds weak references: a connection whose owner was interrupted before storing it
-    is closed at once, as garbage."""
+    """The open connections. This set holds weak references: if the owner of a connection was interrupted before it
+    stored the connection, the connection is closed at once, as garbage."""
 
     def __init__(self) -> None:
         self._wires: set[weakref.ref[Wire]] = set()  # used without a lock, since its methods are atomic

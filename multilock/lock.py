@@ -54,7 +54,7 @@ class Waits(ForWith, AnyHeld, Lease):
         return self.loss if self._is_lost() else None
 
     def __enter__(self) -> Self:
-        self._open += 1  # before the check, so that another body that ends now does not believe that it is the last
+        self._open += 1  # before the check, so that another body that ends now does not release the lease
         end: EndOfBody | None = None
         try:
             end = EndOfBody()
@@ -139,7 +139,7 @@ class DistributedLock(AnyLock, Protocol):
     """
 
     def acquire(self, timeout: float | None = None) -> Lease:
-        """Wait until the lock is ours, and return the `Lease`, which ``with`` can release.
+        """Wait until the lock is ours, and return the `Lease`. A ``with`` that enters the lease releases it at its end.
 
         ``timeout``: Seconds for the whole wait. Without it, or with ``math.inf``, the wait has no limit. 0 tries once.
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from multilock.lease import AnyLease, AsyncLease, Lease
 
-    # A type checker reads a plain ``Loss`` as the loss of a blocking or an asyncio lease. Python before 3.13 has no
-    # default at run time.
+    # A type checker reads a plain ``Loss`` as the loss of a blocking or an asyncio lease. Before Python 3.13, a TypeVar
+    # has no default at run time.
     L_co = TypeVar("L_co", bound=AnyLease, default=Lease | AsyncLease, covariant=True)
 else:
     from typing import TypeVar
@@ -192,7 +192,7 @@ class LockInfo:
     ttl: float | None = None  #: seconds granted
     since: datetime | None = None
     waiting: int | None = None  #: how many claims wait; may include claims that have stopped waiting
-    resting_until: datetime | None = None  #: released, and kept taken until then (``hold_at_least``)
+    resting_until: datetime | None = None  #: the name is released, and kept taken until this time (``hold_at_least``)
     #: seconds until the server ends the lock, unless it is renewed before
     remaining: float | None = field(default=None, compare=False)
     holders: int | None = None  #: how many claims hold the name together; None if only one holder is possible

@@ -47,7 +47,7 @@ class Batches:
         self._gathered[result] = claim, end
         if not self._planned:
             self._planned = True
-            self._loop.call_soon(self._send_next)  # with all attempts that are added until then
+            self._loop.call_soon(self._send_next)  # so that attempts of the same moment are sent together
 
     def drop(self, result: asyncio.Future[Any]) -> bool:
         """Forget an attempt that its caller has given up. Returns True if it had not been sent yet."""

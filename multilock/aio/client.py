@@ -106,7 +106,7 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
     ) -> AsyncDistributedLock:
         """Return a lock with this name. Sends no request, but checks every argument.
 
-        The options are those of `multilock.Client.lock`, with "task" for "thread".
+        The options are those of `multilock.Client.lock`. Where its docstring says "thread", read "task".
 
         ``on_lost``: May be ``async def``. It runs on the event loop.
 
@@ -347,8 +347,8 @@ class AsyncClient(ForAsyncWith, ClientOfAFace):
     async def close(self) -> None:
         """Resign from elections, release every lock, and end all threads and connections of this client.
 
-        See `multilock.Client.close` for the order and for how long it waits. If this call is cancelled, closing goes
-        on in the background.
+        See `multilock.Client.close` for the order of these steps, and for how long the call waits. If this call is
+        cancelled, closing continues in the background.
 
         If the operating system refuses the thread that closes, this call waits until there is one.
         """

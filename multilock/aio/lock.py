@@ -281,7 +281,7 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
             raise
 
     def release(self) -> Coroutine[Any, Any, bool]:
-        return self._release(self._client._scope())  # the caller's task, as in acquire()
+        return self._release(self._client._scope())  # the leases of the caller's task, as in acquire()
 
     async def _release(self, scope: Scope[HeldAsyncLease] | None) -> bool:
         scope = scope or self._client._scope()

@@ -33,7 +33,7 @@ def run_app() -> int:
         code: int = arguments.act(arguments)
         sys.stdout.flush()
         return code
-    except SystemExit as ended:  # help, the version, or a usage error, already printed
+    except SystemExit as ended:  # help, the version or a usage error has been printed
         return int(ended.code or 0)
     except BrokenPipeError:
         _drop_output()
@@ -217,7 +217,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     run.add_argument("--quiet", "-q", action="store_true", help="do not say that NAME is awaited or was not obtained")
     run.add_argument("-E", metavar="CODE", dest="taken", type=int, default=TAKEN,
                      help="exit code if NAME is not obtained (default: 75)")  # fmt: skip
-    # The same option with the long name that flock gives it. The help has no space for it.
+    # This is -E with the long name that flock gives it. The help has no space for this name.
     run.add_argument("--conflict-exit-code", dest="taken", type=int, help=argparse.SUPPRESS)
     elect = command("elect", _elect, "NAME -- CMD...", "run CMD while this node is the leader; resign when CMD ends",
                     f"{EXITS}. After a loss the node is a candidate again; 76 if CMD cannot be ended.")  # fmt: skip

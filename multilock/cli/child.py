@@ -103,7 +103,7 @@ class Child:
             try:
                 said = os.read(self._report, 16)
             except BlockingIOError:
-                self.poll()  # this lets a launcher continue that Ctrl-Z has stopped
+                self.poll()  # if Ctrl-Z has stopped the launcher, this lets it continue
                 pause(left, self._report)
                 continue
             if not said:
@@ -259,7 +259,7 @@ class Child:
 def _zombies(group: int) -> set[str]:
     """Return the processes of a group if all of them have ended, otherwise an empty set.
 
-    Ended processes stay as zombies under a process 1 that waits for nobody, as in some containers. Needs /proc,
+    If process 1 does not wait for its children, as in some containers, ended processes stay as zombies. Needs /proc,
     otherwise the set is empty.
     """
     found: set[str] = set()

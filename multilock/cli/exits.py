@@ -80,7 +80,7 @@ class _Voice:
             self._lost += 1
 
     def finish(self) -> None:
-        """Wait for the lines that are not written yet, but not for a reader that does not read.
+        """Wait until the remaining lines are written, but not long, because perhaps nobody reads stderr.
 
         The library's log is flushed first, because its log thread passes the library's lines to this object.
         """

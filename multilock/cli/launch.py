@@ -22,8 +22,8 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the clock of `m
 def die_with(parent: int) -> None:
     """Linux: have the kernel send SIGKILL to this process when ``parent`` dies.
 
-    This setting survives exec, unless the program is set-user-id. The kernel watches the thread that forked, so that
-    must be the parent's main thread.
+    This setting survives exec, unless the program is set-user-id. The kernel watches the thread that forked, so the
+    parent must fork in its main thread.
     """
     if sys.platform == "linux":
         import ctypes

@@ -65,9 +65,9 @@ async def acquire(
 
     ``scope`` holds the leases of the calling thread or task. Raises BackendUnavailable if the backend did not answer
     for the whole outage_timeout, or did not answer when ``timeout`` ended. With ``timeout=0``, one request without an
-    answer is enough for that. Raises BackendRejected and ClientClosed at once. Raises CapabilityMissing before any
-    request if the caller reads the name and wants to write, or writes and wants to read. Whatever happens, no claim is
-    left behind at the backend.
+    answer is enough for this error. Raises BackendRejected and ClientClosed at once. Raises CapabilityMissing before
+    any request if the caller holds the name as a reader and wants to write, or as a writer and wants to read. Whatever
+    happens, no claim is left behind at the backend.
     """
     check_outside()
     if scope and (held := scope.blocks_itself(want)):

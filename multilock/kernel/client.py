@@ -316,7 +316,7 @@ class Kernel:
     def _start_ticker(self) -> str | None:
         """Start the ticking thread if needed. Returns the reason if the operating system refuses it, otherwise None.
 
-        A client that has ended gets no thread, and returns None as well.
+        If the client has ended, no thread is started, and the result is None too.
         """
         with self.lock:
             if self.ticker is None and not self.finished:

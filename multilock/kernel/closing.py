@@ -202,7 +202,8 @@ class End:
         self._ended = True
 
     def withdraw(self, deadline: float) -> bool:
-        """Cancel the claims of all waiters, because the interpreter ends. Returns False if the client has ended before.
+        """Cancel the claims of all waiters, because the interpreter ends. Returns False if the client had already
+        ended.
 
         All clients do this before any of them releases a lock. Otherwise a waiter of this process could get the lock,
         and would then end with the process.

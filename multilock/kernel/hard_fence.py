@@ -30,7 +30,7 @@ STALE_AT_LEAST = 64  # the heap is rebuilt only if it has at least this many out
 
 
 class Killer(Protocol):
-    """Ends this process at a time on the runtime's clock."""
+    """A timer that kills this process at a given time, on the runtime's clock."""
 
     def at(self, when: float) -> None:
         """Set the time of the kill, which replaces an earlier time. ``math.inf`` means never."""

@@ -305,8 +305,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Raise LockLost or NotHeld at the beginning of ``with``, if the lease is over. The body counts as open
         already.
 
-        Before this raises, it records in ``end`` that the body has ended. If the body has an acquire of its own, that
-        acquire ends too.
+        Before it raises, this method records in ``end`` that the body has ended. If the body has an acquire of its own,
+        that acquire ends too.
         """
         with self._kernel.lock:
             # Wait until no other body is just ending. Such a body either sees that this body is open and keeps the

@@ -3,10 +3,10 @@
 CPython may raise an interrupt whenever a Python function begins or a C function returns. So a step that must not stay
 half done is written such that a second run is harmless. If it is interrupted, it is run once more.
 
-`surely` calls a step in this way. The step must be a plain function that makes the first change itself. In three cases
-the caller writes its own ``except BaseException`` instead. First, a step that may have to be undone, for example if no
-caller has received the lease. Second, a step that awaits. Third, a caller that made a change before it called `surely`:
-an interrupt at the entry of `surely` would leave that change half done.
+`surely` calls a step in this way. The step must be a plain function that makes the first change itself. The caller
+writes its own ``except BaseException`` instead if the step awaits, or if it may have to be undone, for example because
+no caller has received the lease. It also does so if it made a change before it called `surely`, because an interrupt at
+the entry of `surely` would leave that change half done.
 """
 
 from __future__ import annotations

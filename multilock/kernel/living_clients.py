@@ -15,7 +15,7 @@ class EndOfClient(Protocol):
     """The methods of `multilock.kernel.closing.End` that this file calls."""
 
     def withdraw(self, deadline: float) -> bool:
-        """Cancel the claims of waiters until ``deadline``. Returns False if the client has ended before."""
+        """Cancel the claims of waiters until ``deadline``. Returns False if the client had already ended."""
 
     def exit(self, deadline: float) -> None:
         """Release all held locks, until ``deadline``."""

@@ -82,8 +82,8 @@ def want(
     identity: str | None = None,
     patient: bool = False,
 ) -> Want:
-    """Check the options of a lock, and return its `Want`. If ``patient`` is True, a wait does not end because of an
-    outage, however long the outage lasts.
+    """Check the options of a lock, and return its `Want`. If ``patient`` is True, no outage ends a wait, however long
+    the outage lasts.
 
     Readers, writers and permits accept ``fair=None``, because they are served in order of arrival whenever the backend
     can do that. Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
@@ -159,7 +159,7 @@ def _check_kind(backend: Backend, name: str, capability: str, what: str) -> None
 def check_hold_at_least(backend: Backend, seconds: float, name: str) -> float:
     """Return ``hold_at_least`` in seconds, 0.0 if it is not used.
 
-    Raises CapabilityMissing if the backend would need a living client for it. Raises ValueError, TypeError.
+    Raises CapabilityMissing if the backend could do that only while the client lives. Raises ValueError, TypeError.
     """
     if seconds == 0 and not isinstance(seconds, bool):
         return 0.0
@@ -182,7 +182,7 @@ def _check_max_hold(max_hold: float | None, ttl: float) -> float:
     if max_hold is None:
         return math.inf
     checked = check_seconds(max_hold, "max_hold")
-    if checked < ttl / 10:  # not `0.1 * ttl`, which floating point makes more than 0.6 for a ttl of 6
+    if checked < ttl / 10:  # not `0.1 * ttl`: for a ttl of 6 that is more than 0.6, because of rounding
         raise ValueError(
             f"max_hold is {checked:g} s, less than a tenth of the ttl ({ttl:g} s): use a longer one, or a shorter ttl"
         )

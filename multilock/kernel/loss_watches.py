@@ -37,7 +37,8 @@ class LossWatches:
         held = [(lease.claim, lease.granted) for lease in leases if lease.stage == HELD]
         try:
             if held:
-                # No deadline depends on a watch, so the timeout is the longest of these leases, not the shortest.
+                # No deadline depends on a watch, so the request has the longest timeout of these leases, not the
+                # shortest.
                 within = max(kernel.request_timeout(claim.ttl) for claim, _ in held)
                 call_inside(kernel.backend.watch, group, held, within)
         except Exception as error:

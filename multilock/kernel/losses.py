@@ -91,9 +91,10 @@ class Losses:
         return True
 
     def _tell(self, lease: AnyHeld, loss: Loss[Any], give_back: bool) -> None:
-        """Report a loss: callbacks, hooks, background cancel, event and log line. A second call changes nothing."""
+        """Report a loss to the callbacks, the hooks, the background cancel, the subscribers and the log. A second call
+        changes nothing."""
         kernel = self._kernel
-        for callback in lease._callbacks or ():  # started before any call that could block
+        for callback in lease._callbacks or ():  # these are started before any call that could block
             kernel.callbacks.start(callback, loss)
         lease._call_hooks()
         lease._callbacks = None

@@ -95,6 +95,6 @@ class Messages:
         )
 
     def none_current(self, name: str | None) -> NotHeld:
-        """Return the error of `Client.current_lease` without a lease, for a given name or for any name."""
+        """Return the error that `Client.current_lease` raises if there is no lease."""
         of = f" of {name!r}" if name else ""
         return NotHeld(f"this {self._who} holds no lease{of}", name=name, backend=self._scheme)

@@ -40,8 +40,7 @@ class Pushes:
     def report(self, connection: str, trouble: str | None, refused: bool) -> None:
         """Record that a connection is down because of ``trouble``, or up again if that is None.
 
-        ``refused``: The server refuses the connection. Then report this at once, instead of waiting for the connection
-        to come back.
+        ``refused``: The server refuses the connection, so report this at once instead of waiting until it works again.
         """
         if trouble is None:
             with self._lock:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKLOG", "Events"]
 
-BACKLOG = 10_000  # events kept for a subscriber that hangs; then the oldest are dropped
+BACKLOG = 10_000  # events kept for a subscriber that hangs; if there are more, the oldest are dropped
 
 
 class Events:

@@ -101,7 +101,7 @@ class Term(Generic[T]):
         self.announced = False  # on_elected was started
         self.begun_at: float | None = None  # when on_elected began
         self.failed = False  # on_elected raised
-        self.loss: Loss[Any] | None = None  # the argument of on_lost, before or after its call
+        self.loss: Loss[Any] | None = None  # the argument of on_lost, stored before on_lost is called
         self.lost_begun = False
         self.resigning = False
         self.end_at = math.inf
@@ -185,7 +185,7 @@ class Term(Generic[T]):
 
     def work_ended(self) -> None:
         """Record that the work of ``run()`` has ended. Bodies that it has left open are the work from now on."""
-        self._body = True  # set before the next line, so that if the last body ends in between, it ends the work too
+        self._body = True  # set first: if the last body ends before the next line, its end also ends the work
         self.part_ended(self.work)
 
     def body_begins(self) -> None:

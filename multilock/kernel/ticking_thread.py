@@ -84,8 +84,6 @@ class TickingThread:
                     at = min(at, now() + SOON)
                 self._planned = self._due = at
                 while (rest := at - now()) > 0:
-                    # A wait does not count the time for which the machine sleeps. So after a sleep of the machine the
-                    # planned time may have passed although the wait continues.
                     if self._wakeup.wait(rest if rest == math.inf else min(rest, LONGEST_WAIT)):
                         self._due = min(at, now())
                         break

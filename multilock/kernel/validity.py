@@ -110,8 +110,8 @@ def half_over(now: float, sent_at: float, valid_for: float) -> bool:
 def loss_reason(now: float, lost_at: float, ttl: float, hold_until: float = math.inf) -> LossReason:
     """Return why the deadline ``lost_at`` ended the lease.
 
-    Returns HELD_TOO_LONG if ``max_hold`` was over. Otherwise returns PAUSED if the end was noticed more than ttl/10
-    late, because this process cannot have run in time. Otherwise returns EXPIRED.
+    Returns HELD_TOO_LONG if ``max_hold`` was over. Returns PAUSED if this process did not run in time, that is, noticed
+    the end more than ttl/10 late. Returns EXPIRED in all other cases.
     """
     if lost_at >= hold_until:
         return LossReason.HELD_TOO_LONG

@@ -38,8 +38,8 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
 
     If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. So ``run``
     must check its own closed flag. If ``once`` is True, ``run`` does not begin again. ``or_here`` is for a short job
-    whose caller waits for it. Such a job runs in the calling thread if the system refuses a thread and nothing will try
-    again later, because the interpreter is exiting or there is no ticking thread.
+    whose caller waits for it. Such a job runs in the calling thread if the operating system refuses a thread and
+    nothing will try again later, because the interpreter is exiting or there is no ticking thread.
 
     A refused thread raises no error. If this call is interrupted, the caller gets the interrupt, and ``run`` begins
     nevertheless.
@@ -52,7 +52,7 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
 def begin_thread(run: Callable[[], object], name: str) -> str | None:
     """Start a thread without supervision. Returns the reason if it is refused, otherwise None.
 
-    Only the ticker uses this, because its callers try again themselves.
+    Outside this file only `TickingThread` uses this, because its callers try again themselves.
     """
     try:
         system.Thread(target=run, name=name, daemon=True).start()
@@ -109,8 +109,8 @@ class Worker:
         return False
 
     def _is_missing(self, why: str) -> bool:
-        """Record that the thread was refused because of ``why``. Returns True the first time. Removes the record again
-        if another ticking thread has started the thread meanwhile."""
+        """Record why the thread does not run. Returns True the first time. Removes the record again if another ticking
+        thread has started the thread meanwhile."""
         first = self not in _missing
         _missing[self] = why
         if not self._left:

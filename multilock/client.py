@@ -243,7 +243,7 @@ class Client(ForWith, ClientOfAFace):
         asks the server. None uses the order that the backend offers. Every other kind of lock with this name excludes
         readers and writers.
 
-        A thread that reads and asks to read again would wait for itself if a writer waits in between: use
+        A thread that has a read lease and asks for another one would wait for itself if a writer waits in between: use
         ``reentrant=True``. A reader that asks to write must release its read lease first, otherwise acquire() raises
         CapabilityMissing. Likewise, a writer that asks to read must release its write lease first.
 

@@ -54,10 +54,10 @@ ALONE = "SELECT 1 WHERE pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtext
 # The third question: was each transaction that had the row locked certainly over before our first statement? The system
 # column xmax is the number of the last such transaction, or of a list of several. PostgreSQL does not say which of the
 # two, so a number that may be a list is checked as both. VACUUM deletes a list that is no longer used, so 0 may have
-# been a list. To make 0 rare, the transaction that writes a token also locks the row. Then xmax is xmin, whose
-# transaction we see. The number may also be that of a savepoint, which no list of open transactions shows. So it counts
-# as over only if it is older than every open transaction. If the first answer is yes, and one of the others is no, this
-# transaction must begin again.
+# been a list. To make 0 rare, the transaction that writes a token also locks the row. Then xmax equals xmin, the number
+# of a transaction that we see. The number may also be that of a savepoint, which no list of open transactions shows. So
+# it counts as over only if it is older than every open transaction. If the first answer is yes, and one of the others
+# is no, this transaction must begin again.
 SEEN = """SELECT 1 FROM multilock_fence AS fence
 WHERE name = %s AND token < %s AND fence.xmax <> 0 AND NOT EXISTS (
   SELECT FROM (SELECT fence.xmax AS locker WHERE fence.xmax <> fence.xmin UNION ALL

@@ -147,8 +147,8 @@ class _Entry:
 class _LogThread:
     """The queue and its thread, which starts with the first line and never ends: at exit no thread could be started.
 
-    Nothing here holds a lock for longer than a moment. A record may come from a signal handler, or from a finalizer,
-    which may run between any two lines of code.
+    A record may come from a signal handler or a finalizer, between any two lines of code. So nothing here holds a lock
+    for longer than a moment.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,8 @@ class Batches:
         self._planned = False
 
     def add(self, claim: Claim, end: float, result: asyncio.Future[Any]) -> None:
-        """Send an attempt with the next batch. ``result`` receives its answer, or its exception as a value."""
+        """Send an attempt with the next batch. ``result`` is the future that gets the answer. An exception becomes its
+        result, and is not raised."""
         self._gathered[result] = claim, end
         if not self._planned:
             self._planned = True

@@ -155,8 +155,8 @@ class LoopChannel:
     async def ask(self, send: Callable[[Channel], bool], answer: asyncio.Future[Any]) -> Any:
         """Send a request and return the result of `Channel.answer`. Returns None if ``send`` could not send it.
 
-        ``send`` calls one of the request methods of `Channel`. A time limit or a cancellation of the wait for
-        ``answer`` closes the channel, because its late answer must not be taken for the answer to the next request.
+        ``send`` calls one of the request methods of `Channel`. If the wait for ``answer`` is cancelled or takes too
+        long, the channel is closed, because a late answer must not be taken for the answer to the next request.
         """
         try:
             if not send(self._channel):

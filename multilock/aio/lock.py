@@ -89,7 +89,7 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
         await self._kernel.releases.release(self, body=EndOfBody() if entered else None)
 
     def _newest_body(self) -> Body | None:
-        """Return the newest ``async with`` body of this task, otherwise the newest of all tasks.
+        """Return the newest ``async with`` body of this task. If this task has none, return the newest of all tasks.
 
         The body of a fixture, for example, may begin in one task and end in another.
         """

@@ -38,7 +38,7 @@ class LoopFace:
     client.
 
     ``_answered_at`` is when the last request with a turn was answered, by the loop's clock. ``_open`` has the futures
-    of requests and turns under way, each with its end by the loop's clock.
+    of requests and turns under way, each with the time at which its wait ends, by the loop's clock.
     """
 
     asynchronous = True

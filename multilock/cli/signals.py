@@ -38,10 +38,10 @@ class Target(Protocol):
 
 
 class Signals:
-    """Signal handlers, installed in the main thread while the context is entered.
+    """Signal handlers of the main thread, installed inside this context.
 
-    Enter it before the client and leave it after ``close()``: a second Ctrl-C must not end this process before it has
-    released the lock. Outside of `end_the_wait` and `go_to`, a signal is only remembered.
+    Enter the context before the client, and leave it after ``close()``: a second Ctrl-C must not end this process
+    before it has released the lock. Outside of `end_the_wait` and `go_to`, a signal is only remembered.
 
     A signal that was ignored before stays ignored (nohup).
     """

@@ -66,11 +66,11 @@ class Face(Protocol):
         ...
 
     def forget_closed_loop(self) -> None:
-        """Have the kernel drop the calls that ran on an event loop that was closed, because their coroutines never
-        unwind."""
+        """Have the kernel drop the calls that ran on an event loop that was closed, because their coroutines never run
+        again."""
 
     def abandoned(self) -> Sequence[str]:
-        """Return the ids of the claims whose waiters never unwind, because their event loop was closed.
+        """Return the ids of the claims whose waiters never run again, because their event loop was closed.
 
         The ticking thread calls this. Without that call, a client that is not used again would keep the places of these
         waiters in a queue for as long as it renews its session.

@@ -3,7 +3,7 @@
 An election is a contest for the lock of its name, and a leadership is a lease. A node is one candidate: this process or
 another one. A term is one leadership of this node, and its work is the user's code that runs meanwhile.
 `multilock.kernel.term` handles one leadership, with its callbacks and its end. This file handles the campaigns before a
-leadership and the pauses after it. The coroutines await only the kernel's acquire and release, and conditions.
+leadership and the pauses after it. The coroutines await only acquires, releases and conditions.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._office.condition.notify()
 
     def _close_no_longer(self) -> None:
-        """If this node neither campaigns nor leads, tell the client that its close() has nothing to end here."""
+        """If this node neither campaigns nor leads, the client's close() need not call `_close` any longer."""
         with self._office.lock:
             if self._stop is None and not self._campaigns and (self._term is None or self._term.leadership._over()):
                 self._kernel.closers.pop(self._close, None)

@@ -261,7 +261,7 @@ class Kernel:
     def drop_waiters(self) -> None:
         """Cancel the claims of all waiters in the background, because their event loop was closed.
 
-        Coroutines of a closed loop never unwind. Call this before any acquire or release begins on another loop.
+        Coroutines of a closed loop never run again. Call this before any acquire or release begins on another loop.
         """
         self.gate.clear()
         self.cancel_waiters(list(self.monitor.waiting))
@@ -472,8 +472,8 @@ class Kernel:
     async def _renew_one(self, lease: Holding) -> None:
         granted = lease.granted
         if not lease.claim.renew and self.watchdog.sessions.renews(granted.group):
-            # The session is renewed anyway, so proofs of the session do not extend a lease with renew=False. For this
-            # renewal by hand, the ttl of the lease counts from now.
+            # The session is renewed anyway, so its renewals do not extend a lease with renew=False. For this renewal by
+            # hand, the ttl of the lease counts from now.
             granted = granted._replace(sent_at=self.now())
         within = min(self.request_timeout(granted.ttl), lease.lost_at - self.now())
         try:

@@ -183,7 +183,7 @@ class End:
         return math.inf
 
     def _wait_for_requests(self, budget: float) -> None:
-        """Wait for acquires and releases under way. The acquires hand their claims to the background cancel."""
+        """Wait for acquires and releases under way. The acquires have their claims released in the background."""
         kernel = self._kernel
         wait_until(kernel.runtime, lambda: not (kernel.monitor.waiting or kernel.held), budget)
 

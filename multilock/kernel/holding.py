@@ -112,8 +112,8 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _body_ends(self, end: EndOfBody) -> bool:
-        """Every state → itself: a body of ``with`` ends. Returns whether its end must still release the lease. A second
-        call for the same end lowers no count.
+        """Every state → itself: a body of ``with`` ends. Returns whether this end must still release the lease. A
+        second call for the same end lowers no count.
 
         The end releases nothing if the body has no acquire of its own. Such a body entered a lease that another body
         had already entered, or its acquire was released by hand. If another open body has no acquire, it takes over the
@@ -152,7 +152,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _end_release(self) -> bool:
-        """RELEASING → RELEASED: the backend has answered, or the background cancel continues the release. No loss can
+        """RELEASING → RELEASED: the backend has answered, or the release continues in the background. No loss can
         follow."""
         if self.stage != RELEASING:
             return False
@@ -428,7 +428,7 @@ class Schedule:
     __slots__ = ("armed", "at", "due", "failures", "renewing")
 
     def __init__(self, armed: bool) -> None:
-        self.armed = armed  # whether a watch was requested, or the backend has no watches
+        self.armed = armed  # whether the backend was asked to report the loss, or cannot report losses
         self.at: float | None = None  # when to renew; chosen once for each proof, at the first check of the lease
         self.due: float | None = None  # when the watchdog checks the lease next
         self.failures = 0  # failed and late renewals since the last proof

@@ -62,8 +62,8 @@ class Losses:
         then the one that `expire` gives, whichever thread notices the loss first. If the report comes before the
         validity ends, the loss is confirmed: another client may hold the name already, so ``time_left`` is 0.
 
-        ``give_back``: Have the background cancel release the claim at the server. If False, the caller releases
-        the claim. ``released``: The caller is a release that found the lock gone.
+        ``give_back``: Have the claim released at the server in the background. If False, the caller releases the claim.
+        ``released``: The caller is a release that found the lock gone.
         """
         if confirmed and not released and self._kernel.now() >= lease.valid_until:
             return self.expire(lease)
@@ -91,7 +91,7 @@ class Losses:
         return True
 
     def _tell(self, lease: AnyHeld, loss: Loss[Any], give_back: bool) -> None:
-        """Report a loss to the callbacks, the hooks, the background cancel, the subscribers and the log. A second call
+        """Report a loss to the callbacks, the hooks of `AnyHeld._at_end`, the subscribers and the log. A second call
         changes nothing."""
         kernel = self._kernel
         for callback in lease._callbacks or ():  # these are started before any call that could block

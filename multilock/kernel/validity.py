@@ -41,7 +41,7 @@ def valid_until(sent_at: float, valid_for: float, ttl: float) -> float:
     """Return the end of the validity: until then the server cannot have let another holder in.
 
     The validity counts from the time at which the acknowledged request was sent, never from its answer. The server
-    began to count the lease at some time between the two.
+    began to count the lease at some time between the request and its answer.
     """
     return sent_at + valid_for - (DRIFT_SHARE * ttl + DRIFT_FIXED)
 

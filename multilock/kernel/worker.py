@@ -36,10 +36,11 @@ _deaths: dict[str, tuple[int, str]] = {}  # by thread name: the number of deaths
 def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or_here: bool = False) -> Worker:
     """Run ``run()`` on a new daemon thread, now or as soon as the operating system grants a thread.
 
-    If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. So ``run``
-    must check its own closed flag. If ``once`` is True, ``run`` does not begin again. ``or_here`` is for a short job
-    whose caller waits for it. Such a job runs in the calling thread if the operating system refuses a thread and
-    nothing will try again later, because the interpreter is exiting or there is no ticking thread.
+    If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. ``run``
+    must check its own closed flag, because it also begins again after its owner was closed. If ``once`` is True,
+    ``run`` does not begin again. ``or_here`` is for a short job whose caller waits for it. Such a job runs in the
+    calling thread if the operating system refuses a thread and nothing will try again later, because the interpreter is
+    exiting or there is no ticking thread.
 
     A refused thread raises no error. If this call is interrupted, the caller gets the interrupt, and ``run`` begins
     nevertheless.

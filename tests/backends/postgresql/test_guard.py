@@ -309,6 +309,26 @@ def test_a_lease_that_was_lost_here_ends_the_transaction_too(server: Database, l
         assert connection.info.transaction_status == TransactionStatus.INERROR
 
 
+def test_a_lease_that_is_lost_while_its_guard_begins_ends_the_transaction_too(
+    server: Database, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = lease._kernel.backend  # type: ignore[attr-defined]
+    rows = backend.guard
+
+    def lose(name: str) -> tuple[str, str]:
+        server.sql("DELETE FROM multilock.locks")
+        assert lease.wait_lost(SOON)
+        found: tuple[str, str] = rows(name)
+        return found
+
+    with psycopg.connect(server.url) as connection:
+        connection.execute("SELECT 1")
+        with monkeypatch.context() as patched, pytest.raises(LockLost):
+            patched.setattr(backend, "guard", lose)
+            lease.guard(connection)
+        assert connection.info.transaction_status == TransactionStatus.INERROR
+
+
 def test_the_next_holder_writes_after_a_guarded_write_of_a_paused_one(server: Database) -> None:
     server.sql("DROP TABLE IF EXISTS written; CREATE TABLE written (at serial, token bigint)")
     with (

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from multilock.backend import Guards
 from multilock.errors import CapabilityMissing, ConfigurationError, LockLost
-from multilock.model import LeaseState
 from multilock.names import check_name, check_seconds
 from multilock.registry import open_backend
 
@@ -167,7 +166,6 @@ def _rows_of(lease: AnyHeld) -> list[tuple[str, str, int, str]]:
     """
     backend = lease._kernel.backend
     rows: list[tuple[str, str, int, str]] = []
-    lost = lease.state is LeaseState.LOST
     for part in lease.leases:
         if not isinstance(backend, Guards) or part.token is None:
             raise CapabilityMissing(
@@ -176,11 +174,11 @@ def _rows_of(lease: AnyHeld) -> list[tuple[str, str, int, str]]:
                 name=part.name,
                 backend=backend.scheme,
             )
-        row = backend.guard(part.name)
-        # If the lease was lost, the server refuses its guard, so that the transaction cannot commit.
-        rows.append((*row, NO_LOCK, lease.name) if lost else (*row, part.token, part.name))
-    if not lost:
+        rows.append((*backend.guard(part.name), part.token, part.name))
+    try:
         lease.check()
+    except LockLost:  # the server refuses the guard instead, so that the transaction cannot commit
+        return [(sql, key, NO_LOCK, lease.name) for sql, key, _, _ in rows]
     return rows
 
 

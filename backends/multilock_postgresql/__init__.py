@@ -39,6 +39,10 @@ from multilock_postgresql.transactions import StepQueries, Transactions
 
 __all__ = ["PostgresqlBackend", "open_backend", "sql_of"]
 
+# Connections for renewals, as many as the client has threads for them. A renewal may wait for a row that another
+# transaction has locked, for longer than a short lease lasts. Meanwhile other leases are renewed on another connection.
+RENEWALS_AT_ONCE = 4
+
 
 def open_backend(url: str, options: Mapping[str, object]) -> PostgresqlBackend:
     """Return the backend for ``postgresql://[user:password@]h1[:port][,h2][/db]``, or ``postgres://…``.
@@ -49,8 +53,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> PostgresqlBackend:
     * ``ca``, ``cert`` and ``key`` are files for TLS. With ``ca`` the server's certificate must match its host.
     * ``schema`` holds the tables. The default is ``multilock``.
     * ``listen`` is the server's own ``host:port``, for notifications, if the URL leads to a pooler.
-    * ``connections`` is the greatest number of connections for requests, 8 by default. A client has two more: one for
-      renewals, and one that listens.
+    * ``connections`` is the greatest number of connections for requests, 8 by default. A client has more: one that
+      listens, and one for renewals, or up to four while renewals wait for the server.
     * ``client`` is a ``psycopg.Connection``. This backend opens its own connections with the settings of that
       connection, and never uses it.
 
@@ -129,7 +133,7 @@ class PostgresqlBackend:
             if endpoint:
                 endpoint.forget()
         self._connections = ConnectionPool(self._endpoint, notices.now, self._most)
-        self._renewals = ConnectionPool(self._endpoint, notices.now, 1)
+        self._renewals = ConnectionPool(self._endpoint, notices.now, RENEWALS_AT_ONCE)
         self._transactions = Transactions(self._connections, self._renewals, self._steps)
         self._recipe = Recipe(self._keys, self._transactions, self._endpoint.name)
         self._inspection = Inspection(self._keys, self._transactions)

@@ -84,7 +84,7 @@ class Transactions:
     """Calls of the steps over the connections to one server."""
 
     def __init__(self, connections: ConnectionPool, renewals: ConnectionPool, steps: StepQueries) -> None:
-        """``renewals`` is a connection for renewals alone, so that requests that wait for locked rows do not delay
+        """``renewals`` are connections for renewals alone, so that requests that wait for locked rows do not delay
         them."""
         self._connections = connections
         self._renewals = renewals
@@ -96,7 +96,7 @@ class Transactions:
         return self._run(self._connections, sql, arguments, within, limited)
 
     def renew(self, arguments: Sequence[bytes | None], within: float) -> Answer:
-        """Send one renewal, on the connection for renewals."""
+        """Send one renewal, on a connection for renewals."""
         return self._run(self._renewals, self.steps.renew, arguments, within, True)
 
     def create(self, within: float) -> None:

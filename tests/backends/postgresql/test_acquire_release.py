@@ -183,6 +183,8 @@ def test_a_row_that_another_transaction_has_locked_costs_no_other_lease_its_rene
         assert isinstance(first, Granted)
         assert isinstance(second, BackendUnavailable)
         assert isinstance(third, Granted)
+        assert isinstance(one.opened.renew(held[0][1].group, held[1:2], 0.2)[0], BackendUnavailable)
+    assert all(isinstance(each, Granted) for each in one.opened.renew(held[0][1].group, held, WITHIN))
 
 
 def test_a_renewal_that_waits_for_a_locked_row_delays_no_other_renewal(one: Queued, server: Database) -> None:
@@ -200,8 +202,6 @@ def test_a_renewal_that_waits_for_a_locked_row_delays_no_other_renewal(one: Queu
         assert isinstance(other, Granted)
         [after] = locked.result()
         assert isinstance(after, Granted)
-        assert isinstance(one.opened.renew(held[0][1].group, held[1:2], 0.2)[0], BackendUnavailable)
-    assert all(isinstance(each, Granted) for each in one.opened.renew(held[0][1].group, held, WITHIN))
 
 
 def test_a_renewal_locks_its_rows_in_the_order_in_which_followers_do(one: Queued, server: Database) -> None:

@@ -323,9 +323,10 @@ def test_a_lease_that_is_lost_while_its_guard_begins_ends_the_transaction_too(
 
     with psycopg.connect(server.url) as connection:
         connection.execute("SELECT 1")
-        with monkeypatch.context() as patched, pytest.raises(LockLost):
+        with monkeypatch.context() as patched:
             patched.setattr(backend, "guard", lose)
-            lease.guard(connection)
+            with pytest.raises(LockLost):
+                lease.guard(connection)
         assert connection.info.transaction_status == TransactionStatus.INERROR
 
 

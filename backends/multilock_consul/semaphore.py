@@ -41,7 +41,7 @@ class State:
     lock: Entry | None
     readers: Mapping[str, Entry]
     index: int  #: the Consul index after which to wait for the next change
-    limit: int | None = None  # : the number of permits, or None if `.lock` is not a semaphore's
+    limit: int | None = None  #: the number of permits, or None if `.lock` is not a semaphore's
     holders: frozenset[str] = frozenset()  #: sessions
     living: Mapping[str, Entry] = field(default_factory=dict)  #: session -> key, for the holders that are alive
 

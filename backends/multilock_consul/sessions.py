@@ -66,8 +66,8 @@ class Session:
 
     id: str
     ttl: float  #: the ttl that the server granted
-    proved_at: float  # : when the last create or renewal request that got a reply was sent
-    purpose: Purpose  # : for a shared session its requested ttl and behaviour, else the id of its only claim
+    proved_at: float  #: when the last create or renewal request that got a reply was sent
+    purpose: Purpose  #: for a shared session its requested ttl and behaviour, else the id of its only claim
     ended: bool = False  # no claim may begin a request in this session any longer
     held: set[str] = field(default_factory=set)  # ids of claims that hold a lock in this session
     leaving: set[str] = field(default_factory=set)  # ids of claims that are being released right now

@@ -2,16 +2,16 @@
 
 See docs/backends/etcd.md. `acquire_release` is the algorithm, `renewal` renews held locks, `keys` lays out the queue of
 a name, `claims` records the state of each claim of this client, and `queue` decides when a waiting claim is admitted.
-`sessions` keeps the leases of the claims, and `sweep` does the side work of each renewal. `transactions` and
-`transport` carry the requests, `wire` defines their format, and `notices` receives what the server pushes. `inspection`
-is for operators, and `diagnosis` reports what weakens the lock on this cluster.
+`sessions` keeps the leases of the claims, and `sweep` reads keys and deletes old tombstones at each renewal.
+`transactions` and `transport` carry the requests, `wire` defines their format, and `notices` receives what the server
+pushes. `inspection` shows operators who holds a lock, and `diagnosis` reports what weakens the lock on this cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-# This import comes first: it imports grpc, and the registry explains to the user when grpc is missing.
+# This import comes first, because it fails if grpc is missing, and the registry explains that error to the user.
 from multilock_etcd.transport import Cluster, EtcdTransport, refuse_eventlet
 
 # isort: split
@@ -48,7 +48,7 @@ TTL_MIN = 2.0  # seconds; a server grants at least 1.5 times its election timeou
 TTL_MAX = 9_000_000_000.0
 EXPIRY = 1.0  # seconds; a server ends a lease up to 0.5 s late, and a majority must then agree to delete its keys
 
-# Clients of the parent, in a forked child. The child must not close them, and garbage collection would close them.
+# Clients of the parent, in a forked child. They are kept here, because garbage collection would close them.
 _inherited: list[object] = []
 
 
@@ -56,8 +56,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:
     """Return the backend for ``etcd://h1:2379,h2:2379,h3:2379``, or for ``etcds://…`` with TLS.
 
     The options are ``username``, ``password``, ``ca``, ``cert``, ``key`` (paths of PEM files), and ``client``: an etcd
-    client of another library, whose ``channel`` is then used. Raises `ConfigurationError` if the options do not fit
-    together.
+    client of another library, whose ``channel`` is then used. Raises `ConfigurationError` if the options contradict
+    each other.
     """
     refuse_eventlet()
     reject_unknown(options, (*TLS_OPTIONS, *LOGIN, "client"), "etcd")

@@ -1,31 +1,30 @@
-"""The lock on etcd: what each transaction compares and writes, and what its reply means.
+"""The algorithm of the lock on etcd.
 
 The queue is that of etcd's own concurrency recipes (client/v3/concurrency, `etcdctl lock` and `elect`, the v3lock
-service). A contender is a key ``<prefix><name>/<id>`` on a lease, and the contender with the lowest create_revision
-under ``<prefix><name>/`` holds the lock. That revision is the fencing token.
+service). A contender is a key ``<prefix><name>/<id>`` on a lease. The contender with the lowest create_revision holds
+the lock, and that revision is the fencing token.
 
 1. Put our key. 2. If no key of the name was created before it, we hold the lock. 3. Otherwise watch the key created
 just before ours. 4. When that key is deleted, go to 2. A release deletes our key.
 
-To return a few of the newest keys, etcd reads every key of the name. So a waiter far behind does not read the queue at
-each request. Such a waiter only compares that its own key and the watched key still exist. It reads the queue again
-when one of the two is gone.
+Even to return a few keys, etcd reads every key of the name. So a waiter far behind only checks that its own key and the
+watched key still exist. It reads the queue again when one of the two is gone.
 
-A waiter near the front does not repeat step 2. Steps 1 and 2 have read which keys are ahead, and one watch of the whole
-name counts them down as they are deleted (`multilock_etcd.queue`). Once no key is ahead, the watcher grants the claim.
+A waiter near the front does not repeat step 2. It knows which keys are ahead, and one watch of the whole name counts
+their deletions (`multilock_etcd.queue`). Once no key is ahead, the watcher grants the claim.
 
 Readers, writers and permits wait in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name. The
 first two are those of etcd's own read-write lock. A reader waits for every older key that is not a reader's. A permit
 waits for every older key that is not a permit of the same number n. If n permits of the same number n are ahead of it,
 it also watches the n newest of these.
 
-Compared with etcd's own recipes, this one adds:
+This algorithm adds to etcd's own:
 
 * One request joins the queue or takes a free lock, and its reply shows the predecessor.
-* A claim holds the lock only on proof. Either a transaction put or read its own key, at its own revision, and saw no
-  predecessor, or the watch has reported the deletion of every predecessor.
-* A cancel is final. It leaves the tombstone ``<prefix>!gone/<id>`` on the same lease, and a join requires that the
-  tombstone is absent. So a join that a paused server executes after its cancel changes nothing.
+* A claim holds the lock only on proof: a transaction put or read its own key and saw no predecessor, or the watch has
+  reported the deletion of every predecessor.
+* A cancel is final. It puts the tombstone ``<prefix>!gone/<id>`` on the same lease, and a join requires that the
+  tombstone is absent. So a join that is executed after its cancel changes nothing.
 * A grant is valid for the lease's ttl, counted from when the last acknowledged keep-alive was sent. A put extends
   nothing.
 * If hold_at_least keeps a name taken after the release, the name rests: its key is moved to a separate lease. The key
@@ -53,7 +52,7 @@ from multilock_etcd.transport import EtcdTransport, LeaseMissing
 __all__ = ["EtcdRecipe"]
 
 CLOSE_WITHIN = 0.5  # seconds that close() may spend on all leases and keys that are left
-TRIES = 3  # tries to move a key; an operator who writes our key again and again must not block a release forever
+TRIES = 3  # tries to move a key; an operator may write our key again and again
 
 
 class EtcdRecipe:
@@ -95,21 +94,21 @@ class EtcdRecipe:
             behind = self._waiters.behind(claim) if join and answer is None else {}
             while answer is None:
                 answer = self._enter(waiter, join, behind, deadline)
-                behind = {}  # the next try names no key, because that key may be gone
+                behind = {}  # a key in ``behind`` may be gone, so the next try reads the queue
         finally:
             self._attempted(waiter, answer, deadline)
         return answer
 
     def _enter(self, waiter: Waiter, join: bool, behind: Mapping[bytes, int], deadline: float) -> Granted | Busy | None:
-        """Send one request that names a lease which is alive. Returns None if the lease had ended, or if our key or one
-        of those in ``behind`` was gone. Then nothing was written, and the caller tries again."""
+        """Send one request with a living lease. Returns None if the lease had ended, or if our key or a key in
+        ``behind`` was gone. Then nothing was written, and the caller tries again."""
         session = waiter.session
         if session is None or not self._sessions.is_alive(session.lease):
             session = self._sessions.of(waiter.claim, self._left(deadline))
         before, unused = waiter.lease, None
         with self._waiters.lock:
             if waiter.session not in (None, session) and self._sessions.is_alive(waiter.session.lease):
-                # An attempt of this claim that runs in another thread may have put the key on the lease of its session.
+                # An attempt in another thread may have put the claim's key on this session's lease.
                 session, unused = waiter.session, session
             waiter.session = session
             cancelled = waiter.cancelled
@@ -117,7 +116,7 @@ class EtcdRecipe:
                 waiter.lease = session.lease
         if unused:
             self._sessions.revoke(unused, self._left(deadline))
-        if cancelled:  # since this attempt began, so nothing is sent
+        if cancelled:  # the claim was cancelled after this attempt began
             return _busy(waiter.claim)
         try:
             if join:
@@ -135,13 +134,13 @@ class EtcdRecipe:
     def _join(
         self, waiter: Waiter, session: EtcdSession, behind: Mapping[bytes, int], deadline: float
     ) -> Granted | Busy | None:
-        """Steps 1 and 2: put our key at the end of the queue, and read which keys are ahead of it. If a key is known
-        for which we must wait, only compare that this key is still there."""
+        """Steps 1 and 2: put our key at the end of the queue, and read which keys are ahead of it. If ``behind`` has a
+        key for which we must wait, only check that this key still exists."""
         waiter.behind = {}
         waiter.revision, position = self._transactions.put(waiter.claim, session.lease, True, behind, deadline)
         if position:
             return self._hold_or_wait(waiter, position)
-        if waiter.revision is None:  # the claim was cancelled, and its tombstone refused the join, or a key is gone
+        if waiter.revision is None:  # the claim was cancelled, or a key in ``behind`` is gone
             return None if behind else _busy(waiter.claim)
         return self._look(waiter, waiter.revision, deadline)
 
@@ -150,8 +149,7 @@ class EtcdRecipe:
 
         Returns None if our key no longer exists at its revision.
 
-        If our key is missing although the watch had already admitted the claim, that grant is no longer valid, so the
-        id is given up.
+        If our key is missing although the watch has admitted the claim, the kernel must drop that grant and the claim.
         """
         if position := self._transactions.look(waiter.claim, revision, waiter.behind, deadline):
             return self._hold_or_wait(waiter, position)
@@ -167,7 +165,7 @@ class EtcdRecipe:
         waiter.revision, position = self._transactions.put(waiter.claim, session.lease, False, {}, deadline)
         if waiter.revision is None:
             return _busy(waiter.claim)
-        if position is None:  # sent again: the first request had put our key
+        if position is None:  # this is a repeated request, and the first one put our key
             answer = self._look(waiter, waiter.revision, deadline)
         else:
             first = isinstance(position, Position) and not position.to_go
@@ -177,8 +175,8 @@ class EtcdRecipe:
         return answer or _busy(waiter.claim)
 
     def _hold_or_wait(self, waiter: Waiter, position: Position | Behind) -> Granted | Busy:
-        """Steps 2 and 3: hold the lock, or watch the keys ahead from the revision at which they were read. A watch that
-        starts later could miss a deletion in between."""
+        """Steps 2 and 3: hold the lock, or watch the keys ahead from the revision at which they were read, so that no
+        deletion is missed."""
         if isinstance(position, Position) and not position.to_go:
             return waiter.granted()
         self._waiters.waits(waiter)
@@ -199,30 +197,28 @@ class EtcdRecipe:
         self._watcher.stop(waiter.claim.id)
         try:
             self._transactions.delete(waiter.own, self._left(deadline))
-        except MultilockError as error:  # the key exists, and only a cancel can delete it now
+        except MultilockError as error:  # the key exists, and the claim must be cancelled
             raise BackendUnavailable(f"a refused claim may be left behind: {error}") from error
         waiter.revision = None
 
     def _attempted(self, waiter: Waiter, answer: Granted | Busy | None, deadline: float) -> None:
         if waiter.cancelled:
             self._watcher.stop(waiter.claim.id)
-            # The release revoked the separate lease that the claim had at that time. If the claim got its lease only
-            # after the release, the lease must be revoked here.
+            # If the claim got its separate lease only after the release, the lease must be revoked here.
             self._end_own_session(waiter, self._now() + REVOKE_WITHIN)
         elif isinstance(answer, Granted):
             self._watcher.stop(waiter.claim.id)
         elif waiter.lease is None or (answer and not answer.spent and not waiter.revision):
-            # Neither a key nor a lease of this claim is or will be at the server, so the kernel sends no release. If
-            # the claim is spent (its id must not be sent again), the kernel does send a release, because a join whose
-            # reply was lost may still be executed.
+            # The server has no key of this claim, and will not get one, so the kernel sends no release. (It does
+            # release a spent claim, because a join whose reply was lost may still be executed.)
             self._waiters.forget(waiter)
             self._end_own_session(waiter, deadline)
 
     def _keep_own_session(self, waiter: Waiter, deadline: float) -> None:
         """Extend the separate lease of a lock that is not renewed, if the lease is not fresh.
 
-        The ttl of such a lock must count from its grant. So the lease is kept alive while the claim waits, and a waiter
-        that was woken extends the lease before it reads the queue.
+        The ttl of such a lock must count from its grant. So a waiter that was woken extends the lease before it reads
+        the queue.
         """
         session = waiter.session
         if session is not None and not waiter.claim.renew and self._now() > session.sent_at + FRESH_SHARE * session.ttl:
@@ -240,7 +236,7 @@ class EtcdRecipe:
             waiter = self._waiters.cancel(claim, unsure)
             lease = waiter.lease if granted is None else granted.group
         self._watcher.stop(claim.id)
-        if lease is None or not self._sessions.is_alive(lease):  # no key was ever sent, or the server deleted it
+        if lease is None or not self._sessions.is_alive(lease):  # no key was sent, or it was deleted with its lease
             deleted = False
         elif self._waiters.may_rest(claim):
             deleted = self._delete_unless_it_rests(claim, lease, unsure, deadline)
@@ -256,7 +252,7 @@ class EtcdRecipe:
         key, tombstone = delete(self._keys.own(claim)), self._tombstone(claim, lease)
         try:
             said = self._transactions.execute([], [tombstone, key], [], deadline)
-        except LeaseMissing:  # the key was deleted with the lease, and a later join names a lease that does not exist
+        except LeaseMissing:  # the key was deleted with the lease, and a late join is refused
             self._sessions.end(lease)
             return False
         except BackendRejected:
@@ -303,7 +299,7 @@ class EtcdRecipe:
             except LeaseMissing:
                 if not unsure:
                     raise
-                # The missing lease may be the lease of the tombstone. Without that lease no tombstone is needed.
+                # The lease of the tombstone may be missing. Then no tombstone is needed.
                 found = self._move(claim, granted, False, lease, seconds, deadline)
         except LeaseMissing as error:  # this process was paused for longer than the new lease lived
             raise BackendUnavailable("the key was moved too late: its new lease has expired", unknown=False) from error
@@ -318,8 +314,8 @@ class EtcdRecipe:
         self, claim: Claim, granted: Granted, unsure: bool, lease: int, seconds: float, deadline: float
     ) -> int | None:
         """Move the key to ``lease``, which keeps the name taken after the release. Returns the lease that the key has
-        now. That is ``lease``, or the lease to which an earlier `rest` without a reply has moved the key. Returns None
-        if the key no longer belonged to this claim."""
+        now, which an earlier `rest` without a reply may have given to it. Returns None if the key no longer belonged to
+        this claim."""
         own = self._keys.own(claim)
         move = {"request_put": {"key": own, "value": encode_resting(claim, granted.token, seconds), "lease": lease}}
         tombstone = [self._tombstone(claim, granted.group)] if unsure else []
@@ -342,8 +338,7 @@ class EtcdRecipe:
         raise self._restless(claim)
 
     def _delete_unless_it_rests(self, claim: Claim, lease: Any, unsure: bool, deadline: float) -> bool:
-        """Release a claim after a `rest` that had no reply. If that `rest` has moved the key to a lease that keeps the
-        name taken, the key stays there."""
+        """Release a claim after a `rest` that got no reply, unless that `rest` has moved the key to another lease."""
         own = self._keys.own(claim)
         row = self._transactions.row(own, deadline)
         ours = row is not None and not rests(row)
@@ -370,9 +365,8 @@ class EtcdRecipe:
     def close(self) -> None:
         """Revoke the leases that are left, so that locks not yet released become free at once.
 
-        Each lock that is not renewed has a separate lease. A thousand of these cannot be revoked in half a second, so
-        their keys are deleted first. If a `rest` had no reply, its lease is not revoked, so its name stays taken until
-        the ttl ends.
+        Locks that are not renewed have separate leases, perhaps too many to be revoked in time, so their keys are
+        deleted first. If a `rest` got no reply, its lease is not revoked, so its name stays taken until the ttl ends.
         """
         if self._transport.silent:
             return

@@ -1,7 +1,7 @@
 """The state of each claim of this client: its lease, its key, and whether it was cancelled.
 
-A lease here is a lease of etcd: the server deletes the claim's key when the lease ends. A claim rests if hold_at_least
-keeps its name taken after the release.
+A lease here is a lease of etcd: the server deletes the claim's key when the lease ends. A released claim *rests* while
+hold_at_least keeps its name taken.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Waiter", "Waiters"]
 class Waiter:
     """The state of one claim, from its first request until its release was answered.
 
-    ``lease`` is set once a request that puts the claim's key on that lease may have been executed. ``revision`` is the
-    revision of the key, once a reply has shown it. ``behind`` has the keys that the claim watches while it is far
-    behind, with their create_revisions. ``position`` is set when the claim enters a `Queue`. ``pushed`` is set once the
-    watch has admitted the claim: from then on the claim's owner may believe that it holds the name.
+    ``lease`` is set before a request that puts the claim's key on that lease is sent. ``revision`` is the revision of
+    the key, or None until a reply has shown it. ``behind`` has the keys that the claim watches while it is far behind,
+    with their create_revisions. ``position`` is set when the claim enters a `Queue`. ``pushed`` is set once the watch
+    has admitted the claim, so that its owner may believe that it holds the name.
     """
 
     __slots__ = ("behind", "cancelled", "claim", "lease", "own", "position", "pushed", "revision", "session")
@@ -51,8 +51,8 @@ class Waiter:
 class Waiters:
     """All claims of this client that may have a key or a lease at the server.
 
-    A `Waiter` changes only with ``lock`` held. So a thread that cancels a claim finds out which lease a request of that
-    claim may have named, and can be sure that no other such request will be sent.
+    A `Waiter` changes only with ``lock`` held. So a thread that cancels a claim knows every lease that a request of the
+    claim names, and no further request is sent.
     """
 
     def __init__(self, keys: EtcdKeyspace, now: Callable[[], float]) -> None:
@@ -64,8 +64,7 @@ class Waiters:
         # Cancelled claims whose name must stay taken -> the lease of their key, or None once the server has moved the
         # key.
         self._rests: dict[str, Hashable] = {}
-        # Name -> its waiting claims of mode "x", which exclude all others. They are in the order of the replies
-        # by which the server made them wait.
+        # Name -> its waiting exclusive claims, in the order in which the server told them to wait.
         self._queued: dict[str, dict[str, Waiter]] = {}
 
     def enter(self, claim: Claim) -> Waiter | None:
@@ -101,8 +100,7 @@ class Waiters:
         mapping unless more than `NEAR` claims of this client wait.
 
         When the returned key is gone, at most `NEAR` keys should be left ahead of the claim. The queue may also have
-        keys of joins whose reply is still missing. So this method counts only half of `NEAR` keys from the end of the
-        queue.
+        keys of joins without a reply. So this chooses the key that is half of `NEAR` from the end of the known queue.
         """
         if claim.name not in self._queued:
             return {}
@@ -120,8 +118,8 @@ class Waiters:
         self._rests[claim.id] = lease
 
     def may_rest(self, claim: Claim) -> bool:
-        """Return whether this claim was asked to rest. A later release must first find out whether that request has
-        moved the key to a lease that keeps the name taken."""
+        """Return whether a `rest` was sent for this claim. A later release must find out whether it has moved the
+        key."""
         return claim.id in self._rests
 
     def given_back(self, claim: Claim) -> None:

@@ -21,7 +21,7 @@ _RENEWS_REVOKED: dict[tuple[int, int], int] = {(3, 4): 38, (3, 5): 23, (3, 6): 5
 
 
 def diagnose(transport: EtcdTransport, cluster: Cluster, within: float) -> list[Finding]:
-    """Query every endpoint of the URL, and the list of members. Raises the first error if no endpoint replies."""
+    """Ask every endpoint of the URL, and read the list of members. Raises the first error if no endpoint replies."""
     findings: list[Finding] = []
     silent: list[Exception] = []
     clusters: dict[int, str] = {}  # cluster id -> the first endpoint of that cluster

@@ -19,7 +19,7 @@ from multilock_etcd.transport import EtcdTransport, calls
 __all__ = ["EtcdInspection"]
 
 PAGE = 500  # keys read at once when all locks are listed
-SHOWN = 100  # holders of one name that inspect() returns
+SHOWN = 100  # the greatest number of holders of a name that inspect() returns
 
 
 class EtcdInspection:
@@ -49,8 +49,8 @@ class EtcdInspection:
         return self._info(name, shown, all_, len(all_))
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        # escape() changes the names "." and "..", but not the dots of a longer name. So for these two prefixes read all
-        # keys.
+        # escape() changes the names "." and "..", but not the dots of a longer name. So read all keys for these two
+        # prefixes.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)).encode()
         for name, rows in groupby(self._rows(begin, within), lambda row: self._keys.name(row.key)):
             if name is None or not name.startswith(prefix):
@@ -81,7 +81,7 @@ class EtcdInspection:
                 rows,
                 lambda row: row.key,
                 lambda some: self._take_at_once(some, deadline),
-                times=3,  # each key is compared and deleted, or read again if a key has changed
+                times=3,  # each key is compared, and then deleted or read again
             )
             rows, taken = rows[count:], [*taken, *still]
         return taken
@@ -106,7 +106,7 @@ class EtcdInspection:
     def _info(self, name: str, shown: Sequence[Any], queue: Sequence[Any], count: int) -> LockInfo | None:
         """Return the holders of a name, or None if nobody holds it. The keys in ``queue`` are in order of arrival.
 
-        If the first key is not that of a contender, all contenders wait for it, and nobody holds the name.
+        If the first key does not belong to a contender, all contenders wait for it, and nobody holds the name.
         """
         holders = len(self._keys.holders(queue))
         if not holders:
@@ -126,7 +126,7 @@ class EtcdInspection:
         return info if kind == "lock" else replace(info, kind=kind, permits=permits or None)
 
     def _rows(self, begin: bytes, within: float) -> Iterator[Any]:
-        """Yield all keys with this beginning, page by page, in an order that keeps the keys of one name together."""
+        """Yield all keys with this beginning, page by page. The keys of one name come together."""
         key, end = begin or b"\0", end_of(begin)
         while True:
             said, _ = self._transport.call(calls.RANGE, wire.RangeRequest(key=key, range_end=end, limit=PAGE), within)

@@ -1,5 +1,4 @@
-"""The keys of a name: its queue, our own key in the queue, the keys that exclude ours, and what a key shows about its
-owner."""
+"""The keys of a name: its queue, our own key, and the keys that exclude ours."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ __all__ = ["SHARED", "Ahead", "EtcdKeyspace", "Range", "end_of", "rests"]
 
 SHARED = ("read", "permit")  # the kinds of claims that can share a name
 
-# A number of permits has at most seven digits. A key with more belongs to another program.
+# A number of permits has at most seven digits.
 _CONTENDER = re.compile(rb"(?:(read|write)/|permit/(\d{1,7})/)?[^/]+", re.DOTALL)
 # The id of a multilock claim, at the end of a key.
 _OURS = re.compile(rb"[0-9a-f]{16}\.[0-9a-f]{32}$")
@@ -26,7 +25,7 @@ Range = tuple[bytes, bytes]
 
 
 class Ahead(NamedTuple):
-    """The ranges of keys that a claim waits for, as far as they are older than its own key."""
+    """The ranges of keys for which a claim waits if they are older than its own key."""
 
     others: tuple[Range, ...]  #: keys that exclude the claim
     like: tuple[Range, ...] = ()  #: keys that share the name with the claim, up to a limit
@@ -50,9 +49,9 @@ class EtcdKeyspace:
         return self._folder(claim.name) + _kin(claim) + claim.id.encode()
 
     def ahead(self, claim: Claim) -> Ahead:
-        """Return which keys this claim waits for.
+        """Return the ranges of keys for which this claim waits.
 
-        A reader never reads the keys of other readers, only their number, so that thousands of readers cost it nothing.
+        A reader only reads the number of other readers, so that thousands of readers cost it nothing.
         """
         begin, end = self.queue(claim.name)
         if claim.mode == "x":
@@ -76,13 +75,12 @@ class EtcdKeyspace:
         return unescape(escaped.decode(errors="replace"))
 
     def kind(self, row: Any) -> tuple[str, int] | None:
-        """Return the kind of contender that this key of a queue belongs to, and its number of permits.
+        """Return the kind of the contender that owns this key of a queue, and its number of permits.
 
         The kind is ``read``, ``write``, ``permit`` or ``lock``. Returns None if no contender owns the key. A key
-        without a lease is an application's data, except a key that ends with an id of ours: an operator has put that
-        key again (``etcdctl put``), and thereby removed its lease. A key with a further slash belongs to a longer
-        prefix or name, except for the readers, writers and permits of this name, whose keys are below it as in etcd's
-        own recipe. Neither data of an application nor a key of a longer name may be shown as a lock or released by
+        without a lease is an application's data, unless it ends with an id of ours: then an operator has put it again
+        (``etcdctl put``), which removes the lease. A key with a further slash belongs to a longer prefix or name,
+        unless it is that of a reader, writer or permit. Only keys of contenders may be shown as locks or released by
         force.
         """
         _, _, contender = row.key.removeprefix(self.prefix).partition(b"/")

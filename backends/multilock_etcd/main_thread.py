@@ -1,8 +1,8 @@
 """Calls into gRPC, kept out of the thread that an interrupt can reach.
 
-gRPC takes locks in Python code. An interrupt there (Ctrl-C, a signal handler that raises) can leave one of them taken
-forever, and then no call and no renewal of this process ends. CPython delivers such an interrupt only to the main
-thread. So the main thread hands its calls to another thread, and waits on a bell, which an interrupt cannot break.
+gRPC takes locks in Python code. An interrupt there (Ctrl-C, a signal handler that raises) can leave a lock taken
+forever, and then no call of this process ends. CPython interrupts only the main thread. So the main thread hands its
+calls to another thread, and waits for it in a way that is safe against interrupts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from multilock.backend import call_inside, start_worker
 __all__ = ["Aside"]
 
 IDLE = 15.0  # seconds until a thread without calls ends
-GRACE = 5.0  # seconds after its own time limit at which a call counts as failed
+GRACE = 5.0  # seconds after the end of its time limit until a call counts as failed
 
 R = TypeVar("R")
 
@@ -44,7 +44,7 @@ class _Handed(Generic[R]):
         if not self.is_mine():
             return
         try:
-            # With `call_inside`, a finalizer that the garbage collector runs here never waits for a lock of this call.
+            # With `call_inside`, a finalizer that runs during the call never waits for a lock of the call.
             self.result = call_inside(self.call)
         except BaseException as error:
             self.error = error
@@ -55,7 +55,7 @@ class Aside:
     """Runs the main thread's calls on another thread. If an interrupt ends the wait for a call, the call may continue
     there.
 
-    There is a second thread only while a signal handler makes a call during another call of the main thread.
+    A second thread exists only while a signal handler makes a call during another call of the main thread.
     """
 
     def __init__(self) -> None:
@@ -98,11 +98,11 @@ class Aside:
             except system.Empty:
                 if not free:
                     return
-                free = False  # check once more: a call may just have come that relies on this thread
+                free = False  # check once more, because a new call may rely on this thread
                 self._free.discard(me)
                 continue
             self._free.discard(me)
             if handed:
                 handed.run()
             free = True
-            del handed  # so that a waiting thread keeps no call alive
+            del handed  # otherwise the waiting thread would keep the call's objects alive

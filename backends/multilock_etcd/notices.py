@@ -1,15 +1,14 @@
 """Receive what etcd pushes: wake-ups for waiters, losses of keys that are held, changes of names that are followed.
 
-Each client has one watch stream, opened when it is first needed and read by a thread. The watch of one key starts at
-the revision at which the key was last seen. So it also reports events from before the watch was created. The events of
-the watch of one key are hints, never proof: a waiter that is woken reads the queue again. Only the watch of a whole
-name proves something (`multilock_etcd.queue`). The stream may break, and etcd may compact revisions that a watch has
-not read yet. Then this module reads every key that it watched, in steps, and watches the key again from the revision of
-that read on.
+Each client has one watch stream, opened when it is first needed and read by a thread. The watch of a key starts at the
+revision at which the key was last seen, so it misses nothing. Its events are hints, never proof: a waiter that is woken
+reads the queue again. Only the watch of a whole name proves something (`multilock_etcd.queue`). The stream may break,
+and etcd may compact revisions that a watch has not read yet. Then this module reads every watched key, and watches it
+again from the revision of that read on.
 
-The watch of a name starts at the present revision. A watch that starts in the past would lag: etcd brings such watches
-up to date only ten times a second. With many claims, every revision is soon in the past. All waiters of one client
-share the watch of a name, and it is kept open for a while after the last of them has left.
+The watch of a name starts at the present revision. A watch that starts in the past would lag, because etcd brings such
+watches up to date only ten times a second. All waiters of one client share the watch of a name, and it is kept open for
+a while after the last of them has left.
 """
 
 from __future__ import annotations
@@ -35,10 +34,11 @@ from multilock_etcd.transport import EtcdTransport
 __all__ = ["EtcdWatcher"]
 
 LOOK_WITHIN = 2.0  # seconds that one step of reading all keys may take
-# Seconds. After a denied watch a new login token is requested, because the old one may have expired. If the watch is
-# denied again within this time, it counts as refused.
+# Seconds. After a denied watch a new login token is requested. If the watch is denied again within this time, it counts
+# as refused.
 DENIED_AGAIN = 5.0
-REFUSED_FOR, LONGEST_REFUSED = 5.0, 60.0  # seconds until a refused watch is requested again; the pauses grow
+# seconds until a refused watch is requested again: the first and the longest pause
+REFUSED_FOR, LONGEST_REFUSED = 5.0, 60.0
 CONNECTION = "watch stream"  # the name of the connection in messages
 # Before a loss is reported, etcd is asked for its reason. Losses within IN_A_ROW seconds of each other are delayed by
 # at most REASON_WITHIN seconds in all.
@@ -52,8 +52,8 @@ KEPT_FOR = 32
 class _Watch:
     """One watch of the stream.
 
-    ``tell`` is called with each event. If ``once`` is True, only deletions are reported, and the first one ends the
-    watch. If a ``queue`` is given, it receives all deletions of an answer at once, and ``tell`` is not called.
+    ``tell`` is called with each event. If ``once`` is True, the watch reports only one deletion, and then ends. If a
+    ``queue`` is given, it receives all deletions of an answer at once instead.
     """
 
     __slots__ = ("confirmed", "id", "once", "queue", "start", "tell", "what")
@@ -111,9 +111,9 @@ class EtcdWatcher:
         self._numbers = itertools.count(1)
         self._waiting: dict[str, list[_Watch]] = {}
         self._queues: dict[Range, _Watch] = {}
-        # The queues without a waiting claim, in the order in which their last claims left.
+        # The queues without a waiting claim, longest unused first.
         self._unused: dict[Range, _Watch] = {}
-        self._counting: dict[str, _Watch] = {}  # claim id -> the watch of a name that counts down for it
+        self._counting: dict[str, _Watch] = {}  # claim id -> the watch of the name for which the claim waits
         self._holding: dict[str, _Holder] = {}
         self._followed: dict[str, Range] = {}
         self._following: dict[str, _Watch] = {}
@@ -122,13 +122,13 @@ class EtcdWatcher:
         self._outbox: system.SimpleQueue[Any] | None = None
         self._call: Any = None
         self._started = False
-        self._denied_at = -math.inf  # when a watch was last denied, so that the token was dropped
+        self._denied_at = -math.inf  # when a watch was last denied, and the token dropped
         self._is_down = False
         self._awaited: set[int] = set()  # watches that the server has not confirmed since the stream was opened
         self._refused = False  # the present stream lacks a watch that the server refused
         self._refused_for = REFUSED_FOR
-        self._explained_at = -math.inf  # when the reason of a loss was last queried
-        self._patience = 0.0  # seconds that further queries for the reasons of losses may take
+        self._explained_at = -math.inf  # when the server was last asked for the reason of a loss
+        self._patience = 0.0  # seconds that further questions for reasons may take
         self._closed = system.Event()
 
     # ---- what is watched
@@ -147,7 +147,7 @@ class EtcdWatcher:
     def count(self, keys: Range, waiter: Waiter, position: Position) -> None:
         """Grant this claim once all keys ahead of it are deleted. Wake the claim if the watch cannot decide that."""
         if waiter.revision != position.revision:
-            return  # another attempt has put another key for this claim
+            return  # a later attempt of this claim has put another key
         with self._lock:
             self._drop(self._waiting.pop(waiter.claim.id, []))
             watch = self._queues.get(keys)
@@ -161,8 +161,7 @@ class EtcdWatcher:
         self._start()
 
     def count_no_more(self, claim_id: str) -> None:
-        """Stop counting deletions for this claim: it is about to query the server, or it watches a single key
-        instead."""
+        """Stop counting deletions for this claim."""
         with self._lock:
             if watch := self._counting.pop(claim_id, None):
                 assert watch.queue is not None
@@ -178,9 +177,9 @@ class EtcdWatcher:
         self._start()
 
     def stop(self, claim_id: str) -> None:
-        """Stop notifying this claim: it no longer waits, and it holds no key."""
+        """Stop notifying this claim."""
         if claim_id not in self._waiting and claim_id not in self._holding and claim_id not in self._counting:
-            # most claims were never added; a claim that another thread adds just now counts as added after this stop
+            # most claims were never added, and this check needs no lock
             return
         with self._lock:
             self.count_no_more(claim_id)
@@ -273,7 +272,7 @@ class EtcdWatcher:
             if admission is Admission.ADMITTED and claim.renew and self._sessions.is_alive(session.lease):
                 self._notices.granted(claim.id, session.granted(revision))
                 continue
-            self._notices.wake(claim.id)  # this also drops an earlier grant, if the claim has not taken it yet
+            self._notices.wake(claim.id)  # this also cancels a grant that the claim has not taken yet
             if admission is Admission.TAKEN_BACK:
                 self._gone(claim.id, session.lease, revision)
 
@@ -294,7 +293,7 @@ class EtcdWatcher:
                 self._listen()
             except MultilockError as error:
                 trouble = str(error)
-            except Exception as error:  # any exception: without this thread no claim would be notified any longer
+            except Exception as error:  # this thread must go on, or no claim would be notified
                 trouble = repr(error)
                 logger.exception("the watch stream is no longer opened")
             failures = 0 if self._notices.now() - began > LONGEST_PAUSE else failures + 1
@@ -309,7 +308,7 @@ class EtcdWatcher:
         return retry_pause(failures) * system.uniform(0.5, 1.0)
 
     def _listen(self) -> None:
-        """Open the stream with all watches, and pass on the answers of the stream until it ends."""
+        """Open the stream with all watches, and handle its answers until it ends."""
         outbox: system.SimpleQueue[Any] = system.SimpleQueue()
         try:
             with self._transport.watch(iter(outbox.get, None)) as stream:
@@ -341,9 +340,9 @@ class EtcdWatcher:
             self._notices.pushes(CONNECTION, trouble, refused=refused)
 
     def _down(self, trouble: str) -> None:
-        """Record that the stream has ended, and report it. All leases are renewed now, because the connection of their
-        renewals may be broken as well."""
-        if not self._refused:  # a refusal was reported already, and the later end of the stream does not matter
+        """Record that the stream has ended, and report it. Renew all leases now, because the connection of the renewals
+        may be broken as well."""
+        if not self._refused:  # the refusal was reported already
             self._report(trouble)
         with self._lock:
             self._outbox = self._call = None
@@ -354,8 +353,8 @@ class EtcdWatcher:
                 self._notices.silent(lease)
 
     def _look_at_everything(self) -> bool:
-        """Query the present state, and watch from its revision on. Returns whether the server has replied to all
-        queries.
+        """Read the present state, and watch from its revision on. Returns whether the server has replied to all
+        requests.
 
         Thousands of keys take many requests. If a later request fails, keys that were already read keep their watches.
         """
@@ -366,7 +365,7 @@ class EtcdWatcher:
                     if self._following[name].id not in self._watches:
                         self._arm_followed(name, revision + 1)
             self._notices.changed(None)
-            self._notices.wake(None)  # every waiter queries the server again, which creates its watch again
+            self._notices.wake(None)  # every waiter asks the server again, which creates its watch again
             for lease in self._sessions.leases():  # leases first: the keys of an ended lease need not be read
                 self._sessions.look(lease, revision, LOOK_WITHIN)
             self._look_at_held(revision)
@@ -396,7 +395,7 @@ class EtcdWatcher:
                         self._arm(claim_id, holder, revision + 1, seen=False)
 
     def _unwatched(self) -> dict[str, _Holder]:
-        """Return some of the held keys that neither the present stream nor the next one watches."""
+        """Return some of the held keys that no watch covers."""
         with self._lock:
             unwatched = (
                 (claim_id, holder)
@@ -448,8 +447,8 @@ class EtcdWatcher:
     def _cancelled(self, watch: _Watch | None, answer: Any) -> None:
         """Deal with the end of a watch.
 
-        If etcd refuses to create a watch, its answer does not contain the watch id that this client chose. So the
-        answer may concern any unconfirmed watch.
+        If etcd refuses to create a watch, its answer does not name the watch. So any unconfirmed watch may be the
+        refused one.
         """
         if watch:
             with self._lock:
@@ -458,7 +457,7 @@ class EtcdWatcher:
             raise BackendUnavailable(f"what happened before revision {answer.compact_revision} was compacted")
         now = self._notices.now()
         if now >= self._denied_at + DENIED_AGAIN:
-            # A stream keeps the token that it was opened with, and that token may have expired since.
+            # The token with which the stream was opened may have expired.
             self._denied_at = now
             self._transport.token_over()
             raise BackendUnavailable(f"a watch was denied: {answer.cancel_reason}")
@@ -471,7 +470,7 @@ class EtcdWatcher:
             self._ask_again_later()
 
     def _ask_again_later(self) -> None:
-        """Open the stream again later, with all watches: etcd may then allow the watches that it refuses now."""
+        """Open the stream again later, because etcd may then allow the refused watches."""
         stream, pause = self._call, self._refused_for
         self._refused_for = min(LONGEST_REFUSED, 2 * pause)
 
@@ -484,8 +483,8 @@ class EtcdWatcher:
     def _drop_unconfirmed_queues(self) -> None:
         """Drop every queue whose watch may be the refused one.
 
-        The waiters of such a queue receive no notice, and query the server when their safety timers are over. The next
-        claim that waits in the queue creates a new watch.
+        The waiters of such a queue are not notified, and ask the server when their safety timers are over. The next
+        waiter creates a new watch.
         """
         for queue, watch in list(self._queues.items()):
             if not watch.confirmed:
@@ -501,8 +500,7 @@ class EtcdWatcher:
             self._gone(claim_id, holder.lease, revision)
 
     def _gone(self, claim_id: str, lease: Hashable, revision: int) -> None:
-        """Report a lost claim. One query for the reason may delay the report for a moment. Losses in a row share that
-        delay."""
+        """Report a lost claim. A question for the reason may delay the report. Losses in a row share that delay."""
         began = self._notices.now()
         if began > self._explained_at + IN_A_ROW:
             self._patience = REASON_WITHIN

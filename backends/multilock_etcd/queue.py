@@ -1,18 +1,17 @@
 """Prove that a claim is first in the queue of a name, by counting down the keys ahead of it in one watch.
 
-A request that puts a key, or reads it again, also reads the keys that are ahead of this key at the same revision. The
-watch of the whole name then reports each deletion after that revision: in order, and either all or none of the
-deletions of one revision. A key whose deletion is reported is no longer ahead. When the last key ahead is deleted, the
-watch has proved two things. At the revision of this deletion no key was ahead of ours, and our own key had not been
-deleted. `tests/models/etcd.cpp` checks this rule exhaustively.
+A request that puts or reads a key also reads the keys ahead of it, at the same revision. The watch of the whole name
+then reports every later deletion in order. All deletions of one revision come together. When the deletion of the last
+key ahead is reported, no key was ahead of ours at that revision, and our own key still existed. `tests/models/etcd.cpp`
+checks this rule exhaustively.
 
 A proof counts until the same watch contradicts it. A client that was paused receives all events at once afterwards:
-first that its claim became first in the queue, then that its key was deleted. So, from the proof on, the watch also
-reports the deletion of our own key.
+first that its claim became first in the queue, then that its key was deleted. So after the proof the watch also reports
+the deletion of our own key.
 
 We count keys, not events: some servers replay events on the same stream, and a replay must not count twice.
 
-Nothing in this module sends requests, waits or locks.
+This module sends no requests, and takes no locks.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from multilock_etcd.transactions import Position
 
 __all__ = ["Admission", "Decision", "Deletion", "Queue"]
 
-REMEMBERED = 256  # deletions that are kept; a claim whose read is older than all of these must query the server
+REMEMBERED = 256  # deletions that are remembered; a claim that read the queue before all of these must ask the server
 
 
 class Admission(Enum):
     ADMITTED = "admitted"  #: no key is ahead of the claim, so it holds the name
-    ASK_AGAIN = "ask again"  #: the watch cannot decide: the claim must query the server
+    ASK_AGAIN = "ask again"  #: the watch cannot decide, so the claim must ask the server
     WAIT = "wait"  #: some key is still ahead of the claim
     TAKEN_BACK = "taken back"  #: the claim was admitted, and its own key has been deleted since
 
@@ -58,25 +57,25 @@ class Queue:
 
     def __init__(self, keys: Range) -> None:
         self.keys = keys
-        self.unheeded = 0  # answers of the watch in a row that came while no claim waited
+        self.unheeded = 0  # answers of the watch since the last claim waited
         self._after: int | None = None  # deletions after this revision are in `_told`, or will be
         self._told: deque[Deletion] = deque()
         self._waiting: dict[str, Waiter] = {}  # by claim id
-        self._admitted: dict[str, Waiter] = {}  # decided by the watch, which may contradict it later
+        self._admitted: dict[str, Waiter] = {}  # claims that the watch has admitted, and may still take back
 
     def __bool__(self) -> bool:
         """Return whether any claim still needs the watch."""
         return bool(self._waiting or self._admitted)
 
     def begins(self, after: int) -> list[Decision]:
-        """Begin to count deletions: the server has confirmed that the watch reports all deletions after this
+        """Begin to count deletions. The server has confirmed that the watch reports all deletions after this
         revision."""
         self._after = after
         return self._decide([(each, self._catch_up(each)) for each in self._waiting.values()])
 
     def enter(self, waiter: Waiter, position: Position) -> list[Decision]:
-        """Begin to count deletions for this claim. Returns a list with the decision about the claim. The list is empty
-        if the reported deletions do not allow a decision yet."""
+        """Begin to count deletions for this claim. Returns the decision about the claim, or an empty list if there is
+        none yet."""
         self.unheeded = 0
         waiter.position = position
         self._waiting[waiter.claim.id] = waiter
@@ -88,16 +87,14 @@ class Queue:
         self._admitted.pop(claim_id, None)
 
     def hear(self, deletions: Sequence[Deletion]) -> list[Decision]:
-        """Count the deletions of one answer of the watch. An answer contains either all deletions of a revision or none
-        of them."""
+        """Count the deletions of one answer of the watch, which contains all deletions of a revision or none."""
         if not self:
             self.unheeded += 1
         for each in deletions:
             self._told.append(each)
             if len(self._told) > REMEMBERED:
-                # The oldest deletion is dropped. From now on the record lacks deletions up to its revision. So a claim
-                # that read the keys ahead of it before that revision must read them again (`_catch_up`). A replayed
-                # deletion has an old revision, which must not lower `_after`: hence max().
+                # The oldest deletion is dropped. A claim that read the queue before its revision must read it again
+                # (`_catch_up`). A replayed deletion has an old revision, which must not lower `_after`.
                 self._after = max(self._after or 0, self._told.popleft().revision)
         taken = self._taken_back(deletions)
         return taken + self._decide([(each, _count_down(each, deletions)) for each in self._waiting.values()])
@@ -111,8 +108,7 @@ class Queue:
         return [Decision(each, Admission.TAKEN_BACK, at[each.own]) for each in taken]
 
     def _catch_up(self, waiter: Waiter) -> Admission:
-        """Remove from the keys ahead of the claim all keys whose deletion the watch has reported since the claim read
-        them."""
+        """Remove from the keys ahead of the claim those whose deletion was reported since the claim read them."""
         if self._after is None:
             return Admission.WAIT
         if waiter.position.at < self._after:

@@ -33,10 +33,11 @@ class EtcdRenewal:
         self._now = notices.now
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """Send one keep-alive: its reply is the proof for all these claims. Then read keys that no watch covers."""
+        """Send one keep-alive, whose reply is the proof for all these claims. Then read the keys that no watch
+        covers."""
         deadline = self._now() + within
         session = self._sessions.keep_alive(group, within)
-        one = len(held) == 1  # perhaps a `Lease.renew()`, whose caller asks whether the lock is still held
+        one = len(held) == 1  # this may be a `Lease.renew()`, whose caller wants to know whether the lock is still held
         doubtful = [pair for pair in held if one or not self._watcher.covers(pair[0].id)]
         gone, at = self._sweep.missing(session, doubtful, deadline, within) if session else (set(), 0)
         if session is None or (gone and self._sessions.look(group, at, deadline - self._now())):

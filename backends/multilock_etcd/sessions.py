@@ -1,10 +1,10 @@
 """The leases of one client: one for all locks of the same ttl, and a separate one for each ``renew=False`` lock.
 
-Each request for a lease uses a new id, never one whose reply was lost. So a lease that has ended cannot come back by a
-grant that is executed late, and a request that names the ended lease is refused. A grant without a reply leaves a lease
-without keys, which expires.
+Each request for a lease uses a new id. So a grant that is executed late cannot revive a lease that has ended. A grant
+without a reply leaves a lease without keys, which expires.
 
-The lease of a name that rests is not one of these leases: it is not renewed, and `revoke_all` does not revoke it.
+The lease by which hold_at_least keeps a name taken is not one of these: it is not renewed, and `revoke_all` does not
+revoke it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ class EtcdSession:
         self.ttl = ttl
         self.sent_at = sent_at
         self.seen_at = 0  # the newest revision at which the server reported the lease alive
-        self.turn = 0  # index of the key where the next read of unwatched keys begins
+        self.turn = 0  # index of the first key that the next renewal reads
 
     def granted(self, revision: int | None) -> Granted:
-        """Return the grant for the key with this revision on this lease. The grant is valid as long as the lease
-        certainly lives."""
+        """Return the grant for the key with this revision on this lease."""
         return Granted(revision, self.ttl, self.sent_at, self.ttl, self.ttl / RENEWALS, self.lease, revision)
 
 
@@ -53,13 +52,13 @@ class EtcdSessions:
         self._now: Callable[[], float] = notices.now
         self._alive: dict[Hashable, EtcdSession] = {}
         self._shared: dict[float, EtcdSession] = {}  # the sessions, by the ttl of their claims
-        self._unwanted: deque[int] = deque()  # leases without keys whose revocation had no answer
+        self._unwanted: deque[int] = deque()  # leases without keys whose revocation got no reply
         self._lock = system.Lock()
         self._granting = system.Lock()
         self._acknowledges = False  # whether the server has acknowledged a renewal yet
 
     def of(self, claim: Claim, within: float) -> EtcdSession:
-        """Return the lease for this claim's key. If there is none, grant a new lease. Raises the errors of a
+        """Return the lease for this claim's key. If there is none, a new lease is granted. Raises the errors of a
         request."""
         if not claim.renew:
             return self._grant(claim.ttl, within)
@@ -107,14 +106,14 @@ class EtcdSessions:
             said, _ = self._transport.call(calls.TIME_TO_LIVE, wire.LeaseTimeToLiveRequest(ID=session.lease), within)
         except MultilockError:
             return False
-        if said.TTL < 0:  # not 0, which is the ttl of a lease in its last second: the server rounds down
+        if said.TTL < 0:  # 0 means the last second of a lease, because the server rounds down
             self.end(lease)
             return True
         session.seen_at = said.header.revision
         return False
 
     def end(self, lease: Hashable) -> None:
-        """Drop a lease that the server has ended, and with it every key on it, and report that to the kernel."""
+        """Drop a lease that the server has ended, and report that to the kernel."""
         shared = any(session.lease == lease for session in list(self._shared.values()))
         if self._forget(lease) and shared:
             self._notices.group_gone(lease, ENDED)
@@ -127,7 +126,7 @@ class EtcdSessions:
         if not self._try_revoke(session.lease, deadline):
             self._unwanted.append(session.lease)
         elif self._unwanted:
-            with suppress(IndexError):  # another thread may have taken the last one
+            with suppress(IndexError):  # another thread may have taken the last lease
                 old = self._unwanted.popleft()
                 if not self._try_revoke(old, deadline):
                     self._unwanted.append(old)
@@ -155,7 +154,7 @@ class EtcdSessions:
     def _renewed_or_new(self, ttl: float, deadline: float) -> EtcdSession:
         session = self._shared.get(ttl)
         if session and self._is_over(session):
-            # This process was paused. Only the server can tell whether it has kept the lease.
+            # This process was paused, so ask the server whether the lease still exists.
             session = self.keep_alive(session.lease, deadline - self._now())
         if session is None:
             session = self._grant(ttl, deadline - self._now())
@@ -180,15 +179,14 @@ class EtcdSessions:
     def _check(self, session: EtcdSession, deadline: float) -> None:
         """Check once, before any lock is held, that renewals are acknowledged.
 
-        An etcd grpc-proxy ends the stream of a renewal without a reply, so every lock would be lost after its first
-        ttl. (If a proxy does reply, its reply may belong to an earlier renewal that the proxy itself sent.) The check
-        takes at most half of the time: the request that follows needs the rest.
+        An etcd grpc-proxy ends a renewal without a reply, or replies with the result of an older renewal, so every lock
+        would be lost after its first ttl. The check takes at most half of the time.
         """
         try:
             self.keep_alive(session.lease, (deadline - self._now()) / 2)
         except BackendUnavailable as silence:
             if not isinstance(silence, NotAcknowledged):
-                return  # the next request and the renewals deal with a server that does not reply
+                return  # the next request deals with a server that does not reply
             self.revoke(session, deadline - self._now())
             raise BackendRejected(
                 f"{self._transport.name} acknowledges no renewal, as an etcd grpc-proxy does not: "

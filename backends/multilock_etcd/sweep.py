@@ -1,4 +1,4 @@
-"""The side work of a renewal: it reads keys that no watch covers, and deletes old tombstones."""
+"""Read the keys that no watch covers, and delete old tombstones, at each renewal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Tombstone(NamedTuple):
 
 
 class EtcdSweep:
-    """The side work of the renewals of one client."""
+    """The reads and deletions that follow the renewals of one client."""
 
     def __init__(self, keys: EtcdKeyspace, transactions: EtcdTransactions, now: Callable[[], float]) -> None:
         self._keys = keys
@@ -36,12 +36,10 @@ class EtcdSweep:
     def missing(
         self, session: EtcdSession, doubtful: Sequence[Held], deadline: float, within: float
     ) -> tuple[set[bytes], int]:
-        """Return which of these keys are gone, as far as there was time to read them, and the revision of the last
-        read.
+        """Return which of these keys are gone, and the revision of the last read.
 
-        If a single key cannot be read, this raises. If the time does not suffice for many keys, the next renewal begins
-        with the keys that were not read. Reading them late loses no claim. But if the result of the renewal came too
-        late, it would prove nothing for any claim.
+        If there is not enough time for all keys, the next renewal begins with the keys that were not read. Raises if
+        there is only one key and it cannot be read.
         """
         gone: set[bytes] = set()
         at = 0
@@ -54,7 +52,8 @@ class EtcdSweep:
         looked = 0
         while looked < len(keys):
             began = self._now()
-            if looked and deadline - began < 2 * longest:  # a request cut short would make the server look silent
+            # a request with too little time would look like a server that does not reply
+            if looked and deadline - began < 2 * longest:
                 break
             try:
                 step = self._transactions.missing(keys[looked : looked + AT_ONCE], deadline)
@@ -72,7 +71,7 @@ class EtcdSweep:
         return gone, at
 
     def remember_tombstone(self, key: bytes) -> None:
-        """Have this tombstone deleted once it is old enough."""
+        """Delete this tombstone later, once it is old enough."""
         self._tombstones.append(_Tombstone(key, self._now() + LATE_REQUEST_IN_SESSION))
 
     def forget_tombstones(self, deadline: float) -> None:

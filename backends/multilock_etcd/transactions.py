@@ -1,7 +1,7 @@
-"""Requests about keys: reads, and transactions, of which either every step is executed or none.
+"""Requests about keys: reads, and transactions. A server executes either every step of a transaction or none.
 
-The parts of a transaction are passed as the fields of a `Compare` or a `RequestOp`. Separate messages would be copied
-into the request, which takes twice as long.
+The parts of a transaction are passed as the fields of a `Compare` or a `RequestOp`. Making separate messages would take
+twice as long.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = [
 AT_ONCE = 100  # operations
 BYTES = 1_000_000
 PER_KEY = 64  # bytes that a request needs for each key, besides the key itself
-# A claim with more keys than this ahead of it, or sharing the name with it, watches a single key. So most waiters
-# receive no event when another claim is released.
+# If more keys than this are ahead of a claim, it watches a single key. So most waiters receive no event when another
+# claim is released.
 NEAR = 32
-WATCHED = 16  # keys that a waiting permit watches one by one; more are watched as one range
+WATCHED = 16  # a waiting permit watches at most so many keys one by one, and otherwise a range
 
 Part = dict[str, Any]
 """One comparison or one operation of a transaction, as the fields of its message."""
@@ -68,8 +68,8 @@ class Looked(NamedTuple):
 class Behind(NamedTuple):
     """Keys ahead of a claim, with their create_revisions. All of them existed at revision ``at``.
 
-    The claim has to wait as long as all these keys exist. So a request only needs to check that they exist, and reads
-    no other key. If ``keys`` is empty, the server must read the queue.
+    The claim must wait as long as all these keys exist. So a request only needs to check that they exist. If ``keys``
+    is empty, the server must read the queue.
     """
 
     keys: Mapping[bytes, int]
@@ -79,7 +79,7 @@ class Behind(NamedTuple):
 class Position:
     """The keys ahead of a claim's key, which was created at ``revision``, as a reply showed them at revision ``at``.
 
-    The reply shows the newest keys only. The position is exact with at most `NEAR` keys ahead.
+    The reply shows only the newest keys, so the position is exact only if at most `NEAR` keys are ahead.
     """
 
     __slots__ = ("_beside", "_ranges", "at", "like", "others", "revision")
@@ -89,8 +89,8 @@ class Position:
         found = [answer.response_range for answer in answers]
         others, like = found[: len(ranges.others)], found[len(ranges.others) :]
         self._ranges, self.revision, self.at = ranges, revision, at
-        # Keys ahead of the claim, newest first, as far as the reply shows them. `others` exclude the claim. `like` can
-        # hold the name together with it, as long as fewer than `room` of them are ahead.
+        # Keys ahead of the claim, newest first. `others` exclude the claim. `like` share the name with it if fewer than
+        # `room` of them are ahead.
         self.others: dict[bytes, int] = {row.key: row.create_revision for each in others for row in each.kvs}
         self.like: dict[bytes, int] = {row.key: row.create_revision for each in like for row in each.kvs}
         self._beside: int = sum(each.count for each in like) if ranges.beside else 0
@@ -109,14 +109,13 @@ class Position:
         return (len(self.others) + len(self.like) + self._beside if self.others else self.to_go) <= NEAR
 
     def behind(self) -> Behind:
-        """Return which of the keys ahead of the claim it watches while it is not near the front.
+        """Return the keys that the claim watches while it is not near the front.
 
-        If more than `NEAR` keys exclude the claim, it watches the key whose deletion leaves `NEAR` of them. From then
-        on the watch of the whole name counts the keys down, so that the claim needs no request when it becomes first.
-        If fewer keys exclude the claim, it watches the newest of these. If no key excludes it, the claim waits only
-        because all permits are taken. If there are n permits, it then watches the n newest permits ahead, because it
-        has room as soon as any of these is deleted. If n is too great, no keys are returned, and the claim watches the
-        whole range.
+        If more than `NEAR` keys exclude the claim, it watches the key whose deletion leaves `NEAR` of them. Then the
+        watch of the whole name counts down the rest. If fewer keys exclude the claim, it watches the newest of these.
+        If no key excludes it, all n permits are taken. It then watches the n newest permits ahead, because it has room
+        as soon as any of these is deleted. If n is too great, no keys are returned, and the claim watches the whole
+        range.
         """
         if self.others:
             newest_first = sorted(self.others.items(), key=itemgetter(1), reverse=True)
@@ -135,8 +134,8 @@ class Joined(NamedTuple):
 class Steps:
     """The number of keys that one transaction may name.
 
-    The limits of a server are part of its configuration, and no request returns them. So if the server refuses a
-    request as too large, the request is halved, and this client sends no larger request later.
+    Clients cannot read the limits of a server. So if the server refuses a request as too large, the request is halved,
+    and later requests are not larger.
     """
 
     def __init__(self) -> None:
@@ -186,7 +185,7 @@ class EtcdTransactions:
     def execute(
         self, compare: Sequence[Part], success: Sequence[Part], failure: Sequence[Part], deadline: float
     ) -> Any:
-        """Execute all of ``success`` if every comparison holds, else all of ``failure``; return the reply."""
+        """Execute all of ``success`` if every comparison holds, else all of ``failure``. Returns the reply."""
         request = wire.TxnRequest(compare=compare, success=success, failure=failure)
         return self._transport.call(calls.TXN, request, deadline - self._now())[0]
 
@@ -197,16 +196,14 @@ class EtcdTransactions:
         The caller may know keys for which a claim that joins has to wait, and pass them as ``behind``. The server then
         only compares that they exist, and reads no key ahead.
 
-        Idempotent: if the request is sent again, the reply shows the key that the first request put. Raises if that key
-        is on another lease, since the claim would be believed longer than that lease lives. The request is refused if a
-        tombstone of the claim exists, or if a key in ``behind`` does not exist. If ``join`` is False, it is also
-        refused if a key excludes the claim.
+        If the request is sent again, the reply shows the key that the first request put. Raises if that key is on
+        another lease, which may end earlier. The request is refused if a tombstone of the claim exists, or if a key in
+        ``behind`` does not exist. If ``join`` is False, it is also refused if a key excludes the claim.
 
-        Raises if the queue contains a permit of a claim that asked for a different number of permits. Otherwise this
-        claim could become the first permit in the queue, and claims that ask for the right number would be refused.
+        Raises if the queue contains a permit of a claim that asked for a different number of permits. This claim could
+        otherwise become the first permit in the queue, and make the right number look wrong.
 
-        No comparison can check that there is room among the claims of the same kind. So without ``join`` the reply
-        shows their keys.
+        No comparison can check whether a permit is free. So without ``join`` the reply shows the other permits.
         """
         own, ahead = self._keys.own(claim), self._keys.ahead(claim)
         look = _newest_of(ahead) if (join or ahead.like) and not behind else []
@@ -223,7 +220,7 @@ class EtcdTransactions:
             place = Behind(behind, revision) if behind else Position(ahead, revision, revision, answers)
             return Joined(revision, place)
         if found := last.response_range.kvs:
-            if found[0].lease not in (lease, 0):  # 0: an operator has put the key again
+            if found[0].lease not in (lease, 0):  # 0 if an operator has put the key again
                 raise BackendUnavailable(
                     f"the key of this claim still has another lease: {found[0].lease:x}", unknown=True
                 )
@@ -239,9 +236,8 @@ class EtcdTransactions:
     ) -> Position | Behind | None:
         """Read which keys are ahead of the claim's key. Returns None if the key does not exist at this revision.
 
-        If the claim is ``behind`` some keys, the server first compares them and the claim's key. The server reads the
-        keys ahead only if one of the compared keys is gone, because etcd reads every key of the name for that, whatever
-        the limit.
+        If ``behind`` has keys, the server first checks that they and the claim's key exist. Only if one of these is
+        gone does it read the keys ahead, because for that etcd reads every key of the name.
         """
         ahead, own = self._keys.ahead(claim), self._keys.own(claim)
         still = [created(own, revision), *starmap(created, behind.items())]
@@ -275,8 +271,8 @@ class EtcdTransactions:
     def missing(self, keys: Sequence[Key], deadline: float) -> Looked:
         """Read the first of these keys, as many as one request can name, and return which of them are gone.
 
-        A key is gone if it does not exist at its create_revision, or has moved to another lease. The reply's revision
-        is returned as well: a watch that starts after it misses nothing.
+        A key is gone if it does not exist at its create_revision, or has moved to another lease. The result contains
+        the reply's revision: a watch that starts after it misses nothing.
         """
         count, said = self.steps.take(
             keys, itemgetter(0), lambda some: self.execute([], [read_key(key) for key, _, _ in some], [], deadline)
@@ -356,7 +352,7 @@ def _oldest_of(there: Range) -> Part:
 
 
 def _newest_of(ahead: Ahead, before: int = 0) -> list[Part]:
-    """Read the newest keys that a claim may have to wait for, one more than `NEAR` allows, without their values.
+    """Read the newest keys for which a claim may have to wait, one more than `NEAR`, without their values.
 
     If ``before`` is not 0, only keys that were created before this revision are read. For a reader, the number of
     readers is read as well.

@@ -3,7 +3,7 @@
 Each endpoint has one gRPC channel, and this module chooses among them. Requests go to one endpoint until it does not
 reply, and then to the next endpoint over a new connection. gRPC's own balancing and retries are off, because its
 ``pick_first`` stays with a frozen member. Every request says ``hasleader``, so a member that is cut off from its leader
-refuses at once. This module also translates grpc's exceptions into multilock's.
+refuses at once. Exceptions of grpc become errors of multilock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from typing import Any
 
 from multilock import system
 
-# gRPC reads this variable when it is first imported. Without it a forked child hangs, waiting for gRPC threads it does
-# not have.
+# gRPC reads this variable at its first import. Without it a forked child waits forever for gRPC's threads.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 import grpc
@@ -47,18 +46,18 @@ __all__ = [
 
 Code = grpc.StatusCode
 
-SILENT_AFTER = 0.1  # seconds; a missing reply to a request with a shorter timeout does not prove the endpoint silent
-SILENCE_COUNTS = 5.0  # seconds; for this long after a silence, close() does not wait for that endpoint
+SILENT_AFTER = 0.1  # seconds; if a request with a shorter timeout gets no reply, its endpoint is not given up
+SILENCE_COUNTS = 5.0  # seconds after a missing reply for which close() does not wait for that endpoint
 OURS = "Locally cancelled by application"  # gRPC's message for a stream that this client ended
 READER = "_run_channel_spin_thread"  # gRPC's function that starts the thread which reads a channel's events
-READER_AGAIN = 0.1  # seconds between two tries to start that thread
-CLOSE_WITHIN = 1.0  # seconds that gRPC may take to close its channels; normally it closes them at once
+READER_AGAIN = 0.1  # seconds between two tries to start the thread that reads a channel's events
+CLOSE_WITHIN = 1.0  # seconds that gRPC may take to close its channels
 PREPARE_WITHIN = 5.0  # seconds that the login may take, if the request itself has no time limit
 
 _OPTIONS = (
     ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),  # a web proxy must not carry lock requests: it may buffer them or time out
-    ("grpc.use_local_subchannel_pool", 1),  # so that a new channel is a new connection, shared with no other channel
+    ("grpc.enable_http_proxy", 0),  # a web proxy may delay requests
+    ("grpc.use_local_subchannel_pool", 1),  # so that every channel has its own connection
     ("grpc.max_receive_message_length", -1),  # a page of names can be large
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # the time limit for one try to connect
@@ -81,7 +80,7 @@ _UNTRUSTED = (
     "Hostname Verification Check failed",
     "Unwrap failed",
 )
-# The server no longer accepts the token: it expired, members restarted, or auth was switched on. Nothing was executed.
+# The server does not accept the token: it expired, members restarted, or auth was switched on. Nothing was executed.
 _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _LEASE_MISSING = "requested lease not found"
 _ENDED_UNANSWERED = "context canceled"
@@ -109,8 +108,7 @@ class Method:
 class calls:
     """The requests that a lock needs.
 
-    A keep-alive is a stream that is closed after one request. gRPC treats that like a call with one answer, which needs
-    no thread.
+    A keep-alive is a stream, but gRPC sends it as a call with one answer, which needs no thread.
     """
 
     RANGE = Method("/etcdserverpb.KV/Range", wire.RangeResponse)
@@ -129,12 +127,11 @@ class calls:
 class _Traffic:
     """Counts the calls into gRPC that are under way, and lets a fork wait for them.
 
-    A child survives a fork only if no thread was inside gRPC at that moment, nor inside an import that gRPC's functions
-    do. So a fork waits briefly for the calls that are under way, and then ends them. The outcome of an ended call is
-    unknown, and the kernel repeats the request.
+    A forked child works only if no thread was inside gRPC at the fork. So a fork waits briefly for the calls that are
+    under way, and then ends them. The outcome of an ended call is unknown, and the kernel repeats the request.
     """
 
-    PATIENCE = 0.25  # seconds that a fork waits for calls; most calls end sooner
+    PATIENCE = 0.25  # seconds that a fork waits for calls
 
     def __init__(self) -> None:
         self._transports: weakref.WeakSet[EtcdTransport] = weakref.WeakSet()
@@ -157,7 +154,7 @@ class _Traffic:
                 self._changed.notify_all()
 
     def _begin(self) -> None:
-        # The lock is taken directly, not through its Condition, which would double the cost of a call here.
+        # The lock is taken directly, because taking it through its Condition costs twice as much.
         self._lock = system.RLock()
         self._changed = system.Condition(self._lock)
         self._calls = 0
@@ -198,15 +195,14 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-_libc = ctypes.PyDLL(None)  # PyDLL keeps the interpreter's lock: releasing it can cost 5 ms
+_libc = ctypes.PyDLL(None)  # PyDLL keeps the GIL, because releasing it can cost 5 ms
 CLOCK_REALTIME = 0
 
 
 class Within(float):
     """A timeout for gRPC, which adds it to ``time.time()`` to get a deadline on the system's clock.
 
-    A test may have frozen or moved ``time.time()``. So the addition ignores ``time.time()``, and reads the system's
-    clock itself.
+    A test may have frozen or moved ``time.time()``. So the addition reads the system's clock itself.
     """
 
     def __radd__(self, wall: float) -> float:
@@ -221,7 +217,7 @@ class Within(float):
 def suit_gevent() -> None:
     """Let gRPC run other greenlets while it waits, if gevent has patched this interpreter.
 
-    A call of gRPC waits outside Python. Without this the call would stop every greenlet of the process forever.
+    Otherwise a waiting call of gRPC would stop every greenlet of the process forever.
     """
     if system.patched_by() == "gevent":
         import grpc.experimental.gevent as support
@@ -256,8 +252,8 @@ class LeaseMissing(Exception):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cluster:
-    """The data to reach etcd and log in there: endpoints ``host:port`` with TLS files and credentials, or a client
-    object that the program passed and that can be used only in the process ``pid``."""
+    """How to connect and log in: endpoints ``host:port`` with TLS files and credentials, or a client object of the
+    program, which can be used only in the process ``pid``."""
 
     targets: Sequence[str]
     tls: bool = False
@@ -287,12 +283,12 @@ class EtcdTransport:
 
     @property
     def name(self) -> str:
-        """The endpoint in use, as messages call it."""
+        """The name in messages of the endpoint in use."""
         return f"etcd {self._cluster.targets[self._current]}"
 
     @property
     def silent(self) -> bool:
-        """Whether the endpoint in use has just left a request without a reply, and has sent nothing to this client
+        """Whether the endpoint in use gave no reply to a request a moment ago, and has sent nothing to this client
         since.
 
         Another client of this process may have sent that request.
@@ -303,7 +299,7 @@ class EtcdTransport:
         return _silent_at.get(self._cluster.targets[number], -math.inf) > max(heard_at, self._now() - SILENCE_COUNTS)
 
     def call(self, method: Method, request: Any, within: float) -> tuple[Any, float]:
-        """Send a request; return the reply, and when the request was sent.
+        """Send a request. Returns the reply, and when the request was sent.
 
         If the request was certainly not executed, this tries the next endpoint or logs in again. Raises `LeaseMissing`
         besides the errors of `Backend`.
@@ -319,7 +315,7 @@ class EtcdTransport:
             connection = self._use()
             try:
                 metadata = self._prepared(connection, deadline)
-                if (sent_at := self._now()) >= deadline:  # after a pause of this process the claim may be cancelled
+                if (sent_at := self._now()) >= deadline:  # this process may have been paused, and the claim cancelled
                     continue
                 answer = connection.invoke(method, request, deadline - sent_at, metadata)
                 connection.answered_at = self._now()
@@ -348,7 +344,7 @@ class EtcdTransport:
             yield target, self._aside(partial(self._call_one, number, method, request, self._now() + share), share)
 
     def _call_one(self, number: int, method: Method, request: Any, until: float) -> Any:
-        """Send a request to one endpoint; return the reply or the error."""
+        """Send a request to one endpoint. Returns the reply or the error."""
         connection = self._use(number)
         try:
             metadata = self._prepared(connection, until)
@@ -393,7 +389,7 @@ class EtcdTransport:
         self._aside(stream.cancel, CLOSE_WITHIN)
 
     def token_over(self) -> None:
-        """Log in again before the next request: a watch was denied, perhaps because of an old token."""
+        """Log in again before the next request, because a watch was denied, perhaps because of an old token."""
         self._login.forget()
 
     def close(self) -> None:
@@ -418,7 +414,7 @@ class EtcdTransport:
                 connection.abort()
 
     def _prepared(self, connection: _Connection, deadline: float) -> Sequence[tuple[str, str]]:
-        """Make sure that this endpoint is alive and that we are logged in; return the metadata of each request.
+        """Check that this endpoint replies, and log in. Returns the metadata of each request.
 
         If this fails, the request itself was not sent.
         """
@@ -472,12 +468,12 @@ class EtcdTransport:
             connection.close()
 
     def _failed(self, connection: _Connection, error: Exception, sent_at: float) -> Exception:
-        """Return the exception to raise. If the endpoint is silent, use the next one from now on."""
+        """Return the exception to raise. If the endpoint did not reply, use the next one from now on."""
         silence = _translate(error, connection.name)
         late = _code(error) is Code.DEADLINE_EXCEEDED
         heard = connection.answered_at is not None and connection.answered_at > sent_at
-        # A missing reply does not count as silence if other requests were answered meanwhile, or if the request had
-        # hardly any time.
+        # A missing reply does not count against the endpoint if it answered other requests meanwhile, or if the request
+        # had hardly any time.
         busy = late and error is not silence and (heard or self._now() - sent_at < SILENT_AFTER)
         if isinstance(silence, BackendUnavailable) and not busy:
             if late:
@@ -487,7 +483,7 @@ class EtcdTransport:
         return silence
 
     def _give_up(self, connection: _Connection, *, connecting: bool = False) -> None:
-        """Direct the next request to the next endpoint, and later ones to this endpoint over a new connection.
+        """Use the next endpoint for the next request, and a new connection for later requests to this endpoint.
 
         If ``connecting`` is True, the connection is kept: it is still being made, and a later request can use it.
         """
@@ -556,8 +552,8 @@ class _Connection:
         return call
 
     def _refused_a_thread(self, error: BaseException) -> None:
-        """gRPC could not start a thread. If it is the thread that reads this channel's events, start it as soon as the
-        process can start threads again.
+        """Handle that gRPC could not start a thread. If that thread reads this channel's events, start it as soon as
+        the process can start threads again.
 
         gRPC itself does not try again. Without that thread no event of a stream on this channel arrives, and closing
         the channel waits forever.
@@ -657,7 +653,7 @@ class _Login:
 
 suit_gevent()
 _traffic = _Traffic()
-_silent_at: dict[str, float] = {}  # endpoint -> when it last left a request of this process without a reply
+_silent_at: dict[str, float] = {}  # endpoint -> when it last gave no reply to a request of this process
 
 
 def _code(error: Exception) -> Any:
@@ -669,8 +665,8 @@ def _details(error: Exception) -> str:
     return (error.details() or "") if isinstance(error, grpc.RpcError) else ""
 
 
-# The number that grpc reports for a server that is not etcd: the fourth byte of the server's first answer, where HTTP/2
-# has the type of a frame.
+# The number that grpc reports for a server that is not etcd: the fourth byte of its answer, which grpc reads as the
+# type of a frame.
 _STRANGERS = {
     "http1.x server": "an HTTP server listens there, not etcd",
     f"frame type {ord('R')}": "a Redis listens there, not etcd",
@@ -680,7 +676,7 @@ _STRANGERS = {
 
 
 def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
-    """Return the exception that this backend raises for one of grpc's.
+    """Return the exception that this backend raises for this exception of grpc.
 
     ``sent`` is False if the failed call only prepared the request.
     """
@@ -693,7 +689,7 @@ def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
         return BackendRejected(f"{where} is not trusted, or does not trust us: {said} (see ca=, cert=, key=)")
     if (by_bytes := any(text in said for text in _TOO_LARGE)) or _TOO_MANY in said:
         return TooMuch(f"{where} refused: {said} (see etcd's --max-txn-ops, --max-request-bytes)", by_bytes=by_bytes)
-    # A proxy may throttle before or after etcd has executed the request. Only etcd's own message is a refusal.
+    # A proxy may throttle after etcd has executed the request. Only etcd's own message is a refusal.
     throttled = code is Code.RESOURCE_EXHAUSTED and "etcdserver" not in said
     if code in _REFUSED and "too many requests" not in said and not throttled:
         return BackendRejected(f"{where} refused: {said} ({_REFUSED[code]})")

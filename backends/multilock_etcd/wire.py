@@ -1,8 +1,8 @@
 """The few messages of etcd's v3 API that a lock needs, in a separate descriptor pool.
 
-The messages are written from the field numbers of the public API (rpc.proto, kv.proto), since names do not go over the
-wire. So any protobuf from 3.20 on works, and file or type names cannot clash with another etcd package of the process.
-Enums are declared as int32 and oneofs as plain fields, which look the same on the wire.
+The messages are built from the field numbers of the public API (rpc.proto, kv.proto). So any protobuf from 3.20 on
+works, and names cannot clash with another etcd package of the process. Enums are declared as int32 and oneofs as plain
+fields, which look the same on the wire.
 """
 
 from __future__ import annotations

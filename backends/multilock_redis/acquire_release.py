@@ -89,7 +89,7 @@ class Recipe:
         self.replicas = replicas or Replicas()
         self._transactions = transactions
         self._group = group
-        self.told = True  # : whether the server notifies our waiters; if False, the scripts must not count them as dead
+        self.told = True  #: whether the server notifies our waiters; if False, the scripts must not count them as dead
 
     def over(self, transactions: Transactions) -> Recipe:
         """Return a copy of this recipe that uses other connections to the same server."""

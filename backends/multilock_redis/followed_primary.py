@@ -36,9 +36,9 @@ class Told(NamedTuple):
     facts: Mapping[str, str]
     id: str  #: the Sentinel's id, which changes when it is set up anew
     others: tuple[Address, ...]  #: the other Sentinels that this Sentinel knows
-    place: Address  # : the address at which the Sentinel was reached; several Sentinels may share an address
+    place: Address  #: the address at which the Sentinel was reached; several Sentinels may share an address
     asked_at: float
-    hidden: str = ""  # : the errors, if this Sentinel refuses to show its id or the other Sentinels
+    hidden: str = ""  #: the errors, if this Sentinel refuses to show its id or the other Sentinels
 
     @property
     def needed(self) -> int:
@@ -62,7 +62,7 @@ class Following:
         """``sentinels`` is the number of Sentinels in the URL."""
         self._sentinels = sentinels
         self.told: Told | None = None  #: the last reply that named the followed primary
-        self.look_again = False  # : whether all Sentinels must be asked now; the thread that reads this flag clears it
+        self.look_again = False  #: whether all Sentinels must be asked now; the thread that reads this flag clears it
         self._answers: list[Told] = []  # one reply for each Sentinel
         self._others: dict[Address, float] = {}  # address of a Sentinel -> when another Sentinel last named it
         self._doubted_at: float | None = None  # when the present doubt began

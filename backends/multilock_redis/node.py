@@ -33,7 +33,7 @@ class Node:
         endpoint.forget()
         self._now = notices.now
         self._endpoint = endpoint
-        self.group = endpoint.name  # : the group of the leases at this primary
+        self.group = endpoint.name  #: the group of the leases at this primary
         self.connections = Connections(endpoint, notices.now)
         transactions = Transactions(self.connections, notices.now)
         self.recipe = Recipe(keys, transactions, endpoint.name, replicas)

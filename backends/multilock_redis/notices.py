@@ -76,7 +76,7 @@ class Listener:
         self._notices = notices
         self._now = notices.now
         self._closed = system.Event()
-        # : whether claims may wait: True once the server has accepted or refused the subscription
+        #: whether claims may wait: True once the server has accepted or refused the subscription
         self.listening = False
         #: the refused kind of push, "wake-ups" or "changes" -> the consequence, for messages
         self.refused: dict[str, str] = {}

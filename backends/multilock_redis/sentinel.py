@@ -63,7 +63,7 @@ class Sentinel(Endpoint):
         self.place = Address(settings.get("host", "localhost"), settings.get("port", 26379))
         super().__init__(f"{scheme}://{self.place} (a Sentinel)", kind, settings)
         self.learnt = learnt
-        self.reached = self.place  # : the numeric address of the last connection
+        self.reached = self.place  #: the numeric address of the last connection
         self.silent = False  #: whether this Sentinel did not reply to the last question
 
     def at(self, place: Address) -> Sentinel:

@@ -96,7 +96,7 @@ class Wire:
         """Wrap a connection of redis-py, which stays in ``among`` until it is closed."""
         self._connection = connection
         self._open = among
-        self.where = where  # : the server's name in messages; begins with the URL, without secrets
+        self.where = where  #: the server's name in messages; begins with the URL, without secrets
         self._now = now
         self._sock: socket.socket = connection._sock  # redis-py has no public access to the socket
         self._poll = system.poll()  # select() cannot watch a descriptor above 1023

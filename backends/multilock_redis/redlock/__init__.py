@@ -2,21 +2,21 @@
 
 This is Redlock as Redis documents it (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), with
 fencing tokens, queues and pushes. Every server keeps the lock, a queue and the newest stamp of each name. A claim asks
-all servers at once. A server that admits the claim votes for it until the lease ends, and stamps the vote with a number
-greater than every stamp before it. A claim holds the lock if a majority of servers vote for it with the same stamp,
-which is then its fencing token. This takes one round trip.
+all servers at once. A server that admits the claim votes for it until the lease ends. The vote has a *stamp*, a number
+greater than every earlier stamp. A claim holds the lock if a majority of servers vote for it with the same stamp, which
+is then its fencing token. This takes one round trip.
 
 A waiter has nearly the same place in all queues, so after a release all servers hand the name to the same waiter. If
-the votes are split, a minority gives way to earlier claims after a few milliseconds. No client retries at random. A
-server that has restarted may have forgotten its leases, so its votes do not count until all those leases have expired.
+the votes are split, a minority gives way to earlier claims after a few milliseconds. A server that has restarted may
+have forgotten its leases, so its votes do not count until all those leases have expired.
 
 The modules, with the names that they define:
 
 * `votes` has the record of one claim at all servers, the `Evidence`. It does no I/O.
-* `connections` asks all servers at once. A `Fan` has one connection to each server, and each of them is a `Lane`.
+* `connections` asks all servers at once. A `Fan` has one connection to each server, each of which is a `Lane`.
 * `acquire_release` acquires and releases in a thread, `event_loop` on an event loop.
 * `renewal` extends the held leases.
-* `background_thread` has the background thread of the client, the `Clerk`.
+* `background_thread` has the client's background thread, the `Clerk`.
 * `notices` counts the pushes of the servers, and asks the servers to report losses.
 * `servers` makes the subscriptions.
 * `restarts` decides when a restarted server counts again.
@@ -100,7 +100,7 @@ class RedlockBackend:
             cross_host=True,
             survives_failover=True,
             ttl_min=TTL_MIN,
-            # A restarted server could have forgotten a longer lease when it counts again.
+            # With a longer ttl, a restarted server could count again although a forgotten lease is still valid.
             ttl_max=max(TTL_MIN, math.ceil(guard * 1000) / 1000) if guard else 365 * 86400.0,
             why_ttl_max=f"restart_guard is {guard:g} s: give all clients one as long as the longest ttl"
             if guard
@@ -152,7 +152,7 @@ class RedlockBackend:
         def follow(node: Node, within: float) -> bool:
             return node.listener.follow(names, within)
 
-        # Any of the servers may be in the next majority, so each must push the changes.
+        # Any server may be in the next majority, so each must push the changes.
         told = self.servers.ask_most(follow, within, "follow it", everybody=True)
         if len(told) < len(self._endpoints):
             raise BackendUnavailable("not every server pushes changes: asked again", backend=self.scheme, unknown=False)

@@ -2,8 +2,8 @@
 
 A stamp is the number that a vote contains. The stamp on which a majority agrees is the fencing token. A claim *gives
 way* when it asks a server to pass the vote on to an earlier waiter. `votes` decides what the replies of the servers
-mean. The thread that asks sends the requests over its fan (one connection to each server). The clerk, which is the
-background thread, reads the late replies and acts for waiters.
+mean. The caller's thread sends the requests over a fan (one connection to each server). The clerk, which is the
+background thread, reads late replies and acts for waiters.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ GROUP = "redlock"  # all held leases are renewed together, by one request to eac
 ASK, PAST, GIVE_WAY, RAISE, TOP_UP = b"0", b"1", b"2", b"3", b"4"  # modes of stand.lua
 LEAST_PATIENCE, MOST_PATIENCE = 0.001, 0.25  # seconds that a minority waits for more votes before it gives way
 LEAST_GRACE = 0.003  # the least number of seconds to wait for the other replies, after a majority has replied
-TRIES = 10  # rounds of a *single try* (an acquire that does not wait), as long as no claim is seen to have the name
+TRIES = 10  # rounds of a *single try* (an acquire that does not wait), unless a claim is seen to have the name
 AT_ONCE = 0.01  # seconds until the kernel tries again with a new claim
-# Seconds after which the connection of a missing reply is ended. A round itself waits less. But a reply that is late
-# for its round still counts, and a new connection for each late reply would keep a loaded machine busy.
+# Seconds after which the connection of a missing reply is ended. A round waits less, but a reply that is late for its
+# round still counts.
 LATEST = 1.0
-QUIET = 1000  # ms for which a single try keeps its place in the queue
+QUIET = 1000  # ms for which a single try has a place in the queue
 BETWEEN = 0.005  # seconds between two checks of replies that another thread reads
 
 
@@ -49,7 +49,7 @@ class Joins(Enum):
 
     NO = 0
     YES = 1
-    QUIETLY = 2  #: join for a moment, without a notification of a handover
+    QUIETLY = 2  #: join for a moment, and ask for no notification of a handover
 
 
 class RoundState(Enum):
@@ -75,10 +75,10 @@ class Round:
         self._raised = False
         self._timed = False
         self._until = until
-        self.end = until  #: when the round ends, in seconds; earlier once a majority has replied
+        self.end = until  #: when the round ends, in seconds; moved forward once a majority has replied
 
     def said(self) -> Granted | RoundState | None:
-        """Return the result of the round. Returns None while a missing reply can still decide it.
+        """Return the result of the round, or None while a missing reply can still decide it.
 
         If a majority votes with several stamps, ask the servers once to raise them to one stamp.
         """
@@ -108,7 +108,7 @@ class Round:
         return BUSY if answers >= rounds.need else SHORT
 
     def _replied(self, now: float) -> None:
-        """Record that a majority has replied. The replies of the other servers usually arrive just after that."""
+        """Shorten the round, because a majority has replied, and the other replies usually arrive soon after that."""
         if not self._timed:
             self._timed = True
             took = now - self._evidence.round_at
@@ -131,7 +131,7 @@ class Rounds:
         self._scheme = scheme
         self.pool = Pool(self.servers.links, notices.now)
         self.clerk = Clerk(self, self.pool, notices.now)
-        # a low estimate of the round trip, in seconds; a long one is usually due to load on this machine
+        # a low estimate of the round trip, in seconds; longer ones are usually due to load on this machine
         self.rtt = 0.005
         self.claims: dict[str, Evidence] = {}  #: by claim id
         self._lock = system.Lock()  # guards `_left`
@@ -150,8 +150,8 @@ class Rounds:
         evidence = self.claims.get(claim.id)
         if evidence is None:
             evidence = self.claims.setdefault(claim.id, self._new(claim))
-        # `_leave` writes `_left` first and then looks for the record. This thread makes the record first and then reads
-        # `_left`. So at least one of the two threads sees what the other did.
+        # `_leave` writes `_left` and then looks for the record. This thread makes the record and then reads `_left`. So
+        # at least one of the two threads sees the other's change.
         return None if claim.id in self._left else evidence
 
     def _leave(self, claim: Claim, unsure: bool) -> Evidence:
@@ -182,7 +182,7 @@ class Rounds:
             return
         now = self.now()
         at = int(now * 1e6)
-        proposal = max(system.wall(), evidence.newest_stamp + 1)  # one stamp for all servers: their votes must agree
+        proposal = max(system.wall(), evidence.newest_stamp + 1)  # one stamp for all servers, so that their votes agree
         made: dict[tuple[bytes, bool], tuple[bytes, Callable[[], bytes]]] = {}
         for which, mode in modes.items():
             node, lane = self.servers.nodes[which], fan.lanes[which]
@@ -200,7 +200,7 @@ class Rounds:
         claim, keys = evidence.claim, self._keys.of(evidence.claim.name)
         wait, echo = round(liveness(claim.ttl) * 1000), b""
         if told and claim.renew and claim.ttl >= liveness(claim.ttl):
-            # With a shorter ttl, the confirmation of a handover would end before the handover itself.
+            # With a shorter ttl, a confirmed lease would end before the lease of the handover.
             echo = b"%d/%d" % (at, wait)
         if joins is not Joins.YES:
             wait = QUIET if joins is Joins.QUIETLY else 0
@@ -260,22 +260,22 @@ class Rounds:
             self.give(fan)
 
     def failed(self, evidence: Evidence, error: BackendUnavailable | BackendRejected) -> None:
-        """Record in the error of an attempt whether the claim needs a release. If not, forget the claim."""
+        """Record in this error of an attempt whether the claim needs a release. If it needs none, forget the claim."""
         if evidence.anywhere():
             vars(error)["unknown"] = True  # after a refusal too: other servers may have voted
         else:
             self.claims.pop(evidence.claim.id, None)
 
     def give(self, fan: Fan) -> None:
-        """Release the fan. If replies are missing, the clerk reads them later."""
+        """Return the fan to the pool. If replies are missing, the clerk reads them later."""
         self.pool.give(fan)
         if fan.owes():
             self.clerk.mind(fan)
 
     def _attempted(self, evidence: Evidence, fan: Fan, join: bool, deadline: float) -> Granted | RoundState:
         claim = evidence.claim
-        # A free lock needs no subscription. But a server passes over a waiter that it cannot notify, so the claim joins
-        # the queues only with a subscription.
+        # A free lock needs no subscription. But a server skips a waiter that is not subscribed, so without a
+        # subscription the claim does not join the queues.
         joins = Joins.YES if join and self.servers.listening() else Joins.NO
         self.begin(evidence, fan, join, joins)
         said = self._round(evidence, fan, min(deadline, self.now() + limit(claim, deadline - self.now())))
@@ -295,8 +295,8 @@ class Rounds:
     def begin(self, evidence: Evidence, fan: Fan, join: bool, joins: Joins) -> None:
         """Ask every server that has no request of this claim under way.
 
-        If two requests were under way, the server could execute them in either order. A request to give way that had no
-        reply stays under way until the release.
+        With two requests under way, the server could execute them in either order. A request to give way that got no
+        reply counts as under way until the release.
         """
         with evidence.lock:
             evidence.asking, evidence.held, evidence.look = True, False, False
@@ -312,12 +312,12 @@ class Rounds:
     def verdict(self, evidence: Evidence, *, over: bool = False) -> Granted | RoundState:
         """Return the grant, or the state of the round. The caller holds the claim's lock.
 
-        If ``over`` is True, the round is over: it does not wait for missing replies.
+        If ``over`` is True, the round no longer waits for missing replies.
         """
         pending = evidence.pending()
         now = int(self.now() * 1e6)
         proof = evidence.proof(now)
-        # If the majority includes a vote from before this round, wait for the replies that make it newer.
+        # If the majority includes a vote from before this round, wait for newer replies.
         if proof and (over or not pending or proof.sent_at >= int(evidence.round_at * 1e6)):
             return self._granted(evidence, proof)
         possible = {id(vote) for vote in evidence.votes(now)} | {id(view) for view in evidence.views if view.pending}
@@ -335,8 +335,8 @@ class Rounds:
         asked = Round(self, evidence, fan, until)
         elsewhere = [view for view in evidence.views if view.pending and view.lane not in fan.lanes]
         while True:
-            # Check this before `said`. Otherwise another thread could read a reply between the two checks, and the wait
-            # below would not notice that.
+            # Check this before `said`. Another thread may read a reply between the two checks, which the wait below
+            # would miss.
             elsewhere = [view for view in elsewhere if view.pending]
             if (said := asked.said()) is not None:
                 return said
@@ -347,7 +347,7 @@ class Rounds:
         self.rtt = max(0.0002, min(took, 1.1 * self.rtt))
 
     def _settle(self, evidence: Evidence, fan: Fan, deadline: float) -> Granted | RoundState:
-        """Repeat a single try while it has some votes and no claim is seen to have a majority.
+        """Repeat a single try while its votes are split.
 
         Each round gives way to earlier claims, so that the first of the competing claims gets the name.
         """
@@ -370,8 +370,8 @@ class Rounds:
     def _to_give_way(self, evidence: Evidence, *, again: bool = False) -> dict[int, bytes]:
         """Return the next request to each server: to give way if the server votes for the claim, else to ask.
 
-        A server at which the claim already waits is left out, unless it must be asked ``again`` because it notifies
-        nobody. A server with a request without a reply is left out, because it may execute that request at any time.
+        A server at which the claim already waits is left out, unless ``again`` is True. A server that has not replied
+        to a request is left out, because it may execute that request at any time.
         """
         modes: dict[int, bytes] = {}
         for which, view in enumerate(evidence.views):
@@ -398,8 +398,8 @@ class Rounds:
         return Busy(heartbeat(claim.ttl), self._free_in(evidence))
 
     def _free_in(self, evidence: Evidence) -> float | None:
-        """Return the seconds until the name can be free at a majority of servers, by their own reports. Returns None if
-        that is unknown."""
+        """Return the seconds after which the name may be free at a majority of servers, by their replies. Returns None
+        if that is unknown."""
         now, ends = self.now(), list[float]()
         for which, view in enumerate(evidence.views):
             end = 0.0 if view.state is VOTES else math.inf if view.ends is None else view.ends / 1e6
@@ -476,7 +476,7 @@ class Rounds:
             elif evidence.votes(us):
                 self.ask(evidence, fan, self._to_give_way(evidence), Joins.YES)
             if not evidence.pending() and (out or evidence.votes(us)):
-                evidence.look = bool(out)  # no request was sent, so the claim asks again later
+                evidence.look = bool(out)  # if no request was sent, ask again later
                 self._later(evidence, now)
 
     def _to_top_up(self, evidence: Evidence) -> dict[int, bytes]:
@@ -495,7 +495,7 @@ class Rounds:
 
     def release(self, claim: Claim, unsure: bool, within: float, rest: float | None = None) -> Returned:
         """Release the name at all servers, or let the name rest for ``rest`` seconds."""
-        # At the servers that have not replied by then, the clerk repeats the release.
+        # If a server has not replied by then, the clerk repeats the release.
         until = self.now() + limit(claim, within)
         known = self.claims.get(claim.id)
         fan = self.pool.take(known.fan if known else None)
@@ -521,7 +521,7 @@ class Rounds:
         now = self.now()
         if evidence.watched:
             for node in self.servers.nodes:
-                node.listener.unwatch(claim.id)  # before the release, which must not be reported as a loss
+                node.listener.unwatch(claim.id)  # before the release, so that it does not look like a loss
         with evidence.lock:
             evidence.proposal = max(system.wall(), evidence.newest_stamp + 1)  # one stamp for all servers
             if not evidence.leaving:
@@ -559,7 +559,7 @@ class Rounds:
     ) -> None:
         """Send the release to one server. The caller holds the claim's lock.
 
-        ``made`` has the requests that were made for other servers just now.
+        ``made`` caches the requests, because most servers get the same one.
         """
         view, now = evidence.views[which], self.now()
         # A request under way on this same connection is executed before the release, and needs no tombstone.
@@ -605,7 +605,7 @@ class Rounds:
         if was_ours is None:
             raise BackendUnavailable("too few servers have confirmed the release", unknown=True, backend=self._scheme)
         first, evidence.returned = not evidence.returned, True
-        return Returned(was_ours and (first or rests))  # a repeated release has ended nothing
+        return Returned(was_ours and (first or rests))  # a repeated release ends nothing
 
     def close(self) -> None:
         self.clerk.close()
@@ -613,7 +613,7 @@ class Rounds:
         self.servers.close()
 
     def drop(self) -> None:
-        """Close, because a new `Rounds` takes over. In a forked child, use nothing of the parent."""
+        """Close this object before a new `Rounds` replaces it. In a forked child, this uses nothing of the parent."""
         if self._process == system.pid():
             self.close()
             return

@@ -2,7 +2,7 @@
 releases.
 
 A late reply is a reply that was still missing when its thread returned the fan (one connection to each server) to the
-pool. The clerk never blocks on a server. It sends over a fan of its own, whose connections other threads make.
+pool. The clerk never blocks on a server. It has a separate fan, whose connections other threads make.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Unconfirmed:
         return list(batch.values())
 
     def none(self) -> bool:
-        """Return whether the server has confirmed every release. Any thread may ask, with or without the lock."""
+        """Return whether the server has confirmed every release. Any thread may call this, with or without the lock."""
         return not self._waiting and not self._under_way
 
     def all(self) -> list[Evidence]:
@@ -98,7 +98,7 @@ class Clerk:
         # when to act for a claim, or to repeat releases at a server
         self._due: list[tuple[float, int, Evidence | int]] = []
         self._minded: set[Fan] = set()
-        self._told = system.Event()  # set after the unconfirmed releases were sent once more
+        self._told = system.Event()  # set once the unconfirmed releases were sent again
         self._unconfirmed = [Unconfirmed() for _ in pool.links]
         self._bell: system.PipeBell | None = None
         self._fan: Fan | None = None
@@ -137,7 +137,8 @@ class Clerk:
 
     def confirmed(self, evidence: Evidence, which: int) -> None:
         """Stop repeating the release at this server."""
-        # Usually no lock is needed. If the clerk puts this release into a batch just now, `tell_late` confirms it.
+        # Usually this needs no lock. If the clerk puts this release into a batch at this moment, `tell_late` confirms
+        # it.
         if self._unconfirmed[which].none():
             return
         with self._lock:
@@ -169,7 +170,7 @@ class Clerk:
             if nested is not None:
                 selector.register(nested, system.EVENT_READ)
             for lane in fan.lanes:
-                lane.connect()  # connect early, because a client that is being closed has no time to connect
+                lane.connect()  # connect early, because close() leaves no time to connect
             while not self._closed:
                 selector.select(self._sleep(fan, nested is not None))
                 with self._lock:
@@ -236,9 +237,9 @@ class Clerk:
                 self._pool.give(fan)
 
     def _finish(self, fan: Fan) -> None:
-        """Send the unconfirmed releases once more, also to servers that connect just now, and close.
+        """Send the unconfirmed releases again, also to servers that connect meanwhile, and close.
 
-        The sending and the wait for replies take at most `LAST_WORDS` seconds together.
+        This takes at most `LAST_WORDS` seconds, including the wait for replies.
         """
         until = self._now() + LAST_WORDS
         with self._lock:

@@ -1,9 +1,9 @@
-"""The connections to the servers. With a *fan*, one connection to each server, one thread asks all servers at once.
+"""The connections to the servers. A *fan* has one connection to each server, so that one thread can ask all servers at
+once.
 
 Each connection of a fan is called a lane. A link is one server, with its spare connections. All fans of a client share
-the links. An `Owed` is a reply that is still missing. The thread that uses a fan never waits for one particular server,
-and needs no other threads. When the outcome is decided, some replies may still be missing. The next user of the fan
-reads these late replies first, because the replies on one connection arrive in the order of their requests.
+the links. An `Owed` is a missing reply. The thread that uses a fan never waits for a particular server. When the
+outcome is decided, some replies may still be missing. The next user of the fan reads these late replies first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GRACE = 0.25  # seconds after which a majority of connections is enough
 SPARE = 4  # idle fans that are always kept
 SPARE_FOR = 60.0  # seconds after its last use for which a fan is kept if more than SPARE fans are idle
 LAST_WORDS = 0.1  # seconds that the last requests and replies of a closing client may take
-FRESH = 0.01  # seconds; the server may have closed a connection that was idle for longer
+FRESH = 0.01  # seconds; if a connection was idle for longer, the server may have closed it
 
 
 class Owed(NamedTuple):
@@ -50,10 +50,10 @@ def SAYS_NOTHING(answer: Any) -> None:
 
 
 class Link:
-    """One server, shared by all fans of a client: its spare connections, and whether it is down."""
+    """One server, its spare connections, and whether it is down. All fans of a client share it."""
 
     def __init__(self, endpoint: Guarded, now: Callable[[], float], back: Callable[[], None]) -> None:
-        """Make no connection yet. ``back`` is called when a connection to a server that was down succeeds."""
+        """``back`` is called when a connection to a server that was down succeeds."""
         self.endpoint = endpoint
         self.now = now
         self._back = back
@@ -74,11 +74,11 @@ class Link:
     def take(self, *, again: bool = False) -> Wire | None:
         """Return a spare connection. If there is none, return None and have another thread make one.
 
-        After a failure, no connection is begun until a pause is over. ``again``: the caller has asked before. Then at
-        most as many connections are made at the same time as callers are waiting for one.
+        After a failure, no connection is begun until a pause is over. ``again`` is True if the caller has asked before.
+        Then only as many connections are made as callers wait for one.
         """
         with suppress(IndexError):
-            while (wire := self._spares.popleft()).stale():  # the server has closed the connection, as in a restart
+            while (wire := self._spares.popleft()).stale():  # the server has closed the connection
                 wire.close()
             return wire
         with self.changed:
@@ -159,12 +159,12 @@ class Lane:
         return self.wire
 
     def send(self, request: bytes, owed: Sequence[Owed], now: float, patience: float = 0.0) -> bool:
-        """Send a request. Returns False if it was certainly not sent whole, and so cannot be executed.
+        """Send a request. Returns False if it was not sent completely, so that the server cannot execute it.
 
         If the connection does not accept a long request at once, wait up to ``patience`` seconds.
 
-        This method handles no replies, because the caller holds the lock of a claim. A reply may concern another claim.
-        The thread that holds that other claim's lock may wait for our claim's lock: a deadlock.
+        This method handles no replies, because the caller holds the lock of a claim. A reply may need the lock of
+        another claim, and waiting for it could be a deadlock.
         """
         wire = self.wire or self.connect()
         if wire is None:
@@ -182,11 +182,11 @@ class Lane:
         return False
 
     def _not_sent_whole(self) -> None:
-        """End the connection: after a part of a request, the server would take the next request for the rest of it."""
+        """End the connection, because the server would take the next request for the rest of this one."""
         self.end(BackendUnavailable(f"{self.link.endpoint.name}: the connection was closed", unknown=True), defer=True)
 
     def _interrupted(self) -> None:
-        """End the connection after an interrupt. Otherwise the next request could get the reply to an earlier one, such
+        """End the connection after an interrupt. The next request could otherwise get the reply to an earlier one, such
         as a vote for another claim."""
         self.end(BackendUnavailable(f"{self.link.endpoint.name}: a request was interrupted", unknown=True), defer=True)
 
@@ -220,20 +220,20 @@ class Lane:
             if said is not None:
                 owed.handle(said)
             if not self.owed and not (self.wire and self.wire.unread):
-                return  # unread bytes that belong to no request end the connection in the next pass
+                return  # the next call ends the connection if further bytes arrive
 
     def _break(self, error: Exception) -> None:
         """End the connection after an error.
 
-        If the error proves that a request was not executed, it proves this of the first request only. The server may
-        have executed the later requests.
+        If the error proves that nothing was executed, this holds for the first request only. The server may have
+        executed the later requests.
         """
         if self.owed and not getattr(error, "unknown", True):
             self.owed.popleft().handle(error)
         self.end(BackendUnavailable(str(error), unknown=True))
 
     def _send_again(self, owed: Owed) -> Exception | None:
-        """Load the script and send the request again. If that is impossible, return the error for the request."""
+        """Load the script and send the request again. Returns the error for the request if that is impossible."""
         request = owed.again() if owed.again else b""
         if request and self.wire is not None:
             if self.wire.put(request, 0.0):
@@ -299,14 +299,14 @@ class Fan:
         return bool(events)
 
     def settle(self) -> None:
-        """Report an error for each reply that is missing because its connection ended. The caller must not hold the
-        lock of a claim."""
+        """Report an error for each missing reply of an ended connection. The caller must not hold the lock of a
+        claim."""
         unanswered, self.unanswered = self.unanswered, []
         for owed, why in unanswered:
             owed.handle(why)
 
     def refresh(self, now: float) -> None:
-        """Read the replies that came while no thread used the fan. If it was used just now, leave them for later."""
+        """Read the replies that came while no thread used the fan, unless it was used just now."""
         if now - self.used > FRESH or self.unanswered:
             self.look(0)
         self.expire(now)

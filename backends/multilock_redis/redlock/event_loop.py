@@ -79,7 +79,8 @@ class Channel:
         if self._join:
             rounds.servers.listen()
         if said is RoundState.BUSY and (self._joins is not Joins.YES if self._join else rounds.is_split(evidence)):
-            return None  # the kernel then uses a thread, which can subscribe or settle a split vote
+            # the kernel then uses a thread, which can subscribe, and can repeat the requests of a split vote
+            return None
         return rounds.outcome(evidence, said, self._join)
 
     # Methods of `Lingers`: replies may arrive after their request has ended

@@ -66,7 +66,7 @@ class Inspection:
                 yield told
 
     def _told(self, infos: Sequence[LockInfo | None], silences: Sequence[Exception]) -> LockInfo | None:
-        """Return what a majority reports. Raises if the other servers could still complete a majority.
+        """Return the holder that a majority reports. Raises if the other servers could still complete a majority.
 
         The other servers are those that did not reply, and those that do not count.
         """
@@ -86,7 +86,7 @@ class Inspection:
     def _agreed(self, infos: Sequence[LockInfo | None], owner: str) -> int | None:
         """Return the token that most servers have stored together with this owner.
 
-        Returns None if no two servers have the same token. A single server may have a token that is not the lease's.
+        Returns None if no two servers have the same token, because a single server may have the token of another lease.
         """
         tokens = Counter(info.token for info in infos if info and info.owner == owner and info.token is not None)
         token, keep = next(iter(tokens.most_common(1)), (None, 0))
@@ -100,7 +100,7 @@ class Inspection:
         token = self._agreed(infos, owner)
         first = next((info for info in ours if info.resting_until is not None), ours[0])
         since = next((info.since for info in ours if info.token == token and token is not None), None)
-        # Compute the time for which a majority keeps the lease. None means that at a majority the lease has no end.
+        # Compute for how long a majority keeps the lease. None means that the lease has no end at a majority.
         left = sorted((info.remaining for info in ours if info.remaining is not None), reverse=True)
         endless = len(ours) - len(left)
         remaining = left[self._need - 1 - endless] if endless < self._need else None
@@ -109,7 +109,8 @@ class Inspection:
 
     def force_release(self, name: str, within: float) -> bool:
         def force(node: Node, within: float) -> bool:
-            return node.inspection.force_release(name, within, tombstone=0)  # a majority decides, not one server
+            # a tombstone would refuse the claim even if no majority was released
+            return node.inspection.force_release(name, within, tombstone=0)
 
         forced = 0
         silences: list[Exception] = []

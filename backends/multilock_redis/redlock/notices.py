@@ -1,4 +1,4 @@
-"""The pushes of the servers: grants, hints and losses, counted for each claim, and the requests to report losses.
+"""Count the grants, hints and losses that the servers push for each claim, and ask the servers to report losses.
 
 A hint is a notification that is not a grant. A watch is a request to a server to report the loss of a lease. The kernel
 is notified of a loss once a majority no longer keeps the lease.
@@ -40,7 +40,7 @@ class MajorityNotices:
                 self._rounds.evaluate(evidence)
 
     def hinted(self, which: int, claim_id: str) -> None:
-        """Have the claim ask again, because a server sent it a hint: a notification that is not a grant."""
+        """Let the claim ask again, because a server has sent it a hint."""
         if evidence := self._rounds.claims.get(claim_id):
             with evidence.lock:
                 if evidence.leaving:
@@ -56,7 +56,7 @@ class MajorityNotices:
         """Count a server's report of a loss, and notify the kernel if the claim has lost its majority."""
         if evidence := self._rounds.claims.get(claim_id):
             with evidence.lock:
-                if evidence.leaving:  # our own release ended the lease, so it was not lost
+                if evidence.leaving:  # the claim's own release ended the lease
                     return
                 evidence.gone(which, int(self._rounds.now() * 1e6))
                 lost = self._rounds.is_lost(evidence) and not evidence.told_lost
@@ -80,8 +80,7 @@ class MajorityNotices:
     def watch_at(self, which: int, claims: list[Evidence]) -> None:
         """Ask this server to report the loss of the claims that it does not watch yet, without waiting for the reply.
 
-        The server does not watch a claim if it did not vote for the claim, or if the request to watch it failed. A
-        failed request is repeated after the next renewal.
+        If the request fails, the next renewal repeats it.
         """
         if missing := [each for each in claims if each.watched and not each.views[which].watched]:
 
@@ -130,7 +129,7 @@ class ServerNotices:
         self._pushes.gone(self._which, claim_id, reason, message)
 
     def changed(self, name: str | None) -> None:
-        self._notices.changed(name)  # report the changes of every server, because any change may complete a majority
+        self._notices.changed(name)  # any server's change may complete a majority
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
         self._notices.pushes(connection, trouble, refused=refused)

@@ -71,7 +71,8 @@ class Renewal:
                 handle(lane.link.why)
 
     def _told(self, which: int, places: Sequence[int], said: Any) -> None:
-        """Handle the reply of one server. The thread that reads the reply calls this, perhaps after `ask` has ended."""
+        """Handle the reply of one server. The thread that reads the reply calls this, possibly after `ask` has
+        returned."""
         late: list[Evidence] = []
         with self._lock:
             if isinstance(said, Exception):
@@ -122,7 +123,7 @@ class Renewal:
         return answer
 
     def _look_after(self, evidence: Evidence) -> None:
-        """Have the clerk ask the servers that do not vote for the holder, so that the lease has spare votes."""
+        """Let the clerk ask the servers that do not vote for the holder, so that the lease has spare votes."""
         with evidence.lock:
             lacking = any(view.state in (OUT, WAITS) for view in evidence.views)
             if lacking and evidence.held and not evidence.leaving:

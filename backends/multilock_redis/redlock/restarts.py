@@ -1,6 +1,6 @@
-"""The restart guard. A restarted server may have forgotten leases, so its votes do not count until those have expired.
+"""The restart guard: votes of a restarted server do not count until all leases that it may have forgotten have expired.
 
-A server with two names has one vote.
+This module also refuses a server with two names, which would have two votes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ INFO = pack("INFO", "server")
 
 
 class SameServer(BackendRejected):
-    """Two of the names lead to one server, which would then have two votes."""
+    """Two of the names lead to one server, which would have two votes."""
 
 
 class Guarded(Endpoint):
     """The address of a server. On each new connection the client asks for the server's run_id and its uptime."""
 
-    counts_from = 0.0  #: when the server counts again, on our clock: before that it may have forgotten a lease
-    run = b""  #: run_id of the server at this address: a random one for each start
+    counts_from = 0.0  #: when the votes of the server count again, on our clock
+    run = b""  #: run_id of the server at this address, which changes with each start
     others: Sequence[Guarded] = ()
     _meeting = system.Lock()  # guards `run` of all servers of one client
 
@@ -38,7 +38,7 @@ class Guarded(Endpoint):
 
     @staticmethod
     def introduce(all_of_them: Sequence[Guarded]) -> None:
-        """Make the servers of one client known to each other, with a new lock.
+        """Give the servers of one client a common lock, and a list of the other servers.
 
         A forked child calls this again, because a thread of the parent may have held the old lock.
         """
@@ -84,7 +84,7 @@ class Guarded(Endpoint):
         if up is None:
             raise BackendRejected(f"{self.name} does not say for how long it has been up: give restart_guard=0")
         # The server started at least ``up`` seconds before now. Every lease that it forgot began before that start. One
-        # second is added because the two clocks differ.
+        # second is added for differences between the clocks.
         counts_from = now - int(up) + self.guard + 1
         if counts_from > now:
             self.counts_from = max(self.counts_from, counts_from)

@@ -1,7 +1,6 @@
 """The requests to the servers that may block a thread: subscriptions, watches, and the requests of operators.
 
-Each server is asked on its own thread, so that all are asked at once. Locks are not taken in this way: see
-`connections`.
+Each server is asked on its own thread, so that all are asked at once. Requests for locks use `connections` instead.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["LEAST_LIMIT", "Servers", "limit"]
 Said = TypeVar("Said")
 
 LEAST_LIMIT = 0.25  # the least number of seconds that a server gets for one request, even if the lease is short
-BRIEFLY = 0.5  # the least number of seconds to wait for the other servers, after a majority has replied to an operator
+BRIEFLY = 0.5  # the least number of seconds to wait for the other servers after a majority has replied to an operator
 LISTEN_WITHIN = 3.0  # seconds that one subscription may take, connecting included
 LISTEN_AGAIN = 1.0  # seconds from the end of a failed subscription to the next one
 
@@ -33,7 +32,7 @@ LISTEN_AGAIN = 1.0  # seconds from the end of a failed subscription to the next 
 def limit(claim: Claim, within: float) -> float:
     """Return how many seconds one request to one server may take.
 
-    A silent server must not use up the time for which the votes of the other servers are valid.
+    A server that does not reply must not use up the validity of the other servers' votes.
     """
     return min(within, max(LEAST_LIMIT, claim.ttl / 10))
 
@@ -56,10 +55,10 @@ class Servers:
         self._listen_at = [0.0] * len(endpoints)
 
     def _back(self) -> None:
-        self._notices.wake(None)  # every waiter asks again at once, since it may lack this server's reply
+        self._notices.wake(None)  # every waiter asks again, since it may lack this server's vote
 
     def counts(self, which: int) -> bool:
-        """Return whether the statements of this server count (see `Guarded`)."""
+        """Return whether the replies of this server count (see `Guarded`)."""
         return self.now() >= self.endpoints[which].counts_from
 
     def restarted(self) -> str:
@@ -96,7 +95,7 @@ class Servers:
             unknown = any(getattr(each, "unknown", True) for each in silences if each not in refusals)
             failure = BackendUnavailable(message, unknown=unknown, backend=self.scheme)
         causes = (each.__cause__ if isinstance(each, MultilockError) else each for each in silences)
-        failure.__cause__ = next(filter(None, causes), None)  # the message already quotes the errors themselves
+        failure.__cause__ = next(filter(None, causes), None)  # the message already quotes all errors
         return failure
 
     def ask(
@@ -104,8 +103,8 @@ class Servers:
     ) -> Iterator[tuple[int, Said | Exception]]:
         """Ask all servers at once, and yield each reply when it arrives.
 
-        The reply of a server that is late is BackendUnavailable. If ``brief`` is True, this waits only for a moment
-        after a majority has replied.
+        For a late server, BackendUnavailable is yielded. If ``brief`` is True, this waits only for a moment after a
+        majority has replied.
         """
         began, answered = self.now(), 0
         answers: system.SimpleQueue[tuple[int, Any]] = system.SimpleQueue()
@@ -176,8 +175,7 @@ class Servers:
     def listen(self, within: float = 0.0) -> None:
         """Subscribe to the servers that do not push yet, and wait up to ``within`` seconds for a majority.
 
-        The subscriptions may continue for `LISTEN_WITHIN` seconds, because the caller may have little time left. A
-        waiter that no server can notify asks again at its next heartbeat.
+        The subscriptions may continue for `LISTEN_WITHIN` seconds after this call.
         """
         now = self.now()
         for which, node in enumerate(self.nodes):
@@ -194,7 +192,7 @@ class Servers:
         node.listener.listen(within)
         with self._changed:
             self._changed.notify_all()
-        # a claim that joined before the subscription asked for no notification, and must ask again
+        # claims that joined before the subscription must ask again, because nothing notifies them
         self._notices.wake(None)
 
     def close(self) -> None:

@@ -2,13 +2,12 @@
 This module does no I/O and reads no clock.
 
 A server states that it keeps the name for this claim (a vote), that another claim has the name, or that this claim lost
-it. Only the newest statement of each server counts, whether it is a yes or a no. Statements are ordered by the time at
-which their request was sent. A push carries the sending time of the request that joined the queue, and comes after the
-reply to that request. Older statements are dropped. A hint is a notification that states none of these: the claim must
-ask the server again.
+it. Only the newest statement of each server counts. Statements are ordered by the time at which their request was sent.
+A push contains the sending time of the request that joined the queue, and counts as newer than the reply to that
+request. A *hint* is a notification without a statement: the claim must ask the server again.
 
 A claim holds the name when a majority of servers vote for it with one stamp, which is its token. A holder has lost the
-name as soon as fewer than a majority vote for it. A server that never voted counts like a server that forgot its vote.
+name as soon as fewer than a majority vote for it.
 
 A `ServerView` has the statements of one server. The `Evidence` of a claim has one view for each server.
 
@@ -33,7 +32,7 @@ At = tuple[int, int]
 
 LONG_AGO = -(10**18)
 LATE = round(1e6 * LATE_REQUEST)  # µs
-# µs. This long after the ttl of the last request of a claim, a server has deleted all its entries of the claim.
+# µs. If the last request of a claim has a ttl, a server has deleted all its entries of the claim this long after it.
 ENDS_WITHIN = round(1e6 * LIVENESS_MAX)
 
 
@@ -45,17 +44,17 @@ def majority_of(servers: int) -> int:
 class Statement(Enum):
     """The meaning of the newest statement of a server about a claim."""
 
-    OUT = "out"  #: no statement that counts: not asked, forgotten, or refused without a place in the queue
+    OUT = "out"  #: no vote and no place in the queue
     WAITS = "waits"  #: another claim has the name, and this claim waits in the queue
     VOTES = "votes"  #: the server admits no other claim until the vote ends
-    YIELDS = "yields"  #: a request that may give the name away is under way, or had no reply
+    YIELDS = "yields"  #: a request that may give the name away is under way, or got no reply
 
 
 OUT, WAITS, VOTES, YIELDS = Statement
 
 
 class Counted(Protocol):
-    """A server whose statements count from a time on our clock, in seconds (see `Guarded`)."""
+    """A server whose statements count after the time ``counts_from`` on our clock, in seconds (see `Guarded`)."""
 
     counts_from: float
 
@@ -82,7 +81,7 @@ class ServerView:
     stamp = 0  #: stamp of the vote, or the newest stamp that a refusal reported
     pending = 0  #: number of requests under way that may take or keep the name
     lane: object = None  #: the connection over which the last of these requests was sent
-    unsure = False  #: a request that may take or keep the name had no reply, so the server may still execute it
+    unsure = False  #: a request that may take or keep the name got no reply, so the server may still execute it
     kept = False  #: the claim has held the name or waited at this server
     doubted = False  #: the server sent a hint while a request was under way
     hinted_at: At | None = None  #: order of the vote after which the server sent a hint
@@ -92,7 +91,8 @@ class ServerView:
     lost_at = LONG_AGO  #: when the server last reported that the claim does not hold the name
     watched = False  #: the server will report when the claim loses the name
     released: bool | None = None  #: whether the claim had the name at this server; None until the release is confirmed
-    lost_release = False  #: a release had no reply, so a later release that finds nothing proves nothing
+    #: a release got no reply, so if a later release finds nothing, the claim may still have held the name
+    lost_release = False
 
     @property
     def touched(self) -> bool:
@@ -103,8 +103,8 @@ class ServerView:
     def keeps(self) -> bool:
         """Whether the server keeps the name for the claim, as far as we know.
 
-        A hint that arrives after a vote may have been sent before it. So the hint prevents a grant, but it does not
-        count as a loss.
+        A hint that arrives after a vote may have been sent before it. So a hint prevents a grant, but is not counted as
+        a loss.
         """
         return self.state is VOTES or self.hinted_at == self.at
 
@@ -118,15 +118,16 @@ class Evidence:
     newest_stamp = 0  #: the greatest stamp of this name that any server has reported
     proposal = 0  #: the stamp that the release proposes for the next claim
     token = 0  #: the fencing token of the lease
-    asking = False  #: an attempt is under way, and its own thread judges the replies
+    asking = False  #: an attempt is under way, and its thread evaluates the replies
     held = False  #: the kernel has received the grant, or receives it now
-    leaving = False  #: the claim is given up: only its release is still sent
+    leaving = False  #: the claim is given up, and sends only its release
     returned = False  #: the kernel has received the result of the release
     watched = False  #: the kernel wants every server to report when the claim loses the name
     told_lost = False
     look = False  #: a server sent a hint, so the claim must ask again
-    due = 0.0  #: when the clerk next acts for the claim, in seconds; 0 if never
-    patience = 0.0  #: the last wait for a majority, in seconds; each wait is longer than the one before
+    due = 0.0  #: when the clerk next acts for the claim, in seconds; 0: never
+    #: how long the claim last waited for a majority, in seconds; each wait is longer than the one before
+    patience = 0.0
     born = 0.0  #: when this record was made, in seconds
     age = 0  #: the age of the acquire() call when this record was made, in µs
     round_at = 0.0  #: when the newest round of requests began, in seconds
@@ -146,8 +147,7 @@ class Evidence:
     # ---- events
 
     def asks(self, which: int, at: int, lane: object, *, gives_way: bool) -> tuple[Statement, At]:
-        """Record that a request is being sent. Return the state from before, because `unasked` must restore it if the
-        request cannot be sent."""
+        """Record that a request is being sent. Returns the former state, for `unasked`."""
         view = self.views[which]
         before = view.state, view.at
         view.pending += 1
@@ -158,7 +158,7 @@ class Evidence:
         return before
 
     def unasked(self, which: int, before: tuple[Statement, At], why: Exception) -> None:
-        """Record that the request was not sent. The former state is restored, so a vote still counts."""
+        """Record that the request was not sent, and restore the former state, so that a vote still counts."""
         view = self.views[which]
         view.pending -= 1
         view.state, view.at = before
@@ -181,7 +181,7 @@ class Evidence:
         view.kept |= joins or isinstance(answer, int)
         self.newest_stamp = max(self.newest_stamp, answer if isinstance(answer, int) else answer[2])
         if (at, 0) < view.at or (view.state is YIELDS and not gives_way):
-            return  # a newer statement is known, or the server may execute a request to give way later
+            return  # a newer statement is known, or the server may still execute a request to give way
         view.at = (at, 0)
         if isinstance(answer, int):
             self._votes(view, at + self.ttl, answer)
@@ -191,14 +191,13 @@ class Evidence:
             return
         left, rank, view.stamp = answer
         view.state = WAITS if joins else OUT
-        # If a lease expires by itself, the server notifies the waiters late or never. So the first three waiters ask
-        # again, each 20 ms after the one before it.
+        # Nothing is pushed when a lease expires. So the first three waiters ask again after that time, 20 ms apart.
         view.ends = now + 1000 * left + 2000 + 20_000 * rank if left >= 0 and 0 <= rank < 3 else None
 
     def _is_silent(self, view: ServerView, at: int, answer: Exception, gives_way: bool) -> None:
         view.silent = answer
         if not isinstance(answer, BackendRejected) and getattr(answer, "unknown", True):
-            view.unsure = True  # the server may execute the request at any time, so YIELDS remains until the release
+            view.unsure = True  # the server may still execute the request, so YIELDS remains until the release
         elif gives_way and view.at == (at, 0):
             view.state = OUT  # the request was not executed; the next reply shows the claim's state
 
@@ -233,8 +232,7 @@ class Evidence:
         view.hinted_at = None
 
     def renews(self, which: int, at: int) -> None:
-        """Record that a renewal is being sent. If the server executes it, the server keeps the claim's lease for
-        another ttl."""
+        """Record that a renewal is being sent. The server may then keep the lease for another ttl."""
         view = self.views[which]
         view.asked = max(view.asked, at)
 
@@ -242,7 +240,7 @@ class Evidence:
         """Record the reply to the renewal that was sent at ``at``. Return whether the server's vote lasts at least one
         ttl, counted from ``at``.
 
-        If a newer reply overtook this one, the renewal still counts when both say yes.
+        If a newer reply has overtaken this one, the renewal counts if both confirm the lease.
         """
         view = self.views[which]
         if (at, 0) >= view.at and view.state is not YIELDS:
@@ -273,7 +271,7 @@ class Evidence:
             return None
         stamps = [vote.stamp for vote in votes]
         stamp = max(stamps, key=stamps.count)
-        # A majority excludes other claims until the first of its votes ends. So choose the votes that end last.
+        # A majority is valid until the first of its votes ends. So choose the votes that end last.
         ends = sorted([(vote.until, vote.at[0]) for vote in votes if vote.stamp == stamp], reverse=True)
         if len(ends) < self.need:
             return None
@@ -283,8 +281,8 @@ class Evidence:
     def lacks_majority(self, now: int, window: int) -> bool:
         """Return whether a holder has lost the name.
 
-        An operator takes the name away on one server after the other, and a server may meanwhile vote for the claim
-        again. So no vote counts for ``window`` microseconds after its server reported the loss.
+        When an operator takes the name away from one server after the other, a server may meanwhile vote for the claim
+        again. So no vote counts for ``window`` µs after its server has reported the loss.
         """
         keep = sum(view.keeps and now < view.until and now - view.lost_at >= window for view in self.views)
         return keep < self.need
@@ -292,8 +290,8 @@ class Evidence:
     def spent(self) -> bool:
         """Return whether the kernel must end this claim and continue with a new one.
 
-        A request without a reply can be cancelled only together with the whole claim. Until then the claim cannot give
-        way at that server, and if it has only a minority, all claims would wait.
+        A request without a reply can be cancelled only together with the claim. Until then the claim cannot give way at
+        that server, so that all claims might wait.
         """
         return any(view.unsure and view.state in (VOTES, YIELDS) for view in self.views)
 

@@ -1,6 +1,6 @@
 """cron on two hosts whose clocks differ by a second: the job runs once a night.
 
-Put the same line into both crontabs:
+Put this line into the crontabs of both hosts:
 
     0 3 * * *  MULTILOCK_URL=redis://locks:6379/0 python cron_nightly.py
 

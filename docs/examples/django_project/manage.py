@@ -7,7 +7,7 @@
     python manage.py nightly & python manage.py nightly; wait
 
 You should see "Applying jobs.0001_initial" once, and the second migrate_once find nothing to do. One of the two nightly
-commands makes the report, and the other prints that it has run. So does a third command that you start within a minute.
+commands makes the report, and the other prints that it has run. A third nightly command within a minute prints this, too.
 
 On PostgreSQL the lock can be in the migrated database itself, with 'multilock[postgresql]':
 

@@ -33,6 +33,6 @@ def tick() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that `with` ends properly
     scheduler = BlockingScheduler()
-    scheduler.add_job(tick, "cron", second=f"*/{EVERY}")  # follows the clock; an interval would begin when its host starts
+    scheduler.add_job(tick, "cron", second=f"*/{EVERY}")  # follows the clock, which an interval would not
     with client:
         scheduler.start()

@@ -7,7 +7,8 @@
     python manage.py nightly & python manage.py nightly; wait
 
 You should see "Applying jobs.0001_initial" once, and the second migrate_once find nothing to do. One of the two nightly
-commands makes the report, and the other prints that it has run. A third nightly command within a minute prints this, too.
+commands makes the report, and the other prints that it has run. A third nightly command within a minute prints this,
+too.
 
 On PostgreSQL the lock can be in the migrated database itself, with 'multilock[postgresql]':
 

@@ -92,10 +92,10 @@ class Notices(Protocol):
         counts the time of this grant from the execution of one particular request of the claim. ``sent_at`` is the time
         at which that request was sent, not the time of the newest request or of the push.
 
-        The report may be lost, late or repeated. The kernel sends an `attempt` instead of using the report if a `wake`
-        comes before the kernel reads the report. The kernel also does so if the claim is not renewed, or if half of the
-        time of the grant is over. For a ``short`` grant it also does so if the server has refused a request of the
-        claim that was sent after ``sent_at``. A backend without such a push never calls this method.
+        The report may be lost, late or repeated. The kernel sends an `attempt` instead if a `wake` comes before the
+        report is read, if the claim is not renewed, or if half of the time of the grant is over. The kernel also
+        ignores a ``short`` grant if the server has refused a request of the claim that was sent after ``sent_at``. A
+        backend without such a push never calls this method.
         """
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
@@ -240,9 +240,9 @@ class Backend(Protocol):
 class Channel(Protocol):
     """One connection for one event loop, which writes to it and reads from it without ever blocking.
 
-    It carries one request at a time: call `attempt` or `release`, then `answer` when the connection is readable. The
-    loop closes the channel if its request failed, was cancelled, or had no reply in time. The server may still execute
-    a request that was sent. A channel never closes itself: the loop that watches its descriptor must forget the
+    A channel carries one request at a time: call `attempt` or `release`, then `answer` when the connection is readable.
+    The loop closes the channel if its request failed, was cancelled, or had no reply in time. The server may still
+    execute a request that was sent. A channel never closes itself: the loop that watches its descriptor must forget the
     descriptor first.
     """
 

@@ -282,8 +282,8 @@ class _File(NamedTuple):
         return cls(path, top, profiles, default)
 
     def layers(self, profile: str | None, variables: dict[str, str]) -> list[_Layer]:
-        """Return the profile, if one is chosen, and the top level. If both have a setting, that of the profile
-        counts."""
+        """Return the profile, if one is chosen, and the top level. A setting of the profile overrides that of the top
+        level."""
         if self.path is None:
             if profile is None:
                 return []

@@ -109,7 +109,7 @@ class Dialling(Generic[Wire]):
         return self._begin(dial, within, deadline, now)
 
     def _late_logins(self, now: Callable[[], float]) -> Iterator[_Login[Wire]]:
-        """Take the logins that no request waits for, one after the other.
+        """Remove and yield the logins that no request waits for.
 
         A login that began long ago is not taken: the server may never answer, so the request begins another login.
         """

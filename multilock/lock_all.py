@@ -1,12 +1,13 @@
 """Locks of several names: `Client.lock_all`, and the code that the blocking and the asyncio API share.
 
-Such a lock acquires one ordinary lock after the other; these are its *parts*. The order is the same for every caller,
-so two callers with the same names never deadlock. A caller that holds a later name never waits for an earlier one. If a
-part is lost before all parts are held, all parts are released, and the caller begins again with the first.
+A lock of several names acquires an ordinary lock for each name, one after the other. These locks are its *parts*. The
+order is the same for every caller, so two callers with the same names never deadlock. A caller that holds a later name
+never waits for an earlier one. If a part is lost before all parts are held, all parts are released, and the caller
+begins again with the first.
 
 No work is done under the parts before all of them are held. So a part has no lost callback, no hard fence, no
-``hold_at_least`` and no ``max_hold`` of its own: the lease of the whole set has them. That lease is held only while all
-parts are held. If one part is lost, the other parts are kept until the work has ended.
+``hold_at_least`` and no ``max_hold`` of its own: the lease of the whole set has them. The lease of the set is held only
+while all parts are held. If one part is lost, the other parts are kept until the work has ended.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The frozen values that pass between user, kernel and backend. They have fields, and a few properties that are
-computed from the fields."""
+"""The frozen values that pass between user, kernel and backend."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _host_and_pid(asker: str) -> tuple[str | None, int | None]:
 def encode_value(claim: Claim) -> bytes:
     """Return the value of a claim's key, in at most 512 bytes of UTF-8.
 
-    It is ``{"v":1,"id":…,"kind":…,"who":…,"host":…,"pid":…,"since":<unix s>,"ttl":…}``, and for a permit also
+    The value is ``{"v":1,"id":…,"kind":…,"who":…,"host":…,"pid":…,"since":<unix s>,"ttl":…}``, and for a permit also
     ``"permits":…``.
     """
     return _encode(_said(claim)).encode()

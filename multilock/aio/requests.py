@@ -157,8 +157,8 @@ class LoopFace:
         """Wait for a turn, then send the request on a channel (``send``) or on a thread (``call(*args, within)``).
 
         The thread is used if there is no channel, or if the channel could not answer. Raises _NotSent if the turn did
-        not come in half of the time. The other half is for the reply: if the request were sent too late for it, the
-        client would conclude that the server does not answer.
+        not come in half of the time. The other half is left for the reply, because a request that is sent too late
+        would look like a server that does not answer.
         """
         loop, turns = self.loop(), self._turns
         end = loop.time() + within
@@ -182,7 +182,7 @@ class LoopFace:
     async def _in_a_batch(
         self, batches: Batches, claim: Claim, loop: asyncio.AbstractEventLoop, end: float
     ) -> Granted | Busy:
-        """Send an attempt together with others. Raises _NotSent if it was not sent before ``end``."""
+        """Send an attempt in a batch with other attempts. Raises _NotSent if it was not sent before ``end``."""
         future = self._begin(loop, end)
         batches.add(claim, end, future)
         try:

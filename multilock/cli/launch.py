@@ -15,7 +15,7 @@ import time
 
 PR_SET_PDEATHSIG = 1
 LOOKS = 500
-LOOK_AGAIN = 0.02  # seconds until the second look, if the first found no process
+LOOK_AGAIN = 0.02  # seconds until the second search, if the first search found no process
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the clock of `multilock.now()`
 
 
@@ -66,7 +66,7 @@ def strays(owner: str, group: int, session: int) -> list[int]:
     They are still in CMD's session, and have the MULTILOCK_OWNER that only this run of CMD got. A daemon is not
     returned, because it has a session of its own: CMD wanted it to live on.
 
-    Looks twice before it returns nothing: a process in the middle of execve shows no environment.
+    Searches twice before it returns an empty list, because a process in the middle of execve shows no environment.
     """
     if not owner:
         return []

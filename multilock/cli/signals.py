@@ -22,8 +22,8 @@ LOOK_AGAIN = 1.0  # seconds after which `pause` returns although nothing came
 
 
 class Signalled(BaseException):
-    """The exception of a signal that ended the wait. It is not an Exception, so that no handler on the way treats it as
-    a failure."""
+    """The exception of a signal that ended the wait. It is not an Exception, so that no ``except Exception`` treats it
+    as a failure."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)

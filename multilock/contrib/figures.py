@@ -19,7 +19,7 @@ __all__ = ["HELD", "REASONS", "SLACK", "WAITS", "Clients", "NameLabel"]
 
 REASONS = tuple(reason.value for reason in LossReason)
 
-# Bounds in seconds. To acquire a free lock of a server on the same host takes 50 µs. A waiter waits for as long as the
+# Bounds in seconds. Acquiring a free lock of a server on the same host takes 50 µs. A waiter waits for as long as the
 # holder works.
 # fmt: off
 WAITS = (

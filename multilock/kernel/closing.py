@@ -79,10 +79,10 @@ class End:
             raise
 
     def _wait_for_the_end(self) -> None:
-        """Wait for the `close` of another thread, unless the two threads could wait for each other.
+        """Wait for the `close` of another thread, unless that thread may wait for this one.
 
-        The two could wait for each other while the other `close` waits for the work of an election, because the work
-        may wait for the calling thread.
+        It may do so if this call comes from a finalizer or a callback, or while that `close` waits for the work of an
+        election.
         """
         kernel = self._kernel
         if not (in_the_middle() or CALLED.get() or self._awaits_work) and self._closing not in (

@@ -297,7 +297,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Release a lost lease at the server now, not at ``valid_until``, if all its work has ended and its callbacks
         have begun.
 
-        Called when one of these two conditions may have become true.
+        Called when the last piece of work has ended, and when a callback begins.
         """
         raise NotImplementedError
 

@@ -191,8 +191,8 @@ class Releases:
 
         ``end`` is the end of the body that the acquire began, or None. ``worked`` says whether that body had begun. A
         lease that has no other acquire is released in the background. If it has other acquires, only their count is
-        lowered. The end of another body may already have undone this acquire. This call then does nothing. A second
-        call with the same ``end`` changes nothing.
+        lowered. If the end of another body has already undone this acquire, this call does nothing. A second call with
+        the same ``end`` changes nothing.
         """
         self.later(lease, lambda: lease._undo_acquire(end, worked))
 
@@ -218,8 +218,8 @@ class Releases:
         ticking thread sends the request.
         """
         kernel = self._kernel
-        # The thread that holds the kernel's lock may be in the same situation, and wait for a lock that this thread
-        # holds. So this thread gives up soon, and leaves the whole release to the ticking thread.
+        # The thread that holds the kernel's lock may run a finalizer too, and wait for a lock that this thread holds.
+        # So this thread gives up soon, and leaves the whole release to the ticking thread.
         owned = locked = system.is_owned(kernel.lock)
         try:
             locked = owned or kernel.lock.acquire(timeout=BRIEFLY)

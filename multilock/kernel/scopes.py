@@ -24,7 +24,7 @@ L = TypeVar("L", bound=AnyHeld)
 
 
 class Scope(Generic[L]):
-    """The leases that one thread or task has acquired and not released, lost ones included.
+    """The leases that one thread or task has acquired and not released, including lost leases.
 
     Any thread may call `discard`.
     """
@@ -106,7 +106,7 @@ class WithEntry(Generic[L]):
             return False
 
     def is_open(self) -> bool:
-        """Return whether nobody has called `close` yet."""
+        """Return True until `close` is called."""
         return bool(self._open)
 
 

@@ -135,7 +135,7 @@ class RenewedSessions:
     def _renew(self, group: Hashable, session: RenewedSession) -> None:
         """Renew the session. The timeout ends before the last deadline of its leases, not before the first.
 
-        Otherwise a lease near its end (renew=False, or an older proof) would shorten the timeout of all the others.
+        Otherwise a lease near its end (renew=False, or an older proof) would shorten the timeout of all other leases.
         """
         kernel = self._kernel
         leases = [lease for lease in kernel.leases_of(group) if lease._alive()]

@@ -341,7 +341,7 @@ class Term(Generic[T]):
             raise
 
     def abdicate(self, why: str, grace: float | None = None) -> None:
-        """Resign without waiting. This also takes over a resignation whose caller was interrupted."""
+        """Resign without waiting. This also completes a resignation whose caller was interrupted."""
         try:
             self.renounce(why, grace)
         finally:

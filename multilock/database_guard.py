@@ -207,7 +207,7 @@ async def _lock_row_async(connection: Any, sql: str, key: str, token: int, name:
         async with connection.cursor() as cursor:
             await cursor.execute(sql, arguments)
             if cursor.rowcount < 0:
-                async with connection.pipeline():  # for the reason given in `_asker_by_count`
+                async with connection.pipeline():  # reads the reply: see `_asker_by_count`
                     pass
             found: int = cursor.rowcount
             return found > 0

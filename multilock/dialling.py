@@ -102,7 +102,7 @@ class Dialling(Generic[Wire]):
             if made is None:
                 return _timeout(within)
             if isinstance(made, BaseException):
-                continue  # the server may be back by now
+                continue  # that login failed, but the server may be back by now
             if not made.stale():
                 return made
             made.close()

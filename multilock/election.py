@@ -100,7 +100,7 @@ class ThreadTerm(Term[Leadership]):
             if self.office.on_elected:
                 with inside(self.elected):
                     refuse_awaitable(self.office.on_elected, self.office.on_elected(self.leadership))
-        except BaseException:  # sys.exit() too, because this thread belongs to multilock
+        except BaseException:  # including SystemExit, because no user code may end a thread of multilock
             self.failed = True
             logger.exception("on_elected of the election %r raised, so this node resigns", self.office.name)
         self.part_ended(self.elected)

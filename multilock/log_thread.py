@@ -121,7 +121,7 @@ class _Entry:
         """Call the handlers. A failure is printed as `logging` prints the failure of a handler."""
         try:
             self._context.run(self._tell)
-        except BaseException:  # SystemExit too: the next record must still be logged
+        except BaseException:  # including SystemExit, because the next record must still be logged
             with contextlib.suppress(BaseException):
                 _complain(self._moment)
 

@@ -153,7 +153,7 @@ class Capabilities:
     fair: bool  #: waiters with ``fair=True`` are served in order of arrival
     push_wait: bool  #: the backend wakes a waiter; if not, the waiter polls
     push_loss: bool  #: whether the loss of a key or session is reported at once; if False, the next renewal finds it
-    cross_host: bool  #: excludes processes of different hosts
+    cross_host: bool  #: a lock excludes processes of other hosts too
     survives_failover: bool  #: a lock outlives the failure of one server
     ttl_min: float  #: seconds; a smaller ttl is rounded up to it
     ttl_max: float  #: seconds; a greater ttl is a ValueError

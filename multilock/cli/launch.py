@@ -154,7 +154,7 @@ def main(parent: str, report: str, go: str, watch: str, foreground: str, *comman
         os.set_inheritable(int(ours), False)
     if foreground == "1":
         take_terminal()
-    for signum in (signal.SIGTTOU, signal.SIGTSTP, signal.SIGPIPE, signal.SIGXFSZ):  # ignored by multilock or Python
+    for signum in (signal.SIGTTOU, signal.SIGTSTP, signal.SIGPIPE, signal.SIGXFSZ):  # multilock or Python ignores these
         signal.signal(signum, signal.SIG_DFL)
     if os.environ.get("LISTEN_PID") == parent:  # systemd's sockets belong to the process with this number
         os.environ["LISTEN_PID"] = str(os.getpid())

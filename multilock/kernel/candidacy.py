@@ -219,7 +219,8 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._office.condition.notify()
 
     def _close_no_longer(self) -> None:
-        """If this node neither campaigns nor leads, the client's close() need not call `_close` any longer."""
+        """If this node neither campaigns nor leads, remove `_close` from the functions that the client's close()
+        calls."""
         with self._office.lock:
             if self._stop is None and not self._campaigns and (self._term is None or self._term.leadership._over()):
                 self._kernel.closers.pop(self._close, None)

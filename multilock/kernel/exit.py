@@ -17,7 +17,7 @@ EXIT_TIME = 2.0  # seconds that all clients together may take at exit
 FAREWELL = 0.5  # seconds at the end of EXIT_TIME, for closing connections and ending sessions
 TELL_WITHIN = 0.5  # seconds that the log handlers may take after EXIT_TIME
 
-_exiting: set[int] = set()  # at the exit of the interpreter, the id of the thread that runs it
+_exiting: set[int] = set()  # empty until the interpreter exits, then the id of the thread that runs the exit
 
 
 def ends_with_the_interpreter() -> bool:

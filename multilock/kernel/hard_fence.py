@@ -145,7 +145,7 @@ class Fence:
             if self._until.get(claim_id) == until:
                 return until
             dropped = heapq.heappop(heap)
-            if dropped is not entry:  # a signal handler came in between and dropped that entry itself
+            if dropped is not entry:  # a signal handler ran just before, and dropped ``entry`` itself
                 heapq.heappush(heap, dropped)
         return math.inf
 

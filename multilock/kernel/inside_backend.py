@@ -39,7 +39,7 @@ def call_inside(call: Callable[..., R], *args: Any) -> R:
     if thread in inside:
         return call(*args)
     try:
-        inside.add(thread)  # inside the `try`, so that an interrupt just after it cannot leave the mark forever
+        inside.add(thread)  # inside the `try`, so that an interrupt just after it cannot leave the thread in the set
         return call(*args)
     except RuntimeError as error:
         if "new thread" not in str(error):

@@ -36,7 +36,7 @@ class OneClient(Protocol):
         """The object that ends the client (`multilock.kernel.closing.End`)."""
 
 
-_kernels: dict[weakref.ref[OneClient], None] = {}  # not a WeakSet, because that must not change while it is iterated
+_kernels: dict[weakref.ref[OneClient], None] = {}  # a WeakSet must not change while it is iterated
 
 
 def register(kernel: OneClient) -> None:

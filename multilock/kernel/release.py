@@ -146,7 +146,7 @@ class Releases:
         """End the release. Returns True only at the first call. After an interrupt the caller calls this again."""
         with self._kernel.lock:
             first = lease._end_release()
-            if not first and lease.stage != RELEASED:  # lost during the release
+            if not first and lease.stage != RELEASED:  # the lease was lost during the release
                 return False
         lease._lift_fence()  # an interrupt may have come before `_let_go` lifted it
         lease._leave_scope()

@@ -95,7 +95,7 @@ class Worker:
         """Start the thread. Returns False if it is refused: `try_again` then calls this again."""
         try:
             refusal = begin_thread(self._main, self.name)
-        except BaseException:  # an interrupt, after which the thread may run or not
+        except BaseException:  # interrupted: the thread may run or not
             self._is_missing("its start was interrupted")
             self._call_for_help()
             raise

@@ -1,4 +1,4 @@
-"""Record what processes believe about a lock, with times of one common clock, and judge the records from outside.
+"""Record when processes believe that they hold a lock, on one common clock, and judge the records.
 
 Each contender records its requests and their results with `note` (see `witness` for the lines). A `Record` of these
 lines has the checks below, called oracles. A violation that an oracle reports is certain:
@@ -12,9 +12,9 @@ lines has the checks below, called oracles. A violation that an oracle reports i
 | O5 | `Record.slow_takeovers` | a free name gets a holder within the bound |
 | O6 | `Record.miscounted_callbacks` | one callback for a loss, none after a release |
 
-`judge` decides about one pair of holders: *kept*, *broken* or *undecided*, so that cases can be counted. `Believers`
-does both for a test: it records what clients hold, in every process, and judges the records. Leftovers at the server
-(O7) are checked elsewhere.
+`judge` returns a verdict on one pair of holders: *kept*, *broken* or *undecided*. `Believers` does both for a test: it
+records what clients hold, in every process, and judges the records. `multilock.testing.compare` checks for leftovers at
+the server (O7).
 """
 
 from multilock.testing.beliefs.believers import Believers, Verdict

@@ -67,7 +67,7 @@ class Believers:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._made_by = os.getpid() if path is None else None
         self.path = tempfile.mkdtemp(prefix="multilock-beliefs-") if path is None else os.fspath(path)
-        self._dead: dict[int, float] = {}  # pid -> the time at which the death was noticed
+        self._dead: dict[int, float] = {}  # for each pid, when its death was noticed
         self._closed = False
         self._record()
 
@@ -83,14 +83,13 @@ class Believers:
             events.tell = Overhears(client, self._recorder)
 
     def judge(self) -> Verdict:
-        """Judge everything that was recorded until now. Later calls judge more."""
+        """Judge everything that was recorded until now."""
         self._record().look(now())
         record, said = self._read()
         broken = [*record.overlaps(), *record.token_regressions()]
         undecided, kept = list[str](), 0
         for one, other in _pairs(record):
-            # The second belief is recorded before any code can act on it. So it does not matter when the second process
-            # was frozen.
+            # The second belief is recorded before any code can act on it, so pauses of its process are not needed here.
             frozen = self._frozen(one.pid, said[one.pid])
             told = judge(one, other, frozen=frozen, killed=self._dead.get(one.pid, math.inf))
             kept += told.outcome is Outcome.KEPT
@@ -113,8 +112,8 @@ class Believers:
         return recorder_of(self.path, self._look_for_the_dead if self._made_by == os.getpid() else None)
 
     def _recorder(self) -> Recorder | None:
-        """Return the recorder of this process, or None after `close`: a client may still emit events when the test is
-        over."""
+        """Return the recorder of this process. Returns None after `close`, because a client may still emit events
+        then."""
         with contextlib.suppress(OSError):  # in a child that was forked late, the folder is gone already
             return None if self._closed else self._record()
         return None

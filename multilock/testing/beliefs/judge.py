@@ -1,8 +1,7 @@
 """Decide whether two holders believed at the same time that they held one name: yes, no, or *undecided*.
 
-`Record.overlaps` reports only certain violations. A case without a violation is not yet a success: a process that does
-not run cannot report its beliefs. So the silence of a process never counts as the end of its belief. A case in which
-the end was not recorded is undecided.
+`Record.overlaps` reports only certain violations. A case without a violation is not yet a success, because a process
+that is frozen cannot record its beliefs. A case in which the end of a belief was not recorded is undecided.
 
 Nothing here reads a clock.
 """
@@ -23,7 +22,7 @@ Span = tuple[float, float]
 
 
 class Outcome(enum.StrEnum):
-    """The result for one promise in one case."""
+    """The verdict on one promise in one case."""
 
     KEPT = "kept"
     BROKEN = "broken"
@@ -48,10 +47,10 @@ def judge(
 ) -> Apart:
     """Return whether ``one`` ended before ``other`` began.
 
-    ``frozen``: when a fault kept the process of ``one`` from running. The process did nothing then, so its belief does
-    not count for that time if the record shows its end. ``stalls``: the stalls of the process of ``other``, which are
-    the times in which it did not run. That process may have received the lock when a stall began, and could not record
-    it then. ``killed``: when the process of ``one`` was killed.
+    ``frozen``: when a fault kept the process of ``one`` from running. The process did nothing during that time. So if
+    the record shows when its belief ended, the belief does not count for that time. ``stalls``: the stalls of the
+    process of ``other``, which are the times in which it did not run. That process may have received the lock when a
+    stall began, and could not record it then. ``killed``: when the process of ``one`` was killed.
 
     The belief ``one`` ends for certain when its process is killed, calls ``release()``, or receives False from
     ``is_held()``. A belief that was never confirmed does not count.

@@ -40,7 +40,7 @@ class LedgerServer(socketserver.ThreadingUnixStreamServer):
         super().__init__(str(path), _Session)
         self.path = path
         self.accepted = 0  #: how many writes were accepted
-        self.refused = 0  #: how many reads and writes were refused, because an earlier one had a greater token
+        self.refused = 0  #: how many reads and writes were refused, because an earlier request had a greater token
         self.lost: list[str] = []
         """Accepted writes that had not seen the previous write. Each of them violates the oracle O2."""
         self._counters: dict[str, _Counter] = defaultdict(_Counter)

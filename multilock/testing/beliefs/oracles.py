@@ -1,7 +1,7 @@
 """Judge a run from what its contenders recorded. Only what is certain is called a violation.
 
-Nothing here reads a clock or does I/O: lines in, violations out. A record can be judged again while lines still arrive.
-A violation stays one, whatever lines follow. A stall is a time in which a process did not run.
+Nothing here reads a clock or does I/O. A record can be judged repeatedly while lines still arrive, because later lines
+never excuse a violation. A stall is a time in which a process did not run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 
 __all__ = ["Belief", "FaultPeriod", "Record", "within"]
 
-CALLBACK_SLACK = 0.05  # seconds after lost_at within which a callback may still start
+CALLBACK_SLACK = 0.05  # seconds after ``lost_at`` within which a callback may still start
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class FaultPeriod:
     pid: int | None
     start: float
     end: float = math.inf
-    stops: bool = False  #: whether the process does not run meanwhile
+    stops: bool = False  #: whether the process is frozen during the fault
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Belief:
     pid: int
     began: float  #: the time after acquire() returned, and before is_held() was called
     confirmed: bool  #: whether that call of is_held() returned True
-    until: float  #: the last time at which is_held() was called and returned True
+    until: float  #: when is_held() was last called and returned True
     over: float | None = None  #: when is_held() was called and returned False
     over_by: float | None = None  #: when that call of is_held() had returned
     release: float | None = None  #: when release() was called
@@ -116,7 +116,7 @@ class Record:
                 loss = float(at), reason, float(lost_at)
                 if id in self.beliefs:
                     self.beliefs[id].losses.append(loss)
-                else:  # lost before the thread that acquired it could record that
+                else:  # the lease was lost before the acquiring thread could record the acquire
                     self._early_losses[id] = loss
             case "stall", [start, end]:
                 self.stalls[pid].append((float(start), float(end)))
@@ -192,9 +192,9 @@ class Record:
         """O4: a callback starts at ``lost_at`` at the latest, and before a next holder that excludes the lost one.
 
         Time in which the process of the callback did not run does not count. The time of a fault that stopped this
-        process does not count either: the process may be killed before it can record its own stall. Time in which the
-        busy machine stopped another process does not count either: a callback needs several threads, but stalls are
-        noted by one thread only.
+        process does not count either, because the process may be killed before it can record its own stall. Time in
+        which the busy machine stopped another process does not count either. Such stalls show that threads of this
+        process may have been stopped too, unnoticed by the one thread that records stalls.
         """
         self.judged_callbacks = 0
         self.excused.clear()
@@ -239,10 +239,10 @@ class Record:
         """O5: a name without a holder gets one within the bound. The run must keep a waiter for each name until
         ``until``.
 
-        The time counts again from zero when a fault begins or ends, because a server that was down cannot grant a lock
-        before it is back. Time in which the process of the next holder did not run does not count. Time in which the
-        busy machine stopped another process does not count either, since that process may have been first in the queue.
-        But stalls of the process that held the name last do count.
+        The time starts from zero when a fault begins or ends, because a server that is down cannot grant a lock. Time
+        in which the process of the next holder did not run does not count. Time in which the busy machine stopped
+        another process does not count either, since that process may have been first in the queue. But stalls of the
+        process that held the name last do count.
         """
         faults = list(faults)
         times = sorted(time for fault in faults for time in (fault.start, fault.end))

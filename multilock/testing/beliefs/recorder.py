@@ -1,7 +1,7 @@
 """Record in a file what the clients of one process hold, in lines of `multilock.testing.beliefs.witness`.
 
-The thread that acquires or releases a lease also records the acquire or the release. In between, a thread checks each
-lease. This check must not change anything: calling ``is_held()`` on an ended lease would report its loss.
+The thread that acquires or releases a lease also records this. Meanwhile another thread checks each lease. The check
+must not call ``is_held()``, which would report the loss of an ended lease.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ASK_EVERY = 0.005  # seconds between two checks whether a lease is still held
 NOTE_EVERY = 0.02  # seconds between two lines about a lease that is still held
 STALLED = 0.025
 END_WITHIN = 1.0
-LOCKED = 1 << 40  # offset of the byte that is locked while the process lives, far behind the end of the file
+LOCKED = 1 << 40  # offset of a byte far behind the end of the file, which is locked while the process lives
 
 
 _recorders: dict[tuple[int, str], Recorder] = {}
@@ -57,7 +57,7 @@ class Recorder:
         self._active: dict[str, tuple[Holding, float, float]] = {}
         self._got: set[str] = set()  # ids of leases that may still be released
         self._end = threading.Event()
-        # The file gets its name only once it is locked: otherwise it would look like that of a dead process.
+        # The file gets its name only once it is locked, because an unlocked file counts as the file of a dead process.
         unlocked = Path(folder, f".{self.pid}")
         self._file = os.open(unlocked, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, LOCKED)
@@ -82,7 +82,7 @@ class Recorder:
         """Record a release. Called by the thread that released, with the time at which it called ``release()``."""
         with self._lock:
             self._active.pop(lease.claim.id, None)
-            if lease.claim.id in self._got:  # a check may have found the end already, but this time is more exact
+            if lease.claim.id in self._got:  # a check may have recorded the end already, but ``at`` is more exact
                 self._got.remove(lease.claim.id)
                 self._note("release", at, lease.claim.id)
                 self._note("released", now(), lease.claim.id, 1)
@@ -148,7 +148,7 @@ class Overhears(Tell):
 
     def __init__(self, client: Client | AsyncClient, recorder: Callable[[], Recorder | None]) -> None:
         super().__init__(client._kernel.events, client._kernel.now)
-        self.recorder = recorder  # read each time: a client may be used in a forked child
+        self.recorder = recorder  # called for each event, because the client may be used in a forked child
 
     def acquired(self, lease: Holding, started: float) -> None:
         """Record a grant."""

@@ -30,7 +30,7 @@ from multilock.kernel.runtime import now
 
 __all__ = ["note", "watch_pulse"]
 
-PULSE = 0.005  # seconds between two checks whether the process runs
+PULSE = 0.005  # seconds between two checks whether the process was frozen
 STALLED = 0.025
 
 
@@ -40,8 +40,7 @@ def note(*words: object) -> None:
 
 
 def watch_pulse(every: float = PULSE) -> None:
-    """Start a thread that notes when this process did not run for 25 ms or more, because it was frozen or the machine
-    busy.
+    """Start a thread that records each time in which this process did not run for 25 ms or more.
 
     The thread checks once in ``every`` seconds.
     """

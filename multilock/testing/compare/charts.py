@@ -1,7 +1,7 @@
-"""The geometry of the page's charts and timelines: numbers in, positions out. Markup and colours are in the templates.
+"""The positions of all points and lines in the page's charts and timelines. Markup and colours are in the templates.
 
-A plot has a canvas of fixed size, which is scaled to its column. A timeline is in percent of its width, so that it can
-be stretched without stretching its text.
+A plot has a canvas of fixed size, which the browser scales to the column of the page. Positions on a timeline are in
+percent of its width, so that stretching a timeline does not stretch its text.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def _line(points: Iterable[Point], x: Scale, y: Scale) -> str:
 
 
 def ecdf(title: str, x_label: str, samples: Sequence[tuple[int, str, Sequence[float]]]) -> Plot:
-    """Return the chart of the share of cases up to each value. Each of ``samples`` has the number of a colour, a name
-    and values."""
+    """Return the chart of the share of cases up to each value. Each of ``samples`` is the number of a colour, a name
+    and the values."""
     steps = _steps(max((max(values) for _, _, values in samples if values), default=1.0))
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     x, y = _linear(0, steps[-1], LEFT, right), _linear(0, 1, bottom, TOP)
@@ -248,11 +248,11 @@ def _merged(spans: Iterable[Point]) -> list[Point]:
 
 
 def percent(value: float) -> str:
-    """Return a position on a timeline as a percentage. A share below 0 or above 1 is moved to the nearer end."""
+    """Return a position on a timeline as a percentage. A value below 0 counts as 0, a value above 1 as 1."""
     return f"{min(1.0, max(0.0, value)) * 100:.3f}%"
 
 
-# ---- a drawing of one cycle: what A, B and C believed, what A could prove, and when the fault was
+# ---- a timeline of one cycle: when A, B and C believed that they held the lock, and when the fault was
 
 EDGE = 0.05  # margin before the first event and after the last, as a share of a ttl
 TICKS = 12  # the greatest number of ticks on an axis
@@ -262,8 +262,8 @@ TICKS = 12  # the greatest number of ticks on an axis
 class Bar:
     """A span of time. ``kind`` is belief-A, belief-B, belief-C, valid, fault, stall-A or stall-B.
 
-    Further kinds are doubt (a contender may have believed), overlap (two contenders believed, and a promise was broken)
-    and together (two believed, but no promise was broken).
+    Further kinds are doubt (a contender may have believed that it held the lock), overlap (two contenders believed it
+    at once, and a promise was broken) and together (two believed it at once, but no promise was broken).
     """
 
     kind: str
@@ -284,19 +284,19 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The drawing. Positions are percentages of its width."""
+    """The timeline of one cycle. Positions are percentages of its width."""
 
     bars: list[Bar]
     points: list[Moment]
     ticks: list[Tick]
     middle: str  #: the position at which the second holder begins to believe
     fault: str  #: the position at which the fault begins
-    anchor: str  #: text-anchor of the name of the fault: "start", or "end" if there is too little room
+    anchor: str  #: text-anchor of the fault's name: "start", or "end" if the name has too little room
     says: str
 
 
 def timeline_of(cycle: Cycle) -> Timeline:
-    """Return the drawing of a cycle. If nobody got the lock, it may have no bars."""
+    """Return the timeline of a cycle. If no contender got the lock, the timeline may have no bars."""
     return _Drawing(cycle).timeline()
 
 
@@ -375,8 +375,7 @@ class _Drawing:
         return min(known[-1], a.release) if a.over is None and a.release is not None else float(known[-1])
 
     def _overlaps(self) -> Iterator[Bar]:
-        """Yield a bar for each time in which two contenders believed at once. For A and B it is the negative gap of the
-        cycle."""
+        """Yield a bar for each time in which two contenders believed at once that they held the lock."""
         gap = self.cycle.gap
         kind = "overlap" if self.cycle.verdict.outcome == "broken" else "together"
         if gap is not None and gap.seconds < 0 and gap.of == "belief":

@@ -1,6 +1,7 @@
-"""The columns of the report: the contestants at each URL, and its controls.
+"""The columns of the report: the contestants at each URL, and the controls of the URL.
 
-Each server is queried once before anything runs. After the run, this module looks for leftovers at each server.
+This module queries each server once before the first cycle. After the run it looks for keys that were left at the
+servers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PROBE_WITHIN = 10.0
 ALIVE_WITHIN = 5.0
 LOOK_AROUND = 5.0  # seconds within which a released lock must be gone from the server
 LOOK_EVERY = 0.1
-CONNECTIONS = 10  # to PostgreSQL in each cycle: three for each of three clients, one for the operator
+CONNECTIONS = 10  # connections to PostgreSQL in a cycle: three for each of three clients, one for the operator
 BOUND_MAX = 300.0  # seconds; the greatest `bound`, because each cycle may wait for that long
 
 
@@ -50,10 +51,11 @@ class Column:
     adapters: list[str]
     ttl: float  #: seconds, as granted
     bound: float = 0.0  #: seconds until another client can get the lock of a holder that vanished
-    at_once: int | None = None  #: the number of cycles for which the server has connections at once; None: no limit
+    #: how many cycles can run at once with the connections of the server; None means no limit
+    at_once: int | None = None
     must_fail: frozenset[str] = frozenset()  #: the scenarios in which a control must fail
     control: bool = False
-    gone: str = ""  #: the reason why the contestant does not take part (any longer)
+    gone: str = ""  #: the reason why the contestant does not take part, or no longer does
     facts: dict[str, Any] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
     server: ServerProcess | None = None  #: the server that may be stopped, or None

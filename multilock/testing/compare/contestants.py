@@ -1,5 +1,5 @@
-"""The adapters, through which any lock can be compared. The blocking and the asyncio API of multilock have adapters
-like any other contestant.
+"""Adapters give every compared lock the same interface. The blocking and the asyncio API of multilock have adapters
+like any other lock.
 
 An adapter has a name of the form ``package.module:Name``, and must be importable in a fresh process::
 
@@ -37,8 +37,8 @@ __all__ = [
 
 BLOCKING = "multilock.testing.compare.contestants:Blocking"
 ASYNCIO = "multilock.testing.compare.contestants:Asyncio"
-OUTAGE = 15.0  # seconds of silence that a wait survives; a restarted server is back sooner
-ANSWER_WITHIN = 60.0  # seconds that an asyncio client may take to answer; a scenario may block its loop for a while
+OUTAGE = 15.0  # seconds without a reply after which a waiting client gives up; a restarted server is back sooner
+ANSWER_WITHIN = 60.0  # seconds within which an asyncio client must answer; a scenario may block its loop for a while
 
 T = TypeVar("T")
 
@@ -46,13 +46,13 @@ T = TypeVar("T")
 class AdapterHolding(Protocol):
     """A lock that was acquired.
 
-    Optional members: ``on_lost(callback)``, which calls ``callback()`` once the holding is lost. ``ttl``, the granted
-    ttl in seconds. ``remaining()``, the seconds for which the holding stays valid without a further reply.
+    Optional members: ``on_lost(callback)`` arranges that ``callback()`` is called once the lock is lost. ``ttl`` is the
+    granted ttl in seconds. ``remaining()`` returns the seconds for which the lock stays valid without a further reply.
     """
 
     @property
     def token(self) -> int | None:
-        """The fencing token, greater for every later holder. None if the lock has no tokens."""
+        """The fencing token, which is greater for every later holder. None if the lock has no tokens."""
 
     def believes(self) -> bool:
         """Return whether the lock is held: the check that a user of the lock would make before acting."""
@@ -71,9 +71,9 @@ class AdapterLock(Protocol):
 class AdapterClient(Protocol):
     """A client.
 
-    Optional members: ``ping()``, one round trip. ``on_loop(call)``, which runs ``call()`` on its event loop, like user
-    code that blocks the loop. ``end_session()``, which asks the server to end the session of the newest holding, as an
-    operator would, and returns True if there was one.
+    Optional members: ``ping()`` makes one round trip. ``on_loop(call)`` runs ``call()`` on the event loop of the
+    client, like user code that blocks the loop. ``end_session()`` asks the server to end the session of the newest
+    acquired lock, as an operator would, and returns True if there was a session.
     """
 
     def lock(self, name: str) -> AdapterLock:
@@ -84,13 +84,13 @@ class AdapterClient(Protocol):
 
 
 class Adapter(Protocol):
-    """An object whose function ``open`` returns a client.
+    """The way to use one kind of lock: ``open`` returns a client.
 
-    Optional members: ``loop``, True if its clients have ``on_loop``. ``control``, the scenarios in which it must fail,
-    or the report is void. ``bound(url, ttl)``, the seconds until another client can get the lock of a holder that
-    vanished. ``take(url, name)``, by which an operator takes the lock away, and which returns True if the lock had a
-    holder. ``has_sessions(url)``, True if its clients have ``end_session``. ``sweep(url, begin)``, which removes
-    everything whose name begins with ``begin``, and returns the names that it could not remove.
+    Optional members: ``loop`` is True if the clients have ``on_loop``. ``control`` names the scenarios in which the
+    lock must fail, or the report is void. ``bound(url, ttl)`` returns the seconds until another client can get the lock
+    of a holder that vanished. ``take(url, name)`` takes the lock away, as an operator would, and returns True if the
+    lock had a holder. ``has_sessions(url)`` returns True if the clients have ``end_session``. ``sweep(url, begin)``
+    removes everything whose name begins with ``begin``, and returns the names that it could not remove.
     """
 
     def open(self, url: str, ttl: float) -> AdapterClient:
@@ -137,7 +137,7 @@ class _Ours:
 
 
 class Blocking(_Ours):
-    """multilock's blocking face."""
+    """The adapter of multilock's blocking API."""
 
     @staticmethod
     def open(url: str, ttl: float) -> AdapterClient:
@@ -196,13 +196,13 @@ class _Lease:
 
 
 class Asyncio(_Ours):
-    """multilock's asyncio face. Each client has its own loop."""
+    """The adapter of multilock's asyncio API. Each client has its own event loop."""
 
     loop = True
 
     @staticmethod
     def open(url: str, ttl: float) -> AdapterClient:
-        """Return an asyncio client, behind blocking methods."""
+        """Return a client with blocking methods, which run on an event loop in another thread."""
         return _AsyncClient(url, ttl)
 
 
@@ -264,10 +264,9 @@ class _AsyncLease:
         return self._client.run(self._lease.release())
 
 
-# ---- the end of a session of Consul or ZooKeeper, or of a lease of etcd, as an operator would end it
+# ---- ending a session of Consul or ZooKeeper, or a lease of etcd, as an operator would
 #
-# The request goes through the backend's client library, separately from the lock. So the holder of the lock learns of
-# the end only from the server.
+# The request does not go through the client that holds the lock. So the holder learns of the end only from the server.
 
 HAVE_SESSIONS = frozenset({"consul", "consuls", "etcd", "etcds", "zookeeper", "zk"})
 """The schemes of backends with sessions."""
@@ -299,11 +298,11 @@ def _end_session(backend: Backend, session: Any) -> bool:
 
 
 def close_kazoo(client: Any, tls: Any = None) -> bool:
-    """End the session of this KazooClient. The server notifies the client, this function does not.
+    """End the session of this KazooClient at the server. Only the server notifies the client.
 
-    Another connection takes over the session and closes it. On a busy machine this client may take the session back
-    first. So this function asks for the session once more: if the server gives it another session, the first one has
-    ended.
+    Another connection takes over the session and closes it. On a busy machine the client may reconnect to its session
+    first. So this function tries to take the session over once more: if the server opens a new session instead, the old
+    one has ended.
     """
     if (its := client.client_id) is None:
         return False

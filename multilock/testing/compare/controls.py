@@ -1,7 +1,7 @@
 """Locks that are known to be weak. If they show no failure, the comparison has proved nothing, and its report says so.
 
-`Naive`, `Flag`, `Kazoo` and `Advisory` declare the scenarios in which they must fail. `RedisPy` need not fail and is
-only shown for comparison: it renews nothing, and asks the server at each check.
+`Naive`, `Flag`, `Kazoo` and `Advisory` declare the scenarios in which they must fail. `RedisPy` need not fail: it never
+renews its lock, and asks the server at each check.
 
 The controls use the login, the TLS settings and the prefix of the URL, as our locks do, because a login may have no
 other permissions.
@@ -79,8 +79,8 @@ class _FlagHolding:
 
 
 class Naive:
-    """A common home-made lock: SET NX with a ttl, a flag, and a timer that extends the key, whichever process holds
-    it."""
+    """A common home-made lock: SET NX with a ttl, a flag, and a timer that extends the key even if another process
+    holds it."""
 
     control = WEAK
 
@@ -245,7 +245,7 @@ class Kazoo:
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
-        """Delete all nodes whose names begin with ``begin``, also empty parents, which the server would remove after a
+        """Delete all nodes whose names begin with ``begin``. The server would remove empty parents only after a
         minute."""
         from kazoo.exceptions import KazooException, NoNodeError
 
@@ -320,8 +320,8 @@ class Advisory:
     unlock.
 
     This control follows psycopg's documentation: the pool checks each connection that it hands out, autocommit leaves
-    no transaction open, and ``SET LOCAL`` leaves no setting behind. It prepares no statement, because a pooler may be
-    in between.
+    no transaction open, and ``SET LOCAL`` leaves no setting behind. It prepares no statement, because the server may be
+    behind a pooler.
     """
 
     control = frozenset({"reset", "half-open", "taken"})
@@ -333,7 +333,7 @@ class Advisory:
 
     @staticmethod
     def bound(url: str, ttl: float) -> float:
-        """Return seconds within which the server has noticed that a process has ended. The lock itself never
+        """Return the seconds until the server has noticed that the holder's process has ended. The lock itself never
         expires."""
         return ttl
 
@@ -345,8 +345,8 @@ class Advisory:
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
-        """End all sessions that still have advisory locks of this contestant. These are sessions of a pooler, because
-        the sessions of our clients have ended."""
+        """End all sessions that still have advisory locks of this contestant. The sessions of our clients have ended,
+        so these belong to a pooler."""
         key = {**_advisory_key(url, begin), "name": None}
         until = multilock.now() + START_WITHIN
         with _postgresql(url) as connection:
@@ -381,7 +381,7 @@ class _AdvisoryLock:
 
         until = multilock.now() + timeout
         while (left := until - multilock.now()) > 0:
-            with suppress(psycopg.OperationalError):  # the time is over, or the connection is lost
+            with suppress(psycopg.OperationalError):  # the lock was not free in time, or the connection is lost
                 connection = self._pool.getconn(left)
                 try:
                     with connection.transaction():
@@ -478,8 +478,8 @@ ADVISORY = "hashtext(%(begin)s), hashtext(%(name)s)"  # the two numbers that ide
 
 
 def _advisory_key(url: str, name: str) -> dict[str, str | None]:
-    """Return the two texts whose hashes are the key of a lock. The first text is the beginning of all names of the
-    contestant."""
+    """Return the two texts whose hashes are the key of an advisory lock. All names of the contestant begin with the
+    first text."""
     begin = "".join(re.findall("[^-]*-", name)[:3])
     return {"begin": _prefix(url) + begin, "name": _prefix(url) + name}
 
@@ -502,10 +502,10 @@ def _postgresql(url: str) -> Iterator[Any]:
 
 
 def _end_holders(connection: Any, key: dict[str, str | None]) -> list[str]:
-    """End each session that has this lock. If ``name`` is None, end those of all locks that begin with ``begin``.
-    Returns the locks.
+    """End each session that holds this lock, and return the locks. If ``name`` is None, end the sessions that hold any
+    lock whose name begins with ``begin``.
 
-    If a pooler has given this connection the session of the lock, unlock instead.
+    If a pooler has given this connection the very session that holds the lock, this function unlocks instead.
     """
     rows = connection.execute(
         """SELECT objid, CASE pid WHEN pg_backend_pid() THEN pg_advisory_unlock(classid::int, objid::int)

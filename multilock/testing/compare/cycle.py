@@ -22,8 +22,8 @@ __all__ = ["Cell", "Plan", "play"]
 Cell = tuple[str, str]
 """Contestant and scenario."""
 
-PATIENCE = 20.0  # seconds that a step may take; on an idle machine it takes a moment
-LATE_RELEASE = 0.3  # share of a ttl for which B still holds after A has released the lock that A had lost
+PATIENCE = 20.0  # seconds that a step may take; on an idle machine a step takes milliseconds
+LATE_RELEASE = 0.3  # share of a ttl for which B keeps the lock after A has released it too late
 LONGEST_WAIT = 600.0
 SILENT = 0.5  # seconds without a reply after which a stopped server counts as silent
 ANSWERS_WITHIN = 5.0  # seconds within which a running server replies, even on a busy machine
@@ -62,7 +62,7 @@ class Plan:
 
 
 def play(plan: Plan, a: WorkerProcess, b: WorkerProcess, stop: threading.Event) -> list[Event]:
-    """Play the cycle and return its events. When this returns, nothing of it still runs, and its locks are free."""
+    """Play the cycle and return its events. When this returns, the cycle has no running threads and no taken locks."""
     scene = _Scene(plan, a, b, stop)
     header, end = plan.header, {"what": "end", "reached": True, "took_place": False, "why": ""}
     with ExitStack() as stack:
@@ -97,7 +97,7 @@ def _clean_up(plan: Plan, a: WorkerProcess, b: WorkerProcess) -> None:
     take = getattr(load(plan.adapter), "take", None)
     if take is not None:
         for name in (plan.name, *(f"{plan.name}-{role}" for role in "ABC")):
-            with suppress(Exception):  # if the server is gone, the lock is too, or its ttl ends it
+            with suppress(Exception):  # without the server, the lock is gone or expires
                 while take(plan.url, name):  # once for each waiter that received the lock
                     pass
 
@@ -164,12 +164,12 @@ class _Scene:
             if worker.fit:
                 try:
                     worker.wait_for(role, "closed", within=PATIENCE + self.bound)
-                except Late:  # an error of release does not concern exclusion, but the process is not used again
+                except Late:  # an error of release does not affect exclusion, but the process is not used again
                     worker.fit = False
 
     @contextmanager
     def _ends_its_fault(self) -> Iterator[None]:
-        """Set the end of each fault, also if it was interrupted."""
+        """Record the end of each fault that has no end, also after an error."""
         try:
             yield
         finally:
@@ -195,7 +195,7 @@ class _Scene:
             yield
 
     def look(self) -> None:
-        """Store which servers answer before the fault."""
+        """Record which servers answer before the fault."""
         self._answered = [url for url in each_of(self.plan.url) if answers(url, ANSWERS_WITHIN)]
 
     def is_silent(self) -> bool:

@@ -1,9 +1,8 @@
-"""The history of a run: one JSON object a line, so that anybody can judge it again.
+"""The history of a run, from which the run can be judged again: one JSON object a line.
 
 Each line has ``cycle``, a number, and ``what``, its kind. All lines of a cycle are together: first its plan (``cycle``,
 or ``load`` for a measurement), then the lines of its processes (with their ``pid``) and the faults, then ``end``. Times
-are in seconds on the clock of `multilock.now()`, which is the same for all processes. The folder of a run is checked
-for writing before anything runs, and before an old history is overwritten.
+are in seconds on the clock of `multilock.now()`, which is the same for all processes.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ LAST = ("why",)  # a JSON string, which may have spaces
 
 
 def event_of(pid: int, line: str) -> Event | None:
-    """Return the event that a worker's line describes. Returns None if it does not belong to the history."""
+    """Return the event that a line of a worker describes. Returns None if the line does not belong to the history."""
     what, _, rest = line.partition(" ")
     fields = FIELDS.get(what)
     if fields is None:
@@ -120,7 +119,7 @@ def read_cycles(path: Path) -> Iterator[list[Event]]:
             yield list(events)
 
 
-# ---- the folder of a run: it is checked before anything runs, and before an old history is overwritten
+# ---- the folder of a run, which is checked before any cycle runs and before an old history is overwritten
 
 DISK = 65_536  # bytes to write as a trial
 

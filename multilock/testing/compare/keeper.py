@@ -1,9 +1,9 @@
 """A process that takes a server down, and brings it up again even if its parent dies.
 
-``python keeper.py ORDER`` makes the fault, prints ``down``, and waits for a line, for the end of its stdin (its parent
-died) or for ``within`` seconds. Then it ends the fault and prints ``up``, or why that failed. This program needs only
-the standard library. It is started before the fault and ignores Ctrl-C, so a stopped server always has a process that
-continues it. ORDER is JSON::
+``python keeper.py ORDER`` causes the fault, prints ``down``, and waits until a line arrives on stdin, stdin ends (its
+parent died) or ``within`` seconds have passed. Then it ends the fault and prints ``up``, or why that failed. This
+program needs only the standard library. It is started before the fault and ignores Ctrl-C, so a stopped server always
+has a process that continues it. ORDER is JSON::
 
     {"within": SECONDS, "pid": PID}                              SIGSTOP, then SIGCONT, and for all its child processes
     {"within": SECONDS, "down": [COMMAND], "up": [COMMAND]}      each a list of words
@@ -96,7 +96,7 @@ def _say(text: str) -> None:
 
 def main(order: dict[str, Any]) -> None:
     """Take the server down, wait, and bring it up again."""
-    # Even if the terminal is closed or the operator ends everything, the server is resumed.
+    # These signals must not end this process before it has resumed the server.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     stopped: list[int] = []

@@ -1,8 +1,8 @@
 """Measurements without a fault: the cost of a lock, and its behaviour under contention, one contestant at a time.
 
-Each holder checks its belief once more right before the release, so exclusion and tokens are judged in these
-measurements as well. Waiters continue to wait after the measured time, so that a deadlock shows: a free lock that no
-waiter gets.
+Each holder checks that it still holds the lock right before it releases it, so exclusion and tokens are judged in these
+measurements as well. Waiters continue to wait after the measured time. If a free lock then reaches no waiter, that is a
+deadlock.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LOADS = {
 OPEN_WITHIN = 30.0
 END_WITHIN = 30.0
 EACH_WITHIN = 0.05  # seconds by which each of many locks extends the limit
-PAIRS = 200  # the most acquires and releases whose cost is measured
+PAIRS = 200  # the greatest number of acquires and releases whose cost is measured
 BEHIND = "Q"  # the first letter of roles behind a proxy; other roles begin with P
-COUNTED = 0.5  # the repetition behind a proxy, which counts the requests, takes this share of the seconds
+COUNTED = 0.5  # the load is repeated behind a proxy that counts the requests, for this share of the seconds
 DIGITS = 6
 
 
@@ -164,7 +164,7 @@ def _wait(seconds: float, stop: threading.Event) -> None:
 
 
 def rows_of(loads: Iterable[list[Event]]) -> list[dict[str, Any]]:
-    """Return one row for each load, from its events."""
+    """Return one row of results for each load."""
     return [_row(events) for events in loads]
 
 
@@ -215,7 +215,7 @@ def _contention(events: list[Event]) -> dict[str, Any]:
     seconds = events[0]["seconds"]
     per_contender = Counter(event["id"] for event in grants)
     waited = [event["at"] - event["asked"] for event in grants]
-    # Seconds from each release to the next grant, if that waiter asked before the release.
+    # Seconds from each release to the next grant, if the next holder was already waiting at the release.
     handed = [other["at"] - one["until"] for one, other in pairwise(grants) if other["asked"] < one["until"]]
     row = {
         "grants": len(grants),

@@ -1,5 +1,4 @@
-"""``report.html``: a report and its history on one page, in the order of a reader's questions; and the picture of it to
-share.
+"""Make ``report.html``, which shows a report and its history, and a picture of them to share.
 
 The page shows neither a score nor a winner: no common unit compares a failure after a pause with one after a partition.
 A cell of its grid is one contestant (a lock to be judged) in one scenario (a fault). A control is a contestant that is
@@ -24,8 +23,8 @@ from multilock.testing.render import render
 __all__ = ["Shown", "card", "page", "shown", "worst_of"]
 
 LOOKS = 8
-ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # styles of points over time
-# The capabilities that matter for a choice; report.json has the others.
+ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # colour numbers of `charts.scatter`
+# The capabilities that matter to a user who chooses a backend; report.json has the others.
 TOLD = {
     "fencing": "fencing tokens", "fencing_scope": "they grow within", "fair": "served in order of arrival",
     "cross_host": "for several hosts", "survives_failover": "survives a failover", "push_wait": "waiters are notified",
@@ -83,7 +82,7 @@ class Shown:
 
     @property
     def apart(self) -> str:
-        """The distance of the beliefs of A and B in time."""
+        """The time between the beliefs of A and B that they held the lock."""
         gap = self.cycle.gap
         if gap is None:
             return ""
@@ -94,8 +93,7 @@ class Shown:
 
     @property
     def told(self) -> list[tuple[float, str, str, str]]:
-        """The events, without those that repeat a belief. Each has its time in ttls, its role, its kind, and its other
-        values."""
+        """The events, except repeated beliefs. Each has its time in ttls, its role, its kind, and its other values."""
         zero = self.cycle.events[0]["at"]
         return [
             (
@@ -127,7 +125,7 @@ def _rest(event: Event) -> str:
 
 
 def worst_of(cells: Iterable[tuple[tuple[str, str], Cycle]]) -> tuple[tuple[str, str], Cycle] | None:
-    """Return the worst cycle, or None if there are none."""
+    """Return the worst cycle, or None if there are no cycles."""
     return max(cells, key=lambda cell: cell[1].badness, default=None)
 
 
@@ -137,7 +135,7 @@ def shown(key: tuple[str, str], cycle: Cycle, *, control: bool) -> Shown:
 
 
 class _Page:
-    """The values that the template uses."""
+    """The values that the page's template uses."""
 
     def __init__(self, report: Report, evidence: Gathered) -> None:
         self.report, self.evidence = report, evidence

@@ -1,8 +1,8 @@
-"""The plan of a run: its options, and the cycles and loads drawn from them and from a seed.
+"""The plan of a run: its options, and the order of its cycles and loads, which depends on the options and a seed.
 
-A long run may be made in pieces. Earlier pieces are read from its folder, and their cycles and loads are not planned
-again. A cell is one contestant (a lock to be judged) in one scenario (a fault). A control is a contestant that is known
-to be weak.
+A long run may be interrupted and continued later. Each part is a *piece*. The cycles and loads of earlier pieces are
+read from the folder of the run and not planned again. A cell is one contestant (a lock to be judged) in one scenario (a
+fault). A control is a contestant that is known to be weak.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from multilock.testing.compare.verdicts import CycleVerdict, judge_cycle
 __all__ = ["Before", "Options", "Planned", "Plans", "done_before"]
 
 SHARE = 10  # how many cycles share one stop of their server
-LONG = 5  # ttls; cycles whose bound is at least this long begin first
+LONG = 5  # ttls; cycles whose ``bound`` (`Column`) is at least this long begin first
 AGAIN = 2  # further cycles of a cell if none could be decided
 # Contenders, processes, and seconds for which each contender holds the lock.
 SIZES = [
@@ -40,8 +40,7 @@ SIZES = [
     for hold in (0.0, 0.001)
 ]
 QUICK_SIZES = [(20, 4, 0.0)]
-# the load whose requests are counted, for the blocking and for the asyncio API: contenders, and seconds for which each
-# holds the lock
+# The size of the load whose requests are counted: contenders, and seconds for which each holds the lock.
 COUNTED = 20, 0.0
 SECONDS, QUICK_SECONDS = 5.0, 1.0
 PERIODS = 2  # ttls for which many locks are held and renewed
@@ -55,27 +54,27 @@ class Options:
     """The options of a run. Raises ConfigurationError for values that do not fit."""
 
     adapters: Sequence[str] = ()  #: more contestants, each ``package.module:Name=URL``
-    scenarios: Sequence[str] | None = None  #: names of scenarios and loads, or None for all of them
-    cycles: int = 20  #: number of cycles of each scenario and contestant
-    control_cycles: int | None = None  #: cycles of each scenario and control, or None for ``cycles``
+    scenarios: Sequence[str] | None = None  #: names of scenarios and loads; None means all
+    cycles: int = 20  #: number of cycles for each contestant in each scenario
+    control_cycles: int | None = None  #: number of cycles for each control in each scenario; None means ``cycles``
     ttl: float = 2.0  #: seconds
-    seed: int | None = None  #: the seed of the order and of random choices, or None for a random seed
-    #: Seconds after which no cycle begins, except the first cycle of each scenario and contestant.
+    seed: int | None = None  #: the seed of the order and of random choices; None means a random seed
+    #: Seconds after which no cycle begins, except the first cycle of each contestant in each scenario.
     within: float | None = None
     controls: bool = True  #: whether controls run too
-    #: Whether controls also run in scenarios in which they need not fail, and contention runs with all its sizes.
+    #: Whether controls also run in scenarios in which they need not fail, and in all sizes of the load ``contention``.
     all_of_controls: bool = True
     #: How many cycles run at the same time. With None there are 3 for each core at first. The number grows while no
     #: process waits for a processor, up to 20 for each core and 40 in all.
     at_once: int | None = None
     locks: int = 1000  #: the number of locks that one client holds in the load ``scale``
-    #: Servers that may be stopped, each ``URL=PID``. Up to 10 cycles share one stop. These faults come after all other
-    #: faults.
+    #: Servers that may be stopped, each ``URL=PID``. Up to 10 cycles share one stop. Servers are stopped only after all
+    #: other cycles.
     server_pids: Sequence[str] = ()
     #: Servers that may be stopped, killed and restarted, each ``URL=NAME``. Cycles do not share a kill or a restart.
     server_containers: Sequence[str] = ()
     out: Path | None = None  #: the folder for the history and the report, which is made if it does not exist
-    resume: bool = False  #: whether to continue the run in ``out``, which ended early, with its options and seed
+    resume: bool = False  #: whether to continue, with the same options and seed, the run in ``out`` that ended early
 
     def __post_init__(self) -> None:
         known = [*SCENARIOS, *LOADS]
@@ -110,16 +109,16 @@ class Plans:
 
     def __init__(self, columns: list[Column], options: Options, seed: int, ledger: str, most_at_once: int) -> None:
         self.cycles: deque[Planned] = deque()
-        self.alone: dict[ServerProcess, deque[Planned]] = {}  #: cycles that take down this server
+        self.alone: dict[ServerProcess, deque[Planned]] = {}  #: for each server, the cycles that take it down
         self.loads: list[Load] = []
         self.planned = 0  #: how many cycles there are in all
         self.running: dict[int, Plan] = {}
         self._columns, self._options, self._seed, self._ledger = columns, options, seed, ledger
-        # `_for_the_rest` is the part of the time for cycles without a fault of a server.
+        # `_for_the_rest` is the part of the time for cycles that take no server down.
         self._within = self._for_the_rest = options.within
         self._again: dict[Cell, deque[Planned]] = defaultdict(deque)  # cycles that run only if they are needed
         self._begun = Counter[Cell]()
-        self._settled: set[Cell] = set()  # cells with a cycle that was decided, or that broke off
+        self._settled: set[Cell] = set()  # cells that need no further cycle: one was decided, or broke off
         self._id = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         faults = [name for name in options.names if name in SCENARIOS]
@@ -133,11 +132,11 @@ class Plans:
             self._for_the_rest = self._within * rest / (rest + alone)
 
     def _plan_cycles(self, scenarios: Sequence[str], proofs: Sequence[tuple[Column, Scenario, list[str]]]) -> None:
-        """Plan rounds with one cycle of each cell. Within a round the order is random, but long cycles begin first.
+        """Plan the cycles in rounds: each round has one cycle of each cell, in random order, but long cycles first.
 
-        Controls take part in only ``of_controls`` rounds: the first one, and others at equal distances. If no control
-        of a URL must fail in these scenarios, one control of that URL has one more cycle, in a scenario in which it
-        must fail. Each cell also has a few cycles that run only if none of its cycles could be decided.
+        Controls take part in only ``of_controls`` of the rounds, which are spread evenly and include the first. If no
+        control of a URL must fail in these scenarios, one control of the URL gets one more cycle, in a scenario in
+        which it must fail. Each cell also has a few cycles that run only if none of its cycles could be decided.
         """
         dice = random.Random(self._seed)
         cycles, of_controls = self._options.cycles, self._options.of_controls
@@ -183,7 +182,7 @@ class Plans:
         ]
 
     def _plan_loads(self) -> None:
-        """Plan the loads: one contestant after another in an order drawn from the seed, for each size in turn."""
+        """Plan the loads, size by size. Within a size the contestants follow one another in random order."""
         dice = random.Random(f"{self._seed} loads")
         quick, kinds = not self._options.all_of_controls, self._options.names
         seconds = QUICK_SECONDS if quick else SECONDS
@@ -210,7 +209,7 @@ class Plans:
                 )  # fmt: skip
 
     def names_of(self, column: Column) -> str:
-        """Return the beginning of all names of this column."""
+        """Return the text with which all lock names of this column begin."""
         return f"compare-{self._id}-{self._columns.index(column)}-"
 
     def go_on(self, before: Before) -> None:
@@ -257,7 +256,7 @@ class Plans:
         return some
 
     def ended(self, plan: Plan) -> None:
-        """Record that a cycle does not run any longer."""
+        """Record that a cycle has ended."""
         del self.running[plan.number]
 
     def settle(self, cell: Cell) -> None:
@@ -265,10 +264,10 @@ class Plans:
         self._settled.add(cell)
 
     def once_more(self, plans: deque[Planned], done: Plan) -> list[Planned]:
-        """Return a further plan if ``done`` was the last cycle of its cell, and none was decided.
+        """Return a further plan if ``done`` was the last cycle of its cell, and no cycle of the cell was decided.
 
-        Returns no plan if a cycle of the cell broke off, because the next one would break off too. Returns no plan
-        either if the server would have to be stopped again, because other cycles that saw its fault may still use it.
+        Returns no plan if a cycle of the cell broke off, because the next cycle would break off too. Returns no plan
+        either if the server would have to be stopped again, because other cycles may still use the server.
         """
         wanted = any(plan.cell == done.cell for _, plan in plans) or self._is_running(done.cell)
         if wanted or done.cell in self._settled or done.scenario.alone or not self._again[done.cell]:
@@ -278,7 +277,7 @@ class Plans:
     def _has_enough(self, cell: Cell) -> bool:
         """Return whether this cell needs no further cycle once the time of the run is over.
 
-        A cell that has no decided cycle by then still gets cycles, up to ``AGAIN + 1`` in all.
+        A cell without a decided cycle still gets cycles, up to ``AGAIN + 1`` in all.
         """
         begun = self._begun[cell]
         return begun > AGAIN or (begun > 0 and (cell in self._settled or self._is_running(cell)))
@@ -309,7 +308,7 @@ class Before:
     """The earlier pieces of a run. It is empty for the first piece."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    headers: dict[int, Event] = field(default_factory=dict)  #: number -> cycle, also those of loads
+    headers: dict[int, Event] = field(default_factory=dict)  #: the first event of each cycle and load, by its number
     verdicts: list[tuple[Event, CycleVerdict]] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -319,7 +318,7 @@ class Before:
         return pieces_of(self.data) if self.data else []
 
     def left_behind(self, contestant: str) -> set[str]:
-        """Return the keys that earlier parts of the run left at the server of this contestant."""
+        """Return the keys that earlier pieces left at the server of this contestant."""
         columns = self.data.get("columns", [])
         return {name for column in columns if column["name"] == contestant for name in column["leftovers"]}
 

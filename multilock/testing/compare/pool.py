@@ -15,19 +15,19 @@ from multilock.testing.process import Helper
 
 __all__ = ["Late", "Limit", "RunEnded", "Trouble", "WorkerPool", "WorkerProcess"]
 
-STOOD_STILL = 0.01  # share of a cycle; if its processes stood still for longer, fewer cycles run at once
+STOOD_STILL = 0.01  # share of a cycle's time; if its processes were frozen for longer, fewer cycles run at once
 LOOK_EVERY = 0.005  # seconds between two checks of a condition that sends no event
-TICK = 0.1  # seconds between two checks whether the run ends
+TICK = 0.1  # seconds between two checks whether the run must end
 WORKER = "multilock.testing.compare.worker:work"
 WRONG = ("wrong", None)  # in `WorkerProcess._first`, the key of the first error, whichever role reported it
 
 
 class Trouble(Exception):
-    """A cycle that cannot be continued. It gives no verdict."""
+    """A cycle that cannot be continued, and so has no verdict."""
 
 
 class Late(Trouble):
-    """Something did not happen in time."""
+    """An event did not come in time."""
 
 
 class RunEnded(Trouble):
@@ -35,7 +35,7 @@ class RunEnded(Trouble):
 
 
 class WorkerProcess:
-    """One worker process. It serves one cycle at a time. The thread that makes it must outlive it (see `Helper`)."""
+    """One worker process, which serves one cycle at a time. The thread that makes it must outlive it (see `Helper`)."""
 
     def __init__(self, stop: threading.Event) -> None:
         self.helper = Helper(WORKER)
@@ -110,7 +110,7 @@ class WorkerProcess:
             self.listen(min(left, TICK))
 
     def forget(self) -> list[Event]:
-        """Return all events of the cycle that has ended, and forget them."""
+        """Return all events of the ended cycle, and forget them."""
         events, self._events = self.events(), []
         self._first.clear()
         return events
@@ -131,7 +131,7 @@ class WorkerPool:
         self._all: list[WorkerProcess] = []
 
     def make(self) -> None:
-        """Make a worker for a thread that waits in `borrow`. If no thread waits, return after a moment."""
+        """Make a worker for a thread that waits in `borrow`. If no thread waits, this returns after `TICK` seconds."""
         with suppress(queue.Empty):
             wanted = self._wanted.get(timeout=TICK)
             try:
@@ -143,7 +143,8 @@ class WorkerPool:
                 wanted.set_result(worker)
 
     def borrow(self, *, fresh: bool = False) -> WorkerProcess:
-        """Return a worker; with ``fresh`` a new one. Raises RunEnded if the run ends during the wait."""
+        """Return a worker process, or a new one if ``fresh`` is True. Raises RunEnded if the run ends during the
+        wait."""
         with self._lock:
             if self._idle and not fresh:
                 return self._idle.pop()
@@ -157,7 +158,7 @@ class WorkerPool:
                     raise RunEnded("the run ends") from None
 
     def give_back(self, worker: WorkerProcess) -> None:
-        """Keep a worker for another cycle. If it is not fit, or the run ends, kill it."""
+        """Keep a worker for another cycle. Kills the worker if it is not fit or the run ends."""
         if worker.fit and not self._stop.is_set():
             with self._lock:
                 self._idle.append(worker)
@@ -173,8 +174,8 @@ class WorkerPool:
 class Limit:
     """The number of cycles that run at the same time.
 
-    The number grows by one after a cycle whose processes never waited for a processor, and falls by one after any other
-    cycle. Otherwise the machine would be overloaded, and more cycles would have no verdict.
+    The number grows by one after a cycle whose processes hardly waited for a processor, and falls by one after any
+    other cycle. On an overloaded machine, too many cycles would have no verdict.
     """
 
     def __init__(self, least: int, most: int) -> None:

@@ -48,7 +48,7 @@ SCHEMA = 1
 REPORT = "report.json"
 LATER = frozenset({"writes", "writes_refused", "token_regressions"})  # keys of a row that the first reports lack
 GREEN, VIOLATION, VOID, UNREACHABLE = 0, 1, 3, 69
-DECIDED_SHARE = 0.5  # share of cycles that must be decided for each contestant, or the run is void; not for controls
+DECIDED_SHARE = 0.5  # share of its cycles that must be decided for each contestant except controls, or the run is void
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 no promise broken, 1 a promise broken, 3 void, 69 no server could be reached."""
+        """0: no promise was broken. 1: a promise was broken. 3: the report is void. 69: no server could be reached."""
         return int(self.data["exit_code"])
 
     def write(self, folder: Path) -> None:
@@ -83,7 +83,7 @@ class Report:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file. If that is interrupted or the disk is full, the old file stays as it was."""
+    """Write a file. If the write is interrupted or the disk is full, the old file stays as it was."""
     path = path.resolve()
     if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
         path.write_text(text, encoding="utf-8")
@@ -161,7 +161,7 @@ def _void(columns: list[dict[str, Any]], cells: list[dict[str, Any]], controls: 
 
 
 def pieces_of(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the pieces of a run. A report without pieces is one piece."""
+    """Return the pieces of a run, the parts between its interruptions. A report without pieces is one piece."""
     whole = {key: data[key] for key in ("made_at", "seconds", "command")}
     return list(data.get("pieces", [{**whole, "cycles": sum(cell["cycles"] for cell in data["cells"])}]))
 
@@ -252,7 +252,7 @@ class Cycle:
 
     @property
     def badness(self) -> tuple[bool, bool, float, float]:
-        """The key by which cycles are sorted. The worst cycle has the greatest key.
+        """The key by which cycles are sorted: the worse the cycle, the greater the key.
 
         A broken promise is worst, then a lock that A lost, then the shortest gap between A and B, then the latest
         notice.
@@ -266,9 +266,8 @@ class Cycle:
 class Gap:
     """The time from the end of A's hold until B believed that it held the lock.
 
-    A negative time means that A and B believed it at the same time, for that long. ``of`` names what ended A's hold:
-    ``belief`` (its last is_held()), ``lease`` (the end that its client computed), or ``release`` or ``kill``, which end
-    both.
+    The time is negative if A and B believed it at once. ``of`` names the event that ended A's hold: ``belief`` is A's
+    last is_held() that returned True, ``lease`` the end of the lease that A's client computed.
     """
 
     seconds: float
@@ -277,7 +276,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Measured:
-    """One measurement: when each acquire with its release, and each ping, was made, and how long it took."""
+    """The points of one load: when each acquire + release and each ping was made, and how many seconds it took."""
 
     header: Event
     pairs: list[Point] = field(default_factory=list)
@@ -287,17 +286,17 @@ class Measured:
 
 @dataclass(slots=True)
 class Gathered:
-    """The gathered data, by contestant; ``worst`` by contestant and scenario.
+    """The data of a history that the page shows, by contestant. ``worst`` is by contestant and scenario.
 
-    Times are on the clock of the history, whose first and last are ``begin`` and ``end``.
+    ``begin`` and ``end`` are the first and last time in the history.
     """
 
     history: str = HISTORY  #: the name of the history file
     begin: float = math.inf
     end: float = -math.inf
     worst: dict[tuple[str, str], Cycle] = field(default_factory=dict)
-    notice: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: the time in ttls
-    takeover: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: the time in ttls
+    notice: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: delays in ttls
+    takeover: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: delays in ttls
     acquires: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
     disturbed: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
     """Acquires during which the fault of their cycle happened."""
@@ -337,7 +336,7 @@ class Gathered:
             self.tokens[who] += _grown((belief.began, belief.token) for belief in beliefs)
 
     def _add_acquire(self, who: str, events: list[Event], *, disturbed: bool) -> None:
-        """Add the acquire of A, for which the lock is free."""
+        """Add the acquire of A. The lock is free at that time."""
         asked = next((each["at"] for each in events if each["what"] == "asking" and each["id"] == "A"), None)
         got = next((each["at"] for each in events if each["what"] == "got" and each["id"] == "A"), None)
         if asked is not None and got is not None:
@@ -365,7 +364,7 @@ class Gathered:
 
 
 def gap_of(events: list[Event]) -> Gap | None:
-    """Return the gap of a cycle. Returns None if A or B never held the lock, or if A got it after B."""
+    """Return the gap of a cycle. Returns None if A or B never held the lock, or if A held it after B."""
     beliefs = record_of(events).beliefs
     a, b = beliefs.get("A"), beliefs.get("B")
     if a is None or b is None or not (a.confirmed and b.confirmed) or a.began > b.began:

@@ -1,7 +1,7 @@
 """Run a comparison: play the cycles, several at once and within a time limit, then the loads, and make the report.
 
-However the run ends, everything is cleaned up. A cell is one contestant (a lock to be judged) in one scenario (a
-fault).
+A run cleans up its locks and processes, even after an error. A cell is one contestant (a lock to be judged) in one
+scenario (a fault).
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from multilock.urls import redact
 
 __all__ = ["INTERRUPTED", "Progress", "interrupted_once", "run"]
 
-AT_ONCE = 3  # cycles for each core at the start: most of a cycle is waiting
-MOST_AT_ONCE, MOST_OF_ALL = 20, 40  # the most for each core, and in all: each cycle has two processes
+AT_ONCE = 3  # cycles for each core at the start; a cycle waits most of the time
+# the greatest numbers of cycles, for each core and in all; each cycle has two processes
+MOST_AT_ONCE, MOST_OF_ALL = 20, 40
 TICK = 0.1  # seconds between two checks whether the run ends
 END_WITHIN = 30.0
 INTERRUPTED = "interrupted"
@@ -68,16 +69,16 @@ def run(
     progress: Callable[[Progress], object] | None = None,
     **fields: Any,
 ) -> Report:
-    """Put every URL, and every adapter of the options, through the scenarios.
+    """Run the scenarios with every URL, and with every adapter of the options.
 
     ``options`` may also be given by the names of their fields: ``run(urls, scenarios=["pause"], cycles=20)``.
     ``progress`` is called a few times a second. Returns the report, which is also written to the folder ``out``.
 
-    Controls run as well. If no control of a URL must fail in the chosen scenarios, one runs through ``pause`` once. If
-    no cycle of a cell could be decided, the cell has up to two more.
+    Controls run as well. If no control of a URL must fail in the chosen scenarios, one control runs in ``pause`` once.
+    A cell without a decided cycle gets up to two more cycles.
 
-    Ctrl-C and (on the main thread) SIGTERM end the run early, with a report that is marked partial. Call it from a
-    thread that outlives the run: worker processes end with their thread.
+    Ctrl-C and (on the main thread) SIGTERM end the run early, with a report that is marked partial. The calling thread
+    must outlive the run, because worker processes end with the thread that started them.
 
     Raises ConfigurationError, before anything runs, for anything misspelled, and if ``out`` cannot be written.
     """
@@ -162,7 +163,7 @@ class _Results:
 
 
 class _Runner:
-    """The threads that play the plans."""
+    """A run: the threads that play its cycles and loads."""
 
     def __init__(
         self,
@@ -208,8 +209,8 @@ class _Runner:
             self.undisturbed(partial(self._end, threads))
 
     def undisturbed(self, act: Callable[[], None]) -> None:
-        """Call ``act``, and call it again if an interrupt stops it. After an interrupt, the run does not wait for locks
-        that end by themselves."""
+        """Call ``act``, and call it again if it is interrupted. After an interrupt, the run does not wait for locks to
+        expire."""
 
         def again() -> None:
             try:
@@ -287,7 +288,7 @@ class _Runner:
             self.results.add_load(self._play_load(load))
 
     def _play_load(self, load: Load) -> list[Event]:
-        # A fresh process, because its memory is measured.
+        # The load measures the memory of its process, so it needs a fresh process.
         borrow = partial(self._workers.borrow, fresh=load.kind == "scale")
         events, workers = play_load(load, borrow, self._stop)
         for worker in workers:
@@ -328,8 +329,7 @@ class _Runner:
 
 
 def _find_leftovers(runner: _Runner, columns: list[Column], before: Before) -> None:
-    """Check the oracle O7: find keys that this run has left at the servers. Leftovers that earlier pieces found count
-    too."""
+    """Find keys that this run has left at the servers, also in earlier pieces (oracle O7)."""
     for column in columns:
         column.find_leftovers(runner.plans.names_of(column), patient=runner.partial != INTERRUPTED)
         column.leftovers = sorted({*column.leftovers, *before.left_behind(column.name)})
@@ -382,11 +382,11 @@ def _redacted(word: str) -> str:
     return word if found is None else word[: found.start()] + redact(word[found.start() :])
 
 
-# ---- Ctrl-C and SIGTERM, which may come at any moment: they interrupt once, and the clean-up then runs to its end
+# ---- Ctrl-C and SIGTERM interrupt a run once; the clean-up then runs to its end
 
 
 def _undisturbed(act: Callable[[], T]) -> T:
-    """Call ``act``. If the one interrupt (`interrupted_once`) comes meanwhile, call it again."""
+    """Call ``act``, and call it again if it is interrupted. `interrupted_once` allows only one interrupt."""
     try:
         return act()
     except KeyboardInterrupt:
@@ -397,7 +397,7 @@ def _undisturbed(act: Callable[[], T]) -> T:
 def interrupted_once() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C and SIGTERM raise KeyboardInterrupt once, so that the clean-up after it is not interrupted.
 
-    This yields a function that raises KeyboardInterrupt too if a signal has come. The caller needs it because the
+    Yields a function that raises KeyboardInterrupt if a signal has come. The caller must call it, because the
     interpreter discards an exception that a signal handler raises inside a finalizer.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -1,8 +1,8 @@
 """The faults of a cycle, and how they are made.
 
-In every cycle A holds, B waits, and a fault happens. Then B holds and C waits. If A still lives, it releases the lock
-that it may have lost long ago. Faults are made by signals and by our proxies. The server itself gets only requests,
-even if an operator takes a lock away or ends a session. It is stopped only if the user said how.
+In every cycle A holds the lock, B waits for it, and a fault happens. Then B holds the lock and C waits. If A still
+runs, it now releases the lock, which it may have lost long ago. Faults are made by signals and by our proxies. The
+server is stopped only if the user gave its pid or container.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Need = Literal["processes", "network", "operator", "loop", "session", "server", 
 When = Literal["acquire", "hold", "release"]
 
 PROOF = "pause"  # each backend has a control (a contestant that is known to be weak) that must fail in this scenario
-FIRST_REPLY = 0.7  # share of cycles in which the first reply is held back
-STOPPED = 1.5  # ttls for which a stopped server is left stopped
+FIRST_REPLY = 0.7  # share of cycles in which the first reply is held back, not a later one
+STOPPED = 1.5  # ttls for which a server is stopped
 BACK_WITHIN = 60.0  # seconds until a restarted server must answer
-AFTERWARDS = 0.1  # share of a ttl in which a holder that continues with a lost lock can be seen
+# share of a ttl for which A is observed after its loss, in case it still believes that it holds the lock
+AFTERWARDS = 0.1
 
 
 class Scene(Protocol):
-    """The interface of a cycle to its scenario. Each wait ends when the event happens, or when its time is over."""
+    """The methods of a cycle that a scenario calls."""
 
     ttl: float
     bound: float  #: seconds until another client can get the lock if A vanishes
@@ -46,7 +47,7 @@ class Scene(Protocol):
         """The server, for faults of servers."""
 
     def server_stopped(self, within: float) -> AbstractContextManager[None]:
-        """Stop the server inside this context. The fault begins for all cycles that share it."""
+        """Stop the server inside this context, for all cycles that share the stop."""
 
     def is_silent(self) -> bool:
         """Return whether a server that answered before the cycle is silent now. Returns False if the server cannot be
@@ -74,7 +75,7 @@ class Scene(Protocol):
         """Wait until B holds the lock."""
 
     def until_a_is_over(self) -> None:
-        """Wait until A reports that it does not believe that it holds the lock."""
+        """Wait until A reports that it no longer believes that it holds the lock."""
 
     def acquire_a(self) -> None:
         """Let A call acquire()."""
@@ -83,17 +84,17 @@ class Scene(Protocol):
         """Let B call acquire(), if B has not called it yet."""
 
     def take(self) -> bool:
-        """Take the lock away, as an operator would. Returns whether the lock had a holder."""
+        """Take the lock away, as an operator would. Return whether the lock had a holder."""
 
     def end_session(self) -> bool:
-        """End the session of A, as an operator would. Returns whether there was one."""
+        """End the session of A, as an operator would. Return whether there was a session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A fault. ``act`` causes it, and returns whether it took place.
 
-    ``when`` says what A does at that time: acquire, hold (B then waits) or release.
+    ``when`` says what A does during the fault: acquire, hold (B then waits) or release.
     """
 
     name: str
@@ -101,17 +102,17 @@ class Scenario:
     act: Callable[[Scene], bool]
     when: When = "hold"
     needs: frozenset[Need] = frozenset({"processes"})
-    freezes: bool = False  #: whether the process of A does not run meanwhile
-    hears: bool = True  #: whether A can be notified of the loss before somebody else gets the lock
+    freezes: bool = False  #: whether the process of A is frozen during the fault
+    hears: bool = True  #: whether A can be notified of the loss before B gets the lock
 
     @property
     def alone(self) -> bool:
-        """Whether the fault affects all users of the server."""
+        """Return whether the fault affects all users of the server."""
         return "server" in self.needs
 
     @property
     def shared(self) -> bool:
-        """Whether several cycles can share one such fault."""
+        """Return whether several cycles can share one fault."""
         return self.act is _stop_server
 
 
@@ -174,7 +175,7 @@ def _partition(scene: Scene) -> bool:
     after = scene.net.traffic()
     scene.end()
     scene.net.heal()
-    return after.up_in > before.up_in  # whether A sent anything while it was cut off
+    return after.up_in > before.up_in  # the fault took place if A sent anything while it was cut off
 
 
 def _reset(scene: Scene) -> bool:
@@ -234,7 +235,7 @@ def _late_answer(scene: Scene) -> bool:
 
 
 def _lose_a_reply(scene: Scene, request: Callable[[], None], within: float) -> bool:
-    """Let a request be executed, but lose its reply."""
+    """Let the server execute a request, but drop the reply."""
     before = scene.net.traffic()
     scene.begin()
     scene.net.black_hole("down")

@@ -36,7 +36,7 @@ OF_MANY = ("restart_guard",)  # options of redlock:// that a single server does 
 
 
 class ServerFault(Exception):
-    """A fault that could not be made, or could not be ended."""
+    """A fault that could not be caused or ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ServerProcess:
 
     @property
     def restarts(self) -> bool:
-        """Whether it can be killed and restarted."""
+        """Return whether the server can be killed and restarted."""
         return bool(self.container)
 
     def __str__(self) -> str:
@@ -102,8 +102,7 @@ class ServerProcess:
             yield
 
     def started(self) -> str:
-        """Return when the container was last started, as a text of its engine. A process is never restarted: then the
-        text is empty."""
+        """Return when the container was last started, in the words of its engine, or an empty text for a process."""
         what = "{{.State.StartedAt}} {{.State.Pid}}"
         return _engine(self.engine, "inspect", "-f", what, self.container) if self.container else ""
 
@@ -140,7 +139,8 @@ def given(pids: Sequence[str], containers: Sequence[str]) -> Given:
 
 
 def each_of(url: str) -> list[str]:
-    """Return this URL, and one URL for each server in it: a client of the whole URL may reach only one server."""
+    """Return this URL, and one URL for each of its servers, because a client of the whole URL may reach only one
+    server."""
     parts = urlsplit(url)
     if "," not in parts.netloc:
         return [url]
@@ -236,9 +236,9 @@ def _engine(*words: str) -> str:
     return done.stdout.strip()
 
 
-# ---- several cycles that share one stop of their server, because a stop affects all its users anyway
+# ---- cycles that share one stop of their server
 
-WHEN = 0.2, 0.8  # the fault comes between these shares of a ttl after A's grant
+WHEN = 0.2, 0.8  # the fault comes this many ttls after A's grant, at least and at most
 GATHER_WITHIN = 60.0  # seconds; a cycle that comes later has missed the fault
 
 
@@ -256,7 +256,8 @@ class Together:
         self._changed = threading.Condition()
 
     def gather(self, stop: threading.Event) -> None:
-        """Wait for the other cycles before anything is held: a lock that is not renewed would expire meanwhile."""
+        """Wait for the other cycles. Call this before A holds its lock, because a lock that is not renewed would expire
+        meanwhile."""
         with self._changed:
             self._ready += 1
             self._changed.notify_all()
@@ -266,10 +267,10 @@ class Together:
     def stopped(
         self, server: ServerProcess, within: float, begin: Callable[[], None], stop: threading.Event
     ) -> Iterator[None]:
-        """Stop the server inside this context. ``begin`` is called right before.
+        """Stop the server inside this context. ``begin`` is called right before the stop.
 
         The first cycle stops the server once all cycles have come, and continues it at the end of its context. The
-        contexts of the other cycles end only after that.
+        contexts of the other cycles end only when the server runs again.
         """
         with self._changed:
             if self._down:

@@ -88,10 +88,10 @@ def _seconds(value: float) -> str:
 
 
 def notes(report: Report) -> Iterator[Mark]:
-    """Yield the notes that belong to the grid, the worst first."""
+    """Yield the notes below the grid, the worst first."""
     for line in report.violations:
         yield line, "broken"
-    for line in report.void:  # a violation counts, even if the rest of the run proves nothing
+    for line in report.void:  # a violation counts even in a run that otherwise proves nothing
         yield (f"VOID: {line}", "broken") if report.exit_code == VOID else (f"not shown: {line}", "undecided")
     for column in report.data["columns"]:
         if column["gone"] and not column["control"]:
@@ -162,7 +162,7 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# ---- the machine on which a comparison ran: its times are true for this machine only
+# ---- the machine on which a comparison ran
 
 PROC = Path("/proc")
 GIB = 2**30
@@ -183,7 +183,7 @@ def host(proc: Path = PROC) -> dict[str, Any]:
 
 
 def describe(its: dict[str, Any]) -> str:
-    """Return the machine of a report, in words."""
+    """Return a description of the machine of a report, in words."""
     cpu = f" of {its['cpu']}" if "cpu" in its else ""
     memory = f", {its['memory'] / GIB:.1f} GiB of memory" if "memory" in its else ""
     return f"{its['system']}, {its['cores']} cores{cpu}{memory}"
@@ -209,7 +209,7 @@ def against(old: Report, new: Report) -> list[str]:
 
 
 def verdicts(old: Report, new: Report) -> Iterator[str]:
-    """Yield one line for each cell whose verdict differs, or that only one report has."""
+    """Yield one line for each cell whose verdict differs, and for each cell that only one report has."""
     for key in sorted(old.cells.keys() | new.cells.keys()):
         before, after = old.cells.get(key), new.cells.get(key)
         where = ", ".join(key)

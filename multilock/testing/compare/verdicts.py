@@ -1,8 +1,8 @@
-"""The verdict of a cycle, and the verdict of a cell from all its cycles. Events in, verdicts out, without I/O.
+"""Compute the verdict of a cycle from its events, and the verdict of a cell from its cycles.
 
 A cycle is *kept* only if its fault took place, and every belief was seen to end before the next one began. It is
-*broken* only if a violation is certain. Otherwise it is *undecided*, or *no fault*. A stall is a time in which a
-process did not run. So a machine that is too busy has fewer verdicts, but not different ones.
+*broken* only if a violation is certain. Any other cycle is *undecided*, or *no fault*. A stall is a time in which a
+process did not run. On a machine that is too busy, more cycles are undecided, but none gets a wrong verdict.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 __all__ = ["CycleVerdict", "cells_of", "judge_cycle"]
 
 ROUNDED = 6  # decimal places of a time in seconds
-UNSEEN = 0.05  # seconds that two stalls can explain, one before each of two events, both too short to be noted
+UNSEEN = 0.05  # seconds that stalls too short to be recorded can add to the time between two events
 # If a process has run for this time (in seconds) since a loss without a callback, the callback counts as missing.
 TOLD_WITHIN = 0.25
 
@@ -34,7 +34,8 @@ class CycleVerdict:
     cycle: int
     outcome: str  #: kept, broken, undecided, or no-fault
     why: tuple[str, ...]
-    overlap: float = math.nan  #: seconds for which two believed at once; if negative, the gap between two beliefs
+    #: seconds for which two contenders believed at once; if negative, the gap between two beliefs
+    overlap: float = math.nan
     notice: float = math.nan  #: seconds from the fault until A stopped believing
     takeover: float = math.nan  #: seconds from the fault until B believed
     margin: float = math.nan  #: seconds from A's callback until B believed
@@ -79,7 +80,7 @@ class _Cycle:
         return next((event["at"] for event in self.events if event["what"] == what and event["id"] == role), None)
 
     def spans(self, pid: int) -> list[tuple[float, float]]:
-        """Return when a fault kept this process from running."""
+        """Return the times in which a fault kept this process from running."""
         scenario = SCENARIOS[self.header["scenario"]]
         if not scenario.freezes:
             return []
@@ -102,7 +103,7 @@ def judge_cycle(events: list[Event]) -> CycleVerdict:
     if not scenario.hears:
         broken += _deaf(cycle)
     overlap = max((apart.overlap for apart, _ in pairs if not math.isnan(apart.overlap)), default=math.nan)
-    lost = a is None or a.release is None or a.over is not None  # False only if A kept the lock until A released it
+    lost = a is None or a.release is None or a.over is not None  # False only if A released the lock before it lost it
     at = cycle.faults[0]["at"] if cycle.faults else math.nan
     figures: dict[str, Any] = {
         "overlap": overlap,
@@ -136,10 +137,10 @@ def _since(at: float, then: float | None) -> float:
 
 
 def _apart(cycle: _Cycle, *, operator: bool) -> Iterator[tuple[Apart, str]]:
-    """Yield the judgement of each pair of holders.
+    """Yield the comparison of each pair of holders.
 
-    After a force release only `_deaf` judges: no other promise holds then, and on a slow network the force release may
-    have hit B too.
+    After a force release this yields nothing, because only the promise that `_deaf` checks still holds. On a slow
+    network, the force release may have hit B too.
     """
     for one, other in () if operator else combinations(cycle.beliefs, 2):
         yield (
@@ -163,8 +164,8 @@ def _overlaps(pairs: Iterable[tuple[Apart, str]]) -> Iterator[str]:
 def _deaf(cycle: _Cycle) -> Iterator[str]:
     """Yield a violation if the holder believed for too long after a force release.
 
-    Until the holder is notified of the force release, exclusion is not promised. The next renewal must notify it, or
-    the lease must end.
+    Exclusion is not promised until the holder is notified of the force release. The holder must learn of it by its next
+    renewal, or its lease must end.
     """
     a = cycle.record.beliefs.get("A")
     if a is not None and cycle.faults:
@@ -206,7 +207,7 @@ def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
     late = told - following[0].began
     if late <= 0:
         return None
-    # A stall of the process after this time may be the reason.
+    # Only a stall of the process after this time can be the reason.
     since = min(belief.until, following[0].began) - cycle.header["ttl"]
     stood_still = any(end > since and start < told for start, end in cycle.record.stalls[belief.pid])
     return late, late <= UNSEEN or stood_still
@@ -238,7 +239,7 @@ def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
             yield f"the process of {belief.id} did not run as its callback was due"
         if _untold(cycle, belief) is None:
             yield f"{belief.id} lost it without notice, but there was too little time for a notice"
-        if belief.id != "A" and belief.over is not None:  # by A's late release, or because a machine stood still
+        if belief.id != "A" and belief.over is not None:  # A's late release took it away, or the machine stood still
             yield f"{belief.id} lost it after {belief.over - belief.began:.3f} s, and no fault was meant for it"
 
 

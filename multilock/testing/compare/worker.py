@@ -51,7 +51,7 @@ ASK_EVERY = 0.005  # seconds between two checks whether the lock is still held
 NOTE_EVERY = 0.05  # seconds between two lines about a lock that is still held
 RENEWED = 0.005  # seconds; the worker prints a line when the end of the lease's validity moves by more than this
 OPEN_WITHIN = 10.0
-PULSE = 0.01  # seconds between two checks whether this process runs; not less, because many processes check
+PULSE = 0.01  # seconds between two checks whether this process was frozen; shorter ones would load the machine
 AT_REST = 1.0  # seconds for which the CPU time of a process without locks is measured
 TEXT = 300
 
@@ -97,7 +97,7 @@ def work() -> None:
 
 @dataclass
 class _Role:
-    """One contender: its own client, and one lock."""
+    """One contender, with its own client and one lock."""
 
     role: str
     adapter: str
@@ -187,7 +187,7 @@ class _Role:
         self._hold(holding, yes, began, valid)
         self.release_now.wait()
         if account is not None:
-            account.write()  # without a check of the lock, like a request that was under way
+            account.write()  # written without checking the lock, like a request that is already on its way
             account.close()
         note("release", now(), self.role)
         try:
@@ -281,8 +281,7 @@ class _Role:
         note("lost", at, self.role, "lost", at)
 
     def _note_validity(self, holding: AdapterHolding, before: float) -> float:
-        """Record how long the lease is valid, if the adapter can say it. The record is information only, not for
-        verdicts."""
+        """Record how long the lease is valid, if the adapter can say it. The record is not used for verdicts."""
         remaining = getattr(holding, "remaining", None)
         if remaining is None or (left := float(remaining())) <= 0:
             return before
@@ -296,11 +295,11 @@ class _Role:
 
         Every `NOTE_EVERY` seconds, record the time of a check that returned True. If this process was paused, also
         record the last check before the pause. At the end, record the last check that returned True. ``yes`` is the
-        result of the first check, at ``asked``; this process may have been frozen since then.
+        result of the first check, made at ``asked``. This process may have been frozen since then.
         """
         noted = last = asked
         while yes and not self.release_now.is_set():
-            time.sleep(ASK_EVERY)  # polling costs a third of the time of waiting for an event
+            time.sleep(ASK_EVERY)  # polling needs a third of the CPU time of waiting for an event
             if self.release_now.is_set():
                 break
             asked = now()
@@ -337,7 +336,7 @@ class _Role:
 
 
 def _told(error: Exception) -> str:
-    """Return where an error comes from and what it is, without the folders of this machine: reports are shared."""
+    """Return the type, message and place of an error. Reports are shared, so folders of this machine are left out."""
     trace = traceback.TracebackException.from_exception(error, limit=-3)
     for frame in trace.stack:
         frame.filename = Path(frame.filename).name
@@ -371,8 +370,7 @@ def memory_now() -> int:
 
 
 class _Work:
-    """The work done under a lock: a counter is read once, then written twice with the token, at the start and at the
-    end."""
+    """The work done under a lock: read a counter, and write it with the token at the start and at the end."""
 
     def __init__(self, ledger: str, name: str, role: str, token: int) -> None:
         self._account = Account(ledger)
@@ -381,7 +379,7 @@ class _Work:
 
     def write(self) -> None:
         """Write the counter."""
-        value = 0 if self._seen is None else self._seen + 1  # None means that a later holder has been there
+        value = 0 if self._seen is None else self._seen + 1  # None means that a later holder has written
         taken = bool(value) and self._account.write(self._name, self._token, value) is not None
         note("wrote", now(), self._role, self._token, value, int(taken))
         if taken:

@@ -93,9 +93,9 @@ def by_the_clock(loss: Loss) -> bool:
 
 
 class Pulse:
-    """Measures how long this process was paused, because no promise about time holds during a pause."""
+    """A measurement of how long this process was paused. No promise about time holds during a pause."""
 
-    BEAT = 0.005  # seconds between two beats; a longer stop counts
+    BEAT = 0.005  # seconds between two beats; only longer stops count
 
     def __init__(self) -> None:
         self._longest = self._sum = 0.0
@@ -133,8 +133,8 @@ def refused(wait: Callable[[float], T], timeout: float = 1.0) -> T:
     """Call ``wait(timeout)``, which waits for a taken name, and return its result or raise its exception.
 
     On an overloaded machine no reply may come within a second. So a wait that raises `BackendUnavailable` is repeated
-    with twice the timeout, at most three times. But this is done only if this process was stopped for at least a tenth
-    of the timeout, all its stops added up. A shorter stop does not explain why a whole wait had no reply.
+    with twice the timeout, at most three times. It is repeated only if this process was stopped for at least a tenth of
+    the timeout in all. Shorter stops do not explain why a whole wait had no reply.
     """
     for seconds in (timeout, 2 * timeout, 4 * timeout):
         with Pulse() as pulse:
@@ -180,7 +180,8 @@ class Recorder(Generic[T]):
 
 
 class Conformance:
-    """Base of the suites. ``backend`` is the class of the place under test. Each test runs on both faces."""
+    """Base of the suites. ``backend`` is the class of the place under test. Each test runs with the blocking and with
+    the asyncio API."""
 
     backend: ClassVar[Callable[[], Place]]
 
@@ -193,7 +194,7 @@ class Conformance:
 
     @pytest.fixture
     def pulse(self) -> Iterator[Pulse]:
-        """The measurement of the times in which this process did not run."""
+        """A measurement of the times in which this process did not run."""
         with Pulse() as pulse:
             yield pulse
 

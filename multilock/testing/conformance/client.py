@@ -1,4 +1,4 @@
-"""The client: inspection, the operator's methods, names, events, and the end."""
+"""Tests of the client: inspection, the operator's methods, names, events, and ``close()``."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class ClientConformance(Conformance):
 
 
 class CloseConformance(Conformance):
-    """Tests of the end of a client."""
+    """Tests of the end of a client, ``close()``."""
 
     def test_close_reports_each_held_lease_as_lost_before_it_releases_it(
         self, client: Client, other: Client, face: Face

@@ -1,4 +1,4 @@
-"""Leader election: terms, paired and ordered callbacks, resignation, and what others see."""
+"""Tests of leader election: terms, the order of callbacks, resignation, and what other clients see."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ElectionConformance(Conformance):
 
     @pytest.fixture
     def diary(self, face: Face) -> Diary:
-        """A record of callbacks."""
+        """A record of the election's callbacks."""
         return Diary(face)
 
     def test_campaign_elects_one_leader(self, client: Client, other: Client) -> None:
@@ -561,7 +561,7 @@ class ElectionConformance(Conformance):
         async def async_work(leadership: Any) -> None:
             begun.set()
             while not end.is_set():
-                with contextlib.suppress(asyncio.CancelledError):  # a callback that misbehaves
+                with contextlib.suppress(asyncio.CancelledError):  # this callback ignores its cancellation
                     await asyncio.sleep(0.01)
 
         election = client.election(NAME, grace=30)

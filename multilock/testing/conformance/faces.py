@@ -1,4 +1,4 @@
-"""Both faces of the API behind the blocking interface, so that one test body tests both.
+"""Both faces of the API (blocking and asyncio) with the blocking interface, so that one test body tests both.
 
 For asyncio, a loop runs in its own thread. Each thread of the test has one task on that loop, which makes all calls of
 this thread. So a lease that belongs to "this thread" in the blocking face belongs to "this task" in the asyncio face.
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Face(Protocol):
-    """The way in which a test uses one face of the library."""
+    """The methods by which a test uses the blocking or the asyncio API."""
 
     name: str
 
@@ -86,7 +86,7 @@ class AsyncioFace:
         self._thread.start()
 
     def client(self, backend: Backend, **options: Any) -> Client:
-        """Return a client, behind blocking methods."""
+        """Return an asyncio client with blocking methods."""
         return cast("Client", _Mirror(self, AsyncClient(backend, **options)))
 
     def wrap(self, value: Any) -> Any:

@@ -126,7 +126,8 @@ class Slow(Dropped):
 
 
 class HeldBack(Dropped):
-    """The request gets no reply in time. A thread, which stands for the network, executes it after the release."""
+    """The request gets no reply in time. After the test releases it, a thread executes it, as if it had been delayed in
+    the network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class HeldBack(Dropped):
                 try:
                     request()
                     return
-                except BackendUnavailable:  # the client closed the connection of this request, and makes another one
+                except BackendUnavailable:  # the client closed the connection of this request and opens another one
                     threading.Event().wait(0.02)
 
         threading.Thread(target=later, name="late-request", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Losses: which code is notified, when and how often, and what is true afterwards."""
+"""Tests of losses: which code is notified, when and how often, and the state after a loss."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LossConformance(Conformance):
         lease = lock.acquire()
         with place.silence():
             assert lease.wait_lost(SOON) is not None
-        time.sleep(0.7 * place.quick_ttl)  # every request has its reply by now
+        time.sleep(0.7 * place.quick_ttl)  # by then every request has its reply
         assert not lease.is_held()
         assert lease.remaining() == 0.0
         assert lease.state is LeaseState.LOST
@@ -310,7 +310,7 @@ class LossConformance(Conformance):
         mishap.wait(SOON)
         with other.lock(NAME).acquire(timeout=SOON):
             pass
-        eventually(lambda: place.faults.answered["release"])  # the cancel has its reply
+        eventually(lambda: place.faults.answered["release"])  # the server has replied to the cancel
         mishap.release()
         time.sleep(0.2)
         assert other.inspect(NAME) is None

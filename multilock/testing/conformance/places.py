@@ -32,8 +32,8 @@ __all__ = ["Place"]
 class Place:
     """One backend under test, new for each test. Subclass it and define at least `url` and `delete`.
 
-    A place that can do more (read the server's data, stop it, lose its replies) should override more methods: then the
-    tests check more. All names of a test are below `prefix`, which no other test uses.
+    A place that can read the server's data, stop it or lose its replies should override more methods, so that the tests
+    check more. All names of a test are below `prefix`, which no other test uses.
     """
 
     #: A module that calls `register_backend`. The helper processes of ProcessConformance import it, since they start
@@ -43,7 +43,7 @@ class Place:
     calm_ttl: float = 2.0  #: seconds; the shortest ttl whose last tenth gives the lost callback time to start
 
     rest: float = 1.0  #: seconds; the shortest rest (``hold_at_least``) that the server keeps
-    rest_at_most: float = 1.0  #: seconds; the longest time for which the server may keep that rest
+    rest_at_most: float = 1.0  #: seconds; the longest time for which the server may keep a rest of ``rest`` seconds
 
     #: The backend's own options for the clients of the suite.
     options: ClassVar[dict[str, object]] = {}
@@ -120,7 +120,7 @@ class Place:
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
-        """Leave requests without a reply inside this context, except those of undisturbed clients."""
+        """Let requests have no reply inside this context, except those of undisturbed clients."""
         self.faults.silent.set()
         try:
             yield

@@ -1,5 +1,5 @@
-"""Holders in other processes that are killed, frozen or forked, or exit. The backend under test must be one that
-processes can share."""
+"""Tests of holders in other processes that are killed, frozen or forked, or exit. They need a backend that processes
+can share."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class RestConformance(Conformance):
 
     def test_a_release_after_hold_at_least_frees_the_name_at_once(self, client: Client, other: Client) -> None:
         lease = client.lock(NAME, hold_at_least=0.05).acquire()
-        acquired_at = now()  # if the lock has several parts, the grant of the last one counts
+        acquired_at = now()  # in a set of locks, the grant of the last lock counts
         eventually(lambda: now() >= acquired_at + 0.05)
         assert lease.release()
         info = other.inspect(NAME)

@@ -31,7 +31,7 @@ __all__ = ["ReadWriteConformance", "SemaphoreConformance"]
 
 QUICK = 2.0  # seconds until every waiter that may enter has entered, even if its backend polls
 WAITS_FOR = 0.5  # seconds that an impatient writer waits
-# seconds; the timers of waiters are at least this long, while the pause before a refused request is repeated is shorter
+# seconds; timers of waiters are at least this long. Only the pause before a refused request is repeated is shorter.
 TIMERS = 1.0
 NEVER = 3600.0  # seconds, longer than any test
 
@@ -93,7 +93,7 @@ class ReadWriteConformance(Conformance):
         assert not lock.is_held()
 
     def test_each_reader_is_renewed_separately(self, client: Client, place: Place) -> None:
-        """One lease of a name can end while another one in the same client continues."""
+        """One lease of a name can end while another lease of it in the same client continues."""
         lock = reader(client, ttl=place.steady_ttl)
         first, second = lock.acquire(), background(lock.acquire).result(SOON)
         first.release()
@@ -203,7 +203,8 @@ class ReadWriteConformance(Conformance):
         assert wrong == 0
 
     def test_writers_have_greater_tokens_than_the_readers_before_them(self, client: Client, other: Client) -> None:
-        """A resource compares tokens of a reader and a writer, in both orders, but never those of two readers."""
+        """A resource compares the token of a writer with that of a reader before or after it, but never the tokens of
+        two readers."""
         if not client.capabilities.fencing:
             pytest.skip("declared: it has no tokens")
         tokens: list[tuple[str, int]] = []

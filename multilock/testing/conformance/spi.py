@@ -1,4 +1,4 @@
-"""Tests of the service-provider interface without the kernel: the promises of each method of a backend."""
+"""Tests of the methods of a backend, without the kernel."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Ear:
         )
 
     def wait(self, ready: object, within: float = SOON) -> bool:
-        """Wait until ``ready()`` is true after a report. Returns whether it is."""
+        """Wait until ``ready()`` is true, and check it after each report. Return whether it is true."""
         assert callable(ready)
         with self._changed:
             return bool(self._changed.wait_for(ready, within))
@@ -200,7 +200,8 @@ class BackendConformance(Conformance):
         granted = take(backend_, claim)
         assert until_told(lambda: backend_.rest(claim, granted, True, place.rest, WITHIN)) is True
         until = now() + place.rest_at_most
-        late = until_told(lambda: backend_.rest(claim, granted, True, 60.0, WITHIN))  # an earlier request arrives late
+        # sent again, as if the reply to the first request were lost; this must not prolong the rest
+        late = until_told(lambda: backend_.rest(claim, granted, True, 60.0, WITHIN))
         assert late is True
         assert backend_.renew(granted.group, [(claim, granted)], WITHIN) == [None]
         assert isinstance(backend_.attempt(claim, True, WITHIN), Busy)
@@ -267,8 +268,8 @@ class BackendConformance(Conformance):
             assert set(ear.wakes) <= {waiter.id, None}
         pushed = ear.pushed.get(waiter.id)
         if pushed:
-            # The validity never counts from the arrival of the push. If both claims have one session, its proof may be
-            # older than the waiter's request.
+            # The validity never counts from the arrival of the push. If both claims have one session, the session may
+            # have been renewed before the waiter's request.
             assert (begun if ear.sessions else asked) - 0.001 <= pushed.sent_at <= answered
             assert pushed.valid_for <= waiter.ttl
             [renewed] = backend_.renew(pushed.group, [(waiter, pushed)], WITHIN)
@@ -361,7 +362,7 @@ class BackendConformance(Conformance):
     ) -> None:
         if not backend_.follow(frozenset({NAME}), WITHIN):
             return  # the kernel polls
-        ear.changes.clear()  # a report about the present holder may have come
+        ear.changes.clear()  # forget reports about the present holder
         claim = ear.claim()
         granted = take(backend_, claim)
         assert ear.wait(lambda: ear.changes)

@@ -2,13 +2,14 @@
 
     pytest --multilock-url redis://localhost:6379/0 --multilock-url sqlite:////var/tmp/locks.db --multilock-compare
 
-All locks of a run have their own prefix, so that tests never affect anything else on the servers. Without the option
-``--multilock-url`` the ini value ``multilock_urls`` (one URL a line) is used, and without that ``memory://``.
+All locks of a run have their own prefix, so that tests never affect anything else on the servers. The URLs come from
+the option ``--multilock-url``, else from the ini value ``multilock_urls`` (one URL a line). The default is
+``memory://``.
 
 The fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container``, ``consul_container`` and
-``postgresql_container`` are servers in Docker (`multilock.testing.containers`). Each is started when a test first asks
-for it, and shared by all tests of the run, so use your own names for locks. If none can be started, they raise
-`ContainerError`.
+``postgresql_container`` are servers in Docker (`multilock.testing.containers`). Each server is started when a test
+first asks for it, and all tests of the run share it, so each test should use its own lock names. A fixture whose server
+cannot be started raises `ContainerError`.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def _judge(believers: Believers, item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Let frozen processes continue: otherwise a fixture that waits for their end would wait forever."""
+    """Let frozen processes continue, because a fixture that waits for their end would wait forever."""
     if (pausing := sys.modules.get("multilock.testing.pausing")) is not None:
         pausing.resume_all()
 
@@ -174,7 +175,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to the report on which backend the test ran. An xdist worker sends that with the report."""
+    """Add the backend of the test to the report, which an xdist worker sends to the controller."""
     report = yield
     site, why = item.stash.get(SITE, (None, ""))
     if site is None and (callspec := getattr(item, "callspec", None)) is not None:
@@ -188,7 +189,7 @@ def pytest_runtest_makereport(
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Return in one line why the test failed or was skipped."""
+    """Return why the test failed or was skipped, in one line."""
     told: Any = report.longrepr
     if isinstance(told, tuple):  # a skipped test: place and reason
         text = str(told[2]).removeprefix("Skipped: ")

@@ -32,7 +32,7 @@ __all__ = [
     "zookeeper_container",
 ]
 
-# Stored with each test.
+# Stored with each test by pytest.
 SITE = pytest.StashKey[tuple[Site, str]]()  # the backend, and why the test does not run there: "lacks", "away" or ""
 BELIEVERS = pytest.StashKey["Believers"]()
 _NETWORK = pytest.StashKey["Network"]()
@@ -41,9 +41,9 @@ _CLIENTS = pytest.StashKey["list[Client | AsyncClient]"]()
 
 @pytest.fixture
 def multilock_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of the backend for which the test runs now, with a prefix of this test run and xdist worker.
+    """The URL of the backend on which the test runs, with a prefix of its own for each test run and xdist worker.
 
-    So no other run and no other worker uses its locks. A URL that has a prefix keeps it, and ``memory://`` needs none.
+    A URL that has a prefix keeps it, and ``memory://`` needs none.
 
     A test that pytest cannot repeat runs on the first URL: one of ``unittest.TestCase``, or one that gets its fixtures
     with ``request.getfixturevalue``.
@@ -68,7 +68,7 @@ def multilock_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def _place(site: Site, sites: Sites, test: pytest.Item) -> str:
-    """Return the URL if the test can run there; else skip the test, or fail at once."""
+    """Return the URL if the test can run on this backend. Otherwise skip the test, or let it fail."""
     from multilock import MultilockError
 
     test.stash[SITE] = site, ""
@@ -155,12 +155,12 @@ def multilock_async_client(request: pytest.FixtureRequest, multilock_url: str) -
 
 @pytest.fixture
 def multilock_faults(request: pytest.FixtureRequest, multilock_url: str) -> Network:
-    """The network between this test and its backend, for faults: ``cut()``, ``black_hole()``, ``delay(seconds)``,
-    ``drop_reply_after(requests)``, ``heal()``.
+    """The network between this test and its backend. Its methods cause faults: ``cut()``, ``black_hole()``,
+    ``delay(seconds)``, ``drop_reply_after(requests)``. ``heal()`` ends them.
 
-    ``multilock_url`` and the clients lead through it, for any number of hosts in the URL. The network heals at the end
-    of the test. The test is skipped if the backend uses no network (``memory://``, ``sqlite://``, ``unix://``), or if
-    clients would bypass a proxy (Sentinel, Cluster).
+    ``multilock_url`` and the clients use this network, whatever the number of hosts in the URL. The network heals at
+    the end of the test. The test is skipped if the backend uses no network (``memory://``, ``sqlite://``, ``unix://``),
+    or if clients would bypass a proxy (Sentinel, Cluster).
     """
     network: Network | None = request.node.stash.get(_NETWORK, None)
     if network is None:
@@ -174,12 +174,11 @@ def multilock_faults(request: pytest.FixtureRequest, multilock_url: str) -> Netw
 
 @pytest.fixture
 def multilock_believers(request: pytest.FixtureRequest) -> Iterator[Believers]:
-    """A record of the clients that believed they held a lock (`multilock.testing.beliefs.Believers`).
+    """A record of when clients believed that they held a lock (`multilock.testing.beliefs.Believers`).
 
     The record covers ``multilock_client``, ``multilock_async_client``, and every client that is given to
     ``watch(client)``, here or in another process. The test fails if two clients believed at the same time that they
-    held one name, or if no client held a lock. If the records do not show for certain whether two clients believed
-    that, the test is skipped as undecided.
+    held one name, or if no client held a lock. If the records cannot decide this, the test is skipped as undecided.
     """
     from multilock.testing.beliefs import Believers
 

@@ -69,9 +69,9 @@ class Matrix:
         return next((cell.reason for cell in cells if cell.outcome == AWAY), "")
 
     def differences(self) -> list[tuple[str, str]]:
-        """Return the tests with different outcomes, each with its outcomes, backends and reasons.
+        """Return the tests whose outcome differs between backends, each with a text about its outcomes.
 
-        A backend that does not answer has no outcome, and neither has one on which the test did not run.
+        Backends that do not answer, or on which the test did not run, do not count.
         """
         found = []
         for row, cells in sorted(self.rows.items()):

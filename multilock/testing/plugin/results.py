@@ -74,7 +74,7 @@ class Results:
             where = row_of(report.nodeid, self.sites.all[told["number"]].label), told["number"]
             self._where[report.nodeid] = where
             self._put(*where, report, told["why"], told["reason"])
-        elif report.failed and (report.nodeid in self._where):  # its xdist worker crashed
+        elif report.failed and (report.nodeid in self._where):  # the test's xdist worker crashed
             self.matrix.put(*self._where[report.nodeid], Cell("crashed", self.sites.scrub(str(report.longrepr))))
 
     def _put(self, row: str, column: int, report: pytest.TestReport, why: str, reason: str) -> None:
@@ -158,7 +158,7 @@ def clean(site: Site, prefix: str) -> Iterator[str]:
                     yield f"{site.label}: some locks of this run are left under {prefix}, until their ttl is over"
                     return
                 client.force_release(info.name)
-    except multilock.ConfigurationError:  # every test has reported it
+    except multilock.ConfigurationError:  # every test has already reported the error
         return
     except multilock.MultilockError as error:
         yield f"{site.label}: locks left under {prefix} could not be removed ({type(error).__name__})"

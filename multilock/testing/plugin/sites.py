@@ -64,11 +64,11 @@ class Sites:
 
     def __init__(self, urls: list[str], run: str, worker: str) -> None:
         schemes = [url.partition(":")[0] for url in urls]
-        # Labels are numbers and schemes: the name of a test is printed, and a URL may contain a password.
+        # Labels are printed in the names of tests. A URL may contain a password, so labels have only its scheme.
         labels = [f"{number}-{scheme}" for number, scheme in enumerate(schemes)] if len(urls) > 1 else schemes
         self.all = [Site(number, labels[number], url) for number, url in enumerate(urls)]
         self.run_prefix = f"{FOLDER}{run}-"
-        # The prefix has no slash at its end: in ZooKeeper each run would otherwise leave a node that stays.
+        # The prefix does not end with a slash, because with it each run would leave a node in ZooKeeper forever.
         self.prefix = f"{self.run_prefix}{worker}-"
         self._capabilities: dict[str, Capabilities] = {}
         self._away: dict[str, str] = {}
@@ -85,7 +85,7 @@ class Sites:
     def away(self, site: Site) -> str:
         """Return why the backend does not answer, or an empty text if it does. Each process asks the backend only once.
 
-        Raises ConfigurationError and BackendRejected, which no waiting would change.
+        Raises ConfigurationError or BackendRejected, which a later try would raise again.
         """
         import multilock
 

@@ -51,7 +51,7 @@ def _loud(matrix: Matrix) -> list[str]:
 
 
 def _table(terminal: pytest.TerminalReporter, matrix: Matrix, heads: list[str]) -> None:
-    """Print the table. A test name that is too long gets its own line, before that of its outcomes."""
+    """Print the table. A test name that is too long gets its own line above its outcomes."""
     cells = {row: [_text(matrix.cell(row, number)) for number in range(len(heads))] for row in sorted(matrix.rows)}
     widths = [max(len(text) for text in texts) for texts in zip(heads, *cells.values(), strict=True)]
     width = terminal._tw.fullwidth

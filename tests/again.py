@@ -1,15 +1,15 @@
 """``python -m tests.again ARGUMENTS``: run pytest, then run each failed test ten more times on its own.
 
-A test is unsteady if it fails beside other tests on two loaded cores, but passes ten times out of ten on its own while
-both cores are kept half busy. The run is then green and ends with a line that names the unsteady test, which must be
-repaired soon. The run is red if more than three tests fail, if one of the ten runs fails, or if the reruns take longer
-than six minutes.
+A test is unsteady if it fails beside other tests, but passes ten times out of ten on its own while all cores are kept
+half busy. If all failed tests are unsteady, the run is green and ends with a line that names them. An unsteady test
+must be repaired soon. The run is red if more than three tests fail, if one of the ten runs fails, or if the reruns take
+longer than six minutes.
 
-Some failures are final and never run again: crashes, collection errors, and failures that an oracle reports (an
-overlap, a token that decreases, a late, missing or second callback, remains at the server). An oracle reports when its
-own code raises, and when a test marked ``@pytest.mark.oracle`` fails after its servers have started
-(`tests.oracles.CONFORMANCE` lists such tests of the suites that all backends share). No other part of the tests runs a
-test again.
+Some failures are final, and their tests never run again: crashes, collection errors, and failures that an oracle
+reports. An oracle checks for an overlap, a decreasing token, a late, missing or second callback, or keys left at the
+server. A failure counts as reported by an oracle if the oracle's own code raised, or if a test marked
+``@pytest.mark.oracle`` failed after its servers had started. `tests.oracles.CONFORMANCE` lists such tests of the suites
+that all backends share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import pytest
 __all__ = ["Failure", "judge", "main", "must_not_run_again"]
 
 RUNS = 10  # runs of each test, all of which must pass
-UNSTEADY = 3  # failures in one run; more must have a common cause
+UNSTEADY = 3  # failures in one run; more than these probably have a common cause
 MINUTES = 6.0  # limit for all reruns together
 REPORT = "MULTILOCK_FAILURES"  # the environment variable with the path of a file, which gets one line for each failure
 PLUGIN = ("-p", "tests.again")
@@ -44,7 +44,7 @@ Failure = tuple[str, str]
 
 
 def must_not_run_again(nodeid: str, files: Iterable[str], phase: str, marked: bool) -> str:
-    """Return why this failure is final, or an empty text if the test may run again.
+    """Return why the failure of this test is final, or an empty text if the test may run again.
 
     ``files`` are the files that the traceback names. ``phase`` is `pytest.TestReport.when`, or "collect". ``marked``
     says whether the test carries the oracle marker. A test that failed in its setup has not checked anything yet, so
@@ -57,7 +57,7 @@ def must_not_run_again(nodeid: str, files: Iterable[str], phase: str, marked: bo
     return "an oracle's question" if marked and phase != "setup" else ""
 
 
-# A hook of pytest. It runs in the process of the test, because the later report contains less about the exception.
+# This hook of pytest runs in the process of the test, where more is known about the exception than in the report.
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,7 +81,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def _note(nodeid: str, final: str) -> None:
-    # With workers, only the process that collects their reports writes the notes.
+    # With xdist workers, only the process that collects their reports writes this file.
     if (path := os.environ.get(REPORT)) and "PYTEST_XDIST_WORKER" not in os.environ:
         with open(path, "a", encoding="utf-8") as notes:
             notes.write(json.dumps([nodeid, final]) + "\n")

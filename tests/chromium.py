@@ -1,7 +1,7 @@
 """A headless Chromium for the tests, driven over a pipe: no port, no driver, no network.
 
-``tests/bootstrap/chromium.sh`` finds or installs it. Requests and replies follow the DevTools protocol: JSON objects,
-each ended by a zero byte.
+``tests/bootstrap/chromium.sh`` finds or installs it. Requests and replies follow the DevTools protocol: they are JSON
+objects, each ended by a zero byte.
 
 ``python -m tests.chromium PAGE FOLDER`` saves screenshots of the page at each width, light and dark.
 """
@@ -29,7 +29,7 @@ __all__ = ["SCHEMES", "WIDTHS", "Browser", "Opened", "chromium", "running"]
 
 WIDTHS = (390, 1280, 2560)
 SCHEMES = ("light", "dark")
-ANSWER_WITHIN = 120.0  # seconds to wait at most for an answer; on an idle machine it takes about 0.1 s
+ANSWER_WITHIN = 120.0  # seconds to wait at most for a reply; on an idle machine a reply takes about 0.1 s
 STOP_WITHIN = 10.0
 CHUNK = 65536
 OPTIONS = [
@@ -62,7 +62,7 @@ class Opened:
 
 
 class Browser:
-    """One tab. On exit the browser ends with all its processes, which form a process group of their own."""
+    """A browser with one tab. At the end of ``with`` all its processes end, which form a process group of their own."""
 
     def __init__(self, program: str, folder: str) -> None:
         ours, theirs = os.pipe(), os.pipe()
@@ -90,7 +90,8 @@ class Browser:
         """Load the page at this width. ``scheme`` is "light" or "dark"."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self._load("about:blank")  # otherwise an address that differs only behind its # is not loaded
+        # the browser does not load an address that differs from the present one only behind its #
+        self._load("about:blank")
         began = time.monotonic()
         self._load(url)
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")

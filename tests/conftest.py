@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: the servers, and log capture."""
+"""Fixtures that all tests share: servers, and log capture."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["no_thread_is_missing_or_dead", "threads_may_die"]
 def pytest_configure() -> None:
     """Restore the default signals and load the hypothesis profile.
 
-    A shell that runs the tests in the background makes them ignore these signals, and every process they start would
-    inherit that.
+    If a shell runs the tests in the background, they ignore these signals, and every process that they start would
+    ignore them too.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    # The servers of other tests use the processor too, so a slow example is not a finding.
+    # A slow example is not a fault, because other tests use the processor too.
     hypothesis.settings.register_profile(
         "beside servers",
         parent=hypothesis.settings(),
@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     With ``--dist worksteal`` each worker begins with an equal share of the list. When its share has run, it takes tests
     from the end of another worker's share. So only the first worker runs slow modules, one after another. A slow module
-    keeps a core busy, while the tests of the other workers wait most of the time. The servers of a folder start in few
-    workers, and different workers run different folders at a time.
+    keeps a core busy, while the tests of the other workers wait most of the time. Because modules of a folder stay
+    together, few workers must start the servers of a folder.
     """
     modules: dict[Path, list[pytest.Item]] = {}
     slow: set[Path] = set()
@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exempt the collected tests from the garbage collector, which would stop all threads while it visits them. It does
-    not run during the collection, in which hardly anything becomes garbage."""
+    """Exempt the collected tests from the garbage collector, which would stop all threads while it visits them. Disable
+    the collector while pytest collects the tests, which makes hardly any garbage."""
     gc.disable()
     try:
         return (yield)
@@ -72,7 +72,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 class _Told(pytest.LogCaptureFixture):  # type: ignore[misc]
-    """Log capture that first waits for every earlier log line: a separate thread calls the handlers."""
+    """Log capture that first waits until the log thread has handled every earlier log line."""
 
     @property
     def handler(self) -> LogCaptureHandler:
@@ -89,14 +89,14 @@ def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """A Redis that all tests share. Use names of your own, and never stop, pause or empty it."""
+    """A Redis server that all tests share. A test must use its own names, and never stop, pause or empty the server."""
     with address("redis") as url:
         yield url
 
 
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
-    """A Redis of this test's own. The test may pause, kill and empty it."""
+    """A Redis server for this test alone, which the test may pause, kill and empty."""
     server = RedisServer()
     try:
         server.start()

@@ -1,5 +1,5 @@
-"""Servers of a cluster, each in a network of its own (Linux, root). A test can cut one server off from the other
-servers while clients still reach it."""
+"""Servers of a cluster, each in its own network. A test can cut one server off from the others while clients still
+reach it. Needs Linux and root."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def namespace(server: Server) -> str:
 
 
 class Island(Server):
-    """A mixin that makes any server a member of an `Archipelago`. A subclass may use any port: all are free in its
-    network."""
+    """A mixin that makes any server a member of an `Archipelago`. The server may use any port, because all ports in its
+    own network are free."""
 
     def command(self, folder: Path) -> list[str]:
         return ["ip", "netns", "exec", namespace(self), *super().command(folder)]
 
 
 class Archipelago(Cluster[S]):
-    """The servers ``islands``, each in a network of its own, and a bridge that joins them. The addresses of the servers
-    begin with 10.``net``, which no other servers use."""
+    """The servers ``islands``, each in its own network, and a bridge that joins the networks. The addresses of the
+    servers begin with 10.``net``, which no other servers use."""
 
     def __init__(self, net: int, islands: Sequence[S]) -> None:
         self.islands = self.members = islands
@@ -72,7 +72,7 @@ class Archipelago(Cluster[S]):
     def _build_bridge(self) -> tuple[str, str]:
         """Create a bridge with an unused subnet. Returns its name and the subnet.
 
-        The kernel refuses a second bridge of the same name. It accepts a second one with the same subnet, but
+        The kernel refuses a second bridge of the same name. It accepts a second bridge with the same subnet, but
         silently routes to the older one, which a killed run may have left behind.
         """
         for number in random.sample(range(1, 255), 254):

@@ -1,4 +1,4 @@
-"""Descriptors above 1023, which ``select()`` does not accept."""
+"""Give new files descriptors above 1023, which ``select()`` does not accept."""
 
 from __future__ import annotations
 

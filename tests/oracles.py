@@ -11,8 +11,8 @@ from multilock.kernel import worker
 
 __all__ = ["CONFORMANCE", "is_of_conformance", "no_thread_is_missing_or_dead", "threads_may_die"]
 
-# Tests of `multilock.testing.conformance` that check for an overlap, a token, a callback, or leftovers. They have no
-# marker in the suites, because the suites are public, and another project's pytest may not know the marker.
+# Tests of `multilock.testing.conformance` that check for an overlap, a token, a callback, or leftovers. The suites are
+# public and another project's pytest may not know the marker, so these tests have none.
 CONFORMANCE = frozenset(
     {
         "test_a_blocked_loop_delays_the_callback_but_is_held_stays_correct",
@@ -65,7 +65,7 @@ CONFORMANCE = frozenset(
     }
 )
 
-WITHIN = 10.0  # seconds within which every refused thread must start
+WITHIN = 10.0  # seconds within which every thread that could not start must start
 
 
 def is_of_conformance(item: pytest.Item) -> bool:
@@ -80,10 +80,11 @@ def is_of_conformance(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_missing_or_dead() -> Iterator[None]:
-    """Check that no thread of multilock died of a defect, and that every refused thread has started since.
+    """Check that no thread of multilock died of a defect, and that every thread that once could not start has started
+    since.
 
-    `multilock.kernel.worker` remembers dead and refused threads for the whole process. So the clients of all later
-    tests would report them as findings.
+    `multilock.kernel.worker` remembers these threads for the whole process, and the clients of later tests would report
+    them.
     """
     yield
     until = now() + WITHIN

@@ -1,6 +1,6 @@
-"""The servers for the tests: they are found, started on free ports of 127.0.0.1, and stopped again.
+"""Find the servers for the tests, start them on free ports of 127.0.0.1, and stop them again.
 
-If a server is missing, its tests are skipped with a loud message. The tests fail instead if ``MULTILOCK_REQUIRE``
+If the program of a server is missing, its tests are skipped. The tests fail instead if ``MULTILOCK_REQUIRE``
 (``redis,…``) names the server. Only servers that the tests started are ever stopped, by their process id.
 
 ``python -m tests.servers redis -- COMMAND {url}`` runs a command with the address of a fresh server.
@@ -39,9 +39,9 @@ __all__ = [
 
 TRIES = 3  # another process may take a free port before the server does
 STOP_WITHIN = 5.0  # seconds until a server that does not stop is killed
-# These ports are below the range that the kernel gives to clients. The same holds for the ports 10,000 higher, where
-# the nodes of a Redis Cluster talk to each other. Each worker has ports of its own, so that no other worker takes the
-# port of a server that is being restarted.
+# These ports, and the ports 10,000 higher on which the nodes of a Redis Cluster talk to each other, are below the range
+# that the kernel gives to clients. Each worker has its own ports, so that no other worker takes the port of a server
+# that is being restarted.
 FIRST_PORT, WORKERS, EACH = 10_000, 8, 1_200
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
 _ports = itertools.cycle(FIRST_PORT + _worker * EACH + (os.getpid() + n) % EACH for n in range(EACH))
@@ -58,7 +58,7 @@ def free_port() -> int:
 
 
 class Service:
-    """Base of servers and clusters, which run inside a ``with`` block."""
+    """Base of servers and clusters. A service runs inside a ``with`` block."""
 
     def start(self) -> None:
         raise NotImplementedError
@@ -69,7 +69,7 @@ class Service:
     def __enter__(self) -> Self:
         try:
             self.start()
-        except BaseException:  # such as the time limit of the test
+        except BaseException:  # also the time limit of the test
             self.stop()
             raise
         return self
@@ -79,7 +79,7 @@ class Service:
 
 
 class Server(Service):
-    """One server process of ours, with a folder of its own. `start` returns once the server answers a real request.
+    """One server process with its own folder. `start` returns once the server answers a real request.
 
     A subclass defines the name of the server, the command that starts it, and the request that checks it.
     """
@@ -89,7 +89,7 @@ class Server(Service):
     start_within: ClassVar[float]  #: seconds until the server answers, on a busy machine
     ends_by: ClassVar[signal.Signals] = signal.SIGTERM  #: the signal that `stop` sends
     place: ClassVar[str | None] = None  #: the parent of the server's folder; None for the default
-    keeps: ClassVar[bool] = True  #: whether the server's folder outlives `kill`; none outlives `stop`
+    keeps: ClassVar[bool] = True  #: whether the server keeps its folder at `kill`; `stop` always deletes it
 
     def __init__(self) -> None:
         self.host = "127.0.0.1"
@@ -144,7 +144,7 @@ class Server(Service):
                     raise
 
     def launch(self) -> None:
-        """Start the process without waiting for an answer: one member of three never answers alone."""
+        """Start the process without waiting for an answer. One member of a cluster never answers alone."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(
                 prefix="multilock-test-", dir=self.place, ignore_cleanup_errors=True
@@ -185,9 +185,9 @@ class Server(Service):
         self.start()
 
     def pause(self) -> None:
-        """Freeze the server: connections stay open and new ones are accepted, but nothing is answered from now on."""
+        """Freeze the server. Connections stay open and new ones are accepted, but no request is answered."""
         os.kill(self.pid, signal.SIGSTOP)
-        # The signal stops one thread after the other, so wait for the last one.
+        # The signal stops one thread after another, so wait for the last thread.
         until = time.monotonic() + STOP_WITHIN
         while any(_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
             if time.monotonic() > until:
@@ -245,8 +245,8 @@ S = TypeVar("S", bound=Server)
 
 
 class Cluster(Service, Generic[S]):
-    """Servers on this machine that work as one. A subclass makes the members, tells each the addresses of the others,
-    and finds the leader."""
+    """Servers on this machine that form a cluster. A subclass makes the members, tells each the addresses of the
+    others, and finds the leader."""
 
     members: Sequence[S]
 
@@ -338,9 +338,9 @@ SERVERS: dict[str, Callable[[], Server]] = {"redis": RedisServer}
 
 @lru_cache
 def bootstrap(name: str, *options: str) -> str:
-    """Find or install this server by its script in ``tests/bootstrap``, and return the path that the script prints.
+    """Find or install this server with its script in ``tests/bootstrap``, and return the path that the script prints.
 
-    If that fails, the test is `unavailable`.
+    If the script fails, skip the test or let it fail (`unavailable`).
     """
     script = Path(__file__).parent / "bootstrap" / f"{name}.sh"
     found = subprocess.run([str(script), *options], capture_output=True, text=True, check=False)
@@ -350,7 +350,7 @@ def bootstrap(name: str, *options: str) -> str:
 
 
 def unavailable(name: str, why: str) -> NoReturn:
-    """Fail if ``MULTILOCK_REQUIRE`` names this server, else skip. Never returns."""
+    """Let the test fail if ``MULTILOCK_REQUIRE`` names this server. Otherwise skip it."""
     message = f"no {name} server: {why}"
     if name in os.environ.get("MULTILOCK_REQUIRE", "").replace(" ", "").split(","):
         pytest.fail(f"{message} (MULTILOCK_REQUIRE asks for it)", pytrace=False)
@@ -370,8 +370,8 @@ def running(name: str) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def address(name: str) -> Iterator[str]:
-    """The URL of a server of this kind to which tests may only send requests: that of the environment, else a fresh
-    one."""
+    """Yield the URL of a server of this kind to which tests may only send requests. The server is that of the
+    environment, else a fresh one."""
     if url := os.environ.get(f"MULTILOCK_TEST_{name.upper()}_URL"):
         yield url
     else:

@@ -20,9 +20,10 @@ from tests.servers import Cluster, RedisServer
 
 __all__ = ["ClusterNode", "RedisCluster", "cluster_of_all_tests"]
 
-# A machine that pauses must not trigger a failover, so this timeout is long. Tests promote a replica with `fail_over`.
+# This timeout is long, so that a pause of the machine triggers no failover. Tests promote a replica with `fail_over`.
 NODE_TIMEOUT = 15_000
-AGREE_WITHIN = 20.0  # seconds at most until all nodes agree; a primary refuses requests for two seconds after its start
+# seconds to wait at most until all nodes agree; a primary refuses requests for two seconds after its start
+AGREE_WITHIN = 20.0
 
 
 class ClusterNode(RedisServer):
@@ -50,7 +51,7 @@ class ClusterNode(RedisServer):
 
     @property
     def bare(self) -> Any:
-        """A plain client of this node alone, as any other program has it. It follows no redirection."""
+        """A plain client of this node alone, which follows no redirection."""
         if self._bare is None or self._bare.connection_pool.connection_kwargs["port"] != self.port:
             self._bare = redis.Redis(port=self.port, socket_timeout=5.0)
         return self._bare
@@ -68,8 +69,8 @@ class ClusterNode(RedisServer):
 
 
 class RedisCluster(Cluster[ClusterNode]):
-    """``shards`` primaries, and a replica of each after them unless ``replicas`` is False. Then come ``idle``
-    primaries that serve no slot yet."""
+    """``shards`` primaries, a replica of each unless ``replicas`` is False, and ``idle`` primaries that serve no slot
+    yet."""
 
     members: list[ClusterNode]
 
@@ -83,8 +84,8 @@ class RedisCluster(Cluster[ClusterNode]):
         return "redis+cluster://" + ",".join(member.endpoint for member in self.members[: self._shards])
 
     def introduce(self) -> None:
-        """Write each node's view of all others: their slots and whose replica they are. So no node has to meet
-        another first."""
+        """Write for each node the slots and roles of all other nodes, so that the nodes know each other from the
+        start."""
         for member in self.members:
             lines = [self._line(other, of=member) for other in self.members]
             member.nodes = "\n".join([*lines, f"vars currentEpoch {len(self.members)} lastVoteEpoch 0", ""])
@@ -115,7 +116,7 @@ class RedisCluster(Cluster[ClusterNode]):
         return list(dict.fromkeys(by_port[line[2][1]] for line in sorted(said)))
 
     def owner(self, slot: int) -> ClusterNode:
-        """Return the primary that itself claims to serve this slot."""
+        """Return the primary that reports itself as the owner of this slot."""
         for member in self.members:
             if member.alive:
                 for line in member.bare.execute_command("CLUSTER", "SLOTS"):
@@ -177,7 +178,7 @@ class RedisCluster(Cluster[ClusterNode]):
             source.bare.execute_command("MIGRATE", to.host, to.port, "", 0, 5000, "KEYS", *keys)
 
     def end_migration(self, slot: int, source: ClusterNode, to: ClusterNode) -> None:
-        """End the migration. The new owner is notified first, otherwise no node would serve the slot for a moment."""
+        """End the migration. The new owner is notified first, so that some node serves the slot all the time."""
         to.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
         try:
             source.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
@@ -188,9 +189,9 @@ class RedisCluster(Cluster[ClusterNode]):
         for member in self.members:
             if member.alive and member is not to:
                 to.bare.execute_command("CLUSTER", "MEET", member.host, member.port)
-        # If two nodes each change a slot before they learn of the change by the other node, both use the same epoch.
-        # Then one of the two changes is undone or ignored. The former owner was notified of the move above, but not of
-        # the epoch, so wait until each node has the epoch, too.
+        # If two nodes each change a slot before they learn of each other's change, both use the same epoch, and one
+        # change is undone or ignored. The former owner was notified of the move above, but not of the epoch, so wait
+        # until each node has the epoch, too.
         until = time.monotonic() + AGREE_WITHIN
         while any(
             self._says(member, slot) != to.port or self._epochs(member)[to.id] < self._epochs(to)[to.id]
@@ -213,7 +214,7 @@ class RedisCluster(Cluster[ClusterNode]):
         return next((int(line[2][1]) for line in said if line[0] <= slot <= line[1]), 0)
 
     def fail_over(self, primary: ClusterNode) -> ClusterNode:
-        """Promote a replica of this primary at once, without a vote. Works even if the primary is dead."""
+        """Promote a replica of this primary at once, without a vote, even if the primary is dead."""
         replica = next(member for member in self.members if member.alive and self._follows(member) == primary.id)
         replica.bare.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
         return replica
@@ -225,7 +226,7 @@ class RedisCluster(Cluster[ClusterNode]):
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """After the block, start every dead node again and wait until all agree."""
+        """At the end of the context, start every dead node again and wait until all nodes agree."""
         try:
             yield
         finally:
@@ -235,7 +236,7 @@ class RedisCluster(Cluster[ClusterNode]):
             self.agree()
 
     def names_on(self, primary: ClusterNode, prefix: str = "n") -> Iterator[str]:
-        """Yield names whose locks this primary serves, with the default prefix. Each has a slot of its own."""
+        """Yield names whose locks this primary serves, with the default prefix. No two names have the same slot."""
         said = primary.bare.execute_command("CLUSTER", "SLOTS")
         mine = {slot for line in said if line[2][1] == primary.port for slot in range(line[0], line[1] + 1)}
         for n in count():
@@ -258,7 +259,7 @@ class RedisCluster(Cluster[ClusterNode]):
 
 @lru_cache
 def cluster_of_all_tests() -> RedisCluster:
-    """The cluster that all tests of a process share. A test that takes something away from it must put it back."""
+    """The cluster that all tests of a process share. Each test must leave it as it was."""
     cluster = RedisCluster()
     with contextlib.ExitStack() as stack:
         stack.enter_context(cluster)

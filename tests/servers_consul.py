@@ -1,5 +1,4 @@
-"""Consul for the tests: one agent, or a cluster of three servers, started natively. The servers have methods that cause
-faults.
+"""Start Consul for the tests: one agent, or a cluster of three servers. The servers have methods that cause faults.
 
 ``tests/bootstrap/consul.sh`` finds or unpacks the program.
 """
@@ -25,7 +24,7 @@ __all__ = ["ConsulCluster", "ConsulServer", "program"]
 
 READY = "is it ready?"
 FAST: Mapping[str, Any] = {
-    "session_ttl_min": "1s",  # otherwise every test of a ttl would take 20 s
+    "session_ttl_min": "1s",  # with the default, every test of a ttl would take 20 s
     "performance": {"raft_multiplier": 1},
     "disable_update_check": True,
     "log_level": "err",
@@ -46,7 +45,7 @@ class ConsulServer(Server):
     name = "consul"
     program = "Consul"
     start_within = 30.0  # a server answers after 0.3 s on an idle machine, a cluster after 3 s
-    ends_by = signal.SIGKILL  # SIGTERM makes it leave its cluster, which takes seconds
+    ends_by = signal.SIGKILL  # at SIGTERM a server leaves its cluster, which takes seconds
 
     def __init__(self, *, node: str = "n0", keep: bool = False, token: str = "", **config: Any) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class ConsulServer(Server):
         return ["env", *without, program(), "agent", *mode, "-config-file", str(folder / "consul.json")]
 
     def answers(self) -> bool:
-        """Return whether the server can make a session. For this it needs a leader that knows its node."""
+        """Return whether the server can make a session, which needs a leader that knows the server's node."""
         try:
             session = self.ask("PUT", "session/create", {"Name": READY, "NodeChecks": [], "TTL": "10s"}, 1.0)["ID"]
             self.ask("PUT", f"session/destroy/{session}", within=1.0)
@@ -82,7 +81,7 @@ class ConsulServer(Server):
         return True
 
     def ask(self, method: str, path: str, body: object = None, within: float = 5.0) -> Any:
-        """Send a request to the API through a client that is not ours. Returns None for a reply without a body."""
+        """Send a request to the API without multilock. Returns None for a reply without a body."""
         said = self.raw(
             method, path, body if isinstance(body, bytes) or body is None else json.dumps(body).encode(), within
         )
@@ -111,9 +110,9 @@ class ConsulServer(Server):
         return [session for session in self.ask("GET", "session/list?consistent") if session["Name"] != READY]
 
     def requests(self) -> Counter[str]:
-        """Return how many requests the server has answered since it was made, by method and path. Of the path, at most
-        two parts after ``/v1/`` count: ``"PUT session/create"``. Needs ``log_level="debug"``. A blocking query that is
-        still open does not count."""
+        """Return how many requests the server has answered, by method and the first two parts of the path after
+        ``/v1/`` (``"PUT session/create"``). Needs ``log_level="debug"``. A blocking query that is still open does not
+        count."""
         said = re.findall(r"Request finished: method=([A-Z]+) url=/v1/([a-z]+(?:/[a-z]+)?)", self._log().read_text())
         return Counter(f"{method} {path}" for method, path in said)
 
@@ -138,7 +137,7 @@ class ConsulServer(Server):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return environment variables that make Consul's own tools talk to this server."""
+        """Return environment variables that point Consul's own tools to this server."""
         token = {"CONSUL_HTTP_TOKEN": self.token} if self.token else {}
         return {**os.environ, "CONSUL_HTTP_ADDR": self.endpoint, **token}
 

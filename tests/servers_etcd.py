@@ -1,7 +1,7 @@
-"""etcd for the tests: one member, or a cluster of three, started natively. The servers have methods that cause faults.
+"""Start etcd for the tests: one member, or a cluster of three. The servers have methods that cause faults.
 
-The version is that of Debian 12 (3.4.23), or of the Debian release that ``MULTILOCK_TEST_ETCD_RELEASE`` names
-(``trixie``: 3.5.16).
+The version is that of Debian 12 (3.4.23), or of the Debian release in ``MULTILOCK_TEST_ETCD_RELEASE`` (``trixie``:
+3.5.16).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ __all__ = ["EtcdCluster", "EtcdProxy", "EtcdServer", "etcdctl", "learner"]
 
 # Elections take at most 0.2 s, so that a test of a failover need not wait. The smallest ttl granted is then 1 s.
 FAST = ("--heartbeat-interval", "20", "--election-timeout", "200", "--log-level", "error", "--logger", "zap")
-# The members do not sync to disk. A killed member keeps its data all the same; only a power failure loses data. With
-# syncs, a neighbour that writes large files delays each request: three requests took 336 ms of the 400 ms that a ttl of
-# 2 s allows.
+# The members do not sync to disk, because another program that writes large files would delay each request. A killed
+# member keeps its data nevertheless; only a power failure loses data.
 UNSYNCED = ("--unsafe-no-fsync",)
 
 
@@ -107,7 +106,7 @@ class EtcdServer(Server):
             return False
 
     def post(self, path: str, body: dict[str, Any], within: float = 5.0) -> dict[str, Any]:
-        """Send a request to its JSON gateway through a client that is not ours. Bytes are base64."""
+        """Send a request to the member's JSON gateway without multilock. Bytes are base64."""
         request = urllib.request.Request(
             f"http://{self.endpoint}/v3/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
@@ -116,7 +115,7 @@ class EtcdServer(Server):
         return said
 
     def metric(self, name: str) -> float:
-        """Return the sum over all series that begin with ``name``, which may include labels."""
+        """Return the sum of all metrics whose names, with their labels, begin with ``name``."""
         with urllib.request.urlopen(f"http://{self.endpoint}/metrics", timeout=5.0) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))

@@ -1,5 +1,5 @@
-"""PostgreSQL for the tests, a standby of it, and a PgBouncer in front of it. PostgreSQL and PgBouncer refuse to run as
-root, so another user starts them.
+"""Start PostgreSQL for the tests, and a PgBouncer in front of it. Both refuse to run as root, so another user starts
+them.
 
 ``tests/bootstrap/postgresql.sh`` and ``tests/bootstrap/pgbouncer.sh`` find or install the programs.
 """
@@ -51,7 +51,7 @@ def is_ready(server: Server, *options: str) -> bool:
 
 
 class PostgresqlServer(Server):
-    """One PostgreSQL with the superuser ``app``, which needs no password, and the database ``postgres``."""
+    """One PostgreSQL server with the superuser ``app``, which needs no password, and the database ``postgres``."""
 
     name = "postgresql"
     program = "PostgreSQL"
@@ -63,7 +63,7 @@ class PostgresqlServer(Server):
         self._settings = {**QUICK, **settings}
 
     def pause(self) -> None:
-        super().pause()  # the first process is stopped first, because it would start others
+        super().pause()  # this stops the parent process first, because it would start new children
         for pid in self._children():
             os.kill(pid, signal.SIGSTOP)
 
@@ -75,7 +75,7 @@ class PostgresqlServer(Server):
     def kill(self) -> None:
         """Kill all processes of the server at once, so that none of them can finish a commit."""
         children = self._children() if self.alive else []
-        for pid in (self.pid, *children) if children else ():  # the first process first: it would start others
+        for pid in (self.pid, *children) if children else ():  # the parent first, because it would start new children
             os.kill(pid, signal.SIGKILL)
         super().kill()
         # A child that still runs uses the shared memory of the server, and a new server would refuse to start.

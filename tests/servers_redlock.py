@@ -15,8 +15,8 @@ class RedisServers(Service):
 
     @property
     def url(self) -> str:
-        """Return the URL without the restart guard. The servers have just started, so the guard would only delay the
-        first lock."""
+        """Return the URL without the restart guard, which would delay the first lock because the servers have just
+        started."""
         return url_of([member.endpoint for member in self.members])
 
     def start(self) -> None:

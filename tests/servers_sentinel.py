@@ -1,4 +1,4 @@
-"""A Redis primary with replicas, and the Sentinels that watch over it.
+"""A Redis primary with replicas, and the Sentinels that watch them.
 
 ``python -m tests.servers_sentinel -- COMMAND {url}`` runs a command with the address of a fresh set.
 """
@@ -31,14 +31,14 @@ AGREED_WITHIN = 40.0  # seconds to wait at most until the Sentinels agree, on a 
 HEALED_WITHIN = 15.0  # seconds to wait at most for a repair; if it fails, all servers are started anew
 LAST_LINES = 12  # lines of each server's log
 
-# With their default periods the Sentinels need seconds for a change of roles, and ten to demote a former primary. Since
-# Redis 7.0 the periods can be set. A replica that the Sentinels have not heard from for three times the first period is
-# not promoted.
+# With their default periods the Sentinels need seconds for a change of roles, and ten seconds to demote a former
+# primary. Since Redis 7.0 the periods can be set. A replica is not promoted if its last reply to a Sentinel is older
+# than three times the first period.
 QUICK = {"info-period": 1000, "ask-period": 100, "publish-period": 200, "min-slave-reconf-timeout": 500}
 
 
 class SentinelServer(Server):
-    """One Sentinel. The state it has learnt outlives `kill`."""
+    """One Sentinel. It keeps its state at `kill`."""
 
     name = "redis+sentinel"
     program = "redis-server --sentinel"
@@ -75,8 +75,8 @@ class SentinelServer(Server):
 
 
 class Guarded(Service):
-    """One primary, its ``replicas``, and three Sentinels. A test may do anything to each server, and `heal` makes the
-    servers one working group again."""
+    """One primary, its ``replicas``, and three Sentinels. A test may cause any fault to each server, and `heal` repairs
+    all."""
 
     def __init__(self, *options: str, replicas: int = 2, guards: int = 3) -> None:
         """``options`` are command line arguments of each Redis."""
@@ -125,8 +125,8 @@ class Guarded(Service):
         return [server for server in self.servers if server is not primary]
 
     def failover(self) -> RedisServer:
-        """Fail over at an operator's request, once every replica is in sync. Returns the new primary as soon as a
-        Sentinel names it."""
+        """Wait until every replica is in sync, and request a failover as an operator would. Return the new primary as
+        soon as a Sentinel names it."""
         former, guard = self.primary(), self.guards[0]
         self.await_replicas(former)
 
@@ -155,12 +155,13 @@ class Guarded(Service):
         return self.primary()
 
     def make_sentinels_anew(self) -> None:
-        """Start other Sentinels at the same addresses, as containers without a volume would. The new Sentinels know the
-        present primary, but no earlier failover. Until `heal`, a primary that answers late costs no failover."""
+        """Start new Sentinels at the same addresses, like containers without a volume. They know the present primary,
+        but no earlier failover. Until `heal`, a primary that answers late causes no failover."""
         while True:
             for guard in self.guards:
                 guard.stop()
-            # Before they ended, they may have chosen another primary, so only the servers know which one it is.
+            # The old Sentinels may have chosen another primary before they ended, so ask the servers which one is the
+            # primary.
             self._first = next(server for server in self.servers if _is_primary(server))
             self._lead(self._first)
             # A replica that is behind would still deliver messages of the former Sentinels to the new ones.
@@ -172,8 +173,8 @@ class Guarded(Service):
             finally:
                 self._down_after = DOWN_AFTER
             self._until(self._know_each_other)
-            # A late message of a former Sentinel gives the new ones its epoch, or makes them count that Sentinel
-            # forever. Then start again.
+            # A late message of an old Sentinel may give the new ones its epoch, or make them count the old one forever.
+            # In this case, repeat.
             told = [self._told(guard) for guard in self.guards]
             if all(facts["config-epoch"] == "0" and self._strangers(facts) == 0 for facts in told):
                 return
@@ -182,12 +183,13 @@ class Guarded(Service):
         return all(self._strangers(self._told(guard)) >= 0 for guard in self.guards)
 
     def _strangers(self, facts: dict[str, str]) -> int:
-        """Return how many Sentinels are known beside ours, or a negative number while some of ours are unknown."""
+        """Return how many unexpected Sentinels this Sentinel knows, or a negative number while some of ours are
+        missing."""
         return int(facts["num-other-sentinels"]) - (len(self.guards) - 1)
 
     def move_sentinels_to(self, primary: Server) -> None:
-        """Point all Sentinels at another primary. First all Sentinels forget the old primary. Otherwise a Sentinel that
-        still knew the old primary would report it to the others."""
+        """Point all Sentinels at another primary. First all must forget the old primary, because a Sentinel that still
+        knew it would report it to the others."""
         for guard in self.guards:
             with guard.client() as client:
                 client.execute_command("SENTINEL", "REMOVE", NAME)
@@ -197,8 +199,8 @@ class Guarded(Service):
         self._set(DOWN_AFTER, FAILOVER_TIMEOUT)
 
     def report(self) -> str:
-        """Return what the Sentinels say of the primary, the role of each server, and their last log lines, to
-        explain a failed test."""
+        """Return the Sentinels' reports of the primary, the role of each server, and the last log lines, to explain a
+        failed test."""
         told = [(guard, lambda guard=guard: self._told(guard)) for guard in self.guards]
         said = [(server, lambda server=server: _role(server)) for server in self.servers]
         return "\n".join(
@@ -257,7 +259,7 @@ class Guarded(Service):
     def heal(self) -> None:
         """Start or resume every server, wait until all agree, and empty the data.
 
-        Sentinels can be in a state that they never leave, such as watching a replica. Then all servers start afresh.
+        If the Sentinels are in a state that they never leave, such as watching a replica, all servers are started anew.
         """
         try:
             self._repair(HEALED_WITHIN)
@@ -290,8 +292,7 @@ class Guarded(Service):
         ) and self._replicates(primary)
 
     def _lead(self, primary: RedisServer) -> None:
-        """Make every other server follow this primary. A Sentinel would make them follow it too, but only after
-        seconds."""
+        """Make every other server follow this primary at once. A Sentinel would need seconds for this."""
         for server in self.servers:
             if server is not primary:
                 with redis.Redis(port=server.port) as client:
@@ -322,8 +323,8 @@ class Guarded(Service):
         return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
 
     def _at(self, port: str) -> RedisServer:
-        """Return the one of these servers that listens on this port. Raises `RedisError` if there is none: the
-        Sentinels then watch a server that is not ours."""
+        """Return the server of ours that listens on this port. Raises `RedisError` if the Sentinels watch a server that
+        is not ours."""
         for server in self.servers:
             if server.port == int(port):
                 return server

@@ -1,5 +1,4 @@
-"""ZooKeeper for the tests: one server, or an ensemble of three, started natively. The servers have methods that cause
-faults."""
+"""Start ZooKeeper for the tests: one server, or an ensemble of three. The servers have methods that cause faults."""
 
 from __future__ import annotations
 
@@ -17,12 +16,13 @@ __all__ = ["ZooKeeperCluster", "ZooKeeperServer", "classpath"]
 ARCHIVE = Path(__file__).parents[1] / ".state" / "zookeeper.jsa"
 TICK = 0.2  # seconds: a session may be as short as two ticks, and its expiry is noticed within a tick
 JAVA = (
-    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable"),  # no warnings: Java 11 keeps no archive, or it is stale
+    # without these options, Java would warn of a missing or stale archive
+    *("-XX:+IgnoreUnrecognizedVMOptions", "-Xlog:disable"),
     *("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dzookeeper.admin.enableServer=false",
-    # Without these settings an election can take too long on a busy machine. With them, a server that missed the result
-    # learns it within a second instead of half a minute, and gives a leader more than half a second to become ready.
+    # These settings shorten an election on a busy machine. A server that missed the result learns it within a second
+    # instead of half a minute, and gives a leader more than half a second to become ready.
     "-Dzookeeper.fastleader.maxNotificationInterval=1000",
     "-Dzookeeper.leaderConnectDelayDuringRetryMs=500",
 )
@@ -35,14 +35,14 @@ def classpath() -> str:
 
 @lru_cache
 def archive() -> str:
-    """Return an option of Java that halves the processor time of a start: the classes are read from an archive."""
+    """Return an option that makes Java read its classes from an archive, which halves the processor time of a start."""
     if not ARCHIVE.exists():
         ARCHIVE.parent.mkdir(exist_ok=True)
         ours = ARCHIVE.with_suffix(f".{os.getpid()}")
         with Archiving(java=[f"-XX:ArchiveClassesAtExit={ours}"]):
             pass
         if ours.exists():
-            ours.replace(ARCHIVE)  # in one step, because another process may do the same
+            ours.replace(ARCHIVE)  # this step is atomic, because another process may do the same
     return f"-XX:SharedArchiveFile={ARCHIVE}"
 
 

@@ -78,8 +78,8 @@ def _defined(tree: ast.Module) -> Iterator[str]:
 
 
 def circles(*folders: str, types: bool = False) -> list[set[str]]:
-    """Return the groups of files that need each other in a circle when they are imported; with ``types``, also for
-    their annotations."""
+    """Return the groups of files that import each other in a circle. With ``types``, imports that only annotations need
+    count too."""
     names = {module_name(path): path for path in sources(*folders)}
     graph = {name: imports_of(path, everywhere=types, types=types) & set(names) for name, path in names.items()}
     reached = {name: _reached(graph, name) for name in graph}
@@ -102,8 +102,8 @@ def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def equal_lines_of_the_faces() -> dict[str, tuple[int, int]]:
-    """Return two numbers for each file of the blocking API: how many of its lines the asyncio file repeats, apart from
-    ``async``, and how many lines it has in all."""
+    """Return two numbers for each file of the blocking API: how many of its lines the file of the asyncio API repeats,
+    apart from ``async``, and how many lines it has in all."""
     found = {}
     for blocking, asynchronous in FACES:
         ours, theirs = (_plain_lines(ROOT / name) for name in (blocking, asynchronous))
@@ -120,8 +120,8 @@ def _plain_lines(path: Path) -> list[str]:
 def documented(*folders: str) -> tuple[int, int]:
     """Return how many public classes, functions and methods have a docstring, and how many there are.
 
-    Tests of the conformance suites are not counted, nor are methods that override one with a docstring, which `help`
-    then shows.
+    Tests of the conformance suites are not counted. A method that overrides a method with a docstring is not counted
+    either, because `help` shows the inherited docstring.
     """
     all_of_them = list(trees(*folders))
     classes = {node.name: node for _, tree in all_of_them for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}

@@ -1,5 +1,5 @@
-"""Imports between modules, read from the source. Imports for type checkers only do not count; those inside functions
-do."""
+"""Find the imports between modules in their source. Imports inside functions count, imports that only type checkers
+execute do not."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _comments(text: str) -> Iterator[tuple[int, str]]:
             yield first, " ".join(block)
             block = []
         first = first if block else token.start[0]
-        last = token.start[0] if alone else 0  # no comment continues one that stands behind code
+        last = token.start[0] if alone else 0  # a comment behind code ends here: the next line begins another text
         block.append(token.string.lstrip("#: "))
     yield first, " ".join(block)
 

@@ -1,4 +1,4 @@
-"""The distribution: the wheel has every file, and table, entry points, extras and folders agree."""
+"""The wheel has every file, and its backends' table, entry points, extras and folders agree."""
 
 from __future__ import annotations
 

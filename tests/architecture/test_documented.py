@@ -1,4 +1,4 @@
-"""``help()`` of every object that a user may get describes each of its members, on both faces."""
+"""``help()`` describes each member of every object that a user may get, of the blocking and of the asyncio API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import multilock
 
 
 def blocking() -> dict[str, Any]:
-    """Return the objects that calls return to a user of the blocking face."""
+    """Return the objects that a user of the blocking API may get."""
     with multilock.connect("memory://") as client:
         lock = client.lock("n")
         election = client.election("e")

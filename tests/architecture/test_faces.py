@@ -1,4 +1,4 @@
-"""The two faces have the same members with the same parameters."""
+"""The blocking and the asyncio API (the two *faces*) have the same members with the same parameters."""
 
 from __future__ import annotations
 

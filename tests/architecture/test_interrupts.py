@@ -29,8 +29,8 @@ SOUND = [
 def breakable(tree: ast.AST) -> list[int]:
     """Return the lines that acquire a lock, or take a shared item from a queue, without `take` or `Taking`.
 
-    An interrupt after such a call and before the next ``try`` leaves the lock taken forever. A queue in a local
-    variable belongs to one call, so nobody needs its items back.
+    An interrupt between the acquire and the next ``try`` leaves the lock taken forever. A queue in a local variable
+    does not count, because it belongs to one call and its items need not be given back.
     """
     given = {node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_take(node.func)}
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node not in given)

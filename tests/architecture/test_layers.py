@@ -145,7 +145,7 @@ def test_only_the_supervised_worker_starts_threads(path: Path) -> None:
 
 @each_of(PRODUCT)
 def test_the_product_does_not_import_its_test_kit(path: Path) -> None:
-    """The exception is the command ``multilock compare``, which runs `multilock.testing.compare`."""
+    """Only the command ``multilock compare`` imports from the test kit: it runs `multilock.testing.compare`."""
     if module_name(path) != "multilock.cli.compare":
         assert not any(name.startswith("multilock.testing") for name in imports_of(path))
 
@@ -156,7 +156,7 @@ def test_importing_multilock_imports_no_heavy_and_no_third_party_module() -> Non
         "print(*sorted(name for name in set(sys.modules) - before))"
     )
     run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
-    if run.returncode:  # -S skips the module site, which some installations extend
+    if run.returncode:  # this installation may need the module site, which -S skips
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()
     assert [name for name in HEAVY if name in loaded] == []

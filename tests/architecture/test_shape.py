@@ -1,5 +1,4 @@
-"""All backends have one shape: the same file name for the same job, so that a reader of one backend can read the
-others."""
+"""In all backends, files with the same job have the same name, so that a reader of one backend can read the others."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 The results are printed as tables, stored as dated JSON under ``results``, and written into docs/performance.md. The
 text of that page between the tables does not change.
 
-All contenders of a part take turns in the same minutes on the same machine, so only the ratios of their times count. (A
-contender is a lock, or another way to send requests, whose time is measured.) Each part runs in its own process, so
-that threads and memory of another part do not affect it.
+A contender is a lock, or another way to send requests, whose time is measured. All contenders of a part take turns in
+the same minutes on the same machine, so the ratios of their times are meaningful, but not the times themselves. Each
+part runs in its own process, so that threads and memory of other parts do not affect it.
 """
 
 from __future__ import annotations

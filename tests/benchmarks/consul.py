@@ -1,4 +1,4 @@
-"""Benchmarks of Consul: multilock's lock, locks of other libraries, and plain requests for comparison, all on one
+"""Benchmarks of Consul. They compare multilock's lock with locks of other libraries and with plain requests, all on one
 server in dev mode.
 
 Run it with ``python -m tests.benchmarks.consul``.
@@ -68,8 +68,8 @@ def _transactions(server: ConsulServer, key: str, ask: Callable[[list[dict[str, 
 
 
 def raw_http(server: ConsulServer) -> Contender:
-    """Measure the lower limit: bytes on a plain socket. Of a reply only the index is parsed, because the release needs
-    it."""
+    """Measure the lower limit for any client: bytes on a plain socket. Only the index of a reply is parsed, because the
+    release needs it."""
     session = _new_session(server)
     sock = socket.create_connection(("127.0.0.1", server.port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -109,7 +109,8 @@ def py_consul(server: ConsulServer) -> Contender:
 
 
 def py_consul_recipe(server: ConsulServer) -> Contender:
-    """The lock that programs write with py-consul. It uses only the verb ``acquire``, which is not a safe lock."""
+    """The lock that programs usually write with py-consul. It uses only the verb ``acquire``, which does not make a
+    safe lock."""
     session = _new_session(server)
     client = consul.Consul(port=server.port)
 
@@ -146,8 +147,8 @@ def _requests() -> dict[str, Any]:
 
 
 def _counter(server: ConsulServer) -> sessions.Count:
-    """Count requests by the server's log, which shows a request a moment after its reply. So each count sends a request
-    and waits for its line."""
+    """Count requests in the server's log. A request appears in the log a moment after its reply, so each count sends a
+    request of its own and waits for its line."""
     asked = itertools.count(1)
 
     def count() -> Mapping[str, float]:

@@ -1,8 +1,9 @@
-"""Twenty contenders in four processes compete for one name, release it at once, and ask again at once.
+"""Twenty contenders in four processes compete for one name. Each releases the lock at once and requests it again at
+once.
 
 ``python -m tests.benchmarks.crowd HOW URL SECONDS`` runs one of the processes. The process reports that it is ready,
-waits for a line on stdin, and then prints its turns as JSON: the times of acquire, release and request of each lock.
-`tests.benchmarks.peer` is such a process with another library.
+waits for a line on stdin, and then prints its turns as JSON: when it requested, acquired and released each lock.
+`tests.benchmarks.peer` runs such a process with the lock of another library.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def ours(how: str) -> Callable[[Server], list[str]]:
 
 
 class Run(NamedTuple):
-    gaps: list[float]  #: seconds from each release to the next grant, if that waiter was waiting already
+    gaps: list[float]  #: seconds from each release to the next grant, if the next holder was already waiting
     turns: int
     seconds: float
     asked: float
@@ -59,7 +60,7 @@ def crowds(
     commands: Mapping[str, Callable[[S], Sequence[str]]],
     count: Callable[[S], Count],
 ) -> dict[str, dict[str, Any]]:
-    """Run the processes of the commands in turns, and return the figures of each command.
+    """Measure the commands in turns, and return the figures of each command.
 
     Each run has a new server. ``count`` returns how many requests a server has received so far.
     """

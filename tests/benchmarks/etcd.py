@@ -1,8 +1,9 @@
 """Benchmarks of etcd, run by ``python -m tests.benchmarks.etcd``: multilock's lock, locks of other libraries, and plain
 requests for comparison.
 
-All run on one server, which keeps its data in memory. With a disk, writing would take so long that no other difference
-would show. The libraries etcd3 and etcd3gw are left out if their environment is missing, which ``make bench`` makes.
+All run on one server, which keeps its data in memory, because writing to a disk would take so long that no other
+difference would show. ``make bench`` makes the environment of etcd3 and etcd3gw. Without it these libraries are left
+out.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ MEMORY = Path("/dev/shm")
 
 
 def raw(server: EtcdServer) -> Contender:
-    """Measure the lower limit: gRPC alone sends one transaction and one deletion, with the contents of multilock's
-    requests, and with a new key each time."""
+    """Measure the lower limit for any client: gRPC alone sends multilock's transaction and deletion, with a new key
+    each time."""
     import grpc
 
     channel = grpc.insecure_channel(server.endpoint)
@@ -100,7 +101,7 @@ class Peer:
 
 @contextmanager
 def _contenders() -> Iterator[tuple[EtcdServer, dict[str, Contender], dict[str, Peer]]]:
-    """Yield the contenders, all on one server. The server has one core, and all clients have another one."""
+    """Yield the server and its contenders. The server has one core, and all clients share another one."""
     with EtcdServer(synced=True) as server, ExitStack() as stack:
         pin(server.pid, apart=True)
         libraries = PEERS if PEERS_PYTHON.exists() else ()
@@ -138,8 +139,8 @@ def _counter(server: EtcdServer) -> sessions.Count:
 
 
 def _compact(server: EtcdServer) -> None:
-    """Compact the server's history, as most servers do automatically. Otherwise each read of a queue would be slowed by
-    its deleted keys."""
+    """Compact the server's history, as most servers do automatically. Deleted keys in the history make each read of a
+    queue slower."""
     revision = int(server.post("kv/range", {"key": "IQ=="})["header"]["revision"])
     server.post("kv/compaction", {"revision": revision, "physical": True})
 

@@ -1,5 +1,5 @@
-"""A failover by Sentinel: for how long no lock can be acquired, when a holder is notified of its loss, and with which
-reason."""
+"""Measure a failover by Sentinel: for how long no lock can be acquired, and when and with which reason a holder is
+notified of its loss."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def failovers() -> dict[str, dict[str, Any]]:
 
 
 def _summed_up(values: list[Any]) -> Any:
-    """Return the median and the longest of these seconds. If the values are texts, return each different text once."""
+    """Return the median and the maximum of these seconds. If the values are texts, return each different text once."""
     if isinstance(values[0], str):
         return ", ".join(sorted(set(values)))
     return {"median": round(median(values), 3), "longest": round(max(values), 3)}
@@ -88,10 +88,10 @@ def _failover(guarded: Guarded, fault: Fault) -> dict[str, Any]:
 
 
 class _Taking:
-    """A client that acquires and releases free locks all the time, each time with another name.
+    """A client that repeatedly acquires and releases a free lock, each time with a new name.
 
-    Another name is needed, because the new primary may not have received the last release. The new primary then keeps
-    the lock that was released until its ttl ends.
+    The new primary may not have received the last release, and then keeps the released lock until its ttl ends. So each
+    acquire needs a new name.
     """
 
     def __init__(self, url: str) -> None:
@@ -110,7 +110,7 @@ class _Taking:
         self._thread.join()
 
     def goes_on(self) -> None:
-        """Wait until the contender has acquired once more."""
+        """Wait until this client has acquired once more."""
         before, pause = len(self._taken), threading.Event()
         while len(self._taken) == before:
             pause.wait(0.005)

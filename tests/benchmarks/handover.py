@@ -1,8 +1,8 @@
 """Measure for how long a lock on one Redis has no holder between a release and the next grant, with twenty waiters in
 four processes.
 
-Run it with ``python -m tests.benchmarks.handover``. With ``renew=False`` the notification (push) is only a hint, and a
-waiter must ask once more. Before the push became the grant (docs/decisions/0019), every handover took that long.
+Run it with ``python -m tests.benchmarks.handover``. The notification of a waiter (push) is itself the grant
+(docs/decisions/0019). With ``renew=False`` the push is only a hint, and the waiter must send one more request.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MITHRIL, PORTALOCKER = "mithril-locks", "portalocker.RedisLock"
 PROCESSES = 4
 THREADS = 5
 HOLD = 0.002  # seconds
-REST = 0.01  # seconds until a contender asks again after its release, so that it does not overtake the others
+REST = 0.01  # seconds from a contender's release to its next request, so that it does not overtake the other contenders
 TTL = 30
 NAME = "handover"
 CHANNEL = "raw"
@@ -74,7 +74,8 @@ def _multilock(url: str, *, fair: bool = False, renew: bool = True) -> Take:
 
 
 class _PlainSockets:
-    """A lock with multilock's scripts but without most of its Python code: prepacked requests, and a wait for the push.
+    """A lock with multilock's scripts but without most of its Python code. It sends prepacked requests and waits for
+    the push.
 
     Either the waiter itself reads the subscription of its process, or a thread reads it and wakes the waiter. As with
     multilock, only one waiter of each process is in the queue of the server, and the push to it is a grant.
@@ -145,7 +146,7 @@ HANDOVERS: dict[str, Callable[[str], Take]] = {
 }
 
 
-#: The commands that each contender sends to the server. Commands that its scripts execute there do not count.
+#: The commands that each contender sends to the server. Commands inside its scripts do not count.
 ASK: dict[str, tuple[str, ...]] = {
     REDIS_PY: ("set", "evalsha"),
     "python-redis-lock": ("set", "blpop", "evalsha"),
@@ -168,7 +169,8 @@ ON_LOOPS: dict[str, Callable[[str], AbstractAsyncContextManager[TakeOnALoop]]] =
 
 
 def contend(url: str, what: str, seconds: str) -> None:
-    """Acquire and release in five threads, while other processes do the same. Print each turn as a line."""
+    """Acquire and release in five threads, while other processes do the same. Print each turn (an acquire and its
+    release) as a line."""
     take = HANDOVERS[what](url)
     until: list[float] = []
     go = threading.Event()
@@ -290,7 +292,7 @@ def _turns_elsewhere(what: str, url: str, count: Callable[[], int]) -> tuple[lis
 
 
 def answer_pushes(port: str) -> None:
-    """Be the waiting process of `raw_handover`: wait for each push, and send one request after it."""
+    """Run the waiting process of `raw_handover`, which waits for each push and sends one request after it."""
     with _subscribed(int(port)) as push, socket.create_connection(("127.0.0.1", int(port))) as ask:
         say("ready")
         while b"stop" not in push.recv(4096):
@@ -301,8 +303,8 @@ def answer_pushes(port: str) -> None:
 def raw_handover(ms: float = 0, count: int = 500) -> Sample:
     """Measure the lower limit for any client, on plain sockets with prepacked bytes.
 
-    A handover consists of a request that makes the server push, the wake-up of the waiting process, and a request of
-    that process.
+    A handover consists of a request that makes the server push, the wake-up of the waiting process, and a request by
+    the waiting process.
     """
     gaps = []
     with contextlib.ExitStack() as stack:

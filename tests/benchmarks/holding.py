@@ -19,7 +19,7 @@ from tests.servers import RedisServer
 __all__ = ["Held", "held_locks"]
 
 TTL = 30.0
-REST = 1.0  # seconds from the last acquire until the measurement
+REST = 1.0  # seconds from the last acquire to the measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class Held:
     locks: int
     threads: int  #: number of multilock's threads while no lock is acquired or released
     bytes_each: float
-    cpu_share: float  #: processor time as a share of one core, over one renewal period
+    cpu_share: float  #: share of one core that is used during a renewal period
     still_held: int
 
 
 def held_locks(count: int = 10_000) -> dict[str, Held]:
-    """Measure each backend in a new process, so that none reuses memory that another has freed."""
+    """Measure each backend in a new process, so that no backend reuses memory that another has freed."""
     with RedisServer() as server, TemporaryDirectory() as folder:
         urls = {"redis": server.url, "sqlite": f"sqlite://{folder}/locks.db", "memory": "memory://benchmark"}
         spawn = multiprocessing.get_context("spawn")

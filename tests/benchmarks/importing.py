@@ -22,9 +22,9 @@ MODULES = "import sys; import multilock; print(*sys.modules)"
 
 
 def import_time(runs: int = 21) -> tuple[float, float]:
-    """Return the milliseconds of elapsed time and of processor time that the import takes, as medians over new
-    interpreters."""
-    _python("-m", "compileall", "-q", *multilock.__path__)  # an installation compiles the files too
+    """Return the milliseconds of elapsed time and of processor time that the import takes in a new interpreter, as
+    medians."""
+    _python("-m", "compileall", "-q", *multilock.__path__)  # an installer compiles the files too
     spent = [tuple(map(float, _python("-c", CLOCK).split())) for _ in range(runs)]
     wall, cpu = (round(statistics.median(each) * 1000, 1) for each in zip(*spent, strict=True))
     return wall, cpu

@@ -1,5 +1,4 @@
-"""How the benchmarks measure: contenders take turns in one run, the processes are pinned to cores, and the medians
-count."""
+"""The tools of the benchmarks: contenders take turns in one run, and processes are pinned to cores."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ def sample(seconds: list[float]) -> Sample:
 
 @contextlib.contextmanager
 def far(url: str, ms: float) -> Iterator[str]:
-    """Yield a URL of the same servers behind proxies, which make each round trip longer by ``ms``. The proxies also
-    take some time themselves."""
+    """Yield a URL of the same servers behind proxies, which make each round trip longer by ``ms``. Forwarding takes
+    some time too."""
     if not ms:
         yield url
         return
@@ -57,8 +56,8 @@ def far(url: str, ms: float) -> Iterator[str]:
 
 
 def asked_of(ports: Sequence[int], by: Sequence[str]) -> int:
-    """Return how often the Redis servers have executed these commands. To count requests, ``by`` must not contain
-    commands that scripts execute too."""
+    """Return how often the Redis servers have executed the commands ``by``. To count requests, choose commands that no
+    script executes."""
     count = 0
     for port in ports:
         with redis.Redis(port=port) as bare:

@@ -1,4 +1,4 @@
-"""Write the newest results of each part into docs/performance.md: ``python -m tests.benchmarks.page``."""
+"""``python -m tests.benchmarks.page``: write the newest results of each part into docs/performance.md."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(results: Path = RESULTS, page: Path = PAGE) -> None:
 
 
 def behind(newest: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the table of every cell in which a contender did better than multilock, with the worst first.
+    """Return the table of all figures in which a contender is better than multilock, the worst first.
 
     Each row of multilock is compared with the best contender of its table. Contenders without the promises of a lock do
     not count.
@@ -50,7 +50,7 @@ def behind(newest: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _behind(part: str, found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the cells of one part in which multilock was worse, each with multilock's speed as a share of the best
+    """Yield the figures of one part in which multilock is worse, each with multilock's speed as a share of the best
     other speed."""
     for title, rows in found.get("uncontended", {}).items():
         yield from _worse(f"{part}: acquire + release, {title}, µs", rows, "median")
@@ -59,8 +59,8 @@ def _behind(part: str, found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     if "crowd" in found:
         yield from _worse(f"{part}: 20 contenders, hand-overs/s", found["crowd"], "hand-overs/s", more_is_better=True)
     for title, rows in found.get("crowds", {}).items():
-        # A contender of which some waiters never got the lock does not count as faster, because its other waiters had
-        # less competition.
+        # If some waiters of a contender never got the lock, its other waiters had less competition, so it does not
+        # count as faster.
         served = {name: row for name, row in rows.items() if not row["never got it"]}
         yield from _worse(f"{part}: {title}, locks/s", served, "locks/s", more_is_better=True)
         yield from _worse(f"{part}: {title}, longest wait, ms", served, "longest wait, ms")
@@ -88,7 +88,7 @@ def _worse(
 
 
 def tables(part: str, found: Mapping[str, Any]) -> str:
-    """Return the tables of these results that ``make bench`` prints and the page shows."""
+    """Return the tables of these results, for the terminal and for the page."""
     unit = "Seconds" if part == "failover" else "Microseconds"
     return "\n".join([f"{_where(found)} {unit}, medians.\n", *PARTS[part](found)]) + "\n"
 

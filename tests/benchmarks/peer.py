@@ -27,8 +27,8 @@ __all__ = ["PEERS_PYTHON", "versions_of"]
 
 PEERS_PYTHON = Path(sys.prefix, "peers", "bin", "python")
 THREADS = 5  # the same as in tests.benchmarks.crowd
-# Seconds to wait at most: a waiter of etcd3 reads the key first and watches it later. If the lock was freed in between,
-# it waits until its timeout.
+# The timeout of a waiter in seconds. A waiter of etcd3 reads the key first and watches it later. If the lock was freed
+# in between, the waiter waits until its timeout.
 MISSED = 2.0
 
 
@@ -72,8 +72,7 @@ def client_of(library: str, port: int) -> Any:
 
 
 def lets_etcd3_wait() -> None:
-    """Repair etcd3's waiting: its wait function does not accept the single argument that tenacity passes since version
-    6."""
+    """Repair etcd3's wait function, which does not accept the single argument that tenacity passes since version 6."""
     tenacity: Any = importlib.import_module("tenacity")
     retry = tenacity.retry
 

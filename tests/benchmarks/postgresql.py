@@ -1,5 +1,5 @@
-"""Benchmarks of PostgreSQL, run by ``python -m tests.benchmarks.postgresql``: multilock's lock, advisory locks, the
-locks of other libraries, and plain writes for comparison.
+"""Benchmarks of PostgreSQL, run by ``python -m tests.benchmarks.postgresql``. They compare multilock's lock with
+advisory locks, the locks of other libraries, and plain writes.
 
 Other libraries are imported where they are used, so that the processes of a crowd start quickly.
 
@@ -64,7 +64,7 @@ def _wire(url: str) -> PgWire:
 
 
 def _raw(url: str) -> Cycle:
-    """Measure the lower limit: multilock's driver, with two prepared updates of one row."""
+    """Measure the lower limit for any client: multilock's driver sends two prepared updates of one row."""
     wire = _wire(url)
     wire.script(b"CREATE TABLE raw (id int PRIMARY KEY, n int); INSERT INTO raw VALUES (1, 0)", WITHIN)
     update = b"UPDATE raw SET n = n + $1 WHERE id = 1"
@@ -102,7 +102,7 @@ def _ours(url: str) -> Take:
 
 
 def _advisory(url: str) -> Take:
-    """A session's advisory lock, on one connection."""
+    """An advisory lock of a session, on one connection."""
     connection = psycopg.connect(url, autocommit=True)
 
     @contextmanager
@@ -166,7 +166,7 @@ def _uncontended_with(**settings: str) -> dict[str, Any]:
     return with_ratios(samples, (RAW, RAW_ASYNCIO, GRELMICRO))
 
 
-# ---- a hand-over
+# ---- a handover between two processes
 
 
 def _hand_over() -> dict[str, Any]:
@@ -205,8 +205,8 @@ def _notified(url: str) -> list[float]:
 
 @contextmanager
 def _waiter(how: str, url: str) -> Iterator[Callable[..., float]]:
-    """Start the waiting process. Yields a function that sends this process a word, and returns the time that the
-    process replies."""
+    """Start the waiting process. Yields a function that sends a word to this process and returns the time in its
+    reply."""
     command = [sys.executable, "-m", "tests.benchmarks.postgresql", how, url]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
@@ -227,7 +227,7 @@ def _waiter(how: str, url: str) -> Iterator[Callable[..., float]]:
 
 
 def _wait(how: str, url: str) -> None:
-    """Be the waiting process: execute each word from stdin, and print the time when that was done."""
+    """Run the waiting process: execute each word from stdin, and print the time when that was done."""
     if how == RAW_NOTIFY:
         wire = _wire(url)
         wire.script(b"LISTEN raw", WITHIN)
@@ -321,8 +321,8 @@ def _go() -> float:
 
 
 def _held() -> dict[str, dict[str, float]]:
-    """Return how much of one core the client and the server need to renew locks, for each number of locks in ``HELD``,
-    measured over two renewals."""
+    """Return the shares of one core that the client and the server need to renew locks, for each number of locks in
+    ``HELD``."""
     found = {}
     for locks in HELD:
         with PostgresqlServer() as server, multilock.connect(server.url, ttl=TTL) as client:
@@ -336,7 +336,8 @@ def _held() -> dict[str, dict[str, float]]:
 
 
 def _queued() -> dict[str, dict[str, float]]:
-    """Return what ``WAITERS`` fair waiters of one asyncio client cost while they wait, and how fast they are served."""
+    """Measure what ``WAITERS`` fair waiters of one asyncio client cost while they wait, and how fast they are
+    served."""
     with PostgresqlServer(fsync="on") as server:
         return {f"{WAITERS:,}": asyncio.run(_wait_together(server))}
 
@@ -380,7 +381,7 @@ def _spent(server: PostgresqlServer) -> tuple[float, float]:
 
 
 def _shares(before: tuple[float, float], after: tuple[float, float]) -> dict[str, float]:
-    """Return how much of one core the client and the server have used within `MEASURED` seconds."""
+    """Return the shares of one core that the client and the server have used within `MEASURED` seconds."""
     client, server = (round((end - start) / MEASURED, 4) for start, end in zip(before, after, strict=True))
     return {"client, of one core": client, "server, of one core": server}
 

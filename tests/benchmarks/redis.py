@@ -1,4 +1,4 @@
-"""Redis, and the figures that are the same for every backend: ``python -m tests.benchmarks.redis``."""
+"""``python -m tests.benchmarks.redis``: benchmarks of Redis, and figures that do not depend on the backend."""
 
 from __future__ import annotations
 

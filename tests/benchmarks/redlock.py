@@ -1,8 +1,8 @@
-"""Benchmarks of Redlock, multilock's and that of other libraries: ``python -m tests.benchmarks.redlock``.
+"""``python -m tests.benchmarks.redlock``: benchmarks of Redlock in multilock and in other libraries.
 
-Each contender has its own processes (`redlock_contend`), and takes its turns in the same minutes. ``make bench`` makes
-a separate environment for aioredlock, because it would install a parser that redis-py then uses for all contenders. If
-this environment is missing, aioredlock is left out.
+Each contender has its own processes (`redlock_contend`), and all take turns in the same minutes. The library aioredlock
+installs a parser that redis-py would then use for all contenders. So ``make bench`` makes a separate environment for
+aioredlock. Without this environment, aioredlock is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.servers_redlock import RedisServers
 
 RAW, OURS = "raw: two rounds to all servers", "multilock"
 ON_A_LOOP = "aioredlock"
-#: The commands that each contender sends to the servers. Commands that its scripts execute there do not count.
+#: The commands that each contender sends to the servers. Commands inside its scripts do not count.
 CONTENDERS: Mapping[str, tuple[str, ...]] = {
     RAW: ("get",),
     OURS: ("evalsha",),
@@ -45,13 +45,13 @@ ROUNDS, PER_ROUND = 10, 30
 #: Number of servers, number of contenders, and milliseconds that are added to each round trip, half of them in each
 #: direction.
 CROWDS = [(3, 1, 0), *((servers, count, ms) for servers, ms in ((3, 0), (3, 4), (5, 0)) for count in (10, 50))]
-RUSHES = [(3, 20, 0), (3, 50, 0)]  # as in CROWDS, but contenders release at once and ask again at once
+RUSHES = [(3, 20, 0), (3, 50, 0)]  # like CROWDS, but contenders release at once and request the lock again at once
 RUNS = 5  # number of runs of each rush with multilock; other libraries have one run
 MOST_PROCESSES = 5
 SECONDS = 2.5
 HOLD = 0.002  # seconds
-# Seconds until a contender asks again after its release, so that it does not overtake the others. A single contender
-# does not wait.
+# Seconds from a contender's release to its next request, so that it does not overtake the other contenders. A single
+# contender does not pause.
 REST = 0.01
 WITHIN = 60.0
 
@@ -71,7 +71,7 @@ def _ports(url: str) -> str:
 
 
 class _Cycles:
-    """A process that repeatedly acquires and releases a lock for which nobody else waits."""
+    """A process that repeatedly acquires and releases a lock that no other process wants."""
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -110,7 +110,7 @@ def _alone(count: int, ms: float) -> Mapping[str, Any]:
 
 
 def _crowds() -> dict[str, Any]:
-    """Return the figures of all crowds. For a rush they are the medians of its runs, and the longest wait of all
+    """Return the figures of all crowds. The figures of a rush are the medians of its runs, and the longest wait of all
     runs."""
     found: dict[str, Any] = {}
     for servers, count, ms in CROWDS:

@@ -1,13 +1,13 @@
 """One process with contenders for a lock on a majority of Redis servers.
 
-The lock is multilock's or another library's. For another library the environment may contain no package of multilock.
+The lock is multilock's or another library's. The environment of another library need not contain multilock.
 
-redlock_contend.py WHAT PORTS                         on stdin a number of cycles of acquire and release. The reply
-                                                      is a list in JSON: the seconds that each cycle took.
+redlock_contend.py WHAT PORTS                         Reads from stdin a number of cycles of acquire and release.
+                                                      Prints the seconds of each cycle as a list in JSON.
 redlock_contend.py WHAT PORTS SECONDS THREADS HOLD REST
-                                                      as `tests.benchmarks.crowd`. Each contender holds the lock for
-                                                      HOLD seconds, and asks again after REST seconds. At the end,
-                                                      waiters have GIVE_UP seconds more.
+                                                      Works like `tests.benchmarks.crowd`, but each contender holds the
+                                                      lock for HOLD seconds, and requests it again after REST seconds.
+                                                      At the end, waiters have GIVE_UP seconds more.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from typing import Any
 __all__ = ["WAYS"]
 
 NAME = "redlock"
-TTL = 10.0  # seconds, the default of pottery: what a late request of a library leaves behind expires after this time
+TTL = 10.0  # seconds, the default of pottery; a key that a late request left behind expires after this time
 FOR_EVER = 10**9
-GIVE_UP = 3.0  # seconds until a waiter gives up, because waiters that retry at random may block each other forever
+# seconds after which a waiter gives up, because waiters that retry at random may block each other forever
+GIVE_UP = 3.0
 
 Take = Callable[[], Callable[[], object]]  # acquires the lock, and returns the function that releases it
 TakeAsync = Callable[[], Awaitable[Callable[[], Awaitable[object]]]]
 
 
 def raw(ports: list[int]) -> Take:
-    """Return a `Take` without a lock. Its time is the lower limit for any client.
+    """Return a `Take` that sends plain requests without a lock. Its time is the lower limit for any client.
 
     An acquire and a release each send one prepacked request to every server, and then read all replies.
     """
@@ -184,7 +185,7 @@ def crowd(take: Take, seconds: float, count: int, hold: float, rest: float) -> N
 
 
 def _never(waiting: dict[int, float]) -> list[tuple[float, float, float]]:
-    """Return for each waiter that never got the lock: infinity as the time of its grant, now, and when it asked."""
+    """Return a turn for each waiter that never got the lock. The time of its grant is infinity."""
     return [(math.inf, _now(), asked) for asked in list(waiting.values())]
 
 
@@ -219,7 +220,7 @@ async def _on_a_loop(what: str, ports: list[int], order: list[str]) -> None:
         await crowd_on_a_loop(take, float(order[0]), int(order[1]), float(order[2]), float(order[3]))
     else:
         await cycles_on_a_loop(take)
-    os._exit(0)  # exit at once, because closing the loop would wait forever for contenders that keep trying
+    os._exit(0)  # closing the loop would wait forever for contenders that keep trying
 
 
 def main(what: str, servers: str, *order: str) -> None:
@@ -231,7 +232,7 @@ def main(what: str, servers: str, *order: str) -> None:
     else:
         cycles(WAYS[what](ports))
     sys.stdout.flush()
-    os._exit(0)  # exit at once, in spite of threads and connections that a library has left
+    os._exit(0)  # threads and connections that a library has left must not delay the exit
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Results of one part of the benchmarks: kept as dated JSON under ``results``, and written into docs/performance.md."""
+"""Keep the results of one part of the benchmarks as dated JSON under ``results``, and write them into
+docs/performance.md."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ __all__ = ["publish", "with_ratios"]
 def publish(
     part: str, versions: Callable[[], Mapping[str, str]], benchmarks: Mapping[str, Callable[[], object]]
 ) -> None:
-    """Run the benchmarks one after the other and publish the results. Before each one, allow the process all cores
-    again."""
+    """Run the benchmarks one after the other and publish the results. Before each benchmark, allow the process all
+    cores again."""
     started = time.monotonic()
     cores = os.sched_getaffinity(0)
     where = {

@@ -1,4 +1,5 @@
-"""Measurements that etcd, Consul and ZooKeeper share, since their locks live on a session that is kept alive."""
+"""Measurements that etcd, Consul and ZooKeeper share, because their locks live in a session that the client keeps
+alive."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def faces(url: str, stack: ExitStack) -> dict[str, Contender]:
 
 
 def requests(contenders: Mapping[str, Contender], count: Count) -> dict[str, dict[str, float]]:
-    """Return how many requests the server counts for one acquire and one release. The figures are medians, so
+    """Return how many requests the server receives for one acquire and one release. The figures are medians, so
     occasional other requests do not matter."""
     found = {}
     for name, contender in contenders.items():
@@ -89,8 +90,8 @@ def notices(
 ) -> dict[str, dict[str, float]]:
     """Return the microseconds from a request that ends a lock until ``on_lost`` begins.
 
-    Each function in ``ends`` sends such a request for a lock that the client holds, given the client and the name. The
-    function returns the time at which it sent the request.
+    Each function in ``ends`` receives the client and the name of a lock that the client holds. It sends such a request
+    and returns the time of sending.
     """
     found = {}
     for what, end in ends.items():

@@ -1,9 +1,9 @@
-"""Readers and permits, on every backend: ``python -m tests.benchmarks.shared``.
+"""``python -m tests.benchmarks.shared``: measure readers and permits on every backend.
 
-The benchmark measures how long a reader takes beside many other readers, and how often three permits are granted to
-forty waiters. kazoo's ReadLock and Semaphore are measured in the same way. Readers of other libraries do not work
-across machines: fasteners has readers for one process or one file, and aiorwlock for one event loop. So these two
-libraries are compared with memory:// and sqlite:// only.
+The benchmark measures how long a reader's acquire and release take beside many other readers, and how often three
+permits are granted to forty waiters. kazoo's ReadLock and Semaphore are measured in the same way. Readers of fasteners
+work in one process or on one file, and readers of aiorwlock on one event loop. So these two libraries are compared with
+memory:// and sqlite:// only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from tests.servers_zookeeper import ZooKeeperServer
 TTL = 30.0
 BESIDE = (0, 1_000, 5_000)
 AT_ONCE = 16  # number of threads that acquire the other readers
-SETTLES, RESTS = 1.0, 0.05  # seconds of observation, and the share of a processor below which a process counts as idle
+# seconds for which a process is observed, and the share of a processor below which it counts as idle
+SETTLES, RESTS = 1.0, 0.05
 CYCLES = 40
 PERMITS, WANTING, SECONDS = 3, 40, 8.0
 
@@ -62,7 +63,7 @@ BACKENDS: Mapping[str, Callable[[], AbstractContextManager[str]]] = {
     "consul": lambda: _url(ConsulServer()),
     "zookeeper": lambda: _url(ZooKeeperServer()),
 }
-#: ZooKeeper returns only complete lists of nodes, so each of five thousand readers would have to read a long list.
+#: ZooKeeper returns only complete lists of nodes, so five thousand readers would read very long lists.
 MOST_READERS = {"zookeeper": 1_000}
 
 
@@ -73,8 +74,7 @@ class Taker:
 
     lock: Elsewhere
     reader: Elsewhere
-    # Whether the contender is also measured beside many readers of multilock. That makes sense only if its lock sees
-    # these readers.
+    # Whether the contender is also measured beside many readers of multilock, which its lock must see.
     beside: bool = True
 
 
@@ -163,7 +163,7 @@ class _Others:
     def take(self, url: str, count: int) -> None:
         """Acquire until there are ``count`` readers, and wait until their process is idle.
 
-        multilock begins to watch a lock a moment after its grant, and this work must not be measured.
+        multilock begins to watch a lock a moment after its grant. This work must not be measured.
         """
         client = self._client = self._client or multilock.connect(url, ttl=TTL)
         reader = client.read_write_lock("read").reader()

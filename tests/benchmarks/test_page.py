@@ -1,4 +1,4 @@
-"""The page shows the newest results of each part, and writing them changes no other text."""
+"""docs/performance.md shows the newest results of each part, and writing them changes no other text."""
 
 from __future__ import annotations
 

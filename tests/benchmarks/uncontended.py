@@ -1,4 +1,4 @@
-"""Cost of one acquire and release of a free lock."""
+"""Measure one acquire and release of a free lock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Benchmarks of ZooKeeper, run by ``python -m tests.benchmarks.zookeeper``: multilock's lock, kazoo's lock, and plain
-requests for comparison.
+"""Benchmarks of ZooKeeper, run by ``python -m tests.benchmarks.zookeeper``. They compare multilock's lock with kazoo's
+lock and with plain requests.
 
-All run on one server, which does not wait for its disk. With the disk, writing would take so long that no other
+All run on one server, which does not wait for its disk, because writing to the disk would take so long that no other
 difference would show.
 """
 
@@ -30,7 +30,7 @@ RAW = "kazoo's create and delete of a node"
 
 
 def raw(kazoo: Any) -> Contender:
-    """Measure the lower limit: create and delete the same kind of node, without a lock."""
+    """Measure the lower limit for any client: create and delete a node of the same kind, without a lock."""
     kazoo.ensure_path("/raw")
     nodes: list[str] = []
     return Contender(
@@ -85,7 +85,7 @@ def _requests() -> dict[str, Any]:
 
 
 def _counter(server: ZooKeeperServer) -> sessions.Count:
-    """Count packets, including pings. The server also counts the request that reads the count, which is subtracted."""
+    """Count packets, including pings, but without the request that reads the count."""
     asked = itertools.count()
     return lambda: {"packets": server.metric("zk_packets_received") - next(asked)}
 
@@ -145,6 +145,6 @@ BENCHMARKS: Mapping[str, Callable[[], object]] = {
 }
 
 if __name__ == "__main__":
-    # kazoo would log each session that the measurement of a notice ends.
+    # The measurement of notices ends sessions, and kazoo would log each end.
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     publish("zookeeper", _versions, BENCHMARKS)

@@ -1,4 +1,4 @@
-"""Real `multilock` processes, on SQLite and on Redis."""
+"""Fixtures that run real `multilock` processes, on SQLite and on Redis."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 import multilock
 
 ROOT = Path(__file__).parents[2]
-TTL = 30.0  # seconds: the ttl of locks beside the command, which must survive a freeze of the machine
-WITHIN = 45.0  # seconds to wait at most; on an idle machine a demo takes about ten, and anything else less than one
+TTL = 30.0  # seconds; the ttl of locks that the test holds, which must survive a freeze of the machine
+WITHIN = 45.0  # seconds to wait at most; on an idle machine a demo takes about ten seconds, and all else less than one
 
 Start = Callable[..., Popen[str]]
 Run = Callable[..., CompletedProcess[str]]
@@ -46,7 +46,7 @@ print(json.dumps([ended(words) for words in json.loads(sys.argv[1])]))
 
 
 def until(true: Callable[[], object], within: float = WITHIN) -> None:
-    """Wait for something that has no event of its own, such as another process."""
+    """Wait until ``true()`` is true, for a state that no event reports, such as that of another process."""
     deadline = time.monotonic() + within
     while not true():
         if time.monotonic() > deadline:
@@ -113,7 +113,8 @@ def run(start: Start) -> Run:
 
 @pytest.fixture
 def run_each(tmp_path: Path) -> RunEach:
-    """Run `multilock` with each of these arguments, all in forks of one process: most of a run is its imports."""
+    """Run `multilock` with each of these arguments, in forks of one process, because the imports take most of the time
+    of a run."""
 
     def run_each(*commands: Sequence[str]) -> list[CompletedProcess[str]]:
         program = [sys.executable, "-c", FORKING, json.dumps(commands)]
@@ -130,7 +131,7 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite://{tmp_path}/locks.db"
 
 
-# The commands do not depend on the backend, except for the notice of a loss, whose tests name both backends.
+# The commands do not depend on the backend, except when a lock is lost. The tests of losses name both backends.
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.rare)])
 def url(request: pytest.FixtureRequest) -> str:
     """Return a URL that only this test uses."""

@@ -1,7 +1,7 @@
-"""Writes the man page and the shell completions of ``multilock`` from its parser, into share/: ``make share``.
+"""``make share``: write the man page and the shell completions of ``multilock`` into share/, from its parser.
 
-These files are in the wheel, and pip puts them under the environment's own share/. So the commands need no code that
-installs them at run time. `test_share` compares them with the parser.
+These files are in the wheel, and pip puts them under the environment's share/. `test_share` compares them with the
+parser.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def shown(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def write() -> None:
-    """Write all three."""
+    """Write the man page and both completions."""
     import shtab
     from argparse_manpage.manpage import Manpage
 
@@ -50,8 +50,8 @@ def write() -> None:
     for shell, path in (("bash", BASH), ("zsh", ZSH)):
         path.write_text(shtab.complete(parser, shell, root_prefix="multilock"), encoding="utf-8")
     for command in commands(parser).values():
-        # The man page's generator shows only the epilog of the whole command. Without this line the exit codes would be
-        # missing.
+        # The man page's generator shows only the epilog of the top command, so the epilogs of the commands, with their
+        # exit codes, are added to the descriptions.
         command.description = f"{command.description}. {command.epilog or ''}".strip()
     about = {
         "project_name": "multilock",

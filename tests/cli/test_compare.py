@@ -116,7 +116,8 @@ def test_a_quick_comparison_of_two_backends_writes_a_self_contained_page(
     assert done.returncode == 0, done.stdout + done.stderr
     address = (tmp_path / "report.html").as_uri()
     with chromium.running() as browser:
-        opens_well(browser, address, chromium.WIDTHS[0], chromium.SCHEMES[0])  # test_page tries all of them
+        # test_page opens it with all widths and schemes
+        opens_well(browser, address, chromium.WIDTHS[0], chromium.SCHEMES[0])
         assert browser.run("document.querySelector('.headline').textContent").startswith("Nothing was broken")
         cells = browser.run("[...document.querySelectorAll('#verdicts td')].map(each => each.textContent.trim()[0])")
         assert cells == ["✓", "✓", "–", "✓"]
@@ -124,7 +125,7 @@ def test_a_quick_comparison_of_two_backends_writes_a_self_contained_page(
             "[...document.querySelectorAll('#controls table tbody tr th')].map(each => each.innerText)"
         )
         assert failed[:3] == ["sqlite-flag", "naive", "naive"]
-        # Three of ours, three of the controls.
+        # Three cycles of our locks, and three of the controls.
         assert browser.run("document.querySelectorAll('figure.cycle').length") == 3 + 3
         assert browser.run("document.querySelectorAll('#tokens .strip').length") == 3  # the naive lock gives no tokens
 
@@ -234,7 +235,7 @@ def test_progress_is_shown_while_loads_are_measured() -> None:
 
 @pytest.fixture(scope="module")
 def long() -> Report:
-    """A report with eleven columns, all loads, and one that broke off with a traceback."""
+    """A report with eleven columns and all loads, one of which broke off with a traceback."""
     return Report(json.loads(gzip.decompress(Path(__file__).with_name("long_report.json.gz").read_bytes())))
 
 
@@ -244,7 +245,7 @@ def test_each_figure_is_one_line_that_fits_a_terminal(long: Report) -> None:
     lines = said.getvalue().splitlines()
     assert [line for line in lines if len(line.rstrip()) > 100 and " broke off: " not in line] == []
     figures = [line for line in lines if line.startswith("redis asyncio")]
-    assert len(figures) == 1 + 10 + 1  # a line each for the cost, for 10 contentions, and for many locks
+    assert len(figures) == 1 + 10 + 1  # one line for the cost, 10 for contention, and one for many locks
     assert any(re.fullmatch(r"redis +2 s +≤ 0.92 +≥ 0.08 +≤ 1.91 +12836 +– +23741 +1617", line) for line in lines)
 
 

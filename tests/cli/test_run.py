@@ -1,4 +1,4 @@
-"""`multilock run`: a command runs only while its lock is held, and each way to end has its exit code."""
+"""`multilock run`: a command runs only while its lock is held, and each way in which it can end has its exit code."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_command_gets_the_descriptors_that_the_caller_opened(sqlite_url: str
 
 
 def test_no_other_descriptor_is_open_in_the_command(run: Run, sqlite_url: str) -> None:
-    # The last entry is left out: it is the descriptor of the listing itself.
+    # The last entry is left out, because it is the descriptor of the listing itself.
     program = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)[:-1])"
     assert run("run", "job", "--url", sqlite_url, "--", sys.executable, "-c", program).stdout == "['0', '1', '2']\n"
 
@@ -337,7 +337,7 @@ def _python_with(code: str, folder: Path) -> dict[str, str]:
 def test_the_lock_is_released_although_signals_arrive_at_the_worst_moments(
     start: Start, sqlite_url: str, tmp_path: Path
 ) -> None:
-    """The first signal arrives as the lock is granted, the second one as the client is about to close."""
+    """The first signal arrives as the lock is granted, the second signal as the client is about to close."""
     code = """
 import os, signal
 from multilock.client import Client
@@ -406,7 +406,7 @@ def _words(pid: int) -> str:
 def test_a_lost_lock_ends_the_command_although_no_thread_can_start(
     start: Start, sqlite_url: str, tmp_path: Path
 ) -> None:
-    """A command that has used up the limit of processes has this effect."""
+    """No thread can start once the command has used up the limit of processes."""
     code = """
 import _thread, os
 
@@ -568,13 +568,13 @@ def test_a_lost_lock_ends_the_command_although_nobody_reads_stderr(
     start: Start, url: str, client: multilock.Client, command: str
 ) -> None:
     reader, writer = _full_pipe()
-    quiet = f"exec 2>/dev/null; echo $$; {OBEDIENT}"  # the shell itself would print "Terminated", and block
+    quiet = f"exec 2>/dev/null; echo $$; {OBEDIENT}"  # the shell would print "Terminated" to the full pipe, and block
     process = start(command, "job", "--ttl", "6", "--url", url, "--", "sh", "-c", quiet, stderr=writer)
     os.close(writer)
     pid = int(line_of(process))
     assert line_of(process) == "ready"
     assert client.force_release("job")
-    until(lambda: gone(pid), within=6)  # a backend that reports no losses is asked every third of the ttl
+    until(lambda: gone(pid), within=6)  # a backend that does not push losses is asked every third of the ttl
     if command == "run":
         assert process.wait(WITHIN) == 76
     else:
@@ -611,13 +611,12 @@ def test_after_multilock_is_killed_the_name_stays_taken_while_its_command_may_li
         until(lambda: gone(pid))
         with Pulse() as pulse:
             taken = client.lock("job").try_acquire()
-            # The lock is free after the ttl. On an overloaded machine the ttl may be over before the try, which then
-            # shows nothing.
+            # The lock must stay taken until its ttl ends. On an overloaded machine the ttl may end before this try.
             assert taken is None or multilock.now() - killed_at + pulse.stopped() > 3
         client.lock("job").acquire(timeout=WITHIN).release()
 
 
-# As with `multilock run … -- sudo …`: multilock may not kill a process of another user.
+# Without this right, multilock cannot kill a process of another user, as with `multilock run … -- sudo …`.
 UNPRIVILEGED = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill"]
 ANOTHER_USER = ["setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "echo $$; exec sleep 60"]
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start something as another user")
@@ -683,7 +682,7 @@ def test_the_command_dies_with_multilock(start: Start, url: str) -> None:
     ids=["child", "double-fork", "stubborn", "closed-streams"],
 )
 def test_the_whole_process_group_of_the_command_dies_with_multilock(start: Start, url: str, script: str) -> None:
-    """Cron starts each line with a shell that leads a process group."""
+    """Cron starts each command with a shell that leads a process group."""
     child = "sh -c 'echo $$; exec sleep 60'"
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", script.format(child))
     pid = int(line_of(process))

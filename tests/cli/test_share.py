@@ -1,4 +1,4 @@
-"""The man page and the completions name what the parser has, and the shells accept them."""
+"""The man page and the completions name all commands and options of the parser, and the shells accept them."""
 
 from __future__ import annotations
 

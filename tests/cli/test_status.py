@@ -1,4 +1,4 @@
-"""`multilock status`, `force-release` and `doctor`: what an operator sees and does."""
+"""`multilock status`, `force-release` and `doctor`, the commands for an operator."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_doctor_prints_its_findings_first(run: Run, tmp_path: Path) -> None:
 
 
 def test_strict_doctor_fails_on_a_warning(run: Run) -> None:
-    # The warning says that a file in this folder is lost at the next boot, and with it the last token.
+    # multilock warns that a file in this folder, and with it the last token, is lost at the next boot.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         url = f"sqlite://{folder}/locks.db"
         assert run("doctor", "--url", url).returncode == 0

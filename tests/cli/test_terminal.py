@@ -22,7 +22,7 @@ MULTILOCK = f"{sys.executable} -m multilock"
 
 
 class Terminal:
-    """A pseudo-terminal with a program in its own session, and what a user would see and type there."""
+    """A pseudo-terminal with a program in its own session. The test types and reads as a user would."""
 
     def __init__(self, script: str, folder: Path) -> None:
         self.seen = ""
@@ -40,7 +40,7 @@ class Terminal:
             assert self._read(deadline), f"{text!r} never came, but: {self.seen!r}"
 
     def wait(self) -> int:
-        """Return the exit code of the script, once every process has left the terminal."""
+        """Wait until every process has left the terminal, and return the exit code of the script."""
         deadline = time.monotonic() + WITHIN
         while self._read(deadline):
             pass

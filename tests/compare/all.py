@@ -1,5 +1,5 @@
-"""``make compare``: run ``multilock compare`` over all seven backends, on servers of its own. Arguments are passed on
-to ``multilock compare``.
+"""``make compare``: start servers, and run ``multilock compare`` on all seven backends. Arguments are passed on to
+``multilock compare``.
 
 The command gets the process ids of the servers, so that it can stop them too.
 """
@@ -25,7 +25,8 @@ __all__ = ["compare_all"]
 
 def compare_all(words: list[str]) -> int:
     with ExitStack() as stack:
-        postgresql = partial(PostgresqlServer, max_connections="500")  # enough for as many cycles at once as elsewhere
+        # enough for as many cycles at once as on the other backends
+        postgresql = partial(PostgresqlServer, max_connections="500")
         kinds = (RedisServer, EtcdServer, ConsulServer, ZooKeeperServer, postgresql)
         servers = [stack.enter_context(kind()) for kind in kinds]
         folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -1,7 +1,7 @@
-"""A correct lock on Redis as somebody might write it, and variants of it with one defect each.
+"""A correct home-made lock on Redis, and variants of it with one defect each.
 
-The variants take part as ``tests.compare.broken:FromReceipt=redis://…``. A worker serves many contestants, so each
-defect is a class of its own here, never a patch of code that others use.
+The variants take part as ``tests.compare.broken:FromReceipt=redis://…``. A worker process serves many contestants, so
+each defect is a class of its own and patches no shared code.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ MARGIN = 0.9
 
 
 class Sound:
-    """The correct lock. Validity counts from the sending, is checked with the clock, and ends with a callback; a
-    release compares the owner."""
+    """The correct lock. Its lease counts from the sending of the request, each check reads the clock, a loss calls the
+    callback, and a release compares the owner."""
 
     def __init__(self, url: str, ttl: float) -> None:
         self.ttl = ttl
@@ -116,7 +116,7 @@ class NoCallback(Blocking):
 
 
 class _Deaf:
-    """A place, a lock or a holding that does not pass callbacks on."""
+    """A wrapper of a client, a lock or a held lock that does not pass callbacks on."""
 
     def __init__(self, its: Any) -> None:
         self._its = its
@@ -141,7 +141,7 @@ class RepeatedToken(Sound):
 
 
 class NoControl(Sound):
-    """A control that claims to be weak and is not."""
+    """A control that claims to be weak but is correct."""
 
     control = frozenset({"pause"})
 
@@ -152,7 +152,7 @@ class Raising(Sound):
 
 
 class Hanging(Sound):
-    """Hang at each acquire except the first, which warms up."""
+    """Hang at each acquire except the first, which only warms up the connection."""
 
     def valid_until(self, sent_at: float) -> float:
         if self.warm:
@@ -162,7 +162,7 @@ class Hanging(Sound):
 
 
 class Dying(Hanging):
-    """Die like a process that the kernel kills for its memory."""
+    """Die like a process that the kernel kills because it uses too much memory."""
 
     def valid_until(self, sent_at: float) -> float:
         if self.warm:

@@ -1,11 +1,10 @@
 """``make interrupts``: interrupt a comparison at random moments, many times. Nothing may be left behind.
 
 Each run of ``multilock compare`` uses a Redis, an etcd, a Consul, a ZooKeeper, a PostgreSQL and a file of SQLite. A
-signal, SIGINT or SIGTERM, interrupts the run, once or twice. The run must then end in time. No process of the
-comparison may be left, no key, session, lease, node or advisory lock, no socket that listens, and no temporary file.
-The report, judged again, must have the same verdicts. Some runs are ended by SIGKILL: the processes that hold locks
-must die with the run, and their locks end with their ttl. The rules hold for the controls too, whose keys and nodes
-multilock does not list.
+signal, SIGINT or SIGTERM, interrupts the run, once or twice. The run must then end in time. The comparison must leave
+no process, key, session, lease, node, advisory lock, listening socket or temporary file. The report, judged again, must
+have the same verdicts. Some runs are ended by SIGKILL: then the processes that hold locks must die with the run, and
+their locks must expire. All this holds for the controls too, whose keys and nodes multilock does not list.
 """
 
 from __future__ import annotations

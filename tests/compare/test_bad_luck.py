@@ -1,5 +1,5 @@
-"""A comparison under bad conditions: servers that go away, full disks, clocks that jump. The comparison reports them,
-and bases no verdict on them."""
+"""A comparison under bad conditions: servers that go away, full disks, clocks that jump. The comparison reports such
+conditions, and bases no verdict on them."""
 
 from __future__ import annotations
 
@@ -277,14 +277,14 @@ def test_a_history_may_be_compressed_and_damage_is_reported(tmp_path: Path) -> N
 
 
 def test_a_callback_that_is_only_a_moment_late_leaves_its_cycle_undecided() -> None:
-    """A freeze of less than 25 ms is not recorded, and may be the reason."""
+    """The reason may be a freeze of less than 25 ms, which is not recorded."""
     late = [*HELD[:3], "1 lost 12.33 A lost 12.33", *NEXT, *LAST]
     assert judge_cycle(cycle("partition", *late)).outcome == "undecided"
 
 
 def test_a_server_that_is_slow_at_the_beginning_takes_part(server: RedisServer) -> None:
-    """The server replies too slowly for a lock with this ttl. The machine may be overloaded, so the column must
-    stay."""
+    """The server replies too slowly for a lock with this ttl. An overloaded machine may be the reason, so the column
+    must stay."""
     with FaultProxy.before(server.url) as proxy:
         proxy.black_hole("down")
         waiting = threading.Thread(target=heal_after, args=(proxy, 2.0))

@@ -1,4 +1,4 @@
-"""The controls on the user's own servers: they use only what our locks may use, and leave nothing behind either."""
+"""On the user's own servers the controls need no more permissions than our locks, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def nodes_below(client: Any, path: str) -> list[str]:
 
 
 def test_the_kazoo_control_has_our_login_and_prefix_and_leaves_no_node() -> None:
-    """This login may write below one node only. Without the login and prefix kazoo would hold nothing, and the run
+    """This login may write below one node only. Without the login and prefix, kazoo could hold no lock and the run
     would be void."""
     with ZooKeeperServer() as server:
         with zookeeper(server.url, auth_data=[("digest", "me:secret")]) as operator:
@@ -78,7 +78,7 @@ def test_nodes_that_a_kazoo_control_leaves_are_removed_by_the_server() -> None:
     with ZooKeeperServer(java=["-Dznode.container.checkIntervalMs=100"]) as server, zookeeper(server.url) as operator:
         place = controls.Kazoo.open(server.url, 1.0)
         lock = place.lock("compare-1")
-        for _ in range(2):  # the second time, the lock object has outlived its parent node, and must create it again
+        for _ in range(2):  # the second time, the parent node is gone, and the lock object must create it again
             holding = lock.acquire(20.0)
             assert holding is not None
             holding.release()
@@ -101,7 +101,7 @@ def test_a_redis_control_has_our_login_database_and_prefix(server: RedisServer, 
         assert far is not None
         far.release()
         assert operator.keys() == []
-        for each in (one, another):  # released by force above; the call ends the lock's timer
+        for each in (one, another):  # the locks are gone already; this call ends their timers
             with suppress(redis.RedisError):
                 each.release()  # type: ignore[union-attr]
 
@@ -111,7 +111,7 @@ def test_beside_postgresql_two_controls_cover_its_faults_and_its_connections_las
     assert ours.facts["versions"]["server"].startswith("postgresql 1")
     assert (advisory.name, sorted(advisory.must_fail)) == ("advisory", ["half-open", "reset", "taken"])
     assert (flag.name, sorted(flag.must_fail)) == ("postgresql-flag", ["partition", "pause", "taken"])
-    assert _limit(None, [ours, advisory]).most in (2, 3, 4)  # of 50 connections, a few are in use
+    assert _limit(None, [ours, advisory]).most in (2, 3, 4)  # of 50 connections, a few are already in use
 
 
 def test_nothing_tells_the_holder_of_an_advisory_lock_that_it_is_lost(postgresql: PostgresqlServer) -> None:

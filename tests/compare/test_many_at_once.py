@@ -1,4 +1,4 @@
-"""A long run is made of many cycles at the same time: what they share, and what is kept apart."""
+"""Cycles that run at the same time, the faults that they share, and the limit of their number."""
 
 from __future__ import annotations
 
@@ -75,11 +75,10 @@ def worker_that_said(*lines: str, stop: threading.Event | None = None) -> Worker
 
 
 def play_together(together: Together, server: Server, cycles: int, also: Any = None) -> list[Any]:
-    """Play the cycles together. Return for each whether the server was down as its block began, or the error that it
-    raised."""
+    """Play the cycles together. Return for each cycle whether it found the server down, or the error that it raised."""
     saw: list[Any] = []
     stop = threading.Event()
-    all_in = threading.Barrier(cycles)  # as in a real fault, which lasts until every cycle has seen it
+    all_in = threading.Barrier(cycles)  # a real fault, too, lasts until every cycle has seen it
 
     def one() -> None:
         try:
@@ -125,8 +124,8 @@ def test_a_cell_that_waits_for_others_is_notified_of_the_end_of_the_run() -> Non
         ([], 11),
         ([(7, 1.0, 1.05)], 11),
         ([(7, 1.0, 1.3)], 9),
-        ([(8, 5.1, 7.9)], 11),  # a failure caused by its own fault
-        ([(7, 5.1, 7.9)], 9),  # caused by another cycle's fault
+        ([(8, 5.1, 7.9)], 11),  # a stall during the process's own fault
+        ([(7, 5.1, 7.9)], 9),  # a stall at the same time in a process without a fault
     ],
 )
 def test_more_cells_run_at_once_while_they_find_processor_time(
@@ -235,7 +234,7 @@ def test_output_of_a_worker_is_dropped_after_its_cycle() -> None:
 def test_late_output_of_a_worker_does_not_count_for_the_next_cycle() -> None:
     stop = threading.Event()
     stop.set()
-    adapter = "multilock.testing.compare.controls:Kazoo"  # the memory backend has no operator who would clean up
+    adapter = "multilock.testing.compare.controls:Kazoo"  # with the memory backend no operator can clean up
     plan = Plan(3, "x", adapter, "memory://", SCENARIOS["kill"], "n", 2.0, 2.0, "1")
     a, b = worker_that_said("lost 1.0 A lost 1.0", stop=stop), worker_that_said("lost 1.0 B lost 1.0", stop=stop)
     events = play(plan, a, b, stop)

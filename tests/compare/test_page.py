@@ -1,4 +1,4 @@
-"""The page and the card of a comparison show what the history says, and none of its text becomes markup."""
+"""The page and the card of a comparison show the data of the history, and no text in it becomes markup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from multilock.testing.compare.summary import host
 from multilock.testing.compare.verdicts import cells_of, judge_cycle
 from tests import chromium
 
-pytestmark = pytest.mark.timeout(180)  # a browser needs a processor, as do the tests beside it
+pytestmark = pytest.mark.timeout(180)  # seconds; a browser is slow while other tests use the processor
 HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=alert(1)>\u202e\x00\x1b&amp;</title></style>"
 TTL = 2.0
 EXAMPLE = Path(__file__).parents[2] / "docs" / "comparison"
@@ -102,7 +102,7 @@ def made_of(
 
 @pytest.fixture(scope="module")
 def hostile() -> tuple[Report, Gathered]:
-    """Return a report in which every text that others choose is markup."""
+    """Return a report in which every text that a server or a user can choose is markup."""
     cycles = [
         cycle_of(1, HOSTILE, "partition", until=1.5, b_began=1.8),
         cycle_of(2, HOSTILE, "partition", until=1.5, b_began=1.6, at=110.0),
@@ -136,7 +136,7 @@ def test_text_from_outside_is_escaped_on_the_page(hostile: tuple[Report, Gathere
     seen = Seen(page(*hostile))
     assert not seen.tags & {"script", "img", "iframe", "object", "link", "base", "form"}
     assert not {name for name in seen.attributes if name.startswith("on") or name in ("style", "src", "srcset")}
-    drawn = ElementTree.fromstring(card(*hostile))  # this also checks that it is XML, whatever is in a name
+    drawn = ElementTree.fromstring(card(*hostile))  # this also checks that the card is XML
     assert {each.tag.rpartition("}")[2] for each in drawn.iter()} <= {
         "svg", "title", "style", "rect", "text", "tspan", "path",
     }  # fmt: skip
@@ -287,7 +287,7 @@ def test_accepted_and_refused_fenced_writes_are_shown_beside_the_tokens() -> Non
 @pytest.mark.parametrize("held", [1, 0])
 def test_a_regression_is_shown_exactly_where_the_verdict_names_one(held: int) -> None:
     events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
-    events[9] |= {"token": 6, "held": held}  # B's process was frozen until its lease was over
+    events[9] |= {"token": 6, "held": held}  # with held=0, the lease of B had expired before B received it
     del events[10]
     load = loads_of(2, "ours")[1]
     load[6] |= {"token": 1, "held": held}

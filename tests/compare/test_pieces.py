@@ -1,5 +1,5 @@
-"""A run in pieces: a later piece runs the cycles that are missing, the report covers all pieces, and a different run is
-refused."""
+"""A run that is interrupted and continued: the later piece runs the missing cycles, the report covers all pieces, and
+other options are refused."""
 
 from __future__ import annotations
 

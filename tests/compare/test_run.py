@@ -1,4 +1,4 @@
-"""A comparison on real servers: correct locks get good verdicts, each defect is seen, and nothing is left behind."""
+"""A comparison on real servers: correct locks get good verdicts, each defect is found, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def test_the_report_follows_its_schema(report: compare.Report) -> None:
 
 
 def unfit(value: Any, schema: dict[str, Any], where: str = "report") -> Iterator[str]:
-    """Yield each place at which the value does not fit the schema. Only the parts of JSON Schema that our schema uses
-    are covered."""
+    """Yield each place at which the value does not fit the schema. Supports only the parts of JSON Schema that our
+    schema uses."""
     kinds: dict[str, Any] = {
         "object": dict,
         "array": list,
@@ -193,7 +193,7 @@ def test_an_interrupted_run_leaves_only_a_partial_report(
         helper.signal(number)
         assert helper.wait_for("ended", within=45)[1] == "interrupted"
         assert helper.wait(within=20) == 0
-    until = now() + 20  # the worker processes end with the helper, but may need time
+    until = now() + 20  # the worker processes end soon after the helper
     while (left := [pid for pid in processes if runs(pid)]) and now() < until:
         pass
     assert left == []

@@ -1,5 +1,4 @@
-"""A server that is stopped for a comparison runs again afterwards, whatever becomes of the processes that stopped
-it."""
+"""A server that was stopped for a comparison runs again afterwards, even if the processes that stopped it die."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process with a child, as PostgreSQL has, that the test can stop."""
+    """Start a process that the test can stop. Like PostgreSQL, it has a child."""
     with subprocess.Popen(["sh", "-c", "sleep 600 & echo; wait"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -229,14 +228,15 @@ def test_the_container_engine_kills_and_restarts_a_container(
     monkeypatch.setenv("PATH", str(tmp_path))
     server = given([], ["redis=box"])["redis"]
     with server.stopped(60.0):
-        # The signal is handled a moment after it was sent. The process has a child, which is not stopped.
+        # The process handles the signal a moment after it was sent. Its child is not stopped.
         assert eventually(lambda pid: set(states(pid)) <= set("tT"), sleeper.pid)
     assert eventually(runs, sleeper.pid)
     with server.killed(60.0):
         assert sleeper.wait(20) == -signal.SIGKILL
         assert not again.exists()
     assert again.read_text() == "again\n"
-    with pytest.raises(ServerFault, match="taken down"), server.ended(60.0):  # the process is dead
+    # the process died above, so it cannot be shut down
+    with pytest.raises(ServerFault, match="taken down"), server.ended(60.0):
         pass
     assert again.read_text() == "again\nagain\n"
 

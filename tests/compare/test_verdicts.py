@@ -1,4 +1,4 @@
-"""A cycle is judged by its events alone. Where the events do not show enough, the outcome is undecided."""
+"""A cycle is judged only by its events. If the events do not show enough, the outcome is undecided."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
         # The holder released before the callback could be called.
         ([*SILENT, "1 release 12.02 A", "1 closed 14 A"], "undecided"),
         ([*SILENT, "1 release 13 A", "1 closed 14 A", "1 stall 12.02 13"], "undecided"),
-        ([*SILENT, "1 release 12.1 A", "1 closed 12.2 A"], "undecided"),  # closed before the call was due
+        # A closed its client before the callback was due
+        ([*SILENT, "1 release 12.1 A", "1 closed 12.2 A"], "undecided"),
         ([*SILENT, "1 release 12.1 A", "1 closed 13 A", "1 stall 12.1 12.9"], "undecided"),
         # There was enough time for the callback.
         ([*SILENT, "1 release 12.9 A", "1 closed 14 A", "1 stall 12.1 12.6"], "broken"),
@@ -188,7 +189,8 @@ def test_contention_is_described_by_grants_waits_and_handovers() -> None:
     [
         ("grant 1.9 P.1 0 3 1 2", "at the same time"),
         ("grant 2.1 P.1 0 3 1 1", "came after"),
-        ("grant 1.9 P.1 0 3 0 2", ""),  # the second one no longer believed that it held, so nothing is certain
+        # the second holder no longer believed that it held the lock, so no violation is certain
+        ("grant 1.9 P.1 0 3 0 2", ""),
         ("grant 2.1 P.1 0 3 1 -", ""),
     ],
 )
@@ -203,7 +205,7 @@ def test_two_holders_under_load_are_a_violation(second: str, wrong: str) -> None
     [
         (["grant 1 P.0 0.5 2 1 1", "grant 2.1 P.1 0.6 3 1 2", "served 5.5 P.2 0.7 6 1 3"], 0),
         (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 0.6 6 1 2"], 1),
-        (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 2.6 6 1 2"], 0),  # the waiter began to wait later
+        (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 2.6 6 1 2"], 0),  # the waiter began to wait after the release
         (["grant 1 P.0 0.5 2 1 1", "unserved 5.1 P.1 0.6"], 1),
         (["grant 1 P.0 0.5 4 1 1", "unserved 5.1 P.1 0.6"], 0),  # meanwhile P.0 held the lock
         (["unserved 5.1 P.1 0.6", "unserved 5.1 P.0 0.6"], 1),
@@ -235,7 +237,7 @@ def test_the_cost_of_a_lock_is_shown_beside_its_own_ping() -> None:
 
 
 def test_two_writes_accepted_in_the_wrong_order_are_a_violation() -> None:
-    """Refusing a write is not a violation: then the token has done its work."""
+    """A refused write is not a violation: its token has protected the resource."""
     sound = ["1 wrote 10.1 A 1 1 1", "2 wrote 12.4 B 2 2 1", "1 wrote 12.6 A 1 2 0"]
     verdict = judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, *sound))
     assert (verdict.outcome, verdict.writes, verdict.refused) == ("kept", 2, 1)

@@ -1,5 +1,5 @@
-"""A worker records each reply of the lock with its time. It never records a belief for a time at which it did not
-ask."""
+"""A worker records each reply of the lock with its time. It never records a belief for a time at which it did not check
+the lock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multilock.testing.compare import worker
 
 
 class StandsStill:
-    """A holding whose process is paused after the first call of `believes`. The holding ends during the pause."""
+    """A held lock whose process is paused after the first call of `believes`. The lock expires during the pause."""
 
     token = None
 

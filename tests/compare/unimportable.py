@@ -1,3 +1,3 @@
-"""A lock library whose import already fails."""
+"""A lock library that cannot be imported."""
 
 raise RuntimeError("not on this machine")

@@ -1,7 +1,7 @@
 """The tests of the suites that ``make test`` leaves out, each with its reason. ``make conformance`` runs all tests.
 
-A *question* is one test with its backend, its face and its kind of lock. Each test still runs on each backend, and on
-both faces. A question is left out if another question tests the same rule of the same code.
+A *question* is one test with its backend, its face (blocking or asyncio) and its kind of lock. Each test still runs on
+each backend, and on both faces. A question is left out if another one tests the same rule of the same code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Question:
     backend: str  #: the scheme of the backend
     face: str | None  #: None if the suite has only one face
     kind: str | None  #: the kind of lock, in `test_alone`; None elsewhere
-    count: int | None  #: how many names a set of `test_sets` has
+    count: int | None  #: how many names a set has, in `test_sets`
     test: str | None  #: the name of the test; None means any test of the suite
 
     def is_of(self, *suites: type) -> bool:

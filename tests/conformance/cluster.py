@@ -1,4 +1,4 @@
-"""A Redis Cluster as a place under test: its servers are real, and faults are injected between them and the kernel."""
+"""A Redis Cluster under test. Its servers are real, and faults are injected between the servers and the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RedisClusters(Place):
         assert cluster_of_all_tests().owner(RedisCluster.slot_of_key(key)).bare.delete(key) == 1
 
     def leftovers(self) -> list[str]:
-        """Return every key of ours, except those that may stay for a while and expire by themselves."""
+        """Return every key of multilock, except keys that may stay until they expire."""
         return sorted(
             key.decode()
             for primary in cluster_of_all_tests().primaries()

@@ -1,4 +1,4 @@
-"""Consul as a place under test: one server for all tests, a proxy of its own for each."""
+"""Consul under test. All tests share one server, and each test has its own proxy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Consul(Proxied):
     """A proxy with real connections injects the faults. Keys are deleted through the API, as an operator would."""
 
     scheme = "consul"
-    rest_at_most = 2.0  # the server ends a session when twice its ttl is over
+    rest_at_most = 2.0  # seconds; the server ends a session only when twice its ttl has passed
 
     def __init__(self) -> None:
         self._server = _server()
@@ -48,6 +48,6 @@ def _server() -> ConsulServer:
     """Return the server that all these tests share."""
     server = ConsulServer(session_ttl_min="100ms")
     server.start()
-    server.ask("PUT", "kv/ready", b"")  # the server can list keys only if there is one
+    server.ask("PUT", "kv/ready", b"")  # the server can list keys only once it has stored a key
     atexit.register(server.stop)
     return server

@@ -1,4 +1,4 @@
-"""etcd as a place under test: one server for all tests, a proxy of its own for each."""
+"""An etcd under test. All tests share one server, and each test has its own proxy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Etcd(Proxied):
     scheme = "etcd"
     quick_ttl = 3.0
     rest = 2.0
-    rest_at_most = 3.5  # the server looks for expired leases twice a second
+    rest_at_most = 3.5  # seconds; the server looks for expired leases twice a second
 
     def __init__(self) -> None:
         self._server = _server()
@@ -32,7 +32,7 @@ class Etcd(Proxied):
         assert self._server.post("kv/deleterange", {"key": holder["key"]})["deleted"] == "1"
 
     def leftovers(self) -> list[str]:
-        """Return every key, except tombstones that have a lease and so expire by themselves."""
+        """Return every key, except tombstones that expire with their lease."""
         rows = [(base64.b64decode(row["key"]).decode(), row) for row in self._rows(self.prefix)]
         return sorted(key for key, row in rows if not (key.startswith(f"{self.prefix}!gone/") and "lease" in row))
 

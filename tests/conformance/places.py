@@ -1,4 +1,4 @@
-"""The backends of this distribution as places under test. Each has its own means to inject faults."""
+"""The places under test of several backends. A place is one backend with its server, and the means to inject faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Memory(Place):
         return f"memory://{self.prefix.strip('/')}"
 
     def delete(self, name: str) -> None:
-        # No client can delete a key of this store, so the test calls the store itself.
+        # No client can delete a key of this store, so the test uses the store directly.
         store = multilock_memory._stores[self.prefix.strip("/")]
         with store.mutex:
             store.force(self.prefix + escape(name), multilock.now())
@@ -42,7 +42,7 @@ class Memory(Place):
 
 
 class Sqlite(Place):
-    """A file for each test. Keys are deleted by SQL, as an operator would."""
+    """A database file for each test. Keys are deleted by SQL, as an operator would."""
 
     scheme = "sqlite"
 
@@ -82,7 +82,7 @@ class Redis(Proxied):
         assert self._ask("DEL", self.prefix + escape(name)) == 1
 
     def leftovers(self) -> list[str]:
-        """Return every key of ours, except those that may stay for a while and expire by themselves."""
+        """Return every key of multilock, except keys that may stay until they expire."""
         keys = self._keys(f"*{self.prefix}*")
         return sorted(key for key in keys if not (key.endswith(":token") or ":gone:" in key) or not self._ends(key))
 
@@ -109,8 +109,8 @@ class Redis(Proxied):
 
 
 class Guarded(Redis):
-    """The shared Redis server, found through a Sentinel. The Sentinel lists the server under two names: one leads
-    through the proxy of this test, and the other leads directly to the server.
+    """The shared Redis server, found through a Sentinel. The Sentinel lists the server under two names: one with the
+    address of this test's proxy, the other with the address of the server.
 
     This Sentinel is alone and starts no failover.
     """

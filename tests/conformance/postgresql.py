@@ -1,4 +1,4 @@
-"""PostgreSQL as a place under test: one server for all tests, a proxy of its own for each."""
+"""PostgreSQL under test. All tests share one server, and each test has its own proxy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Every promise of multilock, sentence by sentence, with the tests that show it.
+"""Every promise of multilock, one sentence each, with the tests that show it.
 
-The keys are the public members, or ``kernel: …`` for the rules that hold for every backend. A test is ``Suite.test``
-of the conformance suite, which runs on every backend, or ``path::test`` of this repository.
-`tests/conformance/test_complete.py` checks that every test exists, that every conformance test is named, and that
-every public member and every rule has a row.
+The keys of the table are the public members, or ``kernel: …`` for the rules that hold for every backend. A test is
+``Suite.test`` of the conformance suite, which runs on every backend, or ``path::test`` of this repository.
+`tests/conformance/test_complete.py` checks that every test exists, that every conformance test is named, and that every
+public member and every rule has a row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A base for places on real servers: all tests share one server, and each test has a proxy of its own."""
+"""A base for backends under test with a real server: all tests share the server, and each test has its own proxy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Proxied(Place):
 
 
 class OnTheWire:
-    """A request that fails between its client and the server. ``plan`` receives the ids of its claims."""
+    """A request that fails between the client and the server. ``plan`` receives the ids of its claims."""
 
     def __init__(self, plan: Callable[[Sequence[str]], Fault]) -> None:
         self._plan = plan

@@ -1,4 +1,4 @@
-"""Three Redis servers as one place under test. All tests share the servers, and each test has proxies of its own."""
+"""Redlock on three Redis servers under test. All tests share the servers, and each test has its own proxies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Redlock(Place):
             connection.delete(self.prefix + escape(name))
 
     def leftovers(self) -> list[str]:
-        """Return every key of ours, except those that may stay for a while and expire by themselves."""
+        """Return every key of multilock, except keys that may stay until they expire."""
         left = []
         for connection in self._connections():
             for key in connection.scan_iter(f"*{self.prefix}*", count=1000):

@@ -1,8 +1,9 @@
-"""A writer's lock and a semaphore with one permit must behave like a mutex: the suites of the lock, run on both.
+"""A writer's lock and a semaphore with one permit must pass the suites of the lock, because they must behave like a
+mutex.
 
-All suites on every backend take minutes, so only ``make conformance`` runs them. Otherwise the suites run on
+All suites on every backend take minutes, so only ``make conformance`` runs them. ``make test`` runs the suites on
 ``memory://``, and some on ``consul://``, where a single permit uses another protocol than a mutex. On the other
-backends only the tests that safety needs run.
+backends it runs only the tests that safety needs.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ WHOLE = [Memory, *(OTHERS if ALL else (Consul,))]
 
 
 def disguised(client: Client, kind: str) -> Client:
-    """Make ``lock()`` of this client return another kind of lock. An asyncio client is wrapped, so change the client
-    inside."""
+    """Make ``lock()`` of this client return another kind of lock. If the client wraps an asyncio client, change the
+    inner one."""
     target: Any = getattr(client, "_target", client)
 
     def lock(name: str, **options: Any) -> Any:
         if kind == "writer":
-            # Unfair by default, as a plain lock is: unfair claims first queue inside their client.
+            # Unfair by default, like a plain lock: unfair claims first queue inside their client.
             return target.read_write_lock(name, **{"fair": False, **options}).writer()
         return target.semaphore(name, 1, **options)
 
@@ -44,7 +45,7 @@ def disguised(client: Client, kind: str) -> Client:
 
 def disguise(place: type[Place], kind: str) -> Place:
     class Disguised(place):  # type: ignore[valid-type, misc]
-        # On Consul each permit has a session of its own, which is renewed separately.
+        # On Consul each permit has its own session, which is renewed separately.
         quick_ttl = max(place.quick_ttl, 3.0) if place is Consul else place.quick_ttl
 
         def connect(self, face: Face, **options: Any) -> Client:

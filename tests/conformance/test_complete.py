@@ -26,8 +26,8 @@ EXCUSED = {
 ONE_FACE = {
     conformance.ThreadingConformance: ["blocking"],  # stand-ins for threading.Lock
     conformance.CancelConformance: ["asyncio"],  # cancellation
-    conformance.BackendConformance: ["blocking"],  # a backend is plain blocking code
-    conformance.ProcessConformance: ["blocking"],  # the helper processes exist for one face only
+    conformance.BackendConformance: ["blocking"],  # a backend has no asyncio API
+    conformance.ProcessConformance: ["blocking"],  # the helper processes use the blocking API
 }
 
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})

@@ -1,5 +1,5 @@
-"""A process that once cannot start a thread is still notified of a loss and of a handover in time, whichever thread it
-was."""
+"""If one thread of a process cannot be started, whichever it is, the process is still notified of a loss and of a
+handover in time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     monkeypatch.setattr(system, "Thread", Refusing)
 
 
-# For each backend, how many threads two clients start.
+# For each backend, how many threads two clients start in all.
 STARTS = {Memory: 6, Sqlite: 7, Redis: 12, Redlock: 12, Consul: 12, Etcd: 8, ZooKeeper: 9, Postgresql: 12}
 
 

@@ -1,7 +1,7 @@
-"""A set of locks is a lease: the suites of the lock, run on `lock_all` of one name and of three.
+"""A set of locks must pass the suites of the lock, run on `lock_all` of one name and of three.
 
-All suites on every backend take minutes, so only ``make conformance`` runs them. Otherwise the suites run on
-``memory://``. The suites that concern the server most, locking and losses of three names, also run on ``redis://``.
+All suites on every backend take minutes, so only ``make conformance`` runs them. ``make test`` runs the suites on
+``memory://``, and two suites with three names, of locking and of losses, also on ``redis://``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OTHERS = [Redis, *([Sqlite, Etcd, Consul, ZooKeeper, Postgresql] if ALL else ())
 
 
 def with_others(name: str, count: int) -> list[str]:
-    """Return ``count`` names, of which ``name`` is the first in order."""
+    """Return ``count`` names in alphabetical order, the first of which is ``name``."""
     return [name, *(f"{name[:990]}~{number}" for number in range(1, count))]
 
 
 def of_sets(client: Client, count: int) -> Client:
-    """Make ``lock()`` of this client return a set of ``count`` names. An asyncio client is wrapped, so change the
-    client inside."""
+    """Make ``lock()`` of this client return a set of ``count`` names. If the client wraps an asyncio client, change the
+    inner one."""
     target: Any = getattr(client, "_target", client)
 
     def lock(name: str, **options: Any) -> Any:
@@ -82,7 +82,7 @@ on_more = on_some if ALL else on_memory
 
 
 class LeaseOfASet(conformance.LeaseConformance):
-    """A set has no token of its own, so the tests of tokens do not apply."""
+    """The tests of tokens do not apply, because a set has no token."""
 
     test_a_lease_shows_its_name_ttl_state_and_owner = None  # type: ignore[assignment]
     test_each_later_token_is_greater = None  # type: ignore[assignment]
@@ -97,7 +97,7 @@ class LeaseOfASet(conformance.LeaseConformance):
 
 
 class RestOfASet(conformance.RestConformance):
-    """Elections have no sets, so the tests of elections do not apply."""
+    """The tests of elections do not apply, because an election has one name."""
 
     test_no_candidate_is_elected_while_the_name_of_the_last_leader_rests = None  # type: ignore[assignment]
     test_a_stopped_leader_leaves_no_rest = None  # type: ignore[assignment]

@@ -1,7 +1,7 @@
 """The asyncio face on uvloop: the tests that depend on the loop.
 
-uvloop is written in C. It checks descriptors that asyncio's own loop does not check, and runs coroutines under other
-stack frames.
+The event loop uvloop is written in C. It checks descriptors that asyncio's own loop does not check, and runs coroutines
+under other stack frames.
 """
 
 from __future__ import annotations

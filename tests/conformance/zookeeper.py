@@ -1,4 +1,4 @@
-"""ZooKeeper as a place under test: one server for all tests, a proxy of its own for each."""
+"""ZooKeeper under test. All tests share one server, and each test has its own proxy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ZooKeeper(Proxied):
         self._operator.delete(f"{parent}/{holder}")
 
     def leftovers(self) -> list[str]:
-        """Return every contender. The parent nodes of contenders are containers, which the server removes."""
+        """Return every contender. Their parent nodes are containers, which the server removes by itself."""
         found = []
         with contextlib.suppress(NoNodeError):
             for parent in self._operator.get_children(f"/{self.prefix.rstrip('/')}"):
@@ -57,7 +57,7 @@ class ZooKeeper(Proxied):
 
 
 class _BackendPerTtl:
-    """A backend that works as if a client had one session for each ttl."""
+    """A backend that gives its client one session for each ttl."""
 
     scheme = "zookeeper"
     spi_version = 1
@@ -138,7 +138,7 @@ class _BackendPerTtl:
 
 @lru_cache
 def _server() -> tuple[ZooKeeperServer, Any]:
-    """Return the server that all these tests share, and an operator's client of it."""
+    """Return the server that all these tests share, and a client of it for the operator."""
     server = ZooKeeperServer()
     server.start()
     atexit.register(server.stop)

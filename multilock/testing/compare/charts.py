@@ -263,7 +263,7 @@ class Bar:
     """A span of time. ``kind`` is belief-A, belief-B, belief-C, valid, fault, stall-A or stall-B.
 
     Further kinds are doubt (a contender may have believed that it held the lock), overlap (two contenders believed it
-    at once, and a promise was broken) and together (two believed it at once, but no promise was broken).
+    at once, which broke a promise) and together (two believed it at once, which broke none).
     """
 
     kind: str

@@ -5,8 +5,9 @@ The lock is multilock's or another library's. The environment of another library
 ``redlock_contend.py WHAT PORTS`` reads from stdin a number of cycles of acquire and release, and prints the seconds of
 each cycle as a list in JSON.
 
-``redlock_contend.py WHAT PORTS SECONDS THREADS HOLD REST`` works like `tests.benchmarks.crowd`, but each contender holds
-the lock for HOLD seconds, and requests it again after REST seconds. At the end, waiters have GIVE_UP seconds more.
+``redlock_contend.py WHAT PORTS SECONDS THREADS HOLD REST`` works like `tests.benchmarks.crowd`, but each contender
+holds the lock for HOLD seconds, and requests it again after REST seconds. At the end, waiters have GIVE_UP seconds
+more.
 """
 
 from __future__ import annotations

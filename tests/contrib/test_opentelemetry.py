@@ -1,4 +1,4 @@
-"""Metrics as an SDK of OpenTelemetry collects them, and as its exporter shows them to Prometheus."""
+"""Metrics as the SDK of OpenTelemetry collects them, and as its exporter passes them to Prometheus."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ def client() -> Iterator[Client]:
 
 
 class Telemetry:
-    """A provider of metrics, and their present values."""
+    """A provider of metrics, which a test calls to read a present value."""
 
     def __init__(self) -> None:
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader])
 
     def __call__(self, name: str, /, **attributes: str) -> Any:
-        """Return the present value (of a histogram: the number of its values), or None if there is no such series."""
+        """Return the present value of a series, or for a histogram the number of its values. Returns None if the series
+        does not exist."""
         data = self.reader.get_metrics_data()
         scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
         for metric in (metric for scope in scopes for metric in scope.metrics if metric.name == name):
@@ -159,7 +160,7 @@ def test_metrics_do_not_keep_an_abandoned_client_alive(figure: Telemetry) -> Non
 
 
 class Spans:
-    """The spans that ended, as an exporter received them, and a tracer for the program's own."""
+    """The spans that an exporter has received, and a tracer for spans of the program."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -168,7 +169,7 @@ class Spans:
         self.tracer = self.provider.get_tracer("program")
 
     def ended(self, *names: str) -> list[ReadableSpan]:
-        """Return the spans of multilock with these names, once there are as many."""
+        """Wait until multilock's spans with these names have ended, and return them."""
 
         def ours() -> list[ReadableSpan]:
             return [span for span in self.exporter.get_finished_spans() if span.name.startswith("multilock.")]
@@ -320,8 +321,8 @@ def test_metrics_exported_to_prometheus_have_the_names_that_alerts_and_dashboard
 
 
 def samples(registry: CollectorRegistry) -> set[tuple[object, ...]]:
-    """Return name, labels and value of each sample. The time when a series began is left out, since the exporter sets
-    it."""
+    """Return name, labels and value of each sample. The start times of series are left out, because the exporter sets
+    them."""
     return {
         (sample.name, *sorted((key, value) for key, value in sample.labels.items() if value), sample.value)
         for family in registry.collect()

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus gets them, scraped from a real endpoint."""
+"""Metrics as Prometheus receives them from a real endpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def scrape(registry: CollectorRegistry) -> Iterator[Scrape]:
-    """Return the present value of a sample, or None if there is no such series."""
+    """Scrape the registry. Yields a function that returns the present value of a sample, or None if it does not
+    exist."""
     server, thread = start_http_server(0, "127.0.0.1", registry=registry)
 
     def scrape(name: str, /, **labels: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The hook that PyInstaller runs, without PyInstaller."""
+"""Tests of the hook for PyInstaller, which need no PyInstaller."""
 
 from __future__ import annotations
 

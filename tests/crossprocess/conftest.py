@@ -1,4 +1,4 @@
-"""Places that several processes share, and helper processes that use them."""
+"""Backends that several processes share, and helper processes that use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Start = Callable[..., Helper]
 
 @pytest.fixture(params=["sqlite", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of a place of the test's own that several processes can share."""
+    """Return the URL of a backend that several processes can share, but no other test uses."""
     if request.param == "sqlite":
         return f"sqlite://{tmp_path}/locks.db"
     server_url: str = request.getfixturevalue("redis_server").url
@@ -31,7 +31,7 @@ def client(url: str) -> Iterator[Client]:
 
 @pytest.fixture
 def start(url: str) -> Iterator[Start]:
-    """Start a function of ``helpers`` in a process of its own, with the place's URL as its first argument."""
+    """Start a function of ``helpers`` in its own process, with the backend's URL as its first argument."""
     helpers: list[Helper] = []
 
     def start(function: str, *arguments: object) -> Helper:

@@ -26,7 +26,7 @@ def _say_loss(loss: Loss) -> None:
 
 
 def hold(url: str, ttl: str, ending: str = "told") -> None:
-    """Hold until the test sends a command, or end in the given way while holding."""
+    """Hold the lock until the test sends a command, or end in the given way while the lock is held."""
     client = multilock.connect(url, ttl=float(ttl))
     lease = client.lock(NAME, on_lost=_say_loss).acquire(timeout=20)
     say("held", lease.token)
@@ -69,7 +69,7 @@ async def _hold_on_loop(url: str, ttl: float, ending: str) -> None:
 
 
 def wait(url: str, ttl: str) -> None:
-    """Wait in the queue, hold for a moment, and report when."""
+    """Wait in the queue, hold the lock for a moment, and report the times."""
     client = multilock.connect(url, ttl=float(ttl))
     threading.Thread(target=_tell_when_queued, args=(client,), daemon=True).start()
     with client.lock(NAME, fair=True).acquire(timeout=60) as lease:
@@ -87,7 +87,7 @@ def _tell_when_queued(client: Client) -> None:
 
 
 def count(url: str, path: str, rounds: str) -> None:
-    """Read, add one, write. Without a lock some increments would be lost."""
+    """Add one to the number in a file, ``rounds`` times. Without a lock, some increments would be lost."""
     counter = Path(path)
     with multilock.connect(url, ttl=5.0) as client:
         lock = client.lock(NAME)
@@ -128,8 +128,8 @@ async def _count_on_loop(url: str, counter: Path, rounds: int) -> None:
 
 
 def serve(url: str, workers: str) -> None:
-    """Fork workers as gunicorn does with a preloaded application: the client is a global, has been used, and holds a
-    lock."""
+    """Fork workers as gunicorn does with a preloaded application. The client is a global variable, has been used, and
+    holds a lock."""
     client = multilock.connect(url, ttl=6.0)
     losses: list[Loss] = []
     lease = client.lock("master", on_lost=losses.append).acquire(timeout=20)
@@ -138,7 +138,7 @@ def serve(url: str, workers: str) -> None:
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     from multilock.testing.conformance.base import until_renewed  # imports pytest, which no other process needs
 
-    until_renewed(lease)  # whatever the children did
+    until_renewed(lease)  # the parent still renews its lease after the children have ended
     say("master", lease.is_held(), lease.release(), len(losses), *codes)
 
 
@@ -155,8 +155,8 @@ def _work(client: Client, inherited: Lease, losses: list[Loss]) -> None:
 
 
 def serve_on_loops(url: str, workers: str) -> None:
-    """Fork workers of the asyncio face. The loop ends before the fork, and the client continues in each worker's own
-    loop."""
+    """Fork workers that use the asyncio API. The loop ends before the fork, and each worker uses the client on a loop
+    of its own."""
     client = multilock.connect_async(url, ttl=6.0)
     asyncio.run(_use(client))
     children = [_fork(lambda: asyncio.run(_work_on_loop(client))) for _ in range(int(workers))]
@@ -178,7 +178,7 @@ async def _work_on_loop(client: AsyncClient) -> None:
 
 
 def fork_while_waiting(url: str, ending: str) -> None:
-    """Fork in one thread while another waits for the lock. The child ends in the given way."""
+    """Fork in one thread while another thread waits for the lock. The child ends in the given way."""
     client = multilock.connect(url, ttl=2.0)
     waiter = threading.Thread(target=lambda: say("waited", client.lock(NAME).acquire(timeout=30).token))
     waiter.start()

@@ -1,4 +1,4 @@
-"""Processes of both faces take turns: no update is lost, and tokens only grow."""
+"""Processes with blocking and asyncio clients take turns: no update is lost, and tokens only grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that has been used, holds, or waits when its process forks."""
+"""A process forks while its client is idle, holds a lock, or waits for one."""
 
 from __future__ import annotations
 

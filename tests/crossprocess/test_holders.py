@@ -1,4 +1,4 @@
-"""Holders in other processes that are killed, stopped, or end."""
+"""Holders in other processes that end, or are killed or stopped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_lock_of_a_killed_holder_is_free_within_its_ttl(client: Client, star
         assert lease.fence() > token
 
 
-# Only a backend of one host can see that a process has ended.
+# Only a backend on the same host can see that a process has ended.
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_a_killed_holder_on_the_same_host_costs_no_ttl(client: Client, start: Start) -> None:
     holder = start("hold", 30.0)
@@ -47,7 +47,7 @@ def test_a_holder_frozen_beyond_its_ttl_notices_it_when_it_resumes(client: Clien
     holder.wait_for("held", START)
     with holder.paused():
         following = client.lock("n", ttl=10.0).acquire(timeout=START)
-        time.sleep(0.2)  # a deadline noticed more than a tenth of a ttl late counts as a pause
+        time.sleep(0.2)  # let the holder notice its deadline more than a tenth of a ttl late, which counts as a pause
     holder.tell("report")
     assert holder.wait_for("report", SOON)[1:] == ["False", "lost"]
     assert holder.wait_for("lost", SOON)[1:] == ["paused"]
@@ -111,7 +111,7 @@ def test_a_frozen_waiter_delays_the_next_at_most_by_its_own_liveness(client: Cli
         lease.release()
         got = float(second.wait_for("got", START)[1])
         assert got - released <= client.capabilities.takeover_bound + LATE
-    first.wait_for("got", START)  # the frozen waiter lost no more than its turn
+    first.wait_for("got", START)  # the frozen waiter has lost its turn but still gets the lock
 
 
 def _queued(start: Start, ttl: float) -> Helper:

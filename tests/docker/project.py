@@ -1,4 +1,4 @@
-"""One of the compose files, started under a project name of this run's own."""
+"""A compose file whose services are started under a project name that no other run uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMAND_WITHIN = 60.0
 
 
 def docker(*arguments: str, within: float = COMMAND_WITHIN) -> str:
-    """Run ``docker …`` and return what it printed. The test fails with its error output."""
+    """Run ``docker …`` and return its output. If the command fails, the test fails and shows its stderr."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=within, check=False)
     if done.returncode:
         pytest.fail(f"docker {' '.join(arguments)}: {done.stderr.strip()}", pytrace=False)
@@ -45,10 +45,10 @@ def need_engine() -> None:
 
 
 class Project:
-    """``docker compose`` on one file, and what a test may do to its services."""
+    """The services of one compose file, with methods that start, check and disturb them."""
 
     def __init__(self, file: str, *profiles: str) -> None:
-        # `make docker` sets the name, to end what a killed run left.
+        # `make docker` sets the name, so that it can remove the containers of a killed run.
         base = os.environ.get("MULTILOCK_DOCKER_PROJECT", f"multilock-test-{os.getpid()}")
         self.name = f"{base}-{file.partition('.')[0]}"
         chosen = (part for profile in profiles or ("all",) for part in ("--profile", profile))
@@ -63,7 +63,7 @@ class Project:
         return services
 
     def up(self) -> None:
-        # If every image is at hand, the engine asks no registry, because the machine may reach none.
+        # If every image is on this machine, no registry is needed. The machine may reach none.
         images = {service["image"] for service in self.services().values()}
         pull = "never" if all(map(_is_local, images)) else "missing"
         self.compose("up", "--detach", "--wait", "--pull", pull, within=UP_WITHIN)
@@ -77,7 +77,7 @@ class Project:
         return [json.loads(line) for line in said.splitlines()]
 
     def is_well(self, *services: str) -> None:
-        """Assert that these services, or all if none is named, become healthy soon.
+        """Assert that these services become healthy soon. Without names, all services are checked.
 
         After a pause of the machine, the engine reports a service as unhealthy until the next check, and ``up --wait``
         fails. So this method waits until the services are healthy.
@@ -101,7 +101,7 @@ class Project:
 
     @contextlib.contextmanager
     def paused(self, *services: str) -> Iterator[None]:
-        """Freeze the services inside the block: they accept connections and do not answer."""
+        """Freeze the services inside this context: they accept connections, but do not answer."""
         self.compose("pause", *services)
         try:
             yield
@@ -111,7 +111,7 @@ class Project:
 
     @contextlib.contextmanager
     def killed(self, *services: str) -> Iterator[None]:
-        """Kill the services with all their data, and start them again after the block."""
+        """Kill the services with all their data, and start them again at the end of this context."""
         self.compose("kill", *services)
         try:
             yield
@@ -120,8 +120,8 @@ class Project:
 
     @contextlib.contextmanager
     def disconnected(self, service: str, network: str = "default") -> Iterator[None]:
-        """Disconnect a service from ``network`` inside the block. The published port of the service is gone too, unless
-        the service has another network."""
+        """Disconnect a service from ``network`` inside this context. Its published port stays only if the service has
+        another network."""
         where = (f"{self.name}_{network}", f"{self.name}-{service}-1")
         docker("network", "disconnect", *where)
         try:
@@ -133,8 +133,8 @@ class Project:
 
 @contextlib.contextmanager
 def running(file: str, *profiles: str) -> Iterator[Project]:
-    """Start all services of this file, or of these profiles, until they are healthy. All are removed at the end,
-    whatever happens."""
+    """Start all services of this file, or only those of these profiles, and wait until they are healthy. They are
+    removed at the end, also after an error."""
     need_engine()
     project = Project(file, *profiles)
     ports = [int(port["published"]) for service in project.services().values() for port in service["ports"]]

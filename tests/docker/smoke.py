@@ -1,4 +1,4 @@
-"""The checks for each address that a compose file opens."""
+"""Checks for each server that a compose file starts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from multilock.testing.conformance.base import Recorder
 
 __all__ = ["WELL_WITHIN", "Holder", "Service", "Smoke", "each_grants", "each_of"]
 
-WELL_WITHIN = 60.0  # seconds at most until a damaged server works again
+WELL_WITHIN = 60.0  # seconds until a server must work again after a fault
 CALLBACK_SLACK = 0.05  # seconds after the end of the lease by which the callback has started
-TOGETHER = ("redlock", "redis+sentinel", "redis+cluster")  # a single server of these services does not work alone
+TOGETHER = ("redlock", "redis+sentinel", "redis+cluster")  # one server of these services does not work alone
 
 
 def each_of(url: str) -> list[str]:
@@ -25,7 +25,7 @@ def each_of(url: str) -> list[str]:
 
 
 def each_grants(url: str, name: str = "any") -> list[int]:
-    """Take the lock ``name`` through one server after the other, waiting until each server is healthy. Return the
+    """Wait until each server is healthy, take the lock ``name`` through one server after the other, and return the
     tokens."""
     tokens = []
     for server in each_of(url):
@@ -38,8 +38,7 @@ def each_grants(url: str, name: str = "any") -> list[int]:
 
 
 class Service(conformance.Place):
-    """The URL of a service as a place under test for the conformance suite. A fault is applied to the container of the
-    service."""
+    """A service under test with the conformance suite. Faults are caused in the container of the service."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ class Smoke(conformance.Conformance):
 
 
 class Holder:
-    """A holder of a lock that no other client uses, to observe the fate of the lock."""
+    """A holder of a lock that no other client uses, to observe whether the lock is lost."""
 
     def __init__(self, url: str, ttl: float) -> None:
         self._lost = Recorder[Loss]()
@@ -74,7 +73,8 @@ class Holder:
         self.lease = self._client.lock(self.name, on_lost=self._lost).acquire(timeout=30)
 
     def hears_in_time(self) -> None:
-        """Assert that the holder is notified once of a silent server, before another client could get the lock."""
+        """Assert that the holder is notified of its loss once, before another client could get the lock. The server
+        must be silent."""
         loss = self._lost.wait(within=3 * self.lease.ttl)
         assert not self.lease.is_held()
         assert self._lost.times[0] <= loss.valid_until + CALLBACK_SLACK
@@ -82,7 +82,7 @@ class Holder:
         assert self._lost.stays_at(1)
 
     def keeps_it(self) -> None:
-        """Assert that the holder is notified of no loss, for longer than a lease lasts without renewal."""
+        """Assert that for longer than a ttl the holder is notified of no loss."""
         assert self._lost.stays_at(0, during=1.5 * self.lease.ttl)
         assert self.lease.is_held()
         assert self.lease.state is LeaseState.HELD

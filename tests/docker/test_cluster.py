@@ -18,12 +18,12 @@ CLUSTERS = {
     "consul": "consul://127.0.0.1:8510,127.0.0.1:8520,127.0.0.1:8530",
 }
 FIRST = {service: each_of(url)[0] for service, url in CLUSTERS.items()}
-# A session of Consul belongs to the agent that created it. If that agent is a server and dies, Consul removes its node,
-# and with it the session (SESSION_LOST). So on Consul a lock survives only the loss of servers that did not create its
-# session.
+# A session of Consul belongs to the agent that created it. If this agent is a server and dies, Consul removes its node
+# and the session (SESSION_LOST). So a lock on Consul survives only the loss of servers that did not create its session.
 OUTLIVES = ["etcd", "zookeeper"]
 TTL = 6.0
-LONGER = 15.0  # seconds, if the paused server may be the leader: an election takes seconds on an overloaded machine
+# seconds; used if the paused server may be the leader, because an election takes seconds on an overloaded machine
+LONGER = 15.0
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""compose/compose.yaml on a real engine: services that report ready are ready, each serves locks, and some fall
-silent."""
+"""compose/compose.yaml on a real engine: healthy services serve locks, and holders are notified if a service is
+frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers of `multilock.testing.containers`: their images, that they work, and that nothing is left of them."""
+"""The servers of `multilock.testing.containers` have the right images, work, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def images(file: str) -> list[tuple[str, str]]:
-    """Return name and image of each service that has one, in the order of the file."""
+    """Return the name and image of each service that has an image, in the order of the file."""
     text = (COMPOSE / file).read_text(encoding="utf-8")
     return re.findall(r"^(?:  |x-)(\w+):(?: &\w+)?\n +image: (\S+)", text, re.MULTILINE)
 
@@ -42,7 +42,7 @@ def test_the_images_are_those_of_the_compose_files(file: str) -> None:
     wanted = {kind: server.image for kind, server in containers.SERVERS.items()}
     if file == "cluster.yaml":
         assert named.pop("shard") == named["redis"]
-        del wanted["postgresql"]  # one server, and replicas that are no part of this file
+        del wanted["postgresql"]  # cluster.yaml has no PostgreSQL
     assert named == wanted
 
 

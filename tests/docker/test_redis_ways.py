@@ -1,5 +1,5 @@
-"""The Redis servers of compose/cluster.yaml on a real engine: independent ones, one with a replica and Sentinels, a
-cluster."""
+"""The Redis servers of compose/cluster.yaml on a real engine: independent servers, one with a replica and Sentinels,
+and a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.docker.smoke import WELL_WITHIN, Holder, each_grants
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 REDIS = [6381, 6382, 6383, 6384, 6385]
-# The servers have just started: with a restart guard the first lock would have to wait.
+# The servers have just started, so a restart guard would delay the first lock.
 REDLOCK = f"redlock://{','.join(f'127.0.0.1:{port}' for port in REDIS)}/0?restart_guard=0"
 SENTINELS = [26379, 26380, 26381]
 SENTINEL = f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in SENTINELS)}/locks"

@@ -1,6 +1,6 @@
 """The table of capabilities in docs/choosing.md agrees with the code.
 
-``python -m tests.docs.test_capabilities`` writes the table again.
+``python -m tests.docs.test_capabilities`` writes the table.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def of_kind(*kinds: str) -> list[Block]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a machine on which `multilock` is installed and something is configured."""
+    """Return environment variables, as on a machine with an installed and configured `multilock`."""
     (tmp_path / "multilock.toml").write_text('default = "docs"\n[profiles.docs]\nurl = "memory://docs"\n')
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MULTILOCK_")}
@@ -143,7 +143,8 @@ def test_a_toml_block_is_valid(block: Block) -> None:
 
 
 def test_every_block_names_its_language() -> None:
-    known = {"python", "sh", "bash", "console", "toml", "text", "sql", "{toctree}", "{eval-rst}"}  # the site's: {…}
+    # {…} are directives of the documentation site
+    known = {"python", "sh", "bash", "console", "toml", "text", "sql", "{toctree}", "{eval-rst}"}
     assert [f"{block}: {block.kind!r}" for block in blocks() if block.kind not in known] == []
 
 

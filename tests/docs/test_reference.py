@@ -1,4 +1,4 @@
-"""The reference names every public member, and no others."""
+"""The reference names every public member, and no other names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def section(heading: str) -> str:
 
 
 def named(text: str) -> set[str]:
-    """Return the names at the start of each piece of code: ``lock(name, …)`` gives ``lock``."""
+    """Return the name at the start of each piece of code: for ``lock(name, …)``, ``lock``."""
     return {re.split(r"[(.=]", code)[0] for code in re.findall(r"`([^`]+)`", text)}
 
 

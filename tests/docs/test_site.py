@@ -1,4 +1,4 @@
-"""`make docs` builds the site without a warning, and a browser shows it on a phone without a request to the network."""
+"""`make docs` builds the site without a warning, and its pages fit a phone and load nothing from a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page for authors of backends names every method with its arguments, and no others."""
+"""The page for authors of backends names every method with its arguments, and no other methods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODES = re.findall(r"`([^`\n]+)`", PAGE)
 
 
 def members(protocol: type) -> dict[str, str]:
-    """Return each member as the page writes it: a property by its name, a method with the arguments of the caller."""
+    """Return each member as the page writes it: a property by its name, a method with its arguments."""
     shown = {}
     for name, its in vars(protocol).items():
         if not name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Programs of docs/examples/, started as their pages say, on the tests' servers."""
+"""Start the programs of docs/examples/ as their pages say, on the tests' servers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def until(true: Callable[[], Any], within: float = WITHIN, why: Callable[[], obj
 
 
 class Programs:
-    """Processes in groups of their own that write lines, all to one file, so that their order is known."""
+    """Running examples, each in its own process group. All write lines to one file, so that the order of the lines is
+    known."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
@@ -50,7 +51,7 @@ class Programs:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: object, cwd: Path | None = None) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as said:  # appended to: no line of one process overwrites that of another
+        with self._log.open("ab") as said:  # in append mode, no process overwrites a line of another one
             process = subprocess.Popen(
                 [str(part) for part in command],
                 cwd=cwd or self.folder,
@@ -64,7 +65,7 @@ class Programs:
         return process
 
     def python(self, path: str, *arguments: object) -> subprocess.Popen[bytes]:
-        """Start an example; a warning in it is an error."""
+        """Start an example. A warning in it is an error."""
         return self.start(sys.executable, "-W", "error::ResourceWarning", EXAMPLES / path, *arguments)
 
     def all_end(self, *processes: subprocess.Popen[bytes]) -> None:
@@ -146,13 +147,13 @@ def consul_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[PostgresqlServer]:
     with PostgresqlServer() as server, psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute("CREATE ROLE web LOGIN")  # the role of the programs; it may create nothing
+        connection.execute("CREATE ROLE web LOGIN")  # the role of the programs, which may create nothing
         yield server
 
 
 @pytest.fixture
 def postgresql_url(postgresql_server: PostgresqlServer) -> str:
-    """The URL of a new database, whose role may do everything."""
+    """The URL of a new database, with a role that may do everything."""
     name = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(postgresql_server.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
@@ -167,7 +168,7 @@ def broker_url() -> Iterator[str]:
 
 
 def http(url: str, method: str = "GET") -> tuple[int, Any]:
-    """Return the status and the body; status 0 if no server listens yet."""
+    """Return the status and the body of the response. The status is 0 if no server listens yet."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as answer:
             return answer.status, json.load(answer)

@@ -1,4 +1,4 @@
-"""A write that comes too late, after a real pause, is refused by the database."""
+"""The database refuses a write that comes too late, after a real pause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_postgresql_refuses_a_late_write(programs: Programs, postgresql_url: str
 
 
 def refuses_a_late_write(programs: Programs, path: str, *arguments: object) -> None:
-    late = programs.python(path, *arguments, 3)  # seconds before the write, in which the test stops the process
+    late = programs.python(path, *arguments, 3)  # seconds before the write; meanwhile the test stops the process
     [held] = programs.wait_for("holds token")
     os.kill(late.pid, signal.SIGSTOP)
     programs.all_end(programs.python(path, *arguments, 0))
@@ -41,7 +41,7 @@ def refuses_a_late_write(programs: Programs, path: str, *arguments: object) -> N
 @pytest.mark.parametrize("place", ["postgresql?ttl=2"], indirect=True)
 def test_a_queue_keeps_the_result_of_the_worker_that_was_not_paused(programs: Programs, postgresql_url: str) -> None:
     programs.env["DATABASE_URL"] = postgresql_url
-    late = programs.python("job_queue.py", 5)  # seconds before the write, in which the test stops the process
+    late = programs.python("job_queue.py", 5)  # seconds before the write; meanwhile the test stops the process
     programs.wait_for("begins job 1")
     os.kill(late.pid, signal.SIGSTOP)
     other = programs.python("job_queue.py", 0)

@@ -1,4 +1,4 @@
-"""Celery, APScheduler, cron, and a pool of workers: jobs that several hosts would otherwise run twice."""
+"""Celery, APScheduler, cron, and a pool of workers: a lock keeps several hosts from running the same job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.examples.conftest import EXAMPLES, ROOT, Programs, until
 pytestmark = pytest.mark.timeout(180)
 # The backends with hold_at_least that several hosts or processes share.
 RESTS = ["redis", *(pytest.param(each, marks=pytest.mark.rare) for each in ("sqlite", "etcd"))]
-# With PostgreSQL the lock is in the migrated database, else the database is of SQLite.
+# On PostgreSQL the lock is in the migrated database. With any other lock, the migrated database is SQLite.
 MIGRATIONS = ["postgresql", pytest.param("redis", marks=pytest.mark.rare)]
 
 
@@ -68,7 +68,7 @@ def test_each_tick_of_apscheduler_runs_on_one_of_two_hosts(programs: Programs) -
 
 @pytest.mark.parametrize("place", RESTS, indirect=True)
 def test_a_cron_job_started_a_second_later_on_another_host_runs_once(programs: Programs) -> None:
-    for _ in range(2):  # the second begins when the first has ended
+    for _ in range(2):  # the second run begins when the first has ended
         programs.all_end(programs.python("cron_nightly.py"))
     assert len(programs.lines("made on")) == 1
     assert len(programs.lines("has just made it")) == 1
@@ -116,7 +116,7 @@ def test_django_migrates_once_and_makes_one_report(programs: Programs, tmp_path:
         programs.all_end(programs.start(*manage, "migrate_once"))
     assert programs.lines("nothing to migrate")
     programs.all_end(*(programs.start(*manage, "nightly") for _ in range(3)))
-    time.sleep(2.5)  # a host whose clock is behind
+    time.sleep(2.5)  # as on a host whose clock is behind
     programs.all_end(programs.start(*manage, "nightly"))
     assert len(programs.lines("made report")) == 1
     assert len(programs.lines("another host makes it, or has just made it")) == 3
@@ -139,7 +139,7 @@ def test_no_operator_takes_the_lock_of_an_open_migration_away(programs: Programs
     programs.env["DATABASE_URL"] = postgresql_url.replace("postgresql:", "postgresql+psycopg:")
     del programs.env["MULTILOCK_URL"]
     with psycopg.connect(postgresql_url) as other, multilock.connect(postgresql_url, ttl=5) as client:
-        other.execute("CREATE TABLE accounts ()")  # so the migration waits for the end of this transaction
+        other.execute("CREATE TABLE accounts ()")  # the migration waits for the end of this transaction
         migrating = programs.start("alembic", "upgrade", "head", cwd=EXAMPLES / "alembic_project")
         programs.wait_for("creating accounts")
         with pytest.raises(multilock.BackendUnavailable, match="has a guarded transaction open"):

@@ -1,4 +1,4 @@
-"""The backend of docs/writing-a-backend.md, as its author would use it: built, installed, found by its entry point."""
+"""The backend of docs/writing-a-backend.md is built and installed as by its author, and found by its entry point."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "venv" / "bin" / "python"
     [wheel] = (folder / "dist").glob("*.whl")
     call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, at=folder)
-    # multilock and pytest are those of the environment that runs this test, so nothing is fetched.
+    # multilock and pytest come from the environment that runs this test, so nothing is downloaded.
     [site] = folder.glob("venv/lib/python*/site-packages")
     (site / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     return python
@@ -46,7 +46,7 @@ def call(*command: object, at: Path) -> str:
 
 @pytest.mark.timeout(1200 if ALL else 300)
 def test_the_example_backend_passes_the_public_suite_when_it_is_installed(python: Path, tmp_path: Path) -> None:
-    # In this folder only the installed package can be imported.
+    # The tests run in another folder, from which only the installed package can be imported.
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
     told = call(python, "-m", "pytest", "-q", *(f"-p{name}" for name in PLUGINS), *CHOSEN, at=tmp_path)
     assert int(told.split(" passed")[0].split()[-1]) >= AT_LEAST

@@ -1,4 +1,4 @@
-"""FastAPI under uvicorn, Flask under gunicorn: real servers, ended with SIGTERM."""
+"""FastAPI under uvicorn, and Flask under gunicorn: real servers that are ended with SIGTERM."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class Service:
 
 
 def follow_each_other(lines: list[str]) -> bool:
-    """Assert that no line of a term comes before the last line of the previous term, and that each term has all three
-    steps."""
+    """Assert that the terms do not overlap, and that each term has all three steps."""
     terms = [re.findall(r"term (\d+): (.*)", line)[0] for line in lines]
     by_term = {term: [what for its, what in terms if its == term] for term, _ in terms}
     *ended, _ = by_term.values()
@@ -73,7 +72,7 @@ def test_one_of_two_uvicorn_workers_leads(programs: Programs) -> None:
     assert service.get("/healthz") == (200, {"healthy": True})
     assert len(programs.lines("begins")) == 1
     programs.terminate(service.process)
-    # The supervisor notifies both workers at once, but the second one may lead before it is notified.
+    # The supervisor signals both workers at once, but the second worker may lead before it receives its signal.
     lines = programs.lines("pid", "term")
     assert follow_each_other(lines), programs.said()
     assert len([line for line in lines if "cleaned up" in line]) == len([line for line in lines if "begins" in line])
@@ -136,7 +135,7 @@ def test_the_systemd_unit_is_valid(tmp_path: Path) -> None:
     grace = float(re.findall(r"--grace (\S+)", settings["ExecStart"])[0])
     assert float(settings["TimeoutStopSec"]) > grace + 5.0  # the default request_timeout
     assert settings["KillMode"] == "mixed"
-    # systemd-analyze checks that the programs and the user of the unit exist, so name some that exist here.
+    # systemd-analyze checks that the programs and the user of the unit exist, so replace them by existing ones.
     here = (
         unit.read_text(encoding="utf-8").replace("/opt/app/bin/multilock", "/bin/true").replace("User=app", "User=root")
     )

@@ -1,4 +1,4 @@
-"""Let fifty contenders run on a real server while everything goes wrong, then ask the oracles.
+"""Let fifty contenders use locks on a real server while faults happen, and check what they recorded (the *oracles*).
 
 python -m tests.faults.chaos                              a minute on a Redis of its own
 python -m tests.faults.chaos --backend sqlite --seconds 20
@@ -77,23 +77,25 @@ NAMES = ("red", "green", "blue", "cyan", "amber", "violet")
 KEYS = [f"multilock/{name}" for name in NAMES]
 PROCESSES = 8
 CONTENDERS = 50
-HABITS_BY_PLACE = [[], *([habit] for habit in HABITS), list(HABITS)]  # further processes have no habit
+# by place, the number of a process; further processes have no habit
+HABITS_BY_PLACE = [[], *([habit] for habit in HABITS), list(HABITS)]
 PROCESS_PACE = 0.07  # seconds between two faults of processes, on average
 SERVER_PACE = 0.4  # share of a ttl between two faults of the server, on average
-MOMENT = 0.5  # seconds for which a fault waits at most for the right moment
+MOMENT = 0.5  # seconds for which a fault waits at most for a fitting moment
 FOR_A_WHILE = (
     SHORT_HOLD,
     math.inf,
-)  # the least and the greatest age of a lock, in seconds, that counts as held for a while
-# Seconds since a lock was acquired: so few that hardly any renewal has followed.
+)  # the least and the greatest age in seconds of a lock that counts as held for a while
+# The least and the greatest age in seconds of a lock that has hardly been renewed yet.
 JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)
 BEFORE_RENEWAL = (0.005, 0.12)  # least and greatest time until the next renewal, as shares of a ttl
 RECOVERY = 0.1  # seconds between two faults of one process
 TOLD_WITHIN = 5.0  # seconds within which a stopped process can report its stop, on a busy machine
-SHORT_STOP = 0.05  # seconds: the shortest stop that a process certainly notices
-# Seconds: a callback passes through three threads, each of which may pause unnoticed for STALLED seconds.
+SHORT_STOP = 0.05  # seconds; a process certainly notices a stop of this length
+# Seconds within which a callback must start. It passes through three threads, and each may pause unnoticed for STALLED
+# seconds.
 CALLBACK_WITHIN = 3 * STALLED
-STREAMS = 3  # streams of faults of processes: while one waits for its moment, others happen
+STREAMS = 3  # streams of faults of processes; while a fault of one stream waits for its moment, the others continue
 AT_ONCE = 4  # processes with a fault at the same time
 CUT_OFF_TOO = 2  # further processes that are cut off just as they got a lock
 LOOK_EVERY = 0.5
@@ -108,7 +110,7 @@ class Arena:
     scheme: ClassVar[str]
     ttl: ClassVar[float] = 0.75
     url: str
-    asked_again: ClassVar[float] = 0.0  # seconds for which clients do not ask a server that did not reply
+    asked_again: ClassVar[float] = 0.0  # seconds for which clients send no request to a server that did not reply
     taken: dict[str, float]
     """Sessions that an operator ends, and when: see `Record.taken`."""
 
@@ -121,16 +123,16 @@ class Arena:
         return self.url
 
     def standing(self) -> Iterator[str]:
-        """Yield lines about each name's state at the server. A run that found a name stuck prints them."""
+        """Yield lines about each name's state at the server, for the report of a name that nobody can acquire."""
         return iter(())
 
     def leftovers(self) -> Iterator[str]:
-        """Yield violations of O7: everything that a run may leave behind must expire by itself, at a known time."""
+        """Yield violations of O7: all keys that a run leaves behind must expire in a known time."""
         raise NotImplementedError
 
 
 class SqliteArena(Arena):
-    """One file and no server, so only processes have faults."""
+    """A file of SQLite without a server, so only processes have faults."""
 
     scheme = "sqlite"
 
@@ -178,12 +180,12 @@ class RemoteArena(Arena):
                     connection.cut()
 
     def holders(self, record: Record) -> set[int | None]:
-        """Return the processes that are holders according to the server, but do not know it yet."""
+        """Return the processes that are holders at the server, but have not recorded it yet."""
         infos = [info for info in self.held() if (info.owner or "").partition("@")[0] not in record.beliefs]
         return {info.pid for info in infos}
 
     def held(self) -> Iterable[LockInfo]:
-        """Return the holders of all names as the server sees them now, read without multilock's help."""
+        """Return the holders of all names, read from the server without multilock."""
         raise NotImplementedError
 
 
@@ -191,8 +193,8 @@ class ServerArena(RemoteArena):
     """An arena with one server of its own, which may have faults, too."""
 
     server: Pausable
-    by_session = True  # a lock lives as long as the session that it was taken in
-    one_at_a_time = False  # the only fault isolates one holder after another before its session is renewed
+    by_session = True  # a lock lives as long as its session
+    one_at_a_time = False  # if True, the only fault isolates one holder after another before it renews its session
 
     def __init__(self, stack: ExitStack) -> None:
         self.url = self.server.url
@@ -235,19 +237,19 @@ class RedisArena(ServerArena):
 def overstays(key: str, left: int) -> bool:
     """Return whether a key with this PTTL reply is kept longer than allowed.
 
-    -1 means that the key never expires, 0 that it is in the last millisecond of its life, and -2 that it has expired
-    meanwhile.
+    PTTL is -1 if the key never expires, 0 in the last millisecond of its life, and -2 after its end.
     """
     longest = {"token": 610_000, "queue": 60_000, "live": 60_000, "gone": 60_000}
     return left == -1 or left > longest.get(key.partition("}:")[2].partition(":")[0], -1)
 
 
 class EtcdArena(ServerArena):
-    """One member, which is also killed and started again with its data."""
+    """An etcd member, which is also killed and started again with its data."""
 
     scheme = "etcd"
     ttl = 2.0
-    outage: ClassVar[float] = 0.0  # seconds of a long outage; 0 means just longer than a short clean-up
+    # seconds of a long outage; 0 means a little longer than a process with the habit "short clean-up" repeats a cancel
+    outage: ClassVar[float] = 0.0
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: EtcdServer = stack.enter_context(EtcdServer())
@@ -280,7 +282,7 @@ class EtcdArena(ServerArena):
         yield from (decode_value(base64.b64decode(value)) for value in first.values() if value)
 
     def standing(self) -> Iterator[str]:
-        """Yield the keys of each name in order of arrival, with the time that their leases have left."""
+        """Yield the keys of each name in order of arrival, with the remaining time of their leases."""
         rows = json.loads(etcdctl(self.server.endpoint, "get", "--prefix", "multilock/", "-w", "json")).get("kvs", [])
         left: dict[int, str] = {}
         for row in sorted(rows, key=lambda row: row["create_revision"]):
@@ -306,8 +308,8 @@ class EtcdArena(ServerArena):
 class LateEtcdArena(EtcdArena):
     """An arena for one defect: a holder believes in a lock for longer than the lease lives.
 
-    Other faults would hide this defect: a restarted server renews its leases, and a waiter with a fault of its own
-    keeps its place before the next waiter.
+    Other faults would hide this defect: a restarted server renews its leases, and a waiter that has a fault keeps the
+    next waiter from getting the lock.
     """
 
     ttl = 4.0  # the member ends a lease up to 0.5 s late
@@ -315,7 +317,7 @@ class LateEtcdArena(EtcdArena):
 
 
 class ConsulArena(ServerArena):
-    """One server with a disk, which is also killed and started again, and whose sessions an operator destroys."""
+    """A Consul server with a disk, which is also killed and started again. An operator destroys sessions."""
 
     scheme = "consul"
 
@@ -329,7 +331,7 @@ class ConsulArena(ServerArena):
         }
 
     def entries(self) -> Iterator[tuple[str, LockInfo]]:
-        """Yield sessions, and the locks held in them."""
+        """Yield sessions, each with a lock held in it."""
         try:
             entries = self.server.ask("GET", "kv/multilock/?recurse&consistent", within=0.2)
         except HTTPError as error:
@@ -359,8 +361,8 @@ class ConsulArena(ServerArena):
             self.server.ask("PUT", f"session/destroy/{chosen}", within=1.0)
 
     def leftovers(self) -> Iterator[str]:
-        # The traces of a killed reader, or of the last holder of a semaphore, are removed when a client acquires the
-        # name exclusively.
+        # A client that acquires a name exclusively removes the keys of a killed reader, or of the last holder of a
+        # semaphore.
         with multilock.connect(self.url, ttl=self.ttl) as client:
             for name in {key.split("/")[1] for key in self.keys()}:
                 client.lock(name).acquire(timeout=4 * self.ttl + 5.0).release()
@@ -377,11 +379,11 @@ class ConsulArena(ServerArena):
 
 
 class ZooKeeperArena(ServerArena):
-    """One server with a disk, which is also killed and started again."""
+    """A ZooKeeper server with a disk, which is also killed and started again."""
 
     scheme = "zookeeper"
     ttl = 1.5
-    handshake = 6.0  # seconds: the operator's session timeout, and so the longest wait for a reply that never comes
+    handshake = 6.0  # seconds; the operator's session timeout, which limits its wait for a reply
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: ZooKeeperServer = stack.enter_context(ZooKeeperServer())
@@ -389,7 +391,7 @@ class ZooKeeperArena(ServerArena):
         retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
         self.operator = KazooClient(self.server.endpoint, timeout=self.handshake, connection_retry=retry)
         self.operator.start()
-        stack.callback(self.operator.close)  # after stop(), which leaves the client's sockets open
+        stack.callback(self.operator.close)  # called after stop(), which leaves the client's sockets open
         stack.callback(self.operator.stop)
         self.mishaps = {
             "connections cut": (4, self.cut),
@@ -442,12 +444,12 @@ class ZooKeeperArena(ServerArena):
 
 
 class PostgresqlArena(ServerArena):
-    """One server with a disk, whose processes are stopped or ended, and which is also killed and started again."""
+    """A PostgreSQL server with a disk. Its processes are stopped or ended, and it is also killed and started again."""
 
     scheme = "postgresql"
     ttl = 3.0  # a lost reply costs a connection, and the server starts a process for each new one
     by_session = False
-    asked_again = 15.0  # seconds: so long a name stays taken if it was handed over just before a crash
+    asked_again = 15.0  # seconds for which a name stays taken if it was handed over just before a crash
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: PostgresqlServer = stack.enter_context(PostgresqlServer(wal_writer_delay="10s"))
@@ -492,7 +494,7 @@ class PostgresqlArena(ServerArena):
             "UNION ALL SELECT key, id FROM multilock.queue WHERE until > clock_timestamp() "
             "UNION ALL SELECT 'connection', pid::text FROM pg_stat_activity WHERE application_name = 'multilock'"
         )
-        until = now() + self.ttl + 8.0  # a hand-over to a process that was killed lasts 6 s
+        until = now() + self.ttl + 8.0  # a name that was handed to a killed process stays taken for 6 s
         while (rows := self.ask(left)) and now() < until:
             time.sleep(0.05)
         if rows:
@@ -541,7 +543,7 @@ class Stream:
 
 
 class Chaos:
-    """The processes, the present faults, and how to undo each of them."""
+    """The processes, the present faults, and the way to undo each fault."""
 
     names: Sequence[str] = NAMES
     processes = PROCESSES
@@ -554,15 +556,15 @@ class Chaos:
         self.arena, self.ledger, self.habits, self.defect, self.mixed = arena, ledger, habits, defect, mixed
         self.dice = random.Random(seed)
         self.seed = seed
-        self.helpers: dict[int, Helper] = {}  # by place, the number of the process
+        self.helpers: dict[int, Helper] = {}  # by place, which is the number of a process
         self.gone: list[Helper] = []
         self.faults: list[FaultPeriod] = []
         self.told_to_stop_at = math.inf
-        self.scene: list[str] = []  # the state at the server when a name was stuck
+        self.scene: list[str] = []  # the state of the server when a name could not be acquired
         self.record = Record(arena.taken)
         self._read: Counter[Helper] = Counter()
         self._busy: set[int | str | None] = set()  # places (None: the server) with a fault under way
-        self._later: list[tuple[float, int, Callable[[], None]]] = []  # pending actions, and their times
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # pending actions with their times
         self._numbers = itertools.count()
         self.starts = itertools.count()
 
@@ -609,7 +611,7 @@ class Chaos:
         for kind, (weight, what) in self.arena.mishaps.items():
             server[partial(self.hurt_server, kind, what)] = weight
         streams = [Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)]
-        if self.arena.by_session:  # rare events need a separate random stream
+        if self.arena.by_session:  # a rare fault needs a stream of its own
             streams.append(Stream(self.dice, {partial(self.partition, JUST_NOW): 1}, PROCESS_PACE))
         return [*streams, Stream(self.dice, server, SERVER_PACE * self.arena.ttl)]
 
@@ -619,8 +621,8 @@ class Chaos:
         return self.arena.ttl * (self.dice.uniform(1.1, 1.4) if long else self.dice.uniform(0.05, 0.9))
 
     def _pick(self, holding: Since | None) -> int | None:
-        """Choose a process without a fault that has held a lock for a time in this range. Returns None if there is
-        none now."""
+        """Choose a process without a fault that has held a lock for a time in this range. Returns None if no process
+        fits."""
         free = [place for place in self.helpers if place not in self._busy]
         if len(free) <= self.processes - self.at_once - CUT_OFF_TOO * (holding is JUST_NOW):
             return None
@@ -710,7 +712,7 @@ class Chaos:
             return False
         network = self.arena.networks[place]
         self._begin("cut off before a renewal", place, network.heal, self._rest(always_long=True))
-        network.black_hole(self.dice.choice(["both", "up"]))  # with "down" the renewals would arrive
+        network.black_hole(self.dice.choice(["both", "up"]))  # not "down", in which the renewals would arrive
         return True
 
     def freeze_a_new_holder(self) -> bool:
@@ -738,7 +740,7 @@ class Chaos:
                 network.heal()
                 self._busy.discard(place)
             elif None not in self._busy and helper.pid in arena.holders(self.record):
-                self._do(slow * 1.5, freeze)  # the wake-up takes `slow` seconds, then so does the reply
+                self._do(slow * 1.5, freeze)  # the wake-up and then the reply are delayed by `slow` seconds each
             else:
                 self._do(0.005, look)
 
@@ -763,7 +765,7 @@ class Chaos:
         self._busy.add(None)
         done = background(
             partial(what, random.Random(self.dice.random()))
-        )  # in another thread, since a start takes a second
+        )  # in another thread, because a start of a server takes a second
 
         def look() -> None:
             if done.done():
@@ -793,7 +795,7 @@ class Chaos:
         return 0.0
 
     def standstills(self) -> Iterator[FaultPeriod]:
-        """Yield pauses that no fault caused. They count as faults. Subclasses override this."""
+        """Yield pauses that no fault caused but that count as faults. Subclasses override this."""
         return iter(())
 
     def seen(self) -> Iterator[str]:
@@ -809,7 +811,7 @@ class Chaos:
         return []
 
     def calm(self, bound: float, within: float) -> Iterator[str]:
-        """Undo all faults. Then every name must find a holder, and every process must end by itself."""
+        """Undo all faults. Then every name must get a holder, and every process must end by itself."""
         while self._later:
             self.do_what_is_due(self._later[0][0])
             time.sleep(0.01)
@@ -866,7 +868,7 @@ class Report:
         )
 
     def outlived(self, fault: FaultPeriod) -> bool:
-        """Return whether the fault cost a lease: one that was held when the fault began, and that ended during it."""
+        """Return whether a lease that was held when the fault began ended during the fault."""
         held = self.record.held_at(fault.pid, fault.start)
         if fault.kind == "process killed":
             return bool(held)
@@ -938,7 +940,7 @@ def run(
 ) -> Report:
     """Run chaos for ``seconds``, or until the first violation.
 
-    On a busy machine, if not ``enough`` happens in that time, the run takes up to four times as long. ``mixed`` adds
+    If not ``enough`` happens in that time on a busy machine, the run takes up to four times as long. ``mixed`` adds
     locks of every kind.
     """
     again = f"seed {seed}, {arena.__name__}, {kind.__name__}, {seconds:g} s, defect {defect!r}, mixed {mixed}"

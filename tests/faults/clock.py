@@ -1,4 +1,4 @@
-"""Servers whose wall clock a test steps or holds, because `clock.c` is preloaded into them."""
+"""Servers with the preloaded library `clock.c`, by which a test steps or stops their wall clocks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def compiled(folder: Path) -> Path:
 
 
 def preloaded(shim: Path, clock: Path) -> dict[str, str]:
-    """Return environment variables that give a process the clock that the file ``clock`` describes."""
+    """Return environment variables that make a process use the clock described in the file ``clock``."""
     return {"LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(clock)}
 
 
 class ClockedRedis(RedisServer):
-    """A Redis whose wall clock a test can step or hold."""
+    """A Redis whose wall clock a test can step or stop."""
 
     def __init__(self, shim: Path, clock: Path, *options: str) -> None:
         super().__init__(*options)

@@ -1,4 +1,4 @@
-"""A Redis of the test's own, a proxy in front of it, an operator beside it, and clients of both faces."""
+"""Fixtures: a Redis for one test, a proxy in front of it, an operator's client, and blocking and asyncio clients."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Operator = Any
 def show(
     record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]
 ) -> Callable[[Report], None]:
-    """Print the report's table at the end of the run, even if the test passes."""
+    """Print the table of a report at the end of the run, even if the test passes."""
 
     def show(report: Report) -> None:
         report.show()
         shown = capsys.readouterr().out
         record_property(SHOWN, shown)
         if report.violations:
-            print(shown)  # pytest shows this with the failed test
+            print(shown)  # pytest shows this if the test fails
 
     return show
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the tables here, because the output of a worker is not shown."""
+    """Print the tables at the end of the run, because pytest does not show the output of a worker."""
     for report in terminalreporter.getreports("passed"):
         for text in (str(value) for name, value in report.user_properties if name == SHOWN):
             terminalreporter.write_line(f"{report.nodeid}\n{text}")

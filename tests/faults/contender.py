@@ -1,4 +1,5 @@
-"""A process of the chaos harness: contenders on threads and on a loop, which record their beliefs.
+"""A process of the chaos harness: contenders on threads and on an event loop record when they believe that they hold a
+lock.
 
 The process prints the lines that `multilock.testing.beliefs.witness` describes, and these::
 
@@ -52,10 +53,10 @@ from tests.faults.waits import PATIENCE
 
 L = TypeVar("L", Lease, AsyncLease)
 
-SHORT_HOLD = 0.03  # seconds for which most leases are held at most; see LONG_HOLD for the others
+SHORT_HOLD = 0.03  # seconds for which most leases are held at most; `LONG_HOLD` of all leases are held longer
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
 AT_ONCE = 50  # concurrent acquires of one client that keeps many locks
-LOOK_EVERY = 0.2  # seconds between two checks of all locks it keeps
+LOOK_EVERY = 0.2  # seconds between two checks of all these locks
 PATIENT = 0.0  # the share of requests that wait until the waiter counts as starved
 PERMITS = 3
 PLAIN, WRITERS = 0.15, 0.15  # shares of plain locks and writers among the requests for a mixed name
@@ -116,7 +117,7 @@ def _run(runner: asyncio.Runner, crew: _Crew, client: AsyncClient, tasks: int) -
 
 
 def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
-    """Hold many locks on one client until the harness says stop, and check all of them again and again."""
+    """Hold many locks on one client until the harness says stop, and check all of them repeatedly."""
     watch_pulse()
     client = multilock.connect(url, ttl=float(ttl))
     done = threading.Event()
@@ -150,7 +151,7 @@ def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
 
 
 class _Crew:
-    """The contenders of this process. Each has a random generator of its own."""
+    """The contenders of this process. Each has its own random generator."""
 
     def __init__(
         self, url: str, ttl: float, names: list[str], ledger: str, dice: random.Random, *, mixed: bool, elsewhere: bool
@@ -165,9 +166,9 @@ class _Crew:
     def open_clients(self) -> tuple[Client, AsyncClient]:
         place = {"url": self.url, "ttl": self.ttl, "outage_timeout": 2.0}
         blocking, asynchronous = multilock.connect(place), multilock.connect_async(place)
-        # All contenders of a face share these locks. The lock itself must know which contender entered.
+        # All contenders of one API share these lock objects. A lock object must know which contender entered it.
         self.shared = {name: blocking.lock(name, on_lost=tell_loss) for name in self.names}
-        # If a scope is left elsewhere, its body has no task that a loss could cancel.
+        # A scope may be left in another task, so its body has no task that a loss could cancel.
         self.async_shared = {
             name: asynchronous.lock(name, cancel_on_lost=False, on_lost=tell_loss) for name in self.names
         }
@@ -183,7 +184,7 @@ class _Crew:
         return random.Random(f"{self.dice.random()} {number}")
 
     def _lock(self, client: Any, dice: random.Random) -> Any:
-        """Choose the next lock to contend for, on either face.
+        """Choose the next lock to contend for, blocking or asyncio.
 
         Half of the mixed names have readers and writers, the other half permits. All mixed names have plain locks too.
         """
@@ -235,9 +236,9 @@ class _Crew:
     def _leave_a_stack(
         self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random, turn: Turn
     ) -> None:
-        """Hold a lease that an exit stack has entered. Nothing connects the stack with the lease.
+        """Hold a lease that an exit stack has entered.
 
-        If the lease was lost, a third thread closes the stack while the next lease is held through the same lock
+        If the lease was lost, another thread closes the stack while the next lease is held through the same lock
         object. The next lease must survive this.
         """
         stack = ExitStack()
@@ -275,7 +276,7 @@ class _Crew:
                     continue
                 lock: AsyncDistributedLock = self._lock(client, dice)
                 patience = _patience(dice)
-                if dice.random() < 0.2:  # a cancelled acquire must leave nothing behind either
+                if dice.random() < 0.2:  # a cancelled acquire must leave nothing behind
                     async with asyncio.timeout(patience):
                         lease: AsyncLease | None = await lock.acquire()
                 else:
@@ -326,7 +327,7 @@ class _Crew:
 
 
 def _scope(lock: DistributedLock) -> Iterator[Lease]:
-    """Keep the lock in a generator, as a framework keeps a scope open while it serves a request."""
+    """Hold the lock in a generator, as a framework holds it while it serves a request."""
     with lock as lease:
         yield lease
 
@@ -417,15 +418,16 @@ def hold(
         if asked - noted >= NOTE_EVERY:
             note("held", asked, _id(lease))
             noted = asked
-        if asked >= until and lease.state is not LeaseState.AT_RISK:  # otherwise until it is renewed or lost
+        # a lease at risk is held until it is renewed or lost
+        if asked >= until and lease.state is not LeaseState.AT_RISK:
             break
         yield dice.choice((0.0, 0.001, 0.005))
-    if value is not None:  # even after the lease ended: its token must make the ledger refuse the write
+    if value is not None:  # written even after the lease has ended, because the ledger must then refuse the token
         _of_ledger(account.write, lease.name, lease.token, value + 1)
 
 
 def _of_ledger(ask: Callable[..., int | None], *words: object) -> int | None:
-    """Ask the ledger, which is a part of the harness. A slow reply counts as a stall: a loop is blocked meanwhile."""
+    """Send a request to the ledger of the harness. A slow reply counts as a stall, because it blocks the event loop."""
     asked = now()
     value = ask(*words)
     if now() - asked > STALLED:
@@ -448,10 +450,10 @@ def tell_loss(loss: Loss) -> None:
 
 
 def note_end() -> None:
-    """Note the threads and sockets that closed clients left behind.
+    """Record the threads and sockets that closed clients left behind.
 
-    Threads and sockets that are just ending get a moment: gRPC's threads close the socket of a channel after its
-    ``close()`` has returned (1 ms measured).
+    Wait a moment for threads and sockets that are just ending. The threads of gRPC close the socket of a channel only
+    after its ``close()`` has returned.
     """
     until = now() + 3.0
     while True:

@@ -1,8 +1,8 @@
-"""Stop and kill the processes of fifty readers and five writers, or kill holders in a crowd that competes for three
+"""Stop and kill processes of fifty readers and five writers, or kill holders in a crowd that competes for three
 permits.
 
-Besides the checks of `chaos`, no waiter may be starved or overtaken, and the permits of killed processes must be in use
-again in time.
+All checks of `chaos` apply. Also, no waiter may be starved or overtaken, and the permits of killed processes must be in
+use again in time.
 
 python -m tests.faults.crowd                              a minute of readers and writers, on a Redis of its own
 python -m tests.faults.crowd --backend etcd --seconds 20  or memory, sqlite, consul, zookeeper
@@ -33,11 +33,12 @@ READERS, WRITERS = 50, 5
 PERMITS, WANT_ONE = 3, 20
 PROCESSES = 4
 HOLDING = (0.0, math.inf)  # the least and the greatest age of a lock, in seconds, that counts as held
-LATE = 0.5  # seconds of delay that are tolerated on a machine that pauses at times
+LATE = 0.5  # seconds of delay that are tolerated, because the machine may pause
 
 
 class MemoryArena(Arena):
-    """One process, which is stopped but not killed, because the store would die with it."""
+    """One process with the store in its memory. The process is stopped, but not killed, because the store would be
+    lost."""
 
     scheme = "memory"
     url = "memory://crowd"
@@ -50,16 +51,17 @@ PLACES: dict[str, type[Arena]] = {"memory": MemoryArena, **{k: v for k, v in ARE
 
 
 def in_use_again(record: Record, killed: Sequence[FaultPeriod], permits: int) -> Iterator[tuple[int, float]]:
-    """Yield two numbers for each killed process: the permits it held, and the seconds until others had all permits.
+    """Yield two numbers for each killed process: the permits it held, and the seconds until other processes held all
+    permits.
 
-    The time in which the process that took the last permit did not run does not count. The seconds are infinite if
-    others never had all permits.
+    Time in which the process that took the last permit did not run does not count. The seconds are infinite if other
+    processes never held all permits.
     """
     ended = {fault.pid: fault.start for fault in killed}
 
     def end(one: Belief) -> float:
-        """Return the end of this belief. A killed process believed until its death that it held the lock, even if it
-        had recorded nothing since the acquire."""
+        """Return the end of this belief. The belief of a killed process ends with its death, even if the process
+        recorded nothing after the acquire."""
         return one.release or one.over or ended.get(one.pid, one.until)
 
     for fault in killed:
@@ -80,7 +82,7 @@ def in_use_again(record: Record, killed: Sequence[FaultPeriod], permits: int) ->
 
 
 class Crowd(Chaos):
-    """Readers and writers. Processes are stopped and killed, two at a time at most."""
+    """A crowd of readers and writers, of which at most two processes at a time are stopped or killed."""
 
     names = (NAME,)
     at_once = 2
@@ -106,8 +108,8 @@ class Crowd(Chaos):
         self._await_start(place, self.helpers[place])
 
     def _await_start(self, place: int, helper: Helper) -> None:
-        """Keep a process free of faults until one of its contenders asks. Until then it counts as faulty, so that at
-        most one other process has a fault and somebody always waits."""
+        """Cause no fault in a new process until one of its contenders has sent a request. Until then it counts as
+        faulty, so that at most one other process has a fault and somebody always waits."""
         if any(line.startswith("asks ") for line in helper.lines):
             self._busy.discard(place)
         else:
@@ -134,7 +136,7 @@ class Crowd(Chaos):
 
 
 class Permits(Crowd):
-    """Kill processes that hold permits, each one when the permits of the previous one are in use again."""
+    """Kill one process after another that holds permits, each once the permits of the previous one are in use again."""
 
     permits = PERMITS
 

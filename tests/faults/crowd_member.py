@@ -1,4 +1,4 @@
-"""A process of the crowd: readers and writers, or contenders for permits, on threads and on a loop.
+"""A process of the crowd: readers and writers, or contenders for permits, on threads and on an event loop.
 
 The process prints the lines that `multilock.testing.beliefs.witness` and `tests.faults.contender` describe, and this::
 
@@ -28,13 +28,13 @@ from tests.faults.waits import PATIENCE
 __all__ = ["NAME", "attend"]
 
 NAME = "catalogue"
-IMPATIENT = 0.1  # the share of requests that do not wait, and of those that wait only briefly
-LONG_HOLD = 0.01  # the share of long reads and writes: often one of fifty readers is long
+IMPATIENT = 0.1  # the share of requests that do not wait, and also the share of those that wait only briefly
+LONG_HOLD = 0.01  # the share of long reads and writes; with fifty readers, often one of them is long
 THINK = 0.02  # the longest pause in seconds between two turns
 
 
 def attend(url: str, ttl: str, readers: str, writers: str, permits: str, ledger: str, seed: str) -> None:
-    """Ask again and again until the harness says stop. With ``permits`` 0, ask to read or to write."""
+    """Request locks until the harness says stop: permits, or with ``permits`` 0 readers' and writers' locks."""
     watch_pulse()
     crew = _Crew(int(permits), ledger, seed)
     place = {"url": url, "ttl": float(ttl), "outage_timeout": 2.0}
@@ -68,7 +68,7 @@ def _tell_who_queues(backend: Any) -> None:
 
 
 def _heartbeat(backend: Any, claim: Claim) -> tuple[float, ...]:
-    """Return the two times between which the last heartbeat keeps this claim's place in the queue.
+    """Return the two times between which the last heartbeat keeps the claim's place in the queue.
 
     Only SQLite needs these times. If a process is stopped inside a transaction of SQLite, no other process can write a
     heartbeat to the file.
@@ -80,19 +80,19 @@ def _heartbeat(backend: Any, claim: Claim) -> tuple[float, ...]:
 
 
 class _Crew:
-    """The members in this process. Each has a random generator of its own."""
+    """The members in this process. Each has its own random generator."""
 
     def __init__(self, permits: int, ledger: str, seed: str) -> None:
         self.permits, self.ledger, self.seed = permits, ledger, seed
         self.done = threading.Event()
 
     def long(self) -> float:
-        """Return the share of long holds. Permits are held for long, so that usually all are in use, but not near the
-        end of the run."""
+        """Return the share of long holds. Until the run ends, every permit is held long, so that usually all are in
+        use."""
         return 0.0 if self.done.is_set() else 1.0 if self.permits else LONG_HOLD
 
     def _lock(self, client: Any, mode: str) -> Any:
-        """Return the lock of this mode, on either face."""
+        """Return the lock of this mode, blocking or asyncio."""
         if self.permits:
             return client.semaphore(NAME, self.permits, on_lost=tell_loss)
         both = client.read_write_lock(NAME, on_lost=tell_loss)

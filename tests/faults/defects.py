@@ -1,7 +1,8 @@
-"""Classic defects of lock clients, which can be built into a running contender. The chaos harness must see each of
-them.
+"""Classic defects of lock clients, which can be built into a running contender. The chaos harness must find each
+defect.
 
-Each defect imports the module it changes only when it is built in, since a contender of one backend needs no other.
+A defect imports the module it changes only when it is built in, because a contender needs the module of one backend
+only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["DEFECTS", "Defect"]
 @dataclass(frozen=True, slots=True)
 class Defect:
     """``seed`` builds the defect into this process. ``arena`` and ``habits`` are the conditions under which the defect
-    does harm, and at least one of these ``oracles`` must report it."""
+    does harm. At least one of ``oracles`` must report the defect."""
 
     seed: Callable[[], None]
     arena: str = "redis"
@@ -67,7 +68,7 @@ def validity_from_the_acquire() -> None:
     import multilock_etcd.transactions as transactions
     from multilock_etcd.acquire_release import EtcdRecipe
 
-    vars(transactions)["NEAR"] = 0  # only a request grants a lock here, never the watch
+    vars(transactions)["NEAR"] = 0  # with this change only a request grants a lock, never the watch
     proven = EtcdRecipe.attempt
 
     def attempt(self: EtcdRecipe, claim: Claim, join: bool, within: float) -> Granted | Busy:
@@ -190,11 +191,11 @@ DEFECTS: dict[str, Defect] = {
     "deadline from receipt": Defect(deadline_from_receipt),
     "plain DEL": Defect(plain_del),
     "cached is_held": Defect(cached_is_held),
-    # The holder of the deleted lock is not notified. But the former holder is told that its release succeeded.
+    # The holder of the deleted lock is not notified, but the former holder's release returns True (O6).
     "with ends the newest": Defect(end_the_newest, habits=(ELSEWHERE,), oracles=("O6",)),
-    # Other backends with sessions do not show this defect. Consul ends a session only after twice its ttl, and
-    # ZooKeeper renews the session with the create. On a single ZooKeeper server a read may extend validity too: that
-    # does harm only at a follower without its leader.
+    # Other backends with sessions do not show this defect. Consul ends a session only after twice its ttl. In ZooKeeper
+    # the create itself renews the session, and a read extends the validity wrongly only at a follower without its
+    # leader.
     "validity from the acquire": Defect(validity_from_the_acquire, "etcd-late"),
     "grant by wake-up": Defect(grant_by_wake_up, "sqlite"),
     "2 of 5 is enough": Defect(two_of_five, "redlock"),

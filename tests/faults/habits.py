@@ -1,8 +1,7 @@
-"""Habits of programs. Each habit has revealed a defect before. The processes of the chaos harness adopt these habits,
-in addition to all faults.
+"""Habits of programs that have revealed defects. Processes of the chaos harness adopt them in addition to all faults.
 
-This module only names the habits that `contend` implements itself. Each habit imports what it needs when a process
-takes it up.
+`contend` implements some habits itself, and only their names are here. A habit imports modules only in a process that
+adopts it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ __all__ = ["ELSEWHERE", "HABITS", "UVLOOP"]
 DESCRIPTORS = 2_000
 ROOM = 1_000  # descriptors for the contenders
 
-ELSEWHERE = "with left elsewhere"  #: left in another thread or task than the one that entered it, or by an exit stack
+#: a ``with`` is left in another thread or task than the one that entered it, or by an exit stack
+ELSEWHERE = "with left elsewhere"
 UVLOOP = "uvloop"
 
 

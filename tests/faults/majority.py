@@ -1,6 +1,7 @@
 """Let fifty contenders use locks on five Redis servers, some of which are always stopped, killed or cut off.
 
-Besides the checks of `chaos`, no waiter may be starved, and no server may keep anything of a claim that was undone.
+All checks of `chaos` apply. Also, no waiter may be starved, and no server may have a key or queue entry of a claim that
+was undone.
 
 python -m tests.faults.majority                           a minute
 python -m tests.faults.majority --defect "2 of 5 is enough"        with a defect built in, until it is seen
@@ -58,24 +59,25 @@ from tests.servers_redlock import RedisServers, url_of
 __all__ = ["Majority", "RedlockArena"]
 
 SERVERS = 5
-PLACE = re.compile(rb"\w+:(\d+)")  # a waiter's entry as queue.lua writes it: its mode, and its deadline in ms
-LOOK_EVERY = 0.1  # seconds between two looks at the servers' contents
+# an entry in the queue as queue.lua writes it: the waiter's mode, and its deadline in ms
+PLACE = re.compile(rb"\w+:(\d+)")
+LOOK_EVERY = 0.1  # seconds between two reads of all keys at the servers
 ANSWERS_WITHIN = 0.2
-# Seconds from the end of the restart guard until a server counts again: twice the resolution of the uptime, and the
-# longest pause before a server is asked again.
+# Seconds after the end of the restart guard within which a server counts again: twice the resolution of the uptime,
+# plus the longest pause before a client asks the server again.
 KNOWN_AGAIN = 3.0
 AT_A_TIME = [1, 2, 3, 5], [5, 4, 2, 1]  # how many servers are stopped, and the weight of each number
 DIE_AT_A_TIME = [1, 2, 3], [6, 3, 1]
 CUT_OFF_AT_A_TIME = [1, 2, 3, 4], [3, 4, 3, 2]
 DIRECTIONS: list[Direction] = ["both", "up", "down"]
-FAR = 0.1, 0.2  # seconds of delay: less than a request may take, and more than the next holder needs to come
+FAR = 0.1, 0.2  # seconds of delay, less than a request may take, but longer than the next holder needs to get the lock
 FAR_FOR = 5.0
-MOST_STALLED = 15.0  # limit in seconds by which an overloaded machine can lengthen a run
+MOST_STALLED = 15.0  # seconds by which an overloaded machine can lengthen a run at most
 TOGETHER = 2, 4  # processes on one side of a partition
 
 
 class Standstills:
-    """Times in which this process, which is the network of all contenders, did not run."""
+    """Times in which this process did not run. It forwards all data between contenders and servers."""
 
     BEAT = 0.01  # seconds
 
@@ -101,7 +103,7 @@ class Standstills:
 
 
 class RedlockArena(RemoteArena):
-    """Five servers with a restart guard, since they forget everything when they are killed."""
+    """Five servers. Killed servers lose their data, so the clients use a restart guard."""
 
     scheme = "redlock"
     ttl = 1.0
@@ -128,8 +130,7 @@ class RedlockArena(RemoteArena):
             dice.choice(self.operators).script_flush()
 
     def found(self) -> Iterator[tuple[int, str, str]]:
-        """Yield for each server what it has of a claim (the lock, or an unexpired place in the queue), and the
-        claim's owner."""
+        """Yield each lock and each unexpired place in a queue, with its server and the owner of the claim."""
         for which in set(range(SERVERS)) - self.away:
             with suppress(redis.RedisError):
                 together = self.operators[which].pipeline(transaction=False).time().mget(KEYS)
@@ -149,7 +150,7 @@ class RedlockArena(RemoteArena):
         return [parse_owner(owner.decode()) for owner, times in holders.items() if times > SERVERS // 2]
 
     def standing(self) -> Iterator[str]:
-        """Yield for each name and server the holder, the time that its lease has left, and the queue."""
+        """Yield for each name and server the holder, the remaining time of its lease, and the queue."""
         for which, operator in enumerate(self.operators):
             together = operator.pipeline(transaction=False)
             for key in KEYS:
@@ -166,7 +167,7 @@ class RedlockArena(RemoteArena):
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0
         for which, operator in enumerate(self.operators):
-            operator.connection_pool.disconnect()  # a flush beside a read of the holders has opened a second connection
+            operator.connection_pool.disconnect()  # a flush during a read of the holders has opened a second connection
             while (clients := len(operator.client_list())) > 1 and now() < until:
                 time.sleep(0.05)
             if clients > 1:
@@ -179,7 +180,7 @@ class RedlockArena(RemoteArena):
 
 
 def _short(owner: bytes | None) -> str:
-    """Return the last characters of the claim's id, and the process of the claim."""
+    """Return the last characters of the claim's id, and its process."""
     if owner is None:
         return "nobody"
     return f"{owner.partition(b'@')[0][-8:].decode()} of process {parse_owner(owner.decode()).pid}"
@@ -218,7 +219,7 @@ class Majority(Chaos):
             servers[partial(self.hurt_server, kind, what)] = weight
         return [
             *(Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)),
-            Stream(self.dice, {self.cut_off_far_away: 1}, PROCESS_PACE),  # rare events need a separate random stream
+            Stream(self.dice, {self.cut_off_far_away: 1}, PROCESS_PACE),  # a rare fault needs a stream of its own
             Stream(self.dice, servers, SERVER_PACE * self.arena.ttl),
         ]
 
@@ -265,7 +266,7 @@ class Majority(Chaos):
         return bool(chosen)
 
     def kill_servers(self) -> bool:
-        """Kill servers. The servers come back empty, and the fault ends when their votes count again."""
+        """Kill servers, which come back empty. The fault ends when their votes count again."""
         chosen = self._some(DIE_AT_A_TIME)
         if not chosen:
             return False
@@ -316,7 +317,7 @@ class Majority(Chaos):
         return True
 
     def cut_off_far_away(self) -> bool:
-        """Cut off a holder all of whose replies came late. The validity of its lock must not count from the replies."""
+        """Cut off a holder whose replies all came late. The validity of its lock must not count from the replies."""
         if (place := self._pick(None)) is None:
             return False
         helper, network = self.helpers[place], self.arena.networks[place]
@@ -377,10 +378,10 @@ class Majority(Chaos):
                 self._found[owner.partition("@")[0], which, what] = at
 
     def stood_still(self, since: float) -> float:
-        """Return the seconds in which the network did not run, plus those in which the slowest contender did not.
+        """Return the seconds in which the network did not run, plus those in which the slowest contender did not run.
 
-        That contender may be the next one that the servers hand a name to. At most `MOST_STALLED` seconds count, so
-        that a name that nobody ever gets ends the run.
+        The servers may have handed a name to the slowest contender. At most `MOST_STALLED` seconds count, so that a run
+        ends if nobody can ever get a name.
         """
         at = now()
         of_contenders = max((within(those, since, at) for those in self.record.stalls.values()), default=0.0)
@@ -389,9 +390,9 @@ class Majority(Chaos):
     def standstills(self) -> Iterator[FaultPeriod]:
         """Yield pauses of an overloaded machine, and times of slow networks, as faults.
 
-        The network may have paused, so that replies came too late. A contender that paused looks like one that was
-        stopped just as it was handed a lock. While the network of a contender is slow, a new fault of the contender is
-        yielded for each ttl. Such a contender may have to reconnect, and then learns of a grant too late.
+        Replies come too late if the network pauses. A contender that pauses looks like one that was stopped just as it
+        was handed a lock. While the network of a contender is slow, a new fault is yielded for each ttl, because the
+        contender may have to reconnect and then learns of a grant too late.
         """
         for start, end in itertools.chain(self._of_network.those, *self.record.stalls.values()):
             if end - start > LEAST_LIMIT:

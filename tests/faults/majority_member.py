@@ -1,4 +1,5 @@
-"""A process of the chaos on several servers: a contender that also notes each claim it has undone, in lines::
+"""A process of the chaos on several servers. It contends like other contenders and also records each undone claim, in
+lines::
 
 undone TIME ID                   each server has confirmed the release of this claim
 """
@@ -17,7 +18,7 @@ PATIENT = 0.4  # the share of requests that wait until the waiter counts as star
 
 
 def contend(*arguments: str) -> None:
-    """Contend as `tests.faults.contender.contend` does, and note each claim that was undone."""
+    """Contend as `tests.faults.contender.contend` does, and record each claim that was undone."""
     proven = Rounds._forget_if_done
 
     def forget(self: Rounds, evidence: Evidence) -> None:

@@ -1,4 +1,5 @@
-"""Some seconds with all kinds of faults, judged by the contenders' beliefs; and the same with known defects.
+"""Run contenders for some seconds with all kinds of faults, and judge their records. With a known defect, the judgement
+must find it.
 
 `make chaos` runs each backend for ten minutes, and every defect.
 """
@@ -65,7 +66,7 @@ def test_holders_cut_off_before_a_renewal_break_no_promise(chaos: Chaos) -> None
     assert too_seldom(report) == []
 
 
-# The simulation finds on Redis, Redlock, PostgreSQL and SQLite what random faults would find here.
+# On Redis, Redlock, PostgreSQL and SQLite the simulation finds the violations that random faults would find here.
 @pytest.mark.timeout(140)
 @pytest.mark.parametrize("arena", [EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
 def test_random_faults_among_readers_writers_permits_and_plain_locks_break_no_promise(

@@ -1,4 +1,5 @@
-"""The clock of the Redis server is stepped: tokens keep their order, and a holder that loses its lock is notified."""
+"""A step of the Redis server's clock does not change the order of tokens, and a holder that loses its lock is
+notified."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def test_a_clock_stepped_back_costs_no_lease_and_blocks_no_waiter(connect: Conne
 def test_a_clock_stepped_forward_ends_a_lease_and_notifies_its_holder(
     connect: Connect, redis_server: ClockedRedis
 ) -> None:
-    """No client can prevent this, because for the server the ttl is over. The token tells the two holders apart."""
+    """No client can prevent this, because the ttl has ended on the server's clock. The token distinguishes the two
+    holders."""
     losses: Recorder[Loss] = Recorder()
     client, other = connect(ttl=3.0), connect(ttl=3.0)
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
@@ -85,7 +87,7 @@ def test_a_clock_stepped_forward_ends_a_lease_and_notifies_its_holder(
 
 @pytest.fixture
 def three(redis_server: ClockedRedis) -> Iterator[RedisServers]:
-    """Three servers. The clock of the first can be stepped."""
+    """Three servers. A test can step the clock of the first one."""
     with RedisServer() as second, RedisServer() as third:
         servers = RedisServers(0)
         servers.members = [redis_server, second, third]
@@ -138,7 +140,8 @@ def test_tokens_of_a_majority_grow_although_one_clock_is_stepped(
 def test_a_clock_stepped_beside_a_bare_majority_admits_a_second_holder_with_a_greater_token(
     contenders: tuple[Contender, Contender], redis_server: ClockedRedis
 ) -> None:
-    """No client can prevent this: the first server ends the lease, and the third never knew of the first holder."""
+    """No client can prevent this: the first server ends the lease, and the third server has never had a lock of the
+    first holder."""
     us, them = contenders
     us.cut_off(2)
     _, granted = us.take()

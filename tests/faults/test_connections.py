@@ -1,4 +1,4 @@
-"""Connections that come late, break, or are cut by the server."""
+"""Connections that are made late, break, or are cut by the server."""
 
 from __future__ import annotations
 

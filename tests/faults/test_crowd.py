@@ -1,4 +1,4 @@
-"""A crowd that wants permits, for a few seconds; and tests of the oracles of crowds."""
+"""Run a crowd that wants permits for a few seconds, and test the oracles of crowds."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
         ([*WRITER, "2 asks 12 r r", "2 leaves 13 r"], []),
         (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 b r", "2 enters 13 b b1"], []),  # together
         (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], [("a", "w")]),
-        # The contender was never told to wait.
+        # Contender a never waited in the queue.
         (["1 asks 10 a r", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], []),
         (beating("9.9 10.9", "10.9 15.1"), [("w", "r")]),
         (beating("9.9 10.9", "10.9 15.1", "10.9 15.1"), [("w", "r")]),
-        (beating("9.9 10.9", "11 15.1"), []),  # no heartbeat could be written to the file
+        (beating("9.9 10.9", "11 15.1"), []),  # between the two periods, the writer had lost its place
         (beating("9.9 10.9", "10.9 14.9"), []),
     ],
 )
@@ -79,8 +79,9 @@ def test_the_oracle_reports_a_waiter_that_waits_too_long(lines: list[str], numbe
     [
         (["2 got 7 n d 4 1 p3"], [(1, 2.0)]),
         (["2 got 7 n d 4 1 p3", "2 stall 6 7"], [(1, 1.0)]),
-        (["2 got 4 n d 4 1 p3", "2 held 4.5 d"], [(1, math.inf)]),  # this permit came and went before the kill
-        # The permit of b, which was only released, is in use again before that of the killed process.
+        # this permit was acquired and released before the kill
+        (["2 got 4 n d 4 1 p3", "2 held 4.5 d"], [(1, math.inf)]),
+        # The first new holder uses the permit that b released, the second one uses that of the killed process.
         (["2 release 5.5 b", "2 got 7 n d 4 1 p3", "2 got 8 n e 5 1 p3"], [(1, 3.0)]),
         ([], [(1, math.inf)]),
     ],

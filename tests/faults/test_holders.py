@@ -1,4 +1,4 @@
-"""Harm that a program can do to its own leases: a callback that hangs, blocked threads, unequal ttls, a close."""
+"""Harm that a program can do to its own leases: a callback that hangs, blocked threads, different ttls, a close."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multilock.testing.conformance.faces import background
 from tests.faults.conftest import Connect, Operator
 
 
-# On a loop, a callback that blocks would block the program's own loop.
+# Under asyncio, a callback that blocks would block the program's own event loop.
 @pytest.mark.parametrize("face", ["blocking"], indirect=True)
 def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: Connect, operator: Operator) -> None:
     go_on, hanging = threading.Event(), threading.Event()
@@ -44,8 +44,8 @@ def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: 
 
 
 def test_a_blocked_interpreter_loses_the_lease_and_reports_it_afterwards(connect: Connect) -> None:
-    """C code that never releases the interpreter's lock: no other thread runs, and is_held() is False right after
-    it."""
+    """C code does not release the interpreter's lock, so no other thread runs. Right after it, is_held() must return
+    False."""
     losses: Recorder[Loss] = Recorder()
     lease = connect(ttl=0.6).lock("n", on_lost=losses).acquire(timeout=5)
     ctypes.PyDLL(None).usleep(900_000)
@@ -101,7 +101,8 @@ def hold_two(url: str) -> None:
     hear()
 
 
-@pytest.mark.parametrize("face", ["blocking"], indirect=True)  # the holder is another process, which uses no other
+# the holder is another process, which uses the blocking API
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)
 def test_of_two_locks_of_a_killed_process_the_one_with_the_shorter_ttl_is_free_first(
     connect: Connect, operator: Operator
 ) -> None:

@@ -1,4 +1,4 @@
-"""A request that is executed after its caller gave up, and even after its cancel, must acquire nothing."""
+"""A request that is executed after its caller has given up, or even after its cancel, must acquire nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_release_after_max_hold_at_a_frozen_server_frees_the_lock_when_it_resu
         began = now()
         assert not lease.release()  # the release continues in the background
         assert now() - began < 2.0
-    eventually(lambda: operator.get(KEY) is None)  # long before the lease would have ended
+    eventually(lambda: operator.get(KEY) is None)  # the release frees the lock long before its ttl would
 
 
 def _nothing_is_taken(operator: Operator) -> None:

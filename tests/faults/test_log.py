@@ -1,4 +1,4 @@
-"""While log handlers block or raise, locks are kept, and a loss is reported in time."""
+"""While log handlers block or raise, no lock is lost, and a loss is reported in time."""
 
 from __future__ import annotations
 

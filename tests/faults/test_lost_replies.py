@@ -19,7 +19,7 @@ def test_after_an_acquire_with_a_lost_reply_one_release_frees_the_lock(
     assert operator.get(KEY).decode() == lease.owner
     assert lease.release()
     assert operator.get(KEY) is None
-    [tombstone] = operator.keys("*:gone:*")  # refuses the attempt without a reply if it arrives late
+    [tombstone] = operator.keys("*:gone:*")  # makes the server refuse the attempt if it arrives late
     assert 0 < operator.ttl(tombstone) <= 60
 
 
@@ -45,7 +45,7 @@ def test_a_late_release_after_max_hold_never_frees_the_next_holders_lock(
     client, other = connect(proxy.url), connect()
     lease = client.lock("n", ttl=12, renew=False, max_hold=1.2, on_lost=losses).acquire(timeout=5)
     assert losses.wait(1, within=20)
-    assert operator.get(KEY).decode() == lease.owner  # still there: its holder may still work
+    assert operator.get(KEY).decode() == lease.owner  # the lock stays taken, because its holder may still work
     lost = proxy.drop_reply(b"EVALSHA")
     assert not lease.release()
     lost.wait(5)

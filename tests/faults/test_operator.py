@@ -1,4 +1,4 @@
-"""An operator deletes the key of a lock, takes it, or empties the database. The holder is notified at once."""
+"""An operator deletes the key of a lock, takes the lock, or empties the database. The holder is notified at once."""
 
 from __future__ import annotations
 

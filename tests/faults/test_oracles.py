@@ -1,4 +1,4 @@
-"""Each oracle of the chaos harness reports its violation, and nothing that only resembles it."""
+"""Each oracle of the chaos harness reports its violation, and no case that only resembles a violation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def takeovers(one: Record) -> Iterable[str]:
         (takeovers, ["1 got 1 n a 1 1", "1 release 2 a", "1 released 2 a 1", "2 got 3.1 n b 2 1"], 1),
         (takeovers, ["1 got 1 n a 1 1", "1 held 2 a", "2 got 3.7 n b 2 1"], 0),
         (takeovers, ["1 got 1 n a 1 1", "1 held 2 a", "2 got 3.8 n b 2 1"], 1),
-        # Several holders: readers, and holders of two permits.
+        # Readers, and holders of two permits, may hold together.
         (Record.overlaps, ["1 got 1 n a 1 1 r", "1 held 9 a", "2 got 2 n b 2 1 r", "2 held 9 b"], 0),
         (Record.overlaps, ["1 got 1 n a 1 1 r", "1 held 9 a", "2 got 2 n b 2 1 r", "3 got 3 n c 3 1"], 1),
         (Record.overlaps, ["1 got 1 n a 1 1", "1 held 3 a", "2 got 2 n b 2 1 r"], 1),
@@ -176,10 +176,10 @@ def test_a_grant_received_after_a_force_release_is_not_blamed() -> None:
         ([], ["2 stall 0.5 1.5", "2 stall 2.8 3.2", "2 stall 3.5 4.6"], 100.0, 0),
         ([], ["2 stall 0.5 2.7", "2 stall 3.5 4.4", "2 stall 5 6"], 100.0, 1),
         ([], ["1 stall 2 5"], 100.0, 1),  # the process of the former holder stalled
-        ([], ["3 stall 3 4.3"], 100.0, 0),  # the machine stopped a process that may have been first in line
-        ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # time in which two stall at once counts once
+        ([], ["3 stall 3 4.3"], 100.0, 0),  # the machine stopped a process that may have been first in the queue
+        ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # time in which two processes stall at once counts once
         ([FaultPeriod("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # the harness stopped the process
-        ([], [], 3.7, 0),  # no contender waited for the name any longer
+        ([], [], 3.7, 0),  # the run ended, so no contender waited for the name any longer
         ([], [], 3.8, 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""A thousand locks on one client, far from its server: all are kept, and their losses are reported in time.
+"""A client far from its server keeps a thousand locks, and reports their losses in time.
 
 `make chaos` also runs it over a shorter distance: ``MULTILOCK_ROUND_TRIPS`` lists the round trips in seconds,
 separated by commas.
@@ -21,7 +21,7 @@ from tests.faults.chaos import ConsulArena, EtcdArena, RedisArena, ServerArena, 
 pytestmark = pytest.mark.slow
 
 LOCKS = 1_000
-WANTED = 10  # so many of these locks are then acquired by a second process, which is near the server
+WANTED = 10  # the number of these locks that a second process, near the server, acquires afterwards
 TTL = 6.0
 ROUND_TRIPS = [float(each) for each in os.environ.get("MULTILOCK_ROUND_TRIPS", "0.1").split(",")]
 
@@ -61,7 +61,7 @@ def test_a_thousand_locks_far_from_the_server_are_kept_and_losses_are_reported_i
         for helper in (keeper, rival):
             helper.wait_for("end", within=20)
         record = recorded(keeper, rival)
-        # A thousand simultaneous callbacks take their time, but each has begun before the next holder.
+        # A thousand callbacks at once start slowly, but each starts before the next holder has the lock.
         assert [*record.late_callbacks(slack=TTL / 5)] == []
         assert [*record.overlaps(), *record.token_regressions(), *record.wrong] == []
         assert [*record.miscounted_callbacks({keeper.pid})] == []

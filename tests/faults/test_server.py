@@ -11,7 +11,7 @@ from tests.faults.conftest import Connect, Operator
 from tests.servers import RedisServer
 
 TTL = 2.0
-SLACK = 0.15  # seconds by which a callback may start late; a tenth of the ttl is reserved for it
+SLACK = 0.15  # seconds by which a callback may start late; a tenth of the ttl is reserved for callbacks
 
 
 def test_a_frozen_server_costs_the_lease_before_another_client_can_have_it(
@@ -79,7 +79,7 @@ def test_scripts_that_the_server_lost_are_loaded_again_by_any_request(connect: C
     operator.script_flush()
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
     until = now() + 1.5 * TTL
-    while now() < until:  # each renewal and each request of the other client finds its script missing
+    while now() < until:  # the server has lost the script of each renewal, and of each request of the other client
         operator.script_flush()
         assert other.lock("n").try_acquire() is None
     operator.script_flush()

@@ -1,5 +1,4 @@
-"""Waiting times: how long contenders waited according to their notes (`tests.faults.contender`), and whether that was
-fair."""
+"""Read from the contenders' lines (`tests.faults.contender`) how long they waited, and whether their order was fair."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from multilock.testing.beliefs.oracles import within
 __all__ = ["PATIENCE", "Wait", "Waits"]
 
 PATIENCE = 30.0  # seconds after which a waiter counts as starved
-STOOD_STILL = 0.1  # seconds: a waiter whose process did not run for this long may have lost its place
+STOOD_STILL = 0.1  # seconds; a waiter whose process did not run for this long may have lost its place
 
 
 @dataclass(slots=True)
 class Wait:
-    """One wait of the contender ``who``, which asked for the name with this mode.
+    """One wait of the contender ``who``, which requested the name in this mode.
 
-    The server put it into the queue at ``queued``, and it got the name or gave up at ``ended``. ``kept`` is True if its
-    heartbeats show that it had its place in the queue all the time.
+    The server put the contender into the queue at ``queued``. At ``ended`` the contender got the name or gave up.
+    ``kept`` is True if its heartbeats show that it always had its place in the queue.
     """
 
     who: str
@@ -37,7 +36,7 @@ class Wait:
 
 
 class _Place:
-    """A place in the queue, from heartbeat to heartbeat."""
+    """A place in the queue, which each heartbeat prolongs."""
 
     def __init__(self, queued: float) -> None:
         self.queued = queued
@@ -84,8 +83,8 @@ class Waits:
         return wait.ended - wait.asked - within(stalls, wait.asked, wait.ended)
 
     def starved(self) -> Iterator[str]:
-        """Yield a line for each waiter that waited longer than ``PATIENCE``, or had no answer when its process ended
-        by itself."""
+        """Yield a line for each waiter that waited longer than ``PATIENCE``, or still waited when its process ended by
+        itself."""
         for wait in self.all:
             if wait.ended == math.inf and wait.pid in self.record.ends:
                 yield f"O8 {wait.who} ({wait.mode}) asked, and never got a reply"
@@ -95,9 +94,9 @@ class Waits:
     def overtaken(self) -> Iterator[tuple[Wait, Wait]]:
         """Yield each waiter that was overtaken, with the contender that overtook it.
 
-        The waiter had its place in the queue all the time. The other contender asked later, entered earlier, and may
-        not hold together with the waiter. A process that did not run may have lost its places, so its waits do not
-        count.
+        The waiter always had its place in the queue. The other contender requested the lock later, got it earlier, and
+        may not hold it together with the waiter. A process that did not run may have lost its places, so its waits do
+        not count.
         """
         entered = sorted((wait for wait in self.all if wait.entered), key=lambda wait: wait.ended)
         ends = [wait.ended for wait in entered]

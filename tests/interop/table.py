@@ -1,5 +1,5 @@
-"""Make the table of docs/interoperability.md, which shows whose locks exclude whose. Each pair is tried on a real
-server.
+"""Make the table of docs/interoperability.md, which shows which locks of multilock and of other programs exclude each
+other. Each pair is tried on a real server.
 
 python -m tests.interop.table prints it (`make interop` writes it into the page)
 """
@@ -74,7 +74,7 @@ def theirs_behind(lock: DistributedLock, their: Their, within: float) -> str:
 def try_pair(
     client: Client, server: Any, make: Callable[[Any, str, ExitStack], Their], column: str, name: str, expected: Cell
 ) -> Cell:
-    """Let multilock's lock be the first holder, and then the other program's lock, each time under a new name.
+    """Let first multilock's lock and then the other program's lock be the earlier holder, each time under a new name.
 
     ``expected`` only determines how long to wait, because a lock that may enter gets more time.
     """

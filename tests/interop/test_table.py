@@ -23,7 +23,7 @@ Start = Callable[[str], tuple[Any, Client]]
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Start]:
-    """Start a server of this kind and a client, which are used for all pairs."""
+    """Start a server of this kind and a client. All pairs use them."""
     started: dict[str, tuple[Any, Client]] = {}
     with ExitStack() as stack:
 

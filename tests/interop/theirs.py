@@ -24,14 +24,14 @@ __all__ = ["BACKENDS", "Refused", "Their"]
 
 
 class Refused(Exception):
-    """Raised if the other program refuses at once, because it does not accept the present lock as one of its own."""
+    """The other program refuses at once, because the present lock is not one of its own."""
 
 
 class Their(Protocol):
     """One lock of another program, for one name."""
 
     def acquire(self, within: float) -> bool:
-        """Return True if the program got the lock, which it then holds. Raises Refused."""
+        """Acquire the lock. Return True if the program holds it now. Raises Refused."""
 
     def release(self) -> None: ...
 
@@ -51,7 +51,7 @@ class RedisPy:
 
 
 class Tool:
-    """A command that prints a line once it holds the lock, and holds the lock until the command is ended."""
+    """A command that prints a line once it holds the lock, and holds it until the test ends the command."""
 
     def __init__(self, words: list[str], environment: dict[str, str], stack: ExitStack) -> None:
         self._words = words

@@ -1,5 +1,5 @@
-"""``make mutants`` makes small defects (*mutants*) in copies of the product, and checks that a test catches each. A
-word after the command selects mutants by name.
+"""``make mutants`` makes small defects (*mutants*) in copies of the product, and checks that a test finds each. A word
+after the command selects mutants by name.
 
 ``tests/mutants/<part of the product>.txt`` contains the mutants:
 
@@ -14,8 +14,8 @@ word after the command selects mutants by name.
 
 For each mutant, the command copies the source tree, changes the copy and runs the mutant's tests. A mutant is killed if
 a test fails or hangs. It is an error if a mutant survives, if its old lines are no longer in the file, or if it uses an
-undefined name. It is also an error if its tests fail without any mutant. ``--check`` only checks that the old lines are
-in the file, as ``make test`` does too.
+undefined name. It is also an error if the tests fail without any mutant. ``--check``, like ``make test``, only checks
+that the old lines are in the file.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def copy_tree(to: Path) -> None:
 
 def run_tests(tree: Path, tests: Iterable[str], limit: float = LIMIT) -> tuple[int | None, str]:
     """Run the tests. Returns pytest's exit code, or None after a timeout, and the end of its output."""
-    # PYTHONPATH comes before site-packages, where the original tree may be installed.
+    # The original tree may be installed in site-packages, but PYTHONPATH comes first.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "backends")])}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--timeout=30", "-p", "no:cacheprovider"]
     try:

@@ -1,5 +1,5 @@
-"""Every invariant of clients that share a name has a mutant (a seeded defect) on every backend. This shows that tests
-check the invariant there.
+"""Every invariant of clients that share a name has a mutant (a seeded defect) on every backend, which shows that tests
+check the invariant.
 
 Other schemes of a backend count as that backend. ``redlock://`` has no readers and permits, so it needs mutants only
 for exclusive locks.
@@ -14,8 +14,7 @@ from tests.mutants.__main__ import INVARIANTS, misfits, read_all
 
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
 MUTANTS = read_all()
-#: There is one mutant for each rule and backend. A new mutant of an old rule replaces the present one
-#: (docs/decisions/0046).
+#: There is one mutant for each rule and backend. A new mutant of a rule replaces the present one (docs/decisions/0046).
 AT_MOST = 250
 
 

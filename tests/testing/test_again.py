@@ -1,4 +1,5 @@
-"""The wrapper of `make test`: which tests run again, which never do, and what it reports."""
+"""The program `tests.again`, by which `make test` runs pytest: which tests run again, which never do, and its
+report."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def test_the_shared_suites_have_their_oracles(suite: type | None, name: str, ask
     assert is_of_conformance(item) == asks  # type: ignore[arg-type]
 
 
-# Each start of pytest takes seconds on a loaded machine, so two lone runs are enough here, and no plugins are loaded.
+# Each start of pytest takes seconds on a loaded machine, so here each failed test runs only twice more, without
+# plugins.
 TWICE = "import sys; from tests import again; again.RUNS = 2; sys.exit(again.main(sys.argv[1:]))"
 
 

@@ -1,4 +1,5 @@
-"""A case counts as kept only if that was observed. If a process was frozen at that moment, the case is undecided."""
+"""A case is kept only if the end of the first belief was observed. If the process was frozen at that time, the case is
+undecided."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def judged(
         ((*A, B.format(2.015)), UNDECIDED, math.nan),
         ((*A, B.format(2.5), "2 stall 2.1 2.6"), KEPT, -0.08),
         ((*A, B.format(2.5), "2 stall 1.9 2.6"), UNDECIDED, math.nan),  # B may have held the name since 1.9
-        ((*A, B.format(2.5), "2 stall 1.9 2.4"), KEPT, -0.48),  # B ran from 2.4 on, and got the name only at 2.5
-        ((*A[:2], B.format(2.5)), UNDECIDED, math.nan),  # the end of the first belief was not seen
+        ((*A, B.format(2.5), "2 stall 1.9 2.4"), KEPT, -0.48),  # B ran again from 2.4 on, and got the name only at 2.5
+        ((*A[:2], B.format(2.5)), UNDECIDED, math.nan),  # the end of the first belief was not recorded
         ((*A[:2], "1 release 2.3 a", B.format(2.5)), KEPT, -0.2),
         (("1 got 1 n a 1 0", B.format(2.5)), UNDECIDED, math.nan),
     ],
@@ -59,7 +60,7 @@ def test_a_frozen_process_is_judged_by_its_first_reply_afterwards() -> None:
     believed_on = ("1 got 1 n a 1 1", "1 held 5.01 a", B.format(4))
     assert judged(knew)[0] is UNDECIDED
     assert judged(knew, frozen=[(2.0, 5.0)])[0] is KEPT
-    assert judged(knew, frozen=[(2.0, 3.5)])[0] is UNDECIDED  # the first process ran when the other's belief began
+    assert judged(knew, frozen=[(2.0, 3.5)])[0] is UNDECIDED  # the first process ran again when the second belief began
     assert judged(believed_on, frozen=[(2.0, 5.0)]) == (BROKEN, 1.01)
     assert judged((*knew[:2], knew[-1]), frozen=[(2.0, 5.0)])[0] is UNDECIDED  # the process never continued
 

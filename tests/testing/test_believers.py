@@ -1,5 +1,4 @@
-"""Every process records what its clients hold, and the records are judged. Broken is certain; undecided does not count
-as kept."""
+"""Every process records what its clients hold, and `Believers` judges the records."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def test_a_frozen_holder_believes_nothing_while_it_is_frozen(
         with pause(helper):
             with client.lock("n").acquire(WITHIN):
                 pass
-            # The process may still believe that it holds, since it was not seen running again.
+            # The process has recorded nothing since it was frozen, so it may still believe that it holds the lock.
             assert "the end of the first holder's belief was not seen" in believers.judge().undecided[0]
         helper.tell("lost")
         helper.wait_for("done", WITHIN)
@@ -112,7 +111,7 @@ def test_a_handover_between_processes_is_seen_on_both_sides(
 def test_two_simultaneous_believers_are_reported(
     believers: Believers, client: multilock.Client, tmp_path: Path
 ) -> None:
-    # Two files seem to be one name, since only scheme, prefix and name are compared. So both processes hold the name.
+    # Only scheme, prefix and name are compared, so locks in two files count as one name, which both processes hold.
     with Helper(HOLD, f"sqlite://{tmp_path}/other.db", believers.path) as helper:
         helper.wait_for("held", WITHIN)
         with client.lock("n"):
@@ -162,10 +161,10 @@ def test_a_forked_child_writes_its_own_record_and_ends_no_belief_of_its_parent(b
         believers.watch(client)
         if not (child := os.fork()):
             client.lock("n").acquire(WITHIN)
-            believers.close()  # as a fixture of the test would do in the child
+            believers.close()  # as a fixture would do if it ended in the child
             os._exit(0)
         os.waitpid(child, 0)
-        believers.judge()  # this notices that the child is dead, before the lock has another holder
+        believers.judge()  # this records the death of the child before the lock has another holder
         with client.lock("n").acquire(WITHIN):
             pass
         verdict = believers.judge()

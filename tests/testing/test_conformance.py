@@ -1,4 +1,4 @@
-"""The conformance suite's demands on the author of a backend."""
+"""The code that the author of a backend must write to use the conformance suite."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The least that docs/writing-a-backend.md demands: a scheme of this process only, and a place with two members.
+# The minimum that docs/writing-a-backend.md demands: a scheme that only this process knows, and a `Place` with two
+# members.
 BACKEND = """
 import multilock
 from multilock_sqlite import open_backend
@@ -46,7 +47,7 @@ class TestProcess(conformance.ProcessConformance):
     backend = Mine
 """
 
-# Tests that send requests to the place, and one that uses other processes.
+# Tests that send requests to the backend, and one that uses other processes.
 ASKING = "gave_up or nothing_is_left or leaves_nothing or renew_answers or harmless_twice or exclude_each_other"
 
 

@@ -1,4 +1,4 @@
-"""In the hand-driven runtime time moves only by hand, and everything happens at its exact time."""
+"""In `HandRuntime` time moves only when the test moves it, and every step runs at its exact time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's own network works in the same way for one host and for several."""
+"""`Network` causes the same faults for one host and for several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: one test of a user, run on every named backend."""
+"""The pytest plugin runs a user's test on every named backend."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestClass:
         assert multilock_url == "memory://mine"
 """
 
-# A plugin whose loop lives for the whole session leaves it open between two tests.
+# Between two tests, the event loop is open but does not run, as with a plugin whose loop lives for the whole session.
 IDLE_LOOP = """
 import asyncio
 import time

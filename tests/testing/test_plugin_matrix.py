@@ -1,4 +1,4 @@
-"""The matrix of the pytest plugin: tests × backends, in the terminal and in files; marks, and absent servers."""
+"""The matrix of the pytest plugin: tests × backends, in the terminal and in files. Also marks, and absent servers."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 
 def lines_of(result: pytest.RunResult) -> dict[str, list[str]]:
-    """Return the matrix in the terminal: the outcomes of each test."""
+    """Return the outcomes of each test from the matrix in the terminal."""
     said = [line.split() for line in result.outlines]
     return {words[0]: words[1:] for words in said if words and "::" in words[0]}
 
 
 def outcomes(folder: Path) -> dict[str, list[str | None]]:
-    """Return the outcomes of each test in matrix.json."""
+    """Return the outcomes of each test from matrix.json."""
     data = json.loads((folder / "matrix.json").read_text())
     return {
         test["name"].partition("::")[2]: [cell and cell["outcome"] for cell in test["results"]]
@@ -305,7 +305,7 @@ def test_no_password_is_shown_even_if_two_urls_differ_only_in_it(pytester: pytes
             raise RuntimeError(f"no luck with {str(multilock_url)}, {multilock_url.partition('@')[0]}")
         """
     )
-    # The server has no password and refuses one. The reply of the server is shown.
+    # The server has no password, refuses one, and its reply is shown.
     options = ("--multilock-url", one, "--multilock-url", other, "--setup-show", "--showlocals")
     result = run(pytester, *options, "--multilock-compare", "--multilock-report", "out", "-k", "not shows")
     folder = pytester.path / "out"

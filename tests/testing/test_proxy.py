@@ -1,4 +1,4 @@
-"""Each method of the fault proxy does to a connection what its name says."""
+"""Each method of the fault proxy causes its fault."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def blocking(client: Client) -> None:
 
 
 def give_back(loss: Loss) -> None:
-    """A type annotation of plain ``Loss`` accepts both faces, blocking and asyncio."""
+    """The plain annotation ``Loss`` fits callbacks of both faces, blocking and asyncio."""
     loss.lease.release()
     if isinstance(loss.lease, Lease):
         assert_type(loss.lease.release(), bool)

@@ -1,4 +1,4 @@
-"""Helpers of the unit tests: clients on a hand-driven clock, and a backend that answers as the test scripts it."""
+"""Helpers of the unit tests: clients on a clock that the test moves, and a backend whose replies the test scripts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ __all__ = [
     "state_of",
 ]
 
-PRODUCT = f"{Path(multilock.__file__).parent}/"  # the whole path: the tests may be below a folder of the same name
+# the whole path, because the tests may be below a folder of the same name
+PRODUCT = f"{Path(multilock.__file__).parent}/"
 CAPABILITIES = Capabilities(
     fencing=True,
     fencing_scope="the test",
@@ -88,13 +89,13 @@ def eventually(ready: Callable[[], object], within: float = 5.0) -> None:
 START_OF_A_THREAD = "start_joinable_thread" if sys.version_info >= (3, 13) else "start_new_thread"
 
 
-RESUME = opcode.opmap["RESUME"]  # where CPython checks for signals as a function begins
+RESUME = opcode.opmap["RESUME"]  # the opcode at the beginning of a function, where CPython checks for signals
 
 
 @contextlib.contextmanager
 def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
-    """Raise KeyboardInterrupt once where CPython could deliver one: as ``function`` begins in this thread or, with
-    ``after``, when the C function ``after`` has returned inside it."""
+    """Raise KeyboardInterrupt once where CPython could: as ``function`` begins in this thread or, with ``after``, when
+    the C function ``after`` returns inside it."""
     event = "c_return" if after else "call"
 
     def profile(frame: FrameType, seen: str, argument: Any) -> None:
@@ -120,14 +121,14 @@ def ctrl_c_now() -> None:
 def interrupted_at(
     step: int, function: str, within: str | None = None, *, interrupt: Callable[[], None] = ctrl_c_now
 ) -> Iterator[list[str]]:
-    """Raise KeyboardInterrupt at the ``step``-th point at which CPython could deliver one, counted from the call of
+    """Raise KeyboardInterrupt at the ``step``-th point at which CPython could raise it, counted from the call of
     ``function``.
 
     Such a point is the beginning of a function or the return of a C function. Points count in multilock and in all that
     it calls, even in the standard library. With ``within``, points count only in files whose path begins with it.
-    Yields a list that receives the place; it stays empty if there are not that many points. Garbage collection is off
-    meanwhile, so that no finalizer of an earlier client interferes. If ``interrupt`` is given, it is called instead of
-    raising, for example to let another thread run at that point.
+    Yields a list that receives the place of the interrupt, and stays empty if there are fewer points. Garbage
+    collection is off meanwhile, so that no finalizer of an earlier client interferes. If ``interrupt`` is given, it is
+    called at the point instead of raising KeyboardInterrupt.
     """
     left = step
     begun = False
@@ -137,7 +138,8 @@ def interrupted_at(
         if within is not None:
             return frame is not None and frame.f_code.co_filename.startswith(within)
         ours = False
-        while frame and frame.f_code.co_qualname != "HandRuntime._run_soon":  # a job of another thread does not count
+        # a job that stands for another thread does not count
+        while frame and frame.f_code.co_qualname != "HandRuntime._run_soon":
             ours = ours or frame.f_code.co_filename.startswith(PRODUCT)
             frame = frame.f_back
         return ours and frame is None
@@ -147,7 +149,7 @@ def interrupted_at(
         if event not in ("call", "c_return") or not called_by_ours(frame):
             return
         if event == "call" and frame.f_code.co_code[frame.f_lasti] != RESUME:
-            return  # an exception enters here, as when a generator is closed: CPython does not check for signals
+            return  # no check for signals, because an exception enters here, as when a generator is closed
         begun = begun or frame.f_code.co_qualname == function
         if begun:
             if left == 0:
@@ -173,12 +175,12 @@ def our_threads() -> set[threading.Thread]:
 
 
 def state_of(lease: Lease) -> LeaseState:
-    """Return the lease's state now. A type checker assumes that an attribute it has seen once never changes."""
+    """Return the lease's state. A type checker would assume that an attribute keeps a value that was tested."""
     return lease.state
 
 
 class Losses:
-    """A lost callback that records when it was called, on which thread, and with what."""
+    """A lost callback that records the time, thread and argument of each call."""
 
     def __init__(self, runtime: Runtime | None = None) -> None:
         self._now = runtime.now if runtime else real_now
@@ -222,7 +224,7 @@ Answer = Callable[["Scripted", Call], Any]
 
 
 def silence(seconds: float | None = None, *, unknown: bool = True) -> Answer:
-    """Do not execute the request, and fail after ``seconds``. None stands for the whole time that the caller allows."""
+    """Do not execute the request, and fail after ``seconds``. None means the whole time that the caller allows."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         backend.pass_time(call.within if seconds is None else min(seconds, call.within))
@@ -257,7 +259,8 @@ def refused(error: BaseException) -> Answer:
 
 
 class Scripted:
-    """A backend over one dict. It behaves correctly until the test scripts the next replies of a method.
+    """A backend that keeps its data in memory. It replies correctly until the test scripts the next replies of a
+    method.
 
     With ``sessions=True`` all its claims belong to one session, which it reports with `Notices.group`. A renewal of the
     session renews them all.
@@ -270,7 +273,7 @@ class Scripted:
         self.runtime: Runtime = runtime or Threads()
         self.capabilities = replace(CAPABILITIES, **capabilities)
         self.calls: list[Call] = []
-        self.holders: dict[str, str] = {}  # by name: the id of the claim, or a text that a test sets
+        self.holders: dict[str, str] = {}  # by name: the id of the holder's claim, or a text that a test sets
         self.queues: dict[str, list[str]] = defaultdict(list)
         self.cancelled: set[str] = set()
         self.heartbeat = 1.0
@@ -419,7 +422,7 @@ class Scripted:
 
 
 class _Point:
-    """The point at which a coroutine on a `StepFace` is suspended, and the condition for it to continue."""
+    """The point at which a coroutine on a `StepFace` is suspended, and the condition under which it may continue."""
 
     def __init__(self, ready: Callable[[], bool] = lambda: True) -> None:
         self.ready = ready
@@ -429,7 +432,8 @@ class _Point:
 
 
 class StepFace:
-    """A face whose coroutines stop at every await until the test lets them continue, so that many run in one thread."""
+    """A substitute for the blocking and asyncio faces of the kernel. Its coroutines stop at every await until the test
+    lets them continue, so that many run in one thread."""
 
     asynchronous = False
 
@@ -479,7 +483,7 @@ class _StepBell:
 
 
 class Step:
-    """One coroutine over a `StepFace`."""
+    """A coroutine on a `StepFace`, which the test advances."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._coroutine = coroutine
@@ -513,8 +517,7 @@ class Step:
 
 
 def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Make thread starts fail on demand. The test sets, for each thread name, how many more starts fail; initially
-    none."""
+    """Make thread starts fail. In the returned dict the test sets, for each thread name, how many more starts fail."""
     refusals: dict[str, int] = {}
     real = system.Thread
 

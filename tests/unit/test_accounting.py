@@ -1,7 +1,8 @@
-"""Acquires, bodies of `with`, releases by hand and sets, compared with a model after each random step.
+"""After each random step, a client's leases are compared with a model that counts acquires and bodies of ``with``.
 
 A *body* is an open ``with``. The library only counts the acquires and the bodies of a lease. In the model, each body
-owns an acquire, or is a *guest* without one, and each set is a body of its parts. Some steps are interrupted.
+owns an acquire, or is a *guest* without an acquire, and a set of locks is a body of each of its parts. Some steps are
+interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.unit.kit import PRODUCT, Scripted, client_on, interrupted_at
 SEEDS, STEPS = 100, 40
 HELD, RELEASED, LOST = "held", "released", "lost"
 WEIGHTS = {"acquire": 4, "with": 3, "enter": 5, "exit": 6, "leave": 4, "release": 4, "lose": 0.6}
-# Name of the operation → the function in which the interrupt comes, after its first point.
+# For each operation, the function in which the interrupt comes.
 INTERRUPTED = {
     "acquire": "Lock.try_acquire",
     "with": "Lock.__enter__",
@@ -35,7 +36,8 @@ class Account:
 
     def __init__(self, names: tuple[str, ...], reentrant: bool, parts: tuple[Account, ...] = ()) -> None:
         self.names, self.reentrant, self.parts = names, reentrant, parts
-        self.by_hand, self.owners, self.guests = 1, 0, 0  # acquires without a body; bodies with an acquire; guests
+        # numbers of acquires without a body, bodies with an acquire, and guests
+        self.by_hand, self.owners, self.guests = 1, 0, 0
         self.state = HELD
         self.settled = False  # the last acquire was released, and all work has ended
         self.sets: list[Account] = []
@@ -76,7 +78,7 @@ class Account:
             part.end()
 
     def over(self, state: str) -> None:
-        """End the lease, and each set of which it is a part."""
+        """End the lease, and each set that it is a part of."""
         for lease in (self, *self.sets):
             lease.state = state if lease.state == HELD else lease.state
 
@@ -139,7 +141,7 @@ class Books:
             self._acquire_or_enter(what, self.random.choice(self.locks))
         elif what == "exit" and self.entered:
             lock = self.random.choice(self.entered)[0]
-            account = [account for other, account in self.entered if other is lock][-1]  # the newest, as on a stack
+            account = [account for other, account in self.entered if other is lock][-1]  # the newest body of this lock
             self.entered.remove((lock, account))
             self._end(what, lambda: lock.__exit__(None, None, None), account)
         elif what == "leave" and self.bodies:
@@ -196,7 +198,7 @@ class Books:
         self.log.append(f"{what} {of.names}")
         with contextlib.ExitStack() as stack:
             if self.random.random() < 0.25:
-                step = self.random.randrange(1, 40)  # at point 0 none of our code has run yet
+                step = self.random.randrange(1, 40)  # at point 0 no code of multilock has run yet
                 stack.enter_context(interrupted_at(step, INTERRUPTED[what], PRODUCT))
             try:
                 return call(), False

@@ -1,4 +1,4 @@
-"""How long a waiter waits, which requests it sends, and that nothing is left behind however its wait ends."""
+"""How long a waiter waits, which requests it sends, and that it leaves nothing behind, however its wait ends."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_an_error_that_a_retry_cannot_cure_is_raised_at_once(
 
 
 def spent(backend: Scripted, call: Call) -> Busy:
-    """Reply as Redlock does if an attempt was undone, but one of its servers has not confirmed this."""
+    """Reply as Redlock does if an attempt was undone, but one server has not confirmed the undo."""
     return Busy(0.01, spent=True)
 
 
@@ -459,7 +459,7 @@ def test_grants_in_a_session_without_proof_cause_no_busy_loop(
     client = make(backend)
     client.lock("first").acquire()
     backend.always("renew", silence())
-    runtime.advance(29)  # the server replies to reads, but nothing proves that the session lives
+    runtime.advance(29)  # no renewal gets a reply, so nothing proves that the session is alive
     with pytest.raises(BackendUnavailable):
         client.lock("second").acquire(20)
     assert len(backend.called("attempt")) < 100

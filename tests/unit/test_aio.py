@@ -1,4 +1,4 @@
-"""The asyncio face differs from the blocking face in some ways, and none of them loses a lock."""
+"""Tests of the asyncio face where it differs from the blocking face."""
 
 from __future__ import annotations
 
@@ -881,7 +881,7 @@ def test_a_client_belongs_to_one_loop_at_a_time(backend: Scripted) -> None:
 
 
 def leave_on_a_closed_loop(main: Callable[[], Coroutine[Any, Any, list[asyncio.Task[Any]]]]) -> list[asyncio.Task[Any]]:
-    """Return tasks that wait forever on a loop that was closed under them, as in a program that does not use
+    """Return tasks that never end because their loop was closed before, as in a program that does not use
     asyncio.run()."""
     loop = asyncio.new_event_loop()
     tasks = loop.run_until_complete(main())
@@ -925,7 +925,7 @@ def test_a_waiter_of_a_closed_loop_gives_up_its_place_without_further_calls(back
     backend.holders["n"] = "somebody"
 
     async def wait() -> list[asyncio.Task[Any]]:
-        await client.lock("m").acquire()  # renewals of the client keep the session alive
+        await client.lock("m").acquire()  # this lease makes the client renew the session
         tasks = [asyncio.create_task(client.lock("n", fair=True).acquire())]
         await until(lambda: len(backend.queues["n"]) == 1)
         return tasks
@@ -1008,7 +1008,7 @@ def test_events_are_reported_on_a_second_loop_too(backend: Scripted) -> None:
         await client.close()
 
     asyncio.run(leave_while_it_is_held())
-    take(backend)  # when the loss is noticed, its loop is closed
+    take(backend)  # the loop of the lease is closed when its loss is noticed
     asyncio.run(use())
 
 
@@ -1137,7 +1137,7 @@ CROWD = 60
 
 
 async def crowd_of(client: AsyncClient, backend: Scripted) -> list[asyncio.Task[Any]]:
-    """Start waiters that are in the queue of "n" and must send heartbeats all the time."""
+    """Start waiters, and wait until all are in the queue of "n", where they must send heartbeats all the time."""
     backend.heartbeat = 0.01
     tasks = [asyncio.create_task(client.lock("n", fair=True).acquire()) for _ in range(CROWD)]
     await until(lambda: len(client._kernel.monitor.waiting) == CROWD)
@@ -1167,8 +1167,8 @@ def test_many_heartbeats_do_not_delay_a_release_or_a_first_attempt(backend: Scri
             tasks = await crowd_of(client, backend)
             backend.always("attempt", in_turn)
             turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
-            # Wait until only requests that the test holds back are under way. The end of any other request would admit
-            # the next heartbeat.
+            # Wait until all requests under way are held back by the test, because the end of any other request would
+            # admit the next heartbeat.
             await until(lambda: len(held) == CARRIERS and turns.waiting(Kind.HEARTBEAT) > CROWD / 2, within=15)
             urgent = asyncio.create_task(lease.release() if what == "release" else client.lock("m").try_acquire())
             await until(lambda: turns.waiting(Kind.RELEASE) + turns.waiting(Kind.FIRST))
@@ -1313,7 +1313,7 @@ def test_the_heartbeats_of_a_crowd_go_together_and_take_no_turns() -> None:
             tasks = await crowd_of(client, backend)
             way = Blocked(backend, "attempt", "attempt_all")
             gathered: Any = client._kernel.face._batches._gathered  # type: ignore[attr-defined]
-            # Each heartbeat is in one of the few requests that are under way, or gathered for the next request.
+            # Wait until each heartbeat is in one of the few requests under way, or gathered for the next request.
             await until(lambda: sum(way.held) + len(gathered) == CROWD, within=15)
             assert len(way.held) <= AT_ONCE
             assert await client.lock("m").try_acquire()
@@ -1356,14 +1356,15 @@ def test_attempts_sent_together_that_get_no_answer_fail_one_by_one() -> None:
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert {type(error) for error in results} == {BackendUnavailable}
             assert len({id(error) for error in results}) == CROWD
-            await until(lambda: len(backend.released()) == CROWD)  # the outcomes are unknown, so all are cancelled
+            # the outcomes are unknown, so all attempts are cancelled
+            await until(lambda: len(backend.released()) == CROWD)
             assert all(call.details["unsure"] for call in backend.called("release"))
 
     run(main)
 
 
 def test_a_first_attempt_without_a_turn_is_not_taken_for_silence(backend: Scripted) -> None:
-    """The server answers other requests meanwhile, so the waiters continue even after an outage_timeout."""
+    """The server answers other requests, so the waiters continue even after the outage_timeout."""
     backend.holders["n"] = "another"
     permits = threading.Semaphore(0)
     ended = threading.Event()
@@ -1390,7 +1391,8 @@ def test_a_first_attempt_without_a_turn_is_not_taken_for_silence(backend: Script
             while not not_sent:
                 permits.release()
                 await asyncio.sleep(0.05)
-            with pytest.raises(BackendUnavailable, match="was not sent"):  # nobody knows whether "n" is taken
+            # the request was not sent, so the client cannot know whether "n" is taken
+            with pytest.raises(BackendUnavailable, match="was not sent"):
                 await client.lock("n", fair=True).acquire(timeout=0.3)
             ended.set()
             await until(lambda: len(backend.queues["n"]) == CROWD, within=15)

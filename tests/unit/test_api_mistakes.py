@@ -1,4 +1,4 @@
-"""Users who write redis-py's names for a lock are told the names of multilock."""
+"""If a user writes redis-py's name of a method or option, the error names that of multilock."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_lease_method_of_another_library_raises_and_names_our_method(name: str
 
 
 def test_advice_about_names_of_another_library_slows_no_attribute(client: Any) -> None:
-    """CPython 3.11 reads every attribute more slowly if its class has ``__getattr__``."""
+    """CPython 3.11 reads every attribute of an object more slowly if its class has ``__getattr__``."""
     for kind in (type(client.lock("n")), type(client.lock_all(["a", "b"])), Holding):
         assert not hasattr(kind, "__getattr__")
 

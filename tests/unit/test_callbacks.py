@@ -22,7 +22,7 @@ from tests.unit.kit import START_OF_A_THREAD, Losses, Scripted, client_on, ctrl_
 
 
 class Ticking:
-    """Callbacks with a real ticking thread behind them."""
+    """`Callbacks` with a real ticking thread."""
 
     def __init__(self) -> None:
         runtime = Threads()
@@ -75,7 +75,8 @@ def test_the_last_reference_held_by_a_callback_is_dropped_on_the_callbacks_threa
             ended.append(threading.current_thread().name)
 
     class Joining(Threads):
-        """Returns from a start only after the thread has ended, as if the starting thread was stopped in between."""
+        """A runtime in which a start of a thread returns only after the thread has ended, as if the starting thread was
+        stopped in between."""
 
         def spawn(self, run: Callable[[], None], name: str) -> None:
             thread = threading.Thread(target=run, name=name)
@@ -268,7 +269,7 @@ def test_many_loss_callbacks_begin_before_their_validity_ends() -> None:
         go_on.wait(30)
 
     for _ in range(150):
-        # Less than the time after which a callback counts as one that hangs.
+        # This time is too short for the callback to count as hanging.
         callbacks.start(writes, loss_valid_for(0.08, runtime.now()))
     eventually(lambda: len(begun) == 64)
     runtime.jump(0.05)

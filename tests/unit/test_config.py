@@ -1,4 +1,4 @@
-"""How URL, mapping, file and environment combine, and which error a mistake in them gives."""
+"""How settings from a URL, a mapping, a file and the environment combine, and which error a mistake in them raises."""
 
 from __future__ import annotations
 

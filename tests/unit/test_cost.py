@@ -1,4 +1,4 @@
-"""The cost of an acquire and its release in the kernel, in function calls: times are too noisy for a test."""
+"""The cost of an acquire and its release, measured in function calls, because times vary too much for a test."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from types import FrameType
 
 import multilock
 
-# An acquire and its release made 118 function calls when this was measured, 29 of them in the memory backend. Another
-# thread may add one call to the sum of all pairs. Raise the limit only for a good reason.
+# The greatest number of function calls of an acquire and its release. Raise it only for a good reason.
 CALLS = 119
 PAIRS = 50
 

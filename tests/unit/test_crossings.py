@@ -1,4 +1,4 @@
-"""Tests where two rules meet: a finalizer inside our code, a closed loop, a fork during close(), an interrupt as a
+"""Cases in which two rules apply: a finalizer inside our code, a closed loop, a fork during close(), an interrupt as a
 thread starts."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_a_loss_during_a_release_by_a_finalizer_ends_the_lease_once() -> None:
     answers: list[bool] = []
     real = kernel.now
 
-    def now() -> float:  # called when the release has found the lease held, and not yet ended it
+    def now() -> float:  # called after the release has found the lease held, but before it has ended the lease
         if threading.current_thread() is threading.main_thread():
             kernel.now = real
             notice = (inner(lease).claim.id, LossReason.TAKEN, "taken")
@@ -308,7 +308,7 @@ def test_a_grant_that_ended_by_a_shortened_ttl_becomes_no_lease() -> None:
 
 @pytest.fixture
 def unwound() -> Iterator[None]:
-    """Collect the remains of a closed loop as soon as the test has dropped them, and not during a later test."""
+    """Collect the objects of a closed loop at the end of the test, so that no later test is disturbed."""
     yield
     gc.collect()
 

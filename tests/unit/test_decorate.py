@@ -1,4 +1,4 @@
-"""Mistakes in a decorated function or its name, and when they are reported. See also test_locks and test_aio."""
+"""Mistakes in the use of the decorator ``locked``, and when they are reported. See also test_locks and test_aio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A login that takes longer than its request: the next request uses the connection, or it is closed."""
+"""A login takes longer than its request. The next request uses the connection, or the connection is closed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Login:
     def __init__(self, error: Exception | None = None) -> None:
         self.begun, self.allowed, self.closed = Event(), Event(), Event()
         self.error = error
-        self.ended = False  # by the server
+        self.ended = False  # whether the server has ended the connection
 
     def __call__(self) -> Login:
         self.begun.set()
@@ -58,7 +58,7 @@ def dials(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dialling[Login]]:
 
 @pytest.fixture
 def late(dials: Dialling[Login]) -> Iterator[Login]:
-    """Return a login under way whose request has given up."""
+    """Yield a login that is under way, although its request has given up."""
     login = Login()
     assert isinstance(dials.outcome(login, 0.01, now), TimeoutError)
     login.begun.wait(SOON)

@@ -44,7 +44,7 @@ def client(server: Scripted) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def a_long_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give on_elected a long head start before on_lost, because the thread that calls on_elected may be delayed."""
+    """Let on_lost wait long for the start of on_elected, because the thread of on_elected may be delayed."""
     monkeypatch.setattr("multilock.election.HEAD_START", 50 * HEAD_START)
 
 
@@ -66,7 +66,7 @@ class Diary:
 
 
 class Kept:
-    """An on_lost that takes some time, and records whether the lease is still kept."""
+    """An on_lost that takes some time, and records whether the lock stays taken meanwhile."""
 
     def __init__(self, server: Scripted) -> None:
         self.server = server
@@ -227,7 +227,7 @@ def test_bodies_may_end_in_another_order_than_they_began(client: Client, server:
     body.__enter__()
     with second.campaign():
         body.__exit__(None, None, None)
-        assert second.resign()  # this resignation comes from inside its own body, so it does not wait
+        assert second.resign()  # called inside the body of the same election, so it does not wait
         assert "f" in server.holders
     eventually(lambda: server.holders == {})
 
@@ -857,7 +857,8 @@ def test_an_abandoned_observer_leaves_nothing_behind(client: Client, closed: boo
         with pytest.raises(StopIteration):
             next(leaders)
     del leaders
-    # The finalizer of the iterator cannot always take the mutex. Then the next call removes the bell of the iterator.
+    # The finalizer of the iterator cannot always take the mutex. In this case the next call removes the iterator's
+    # bell.
     client._kernel.followers.changed(None)
     assert not client._kernel.followers._bells
 

@@ -1,4 +1,4 @@
-"""Elections in which something happens at the worst moment: between two steps of loops or threads."""
+"""Elections in which an event happens at the worst moment, between two steps of loops or threads."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_an_on_lost_cancelled_before_it_began_is_still_called(server: Scripted) 
 
 @pytest.fixture(autouse=True)
 def unwound() -> Iterator[None]:
-    """Collect the remains of a closed loop as soon as the test has dropped them, and not during a later test."""
+    """Collect the objects of a closed loop at the end of the test, so that no later test is disturbed."""
     yield
     gc.collect()
 
@@ -292,7 +292,7 @@ def test_a_finalizer_that_resigns_inside_its_own_election_does_not_wait(server: 
     leadership = election.campaign()
 
     def finalize() -> None:
-        with election._office.lock:  # a garbage collection may run while it is held
+        with election._office.lock:  # a garbage collection may run while this lock is held
             getattr(leadership if how == "release" else election, how)()
 
     in_time(finalize)
@@ -304,7 +304,7 @@ def test_a_finalizer_that_resigns_inside_its_own_election_does_not_wait(server: 
 
 @pytest.mark.parametrize("how", ["stop", "resign", "release", "with"])
 def test_a_finalizer_that_resigns_does_not_wait_for_a_lock_of_another_thread(server: Scripted, how: str) -> None:
-    """The other thread may be inside a finalizer too, and may wait for a lock that this thread holds."""
+    """The other thread may be inside a finalizer too, and wait for a lock that this thread holds."""
     client = client_on(server, Threads(), ttl=25.0)
     losses: list[Loss[Any]] = []
     election = client.election("e", on_lost=losses.append)
@@ -476,8 +476,8 @@ def test_an_interrupt_anywhere_leaves_no_leader(use: Callable[..., None], functi
             break
         runtime.advance(120)
         step += 1
-        # When the interrupt comes as __enter__ or __exit__ itself begins, none of our code runs yet. The candidate
-        # stays leader, and on_lost waits.
+        # If the interrupt comes as __enter__ or __exit__ itself begins, none of our code runs. So the candidate stays
+        # leader, and on_lost is not called.
         if where[0].split(":")[0].endswith(("__exit__", "Waits.__enter__", "Leadership.__enter__")):
             continue
         if backend.holders:
@@ -636,7 +636,7 @@ def test_a_with_body_entered_while_run_ends_its_work_keeps_the_lease(
         with contextlib.suppress(NotHeld), leadership:
             working.set()
             eventually(lambda: not leadership.is_held())
-            asked.wait(0.05)  # a premature release comes within this time
+            asked.wait(0.05)  # a premature release would come within this time
             working.clear()
 
     def release(backend: Scripted, call: Call) -> Any:

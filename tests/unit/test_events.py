@@ -1,4 +1,4 @@
-"""Events are typed, arrive in order, and are delivered off the threads that do the work."""
+"""Events are typed and arrive in order, on a thread that does no other work of the library."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def test_many_events_share_a_callback_thread(monkeypatch: pytest.MonkeyPatch) ->
             with client.lock("n"):
                 pass
             eventually(lambda: len(heard) == 2 * count)  # noqa: B023
-    # Usually one thread is started. If an event arrives before that thread has reported that it is idle, another thread
-    # is started.
+    # Usually one thread is started. Another thread is started if an event arrives before the first thread has reported
+    # that it is idle.
     assert started.count("multilock-callback") < len(heard) / 2
 
 

@@ -65,7 +65,8 @@ def test_a_finalizer_that_sends_a_request_inside_another_call_is_refused(
         backend = client._kernel.backend
         look = type(backend._store).look  # type: ignore[attr-defined]
 
-        def collect(*args: Any) -> Any:  # the garbage collector may run anywhere, here with the mutex of the store held
+        # the garbage collector may run anywhere, here while the thread holds the mutex of the store
+        def collect(*args: Any) -> Any:
             Asks(getattr(client.lock("other"), what), raised)
             return look(*args)
 
@@ -163,8 +164,8 @@ def use_async(url: str) -> None:
 
 
 def descriptors(of: str) -> list[str]:
-    """Return the files behind this process's descriptors whose names contain ``of``. Counting all descriptors would not
-    work, because remaining clients of other tests may open files."""
+    """Return the open files of this process whose names contain ``of``. Other files may belong to clients of other
+    tests."""
     found = []
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor used for listing the folder
@@ -185,14 +186,13 @@ def test_an_abandoned_client_leaves_neither_threads_nor_descriptors(
     threads, open_before = our_threads(), len(descriptors(of))
     for _ in range(10):
         use(url)
-    # If the lock was held for a moment, a thread may first wait for its planned renewal, after a third of the ttl.
+    # A thread may first wait until the planned time of a renewal, after a third of the ttl.
     eventually(lambda: (gc.collect(), our_threads() <= threads)[1], within=30)
     eventually(lambda: len(descriptors(of)) <= open_before, within=10)
 
 
 class Ours(Scripted):
-    """A separate class, to distinguish this test's clients from those of other tests that may be collected at the same
-    time."""
+    """A class of its own, to distinguish this test's clients from those of other tests."""
 
     scheme = "ours"
 

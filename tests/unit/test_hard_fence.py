@@ -411,7 +411,7 @@ def test_a_release_interrupted_anywhere_leaves_no_fence(client: Client, runtime:
         lease = client.lock("n", hard_fence=True).acquire()
         with contextlib.suppress(KeyboardInterrupt), interrupted_at(step, "Releases.release") as where:
             lease.release()
-        lease.release()  # needed if the interrupt came before the release began
+        lease.release()  # the interrupt may have come before the release began
         runtime.settle()
         assert runtime.kills_at == NEVER, (step, where)
         if not where:

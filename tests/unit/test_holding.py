@@ -1,4 +1,4 @@
-"""A lease reads the clock each time its state is asked for, even while other threads run."""
+"""A lease reads the clock each time a program reads its state, even while other threads run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from multilock.testing import HandRuntime
 from tests.unit.kit import Losses, Scripted, late, silence, state_of
 
 TTL = 30.0
-LOST_AFTER = TTL - 0.302 - 3.0  # seconds after the sending; less the drift, and the tenth for the callback
+# seconds from the sending of the request until the loss: the ttl, less the drift and the tenth for the callback
+LOST_AFTER = TTL - 0.302 - 3.0
 
 
 def test_validity_counts_from_the_sending_of_the_request_and_not_from_its_reply(

@@ -1,4 +1,4 @@
-"""Ctrl-C, a time limit by signal, or another thread at any point of a ``with``: the lock is released, and not too
+"""Whether Ctrl-C, a signal or another thread interrupts a ``with`` at any point, its lock is released, and not too
 early."""
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def test_an_interrupt_anywhere_in_a_with_block_still_releases_the_lock(
             use(client)
         if not where:
             break
-        runtime.advance(0.5)  # time for the work in the background
-        # At the points where __enter__ or __exit__ itself begins, none of our code has run yet, so we cannot cover
-        # them.
+        runtime.advance(0.5)  # time for work in the background
+        # When __enter__ or __exit__ itself begins, none of our code has run yet, so an interrupt there cannot be
+        # handled.
         if backend.holders and not where[0].partition(":")[0].endswith(("__enter__", "__exit__")):
             held.append((step, where))
         backend.holders.clear()

@@ -1,4 +1,4 @@
-"""A client when its process forks, when the process ends, and when the client is closed."""
+"""A client whose process forks or ends, and a client that is closed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 
 def fork_in_c() -> int:
     """Fork as daemon(3) and other C libraries do: Python is not informed, and runs no hook."""
-    time.sleep(0.1)  # lets other threads become idle: a GIL that one of them holds would stay locked in the child
+    time.sleep(0.1)  # other threads become idle, because a GIL that one of them holds would stay locked in the child
     pid: int = ctypes.PyDLL(None).fork()
     return pid
 
@@ -404,7 +404,7 @@ def test_exit_takes_two_seconds_at_most_even_if_the_backend_is_silent() -> None:
     )
     before, after = (float(line.split()[1]) for line in lines if line.startswith("clock"))
     assert 1.0 < after - before < 2.0 + 1.5
-    assert seconds < 20  # this includes the start and the end of the interpreter
+    assert seconds < 20  # seconds, which include the start and the end of the interpreter
     assert code == 0
 
 

@@ -1,4 +1,4 @@
-"""Of the many waiters of one client for one name, only one at a time sends requests."""
+"""Of all waiters of one client for one name, only one at a time sends requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.kit import Scripted, Step, StepFace, client_on, ctrl_c, silence
 
 
 class Crowd:
-    """Acquires of one client that advance together, one await at a time."""
+    """Acquires of one client, which all advance by one await at a time."""
 
     def __init__(self, backend: Scripted, runtime: HandRuntime, **options: Any) -> None:
         self.runtime = runtime
@@ -42,7 +42,7 @@ class Crowd:
 
     def advance(self, seconds: float) -> None:
         until = self.runtime.now() + seconds
-        while self.runtime.now() < until:  # requests to a silent server move the clock, too
+        while self.runtime.now() < until:  # requests to a silent server also move the clock
             self.runtime.advance(0.05)
             self.settle()
 

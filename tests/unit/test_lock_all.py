@@ -1,4 +1,4 @@
-"""Sets of locks: the rules that need no backend, and events at the worst moment."""
+"""Sets of locks: rules that need no real backend, and events at the worst moment."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_a_lost_set_is_not_kept_alive_after_its_release(client: Client, backend:
         kept = weakref.ref(lease)
         del lease
     eventually(lambda: backend.holders == {})
-    with lock:  # the lock object remembers only its newest lease, which is now that of this block
+    with lock:  # the lock object refers only to its newest lease, which is now that of this block
         eventually(lambda: gc.collect() >= 0 and kept() is None)
 
 
@@ -346,7 +346,7 @@ def test_a_lock_that_ends_as_the_last_one_is_acquired_does_not_end_the_wait(
     hand: Client, scripted: Resting, runtime: HandRuntime
 ) -> None:
     def outlast_the_first(backend: Scripted, call: Call) -> Any:
-        runtime._now += 40  # no timer runs: only the waiter notices that its first lock is over
+        runtime._now += 40  # no timer runs, so only the waiter can notice that its first lock has ended
         backend.holders.pop("a")
         return call.execute()
 
@@ -396,7 +396,7 @@ def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) 
                 eventually(lambda: backend.holders == {})
             else:
                 assert lease.release()
-                if not where:  # otherwise a finalizer was interrupted, which no caller sees
+                if not where:  # with an interrupt: a finalizer was interrupted, which no caller notices
                     break
     assert step > 100
 
@@ -501,7 +501,7 @@ def test_releasing_an_expired_lost_set_counts_no_lock_down_again(hand: Client, s
 
 def held_outside(client: Client, backend: Scripted, meanwhile: Callable[[Lease], object]) -> Lease:
     """Return a lease of "a", in a backend in which "b" is taken. When this thread requests "b", ``meanwhile`` runs in
-    another."""
+    another thread."""
     outer = client.lock("a", reentrant=True).acquire()
     backend.holders["b"] = "another"
 

@@ -363,7 +363,7 @@ def test_the_callback_of_an_inner_acquire_stays_until_the_last_release(
     inner = Losses(runtime)
     outer = client.lock("n", reentrant=True).acquire()
     client.lock("n", reentrant=True, on_lost=inner).acquire()
-    outer.release()  # a release does not say which of the two acquires it ends
+    outer.release()  # a release does not name one of the two acquires
     take(backend)
     runtime.settle()
     assert inner.reasons == [LossReason.TAKEN]
@@ -390,7 +390,7 @@ def test_a_with_block_may_end_in_another_thread_than_it_began(client: Client, ba
 
 
 class Dependency:
-    """A generator around ``with lock``, as a web framework drives it: each half runs on any free thread."""
+    """A generator with a ``with lock`` inside, as web frameworks use it: each half runs on any free thread."""
 
     def __init__(self, lock: Any) -> None:
         self._generator = self._hold(lock)
@@ -495,7 +495,7 @@ def test_of_two_leases_that_both_seem_held_a_third_thread_ends_none(
     backend: Any = threads._kernel.backend
     lock = threads.lock("n")
     first, gone = entered(pools[0], lock)
-    del backend.holders["n"]  # a force release, of which the leases are not notified
+    del backend.holders["n"]  # a force release, of which no lease is notified
     second, held = entered(pools[1], lock)
     assert isinstance(closed(pools[2], first), NotHeld)
     assert gone.is_held()
@@ -837,7 +837,7 @@ def test_a_release_in_another_thread_ends_no_with(client: Client, backend: Scrip
             take(backend)
             backend.holders.clear()
             in_thread(lock.acquire)
-            in_thread(lock.release)  # allowed in any thread, and this thread has no loss
+            in_thread(lock.release)  # any thread may release the lock, but this must not end the ``with``
             assert backend.holders == {}
 
     with pytest.raises(LockLost):

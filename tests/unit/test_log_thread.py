@@ -133,7 +133,7 @@ def test_records_are_handled_in_the_order_of_the_calls(caplog: pytest.LogCapture
         logger.warning("%d", number)
     said = [
         record.getMessage() for record in caplog.records if record.msg == "%d"
-    ]  # only records of this test: clients of other tests end at the same time
+    ]  # only records of this test, because clients of other tests may log at the same time
     assert said == [str(number) for number in range(2000)]
 
 
@@ -152,7 +152,8 @@ def test_the_level_at_the_time_of_the_call_counts(level: int, told: list[str]) -
 
 @pytest.mark.parametrize("said", ["debug", "warning"])
 def test_a_log_call_does_not_wait_for_a_configuration_that_hangs(said: str) -> None:
-    """``dictConfig`` holds the lock of the logging module, even while it makes a handler that connects somewhere."""
+    """``dictConfig`` holds the lock of the logging module while it makes handlers, and a handler may connect to a
+    server."""
     log = logging.getLogger("multilock")
     module_lock: Any = logging._lock  # type: ignore[attr-defined]
     log.manager._clear_cache()  # type: ignore[attr-defined]  # as setLevel() does
@@ -286,7 +287,8 @@ def test_records_without_a_thread_wait_for_the_next_record(monkeypatch: pytest.M
             assert log_thread.flush(10)
         return [str(waiting), *handler.messages]
 
-    assert in_child(told) == ["False", "first", NO_THREAD, "second"]  # in a process where no thread handles records yet
+    # in a new process, in which the log thread does not run yet
+    assert in_child(told) == ["False", "first", NO_THREAD, "second"]
 
 
 def test_a_forked_child_logs_its_own_records_and_none_of_its_parent() -> None:

@@ -115,7 +115,7 @@ def test_a_loss_to_another_holder_leaves_no_time_for_the_callback(
 ) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", max_hold=5.0, on_lost=losses).acquire()
-    runtime.jump(6)  # the report comes after the end of max_hold, but before the watchdog looks
+    runtime.jump(6)  # the report comes after the end of max_hold, but before the watchdog checks it
     backend.notices.gone(inner(lease).claim.id, LossReason.TAKEN, "its key has another owner")
     runtime.advance(1)
     [loss] = losses.calls

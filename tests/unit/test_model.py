@@ -1,4 +1,4 @@
-"""The frozen classes of `multilock.model`, and the text of an owner that backends store."""
+"""The frozen classes of `multilock.model`, and the text of an owner, which backends store."""
 
 from __future__ import annotations
 

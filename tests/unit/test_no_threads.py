@@ -1,4 +1,4 @@
-"""A process that cannot start threads for a while loses no lock, and its errors are those of multilock."""
+"""A process that cannot start threads for a while loses no lock, and raises errors of multilock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel turns each notice of the backend into the state of a lease once, before any call that may block."""
+"""Each notice of the backend changes the state of a lease once, before the kernel makes any call that may block."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_report_after_the_deadline_does_not_change_the_reason_paused(
 ) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
-    runtime.jump(1000)  # the process did not run; now it reads the server's report first
+    runtime.jump(1000)  # the process did not run, and now reads the server's report first
     if report == "claim":
         backend.notices.gone(claim_of(backend), LossReason.TAKEN, "its key has another owner")
     else:
@@ -74,7 +74,7 @@ def test_a_lease_is_lost_once_even_if_several_reports_arrive(
         backend.notices.gone(claim_of(backend), LossReason.TAKEN, "taken")
     backend.notices.group_gone("server", "gone")
     runtime.jump(1000)
-    client._kernel.losses.expire(inner(lease))  # called by the watchdog, which had checked the lease before
+    client._kernel.losses.expire(inner(lease))  # the watchdog calls this after an earlier check of the lease
     assert not lease.is_held()
     assert lease.release() is False
     runtime.advance(10)
@@ -179,7 +179,7 @@ def test_after_a_reconnect_a_notice_wakes_every_waiter(client: Client, backend: 
 
 
 def told_meanwhile(tell: Callable[[Scripted, Granted, str], None]) -> Answer:
-    """Give a correct reply, and a notice that overtakes it."""
+    """Give a correct reply, and before it a notice."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         granted = call.execute()

@@ -1,5 +1,4 @@
-"""How a backend reads its options: text from a URL and objects from a program mean the same, and mistakes are
-reported."""
+"""How a backend reads its options: as text from a URL or as objects from a program. Mistakes are reported."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def job() -> Iterator[Job]:
 
 
 class Aside:
-    """A call in a thread of its own."""
+    """A call that runs in its own thread."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.result: Any = None
@@ -71,7 +71,7 @@ class Aside:
 
 
 def leads(election: Election, job: Job) -> Aside:
-    """Run ``job`` as the work of a run() in a thread of its own."""
+    """Start ``run()`` with ``job`` as its work in another thread, and wait until the job has begun."""
     running = Aside(lambda: election.run(job))
     assert job.begun.wait(5)
     return running
@@ -162,7 +162,8 @@ def test_work_that_waits_for_a_loss_is_notified_of_a_resignation(client: Client)
         return leadership.wait_lost()
 
     running = Aside(lambda: election.run(work))
-    eventually(lambda: terms and len(terms[0]._hooks or ()) == 2)  # hooks of the election itself, and of wait_lost()
+    # one hook of the election itself, and one of wait_lost()
+    eventually(lambda: terms and len(terms[0]._hooks or ()) == 2)
     election.stop()
     assert running.join() is None
     assert terms[0].wait_lost() is None
@@ -398,7 +399,7 @@ def test_close_waits_for_the_work_and_keeps_its_lease_renewed(client: Client, se
 
 def test_stopping_a_leadership_inside_its_block_resigns(client: Client, server: Scripted, job: Job) -> None:
     def elected(leadership: Leadership) -> None:
-        eventually(lambda: election._office.condition._bells)  # a method on which start() depends
+        eventually(lambda: election._office.condition._bells)  # wait until the thread of start() waits
         election.stop()
 
     election = client.election("e", on_elected=elected, on_lost=job)

@@ -47,7 +47,7 @@ def honest(backend: Scripted, call: Call) -> Any:
 
 @pytest.fixture
 def lock(client: Client, backend: Scripted) -> Any:
-    """A lock whose name another client holds, with the watchdog running."""
+    """A lock whose name another client holds. The watchdog runs."""
     client.lock("other").acquire()
     backend.calls.clear()
     backend.holders["n"] = "somebody"
@@ -112,7 +112,7 @@ def test_a_pushed_grant_past_half_of_its_time_is_only_a_hint(
 def test_a_pushed_grant_that_exceeds_every_ttl_is_only_a_hint(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime, granted: float
 ) -> None:
-    """A server may grant its sessions more time than requested, and a forged push may claim anything."""
+    """A server may grant its sessions more time than requested, and a forged push may contain any time."""
     backend.notices.group("server", granted, granted / 3)
 
     def answer(backend: Scripted, call: Call) -> Any:
@@ -155,7 +155,7 @@ def test_a_pushed_grant_counts_after_a_reply_that_was_older(
 ) -> None:
     def refused_and_then_handed_over(backend: Scripted, call: Call) -> Any:
         answer = call.execute()
-        hand_over(backend, call.claims[0], call.at)  # the reply and the push are both on their way to the client
+        hand_over(backend, call.claims[0], call.at)  # the push arrives before the reply, which is older
         return answer
 
     backend.script("attempt", refused_and_then_handed_over)
@@ -166,7 +166,7 @@ def test_a_pushed_grant_counts_after_a_reply_that_was_older(
 def test_a_pushed_grant_is_void_once_a_later_request_was_refused(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
 ) -> None:
-    """Somebody deleted the name after the handover, and another client has it. The refusal overtook the push."""
+    """After the handover somebody deleted the name, and another client got it. The refusal overtook the push."""
 
     def refused_before_the_push_came(backend: Scripted, call: Call) -> Any:
         kernel, [claim], answer = client._kernel, call.claims, call.execute()

@@ -1,4 +1,4 @@
-"""The backend that a scheme opens, and the error if there is none."""
+"""The backend that a scheme opens, and the error if the scheme has no backend."""
 
 from __future__ import annotations
 

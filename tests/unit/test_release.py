@@ -1,4 +1,4 @@
-"""The background cancel is repeated until it gets a reply, but not forever."""
+"""The cancel in the background is repeated until it gets a reply, but not forever."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_a_cancel_without_a_reply_lets_the_try_continue_at_once(
 
 
 def partly(*, ours: bool = True) -> Callable[[Scripted, Call], Returned]:
-    """Reply that one of several servers has not answered."""
+    """Reply like a backend one of whose servers has not answered."""
 
     def answer(backend: Scripted, call: Call) -> Returned:
         call.execute()

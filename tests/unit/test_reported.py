@@ -1,4 +1,4 @@
-"""Defects that users or reviewers found, each with the test that would have shown it."""
+"""A test for each defect that users or reviewers found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def client(url: str) -> Iterator[multilock.Client]:
 
 
 class InterruptedOnce:
-    """Call ``call``. The first time, raise KeyboardInterrupt before or after it."""
+    """Pass each call on to ``call``. Raise KeyboardInterrupt before or after the first call."""
 
     def __init__(self, call: Callable[..., Any], *, after: bool) -> None:
         self.call = call
@@ -55,7 +55,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, place: object, method: str, *, af
 
 
 def free_for_everybody(client: multilock.Client, url: str) -> bool:
-    """Return whether another thread of this client, and another client, get the lock soon."""
+    """Return whether both another thread of this client and another client get the lock soon."""
     taken: list[bool] = []
 
     def take() -> None:

@@ -77,7 +77,7 @@ def test_an_interrupted_poke_leaves_a_ticker_that_still_reacts() -> None:
     ticker = Threads().ticker(step, lambda error: None, "test-ticker")
     ticker.start()
     eventually(lambda: ticker.late() == 0 and len(steps) == 1)
-    time.sleep(0.1)  # by now the ticker waits to be woken
+    time.sleep(0.1)  # by then the ticker waits to be woken
     with ctrl_c("LockBell.ring"):
         ticker.poke(now())
     ticker.poke(now() + 1)
@@ -86,7 +86,7 @@ def test_an_interrupted_poke_leaves_a_ticker_that_still_reacts() -> None:
 
 
 class Sleeper(Threads):
-    """A machine whose clock counts the time asleep, while the operating system's waits do not."""
+    """A machine that slept: its clock counts the time asleep, but waits in the operating system do not."""
 
     slept = 0.0
 
@@ -105,7 +105,7 @@ def test_a_ticker_notices_a_missed_deadline_after_the_machine_slept(
     client = client_on(Scripted(machine), machine)
     losses = Losses()
     client.lock("n", ttl=300.0, renew=renew, on_lost=losses).acquire()
-    time.sleep(1.5)  # time for the work that is due soon
+    time.sleep(1.5)  # time for the steps that are due soon
     machine.slept = 400.0
     assert losses.wait(within=10).reason is LossReason.PAUSED
     client.close()
@@ -116,7 +116,7 @@ def test_a_ticker_without_tasks_does_not_wake_up(monkeypatch: pytest.MonkeyPatch
     wait = system.LockBell.wait
 
     def noted(bell: system.LockBell, seconds: float) -> bool:
-        if threading.current_thread().name == "test-ticker":  # tickers of other tests may still be ending
+        if threading.current_thread().name == "test-ticker":  # tickers of other tests may still run
             waits.append(seconds)
         return wait(bell, seconds)
 

@@ -1,4 +1,4 @@
-"""Readers, writers and permits in the kernel and the faces, on a backend that records its requests."""
+"""Readers, writers and permits in the kernel and in both APIs, on a backend that records its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel against the reference backend with many faults, on a clock driven by hand.
+"""Random tests of the kernel on the memory backend with many faults. The test moves the clock.
 
 Several clients take, keep and release a few names. Requests and replies are lost, late or executed long after their
 callers gave up, requests are refused, and whole processes are stopped. An operator releases locks by force.
@@ -46,7 +46,7 @@ NAMES = ("a", "b")
 TTLS = (1.0, 4.0)
 CLIENTS = 3
 FAULTS = ("lost request", "lost reply", "not sent", "refused", "late", "too late", "stopped", "stuck")
-STUCK_FOR = 50.0  # seconds: less than a minute, because a request that is later than that may leave an orphan for a ttl
+STUCK_FOR = 50.0  # seconds; less than a minute, because a request that is later may leave an orphaned lock for a ttl
 _stores = itertools.count()
 
 
@@ -142,9 +142,9 @@ class Watched:
         self.lease = lease
         self.states = [LeaseState.HELD]
         self.losses: list[tuple[float, Loss]] = []
-        self.taken = False  # a force release ended the lock, and the holder may not know it yet
+        self.taken = False  # a force release ended the lock, of which the holder may not be notified yet
         self.paused = False  # the process was stopped while it held the lease
-        self.given_back = False  # release() began while it was held: only the reply can still report a loss
+        self.given_back = False  # release() began while the lock was held, so only the reply can still report a loss
 
 
 NEXT = {
@@ -384,7 +384,7 @@ class World(RuleBasedStateMachine):
             self.everything_held_is_known_to_somebody()
         self.runtime.advance(200)
         store = self.backends[0].inner._store
-        # Entries that ended while no client reached the store are removed at the next request.
+        # The store removes expired entries only at the next request of a client.
         for name in list(store.names):
             store.look(name, self.runtime.now())
         assert store.names == {}, "nothing is left behind"

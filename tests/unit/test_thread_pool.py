@@ -1,4 +1,4 @@
-"""The worker threads that carry requests."""
+"""The worker threads that send requests."""
 
 from __future__ import annotations
 

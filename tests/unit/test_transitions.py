@@ -83,7 +83,7 @@ def test_each_transition_is_refused_outside_the_states_it_names(client: Client, 
 
 
 def test_the_table_lists_every_transition() -> None:
-    """A transition is a method of a lease that changes the state, by itself or through a method that does."""
+    """A transition is a method of a lease that changes the state, directly or through another method."""
     change = {"_lost_from"}
     members = {**vars(AnyHeld), **vars(Holding), **vars(HeldSet)}
     source = {name: function for name, function in members.items() if callable(function)}

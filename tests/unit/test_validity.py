@@ -1,4 +1,4 @@
-"""The pure functions that decide about one lease."""
+"""The pure functions that compute the validity of one lease."""
 
 from __future__ import annotations
 

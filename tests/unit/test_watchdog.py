@@ -1,4 +1,4 @@
-"""The ticking thread's decisions about renewals, deadlines and sessions, at exact times."""
+"""When the watchdog renews leases and sessions, and when it reports them lost, at exact times."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_unanswered_renewal_is_tried_again_soon(client: Client, backend: Scri
 
 
 def unanswered_for(name: str) -> Callable[[Scripted, Call], Any]:
-    """Renew all locks of a request, except that no majority replies for ``name``."""
+    """Return a reply that renews all locks of a request except ``name``, for which no majority replies."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         silence = BackendUnavailable(f"no majority for {name!r}", unknown=False)
@@ -623,7 +623,7 @@ def test_a_lease_about_to_end_does_not_shorten_the_request_of_its_session(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     """No reply can extend a lease that is about to end. The request serves the other leases of the session, and may
-    take as long as those leases allow."""
+    take as long as these allow."""
     kept = session_client.lock("kept").acquire()
     ends = [session_client.lock(f"n{number}", renew=False).acquire() for number in range(60)]
     held = session_client._kernel.held.values()
@@ -700,8 +700,8 @@ def test_a_proof_that_is_over_by_the_new_ttl_is_lost_at_once(
 def test_a_session_renewal_pending_at_a_shortening_counts_with_the_new_ttl(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
-    """The race: the backend computed its reply with the former ttl, and the reply reaches the watchdog after the
-    shortening."""
+    """The backend computed its reply with the former ttl, and the reply reaches the watchdog after the ttl was
+    shortened."""
     lease = session_client.lock("n").acquire()
 
     def answer(backend: Scripted, call: Call) -> Any:

@@ -1,4 +1,5 @@
-"""The supervised worker: a thread whose start was refused starts later, and a thread that died starts again."""
+"""The supervisor of worker threads: a thread whose start was refused starts later, and a thread that died starts
+again."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ def test_a_thread_that_dies_is_restarted_and_is_logged_once(
 
 
 def test_a_thread_started_by_two_watchdogs_at_once_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of two clients starts the watchdog's thread. One start is refused. The other one succeeds before the first
-    client has recorded the refusal."""
+    """Two clients each start the watchdog's thread. One start is refused, and the other one succeeds before the refusal
+    is recorded."""
     ran = threading.Event()
     real = worker.begin_thread
     tries: list[str] = []

@@ -1,9 +1,9 @@
 """Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
 `acquire_release` decides which claim gets a name. `tables` defines the tables of the file. `transport` sends the
-statements, and `file_locks` lets one process at a time write. `host` finds out which processes are alive, and which
-boot this is. `diagnosis` reports what weakens the lock on this host. SQLite itself pushes nothing: in `notices` the
-processes wake each other's waiters.
+statements, and `file_locks` lets one process at a time write. `host` finds out which processes are alive, and
+identifies the present boot. `diagnosis` reports what weakens the lock on this host. SQLite itself pushes nothing, so
+with `notices` the processes wake each other's waiters.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = ["SqliteBackend", "open_backend"]
 
 GROUP = "sqlite"
 POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two polls of a waiter; a poll is a read of a few 10 µs
-POLL_GROWTH = 1 / 8  # the pause as a share of the time waited so far; it reaches POLL_LAST after a third of a second
-# Longest pause in seconds between two polls of a waiter to which releases send messages. The pause is at least
-# POLL_LAST seconds times the number of waiters before it. So the first waiter still polls often, because a killed
-# holder sends no message.
+# the pause as a share of the time that the claim has waited; POLL_LAST is reached after a third of a second
+POLL_GROWTH = 1 / 8
+# Longest pause in seconds between two polls of a waiter that messages can wake. The pause is POLL_LAST seconds times
+# the number of waiters before it. So the first waiter still polls often, because a killed holder sends no message.
 POLL_BEHIND = 1.0
 
 
@@ -85,14 +85,13 @@ def _path(url: str) -> str:
 
 @dataclass(slots=True)
 class QueuedClaim:
-    """A claim of this client in the queue. The claim keeps its place for ``lives`` seconds after the waiter's last
-    attempt."""
+    """A claim of this client in the queue. It keeps its place for ``lives`` seconds after its last attempt."""
 
     since: float
     lives: float
     looked: float
     until: float  # when its place ends, according to the file
-    called: bool = False  # a message has woken it since its last poll began
+    called: bool = False  # whether a message has woken it since its last poll began
 
     def heartbeat_at(self) -> float:
         return self.until - self.lives * (1 - 1 / HEARTBEATS)
@@ -121,8 +120,8 @@ class SqliteBackend:
             ttl_min=0.1,
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
-            # A waiter finds a killed holder, or a killed waiter before it, when it next polls. If the killed process
-            # was in another pid namespace, the waiter finds that only when the lease or the last heartbeat expires.
+            # A waiter's next poll notices that a holder, or a waiter before it, was killed. If that process was in
+            # another pid namespace, the waiter must wait until its lease or its last heartbeat expires.
             takeover_bound=max(ttl, LIVENESS_MIN) + (1 + JITTER) * POLL_BEHIND,
             hold_at_least=True,
             read_write=True,
@@ -132,7 +131,7 @@ class SqliteBackend:
     def open(self, notices: Notices) -> None:
         self._now = notices.now
         self._recipe = Recipe(host.boot_id(), host.Process.current(), self._in_children)
-        if "_database" in vars(self):  # opened again, in a forked child, where no connection is open any longer
+        if "_database" in vars(self):  # opened again in a forked child, where no connection is open
             self._database.close()
             self._mailbox.close()
         self._database = Database(self._path, lambda sql: set_up(self._path, notices.now, sql))
@@ -151,14 +150,13 @@ class SqliteBackend:
             if waiting := self._waiting.get(claim.id):
                 waiting.looked = now
                 called, waiting.called = waiting.called, False
-            # Reading first would save nothing for a new claim: it must write in any case, to get the name or to join
-            # the queue.
+            # A new claim need not read first, because it must write in any case, to get the name or to join the queue.
             if waiting or not join:
                 ahead = self._look(sql, key, claim, now)
                 if ahead and ahead.id != claim.id and not (waiting and now >= waiting.heartbeat_at()):
                     return self._busy(sql, key, claim, ahead, now)
-            # The release that woke this waiter has woken all waiters that can hold the name together. If the holder was
-            # killed, nobody has woken the others, so this waiter wakes them.
+            # A release wakes all waiters that can hold the name together. But if the holder was killed, no message
+            # came, so this waiter wakes the others.
             follow = bool(waiting) and not called and claim.mode != ALONE
             answer, woken, now = self._try(sql, key, claim, join, follow)
             self._mailbox.send(sql.path, woken)
@@ -166,8 +164,8 @@ class SqliteBackend:
                 raise other_number(claim, answer.permits, self.scheme)
             if isinstance(answer, int):
                 return _granted(claim, answer, now)
-            # The first waiter of a client joins the queue before the client has a FIFO for messages. A message may have
-            # been lost since then, so this waiter polls again soon.
+            # The first waiter of a client joins the queue before the client has a FIFO for messages. An earlier message
+            # may have been lost, so this waiter polls again soon.
             missed = join and not self._mailbox.open(sql.path)
             return self._busy(sql, key, claim, answer, now, missed)
 
@@ -197,8 +195,7 @@ class SqliteBackend:
         ]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        """Open a FIFO, by which an operator's `force_release` makes this client renew at once. No other event reports a
-        loss."""
+        """Open a FIFO, by which an operator's `force_release` makes this client renew at once."""
         self._mailbox.open(os.path.realpath(self._path))
 
     def follow(self, names: frozenset[str], within: float) -> bool:
@@ -250,12 +247,12 @@ class SqliteBackend:
         """Make an attempt as the only writer. Returns its result, the waiters to wake, and the time of the attempt.
 
         If ``follow`` is True and the claim gets the name, the waiters that can hold the name together with it are
-        woken. The record of a waiter is made inside the transaction. So a release comes before the record, or finds it.
+        woken. The waiter is recorded inside the transaction, so that no release misses it.
         """
         for durable in (False, True):
             with contextlib.suppress(Exhausted), transaction(sql, durable=durable):
-                # Read the clock while no other process can write. Then the lease in the file never ends before its
-                # holder believes that it ends.
+                # Read the clock while no other process can write, so that the lease in the file does not end before the
+                # holder's deadline.
                 now = self._now()
                 try:
                     answer = self._recipe.attempt(sql, key, claim, join, durable, now)
@@ -283,7 +280,7 @@ class SqliteBackend:
     def _keep_place(self, sql: Connection, claim: Claim, now: float) -> None:
         """Record the place of this claim in the queue, and send the heartbeats of this client that are due soon.
 
-        So a client with many waiters writes rarely. A waiter that no longer polls still loses its place.
+        So a client with many waiters writes rarely.
         """
         lives = liveness(claim.ttl)
         waiting = self._waiting.get(claim.id)
@@ -294,7 +291,7 @@ class SqliteBackend:
         soon = now + lives / HEARTBEATS / 2
         due = [(id_, it) for id_, it in list(self._waiting.items()) if it.heartbeat_at() < soon]
         self._recipe.keep_places(sql, [(it.looked + it.lives, id_) for id_, it in due])
-        for _, it in due:  # the waiters themselves, not their ids: a release may have removed one meanwhile
+        for _, it in due:  # waiters instead of ids, because a release may have removed a waiter meanwhile
             it.until = max(it.until, it.looked + it.lives)
 
     def _note_call(self, claim_id: str) -> None:
@@ -302,8 +299,7 @@ class SqliteBackend:
             waiting.called = True
 
     def _look(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
-        """Return the holder or waiter that keeps the claim out, or None if only a transaction can decide whether it is
-        kept out. This method only reads, so it never refuses a claim."""
+        """Return the holder or waiter that keeps the claim out, or None if only a transaction can decide that."""
         with contextlib.suppress(OtherNumber, sqlite3.DatabaseError):
             return self._recipe.ahead(sql, key, claim, now)
         return None
@@ -316,7 +312,7 @@ class SqliteBackend:
         if waiting:
             poll = min(max(POLL_FIRST, (now - waiting.since) * POLL_GROWTH), POLL_LAST)
             if self._mailbox.is_read and not missed:
-                with contextlib.suppress(sqlite3.DatabaseError):  # this read takes no lock, so it may fail
+                with contextlib.suppress(sqlite3.DatabaseError):  # a read without a lock may fail
                     before = self._recipe.place(sql, key, claim.id, round(POLL_BEHIND / POLL_LAST))
                     poll = max(poll, min(before * POLL_LAST, waiting.heartbeat_at() - now))
         return Busy(poll, max(0.0, ahead.until - now) if ahead else None)

@@ -1,14 +1,12 @@
-"""The algorithm: one row for each holder and one for each waiter. No row changes by itself: each call about a name
-first decides which rows still count.
+"""The algorithm: each holder and each waiter has a row. Each call about a name first decides which rows still count.
 
 A holder has the name until its lease ends, or until its process is known to be gone. All living holders have the same
-mode. The name is kept for the first living waiters: for as many, in order, as can hold it together with the holders and
-each other. But between two unfair claims, the name goes to the claim that asks first. A waiter is alive for `liveness`
-seconds after its last heartbeat, unless its process is known to be gone.
+mode. The name is kept for the first living waiters, as many as can hold it together with the holders. But between two
+unfair claims, the name goes to the claim that asks first. A waiter is alive for `liveness` seconds after its last
+heartbeat, unless its process is known to be gone.
 
-`attempt`, `release`, `renew` and `force` run inside a transaction that is the only writer, so what they read stays true
-until they end. All times are seconds on the clock that all deadlines use, which counts from the boot. Only ``since`` is
-wall clock time, for people to read.
+`attempt`, `release`, `renew` and `force` run inside a transaction that is the only writer. All times are seconds since
+the boot. Only ``since`` is wall clock time, for people to read.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from multilock_sqlite.transport import Connection
 __all__ = ["ALONE", "Exhausted", "OtherNumber", "Recipe", "Stand"]
 
 ALONE, READ = "x", "r"  # modes; the third is p<n>, for one of n permits
-# prefix of the id in the row of a released claim whose name stays taken for a while; no claim itself has such an id
+# Prefix of the id in the row of a released claim that still keeps the name taken. No claim has such an id.
 RESTS = "!rests:"
 SHOWN = 100  # the greatest number of holders of one name that inspect() returns
 HOLDERS = "SELECT id, until, token, mode, space, pid, start FROM locks WHERE key = ? AND until > ?"
-# These rows have an index, which is ordered by the end of the lease.
+# These rows have an index that is ordered by the end of the lease.
 OF_SHARED = "FROM locks WHERE key = ? AND until > ? AND mode <> 'x'"
 QUEUE = "SELECT id, mode, fair, until, space, pid, start FROM queue WHERE key = ? ORDER BY ticket"
 SHARED = f"SELECT id, until, token, mode, space, pid, start {OF_SHARED} ORDER BY until"
@@ -53,7 +51,8 @@ class OtherNumber(Exception):
 
 
 class Stand(NamedTuple):
-    """The obstacle for a claim: a holder (perhaps the claim itself), or an earlier waiter, whose token is None."""
+    """The row that keeps a claim out: a holder (perhaps the claim itself), or an earlier waiter, whose token is
+    None."""
 
     id: str
     until: float
@@ -66,8 +65,8 @@ class Recipe:
     """Decides for one process which claim gets a name. ``boot`` (the boot id) and ``me`` (this process) are None if
     /proc does not show them.
 
-    If ``in_children`` is True, child processes work under the leases of this process. So the row of a holder records no
-    process, and the end of this process does not end the lease.
+    If ``in_children`` is True, child processes work under the leases of this process. So a holder's row names no
+    process, and the lease outlives this process.
     """
 
     boot: str | None
@@ -91,10 +90,10 @@ class Recipe:
         return Stand(*own) if own else self._waits_behind(sql, key, claim, now)
 
     def _waits_behind(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
-        """Return the first earlier waiter that excludes the claim. If too few permits are left, return the holder whose
-        lease ends first, or an earlier waiter if nobody holds the name any longer.
+        """Return the first earlier waiter that excludes the claim. If too few permits are left, returns the holder
+        whose lease ends first, or an earlier waiter if no holder is left.
 
-        Readers may pass waiting readers. Otherwise a crowd of readers would enter one by one.
+        Readers may overtake waiting readers. Otherwise many readers would enter one by one.
         """
         equals: list[Stand] = []
         rows = sql.execute(QUEUE, (key,))  # read row by row: most claims need only the first
@@ -110,7 +109,7 @@ class Recipe:
         finally:
             rows.close()  # an unfinished query would keep reading an old state of the file
         if claim.permits and self._is_full(sql, key, claim.permits - len(equals), now):
-            # These reads need not be in a transaction, so all permits may have been released since they were counted.
+            # Without a transaction, all permits may have been released since they were counted.
             return self._first(sql, SHARED, key, now) or next(iter(equals), None)
         return None
 
@@ -132,10 +131,9 @@ class Recipe:
         return sum(count for count, *process in groups if not self._is_gone(process))
 
     def next_in(self, sql: Connection, key: str, now: float) -> list[str]:
-        """Return the waiters that may get the name now, in order: those that can hold it together with the holders and
-        each other.
+        """Return the first waiters that can hold the name together with the holders and each other, in order.
 
-        The result is only a hint: each of these waiters is woken, and its `attempt` decides.
+        The caller wakes these waiters, and their next `attempt` decides.
         """
         found: list[str] = []
         first, room = "", 0.0
@@ -211,7 +209,7 @@ class Recipe:
             sql.execute("DELETE FROM locks WHERE key = ? AND id = ?", (key, claim_id))
             sql.execute("DELETE FROM queue WHERE id = ?", (claim_id,))
         if unsure:
-            # A call with this id may still run in a thread that was paused. Such a call must find the id cancelled.
+            # A call with this id may still run in a thread that was paused, and must then fail.
             sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + LATE_REQUEST))
         return held
 
@@ -226,7 +224,7 @@ class Recipe:
             sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + LATE_REQUEST))
         if row is None or row[1] <= now:
             return False
-        # the reply to the first request was lost; the time until which the name stays taken must not move
+        # in a repeated request, the time until which the name stays taken must not move
         again = row[0] == resting
         sql.execute(
             "UPDATE locks SET id = ?, until = ?, ttl = ?, space = NULL, pid = NULL, start = NULL "
@@ -241,7 +239,8 @@ class Recipe:
         rows = [(now + claim.ttl, key, claim.id, now) for key, claim in held]
         if sql.executemany(statement, rows).rowcount == len(rows):
             return [True] * len(rows)
-        return [sql.execute(statement, row).rowcount == 1 for row in rows]  # some are lost: find out which
+        # some leases are lost, so renew them one by one
+        return [sql.execute(statement, row).rowcount == 1 for row in rows]
 
     def force(self, sql: Connection, key: str, now: float) -> bool:
         """Take the name from its holders. Returns whether there were any until now."""
@@ -292,8 +291,7 @@ class Recipe:
             reserved = token + RESERVE
             sweep(sql, now)
         sql.execute("UPDATE counter SET token = ?, reserved = ?", (token, reserved))
-        # With renew=False the whole ttl is promised even if this process dies. So the row has no process that others
-        # could find dead.
+        # A renew=False lock lasts for its whole ttl even if this process dies, so its row names no process.
         process = self._columns() if claim.renew and not self.in_children else (None, None, None)
         if claim.mode == ALONE or self._first(sql, HOLDERS, key, now) is None:
             sql.execute("DELETE FROM locks WHERE key = ?", (key,))  # rows of ended leases and of dead processes

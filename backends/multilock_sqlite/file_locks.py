@@ -1,17 +1,16 @@
-"""Locks on the file that this process does not lose when it closes another descriptor of the file.
+"""Locks on the file that survive when this process closes another descriptor of the file.
 
 SQLite uses POSIX locks. The system drops all of them as soon as the process closes any descriptor of the file: a
 backup, a checksum or ``Path.read_bytes()`` is enough (https://sqlite.org/howtocorrupt.html, section 2.2). Then another
 process may write during our transaction, or may assume that it is the only user and delete the log. So each process has
 separate open file descriptions, and locks these as well (``F_OFD_SETLK``, Linux). Such a lock is dropped only when its
-own description is closed. Where the system has no locks on file descriptions, only SQLite's locks exclude other
-processes.
+own description is closed. Systems without such locks only have SQLite's locks.
 
-The gate is one byte of the database file that SQLite does not lock. Only one transaction, opening or closing at a time
-is inside the gate. In addition a process with an open connection keeps the two locks by which SQLite sees that the file
-is in use, so no process deletes the log or truncates its shared memory. Reads do not enter the gate, so a process that
-is stopped while it reads delays no other. A read may therefore find any content after another descriptor was closed. So
-a read decides at most that a claim waits.
+The gate is one byte of the database file that SQLite does not lock. Only one connection at a time may be inside the
+gate, for a transaction, its opening or its closing. In addition a process with an open connection keeps the two locks
+by which SQLite sees that the file is in use, so no process deletes the log or truncates its shared memory. Reads do not
+enter the gate, so a process that is stopped while it reads delays no other. After another descriptor was closed, a read
+may return anything. So a read alone never grants or refuses a claim.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from multilock import system
 __all__ = ["Exclusion", "forget_exclusions"]
 
 PENDING = 0x40000000  # where SQLite's own lock bytes begin
-SHARED = PENDING + 2, 510  # locked for reading by each connection that is open; the last to close locks it for writing
+SHARED = PENDING + 2, 510  # each open connection locks it for reading; the last one to close locks it for writing
 IN_USE = 128, 1  # bytes of the shared memory that each process locks for reading while it uses it
 GATE = PENDING + 1024, 1
 EVERYTHING = 0, 0
@@ -51,8 +50,8 @@ class Exclusion:
 
     def __init__(self, locks: _Locks, connection: sqlite3.Connection) -> None:
         self._locks = locks
-        # An interrupt can end a close early. The callback then opens the gate when the connection is gone. The callback
-        # closes no descriptor, because SQLite still has the file open at that moment.
+        # An interrupt can end a close early. The callback then leaves the gate when the connection is
+        # garbage-collected. It closes no descriptor, because SQLite still has the file open then.
         self.user = weakref.ref(connection, lambda _: self.leave())
 
     @classmethod
@@ -76,7 +75,8 @@ class Exclusion:
 
     @property
     def lasts(self) -> bool:
-        """Whether the system has these locks. The answer is certain once the connection has been inside the gate."""
+        """Whether the system has locks on file descriptions. This is known once the connection has been inside the
+        gate."""
         return self._locks.last is True
 
     def enter(self, deadline: float) -> None:
@@ -90,7 +90,7 @@ class Exclusion:
                 left = deadline - system.now()
                 if left <= 0:
                     raise Closed("another process is using the file")
-                self._locks.left.wait(min(pause, left))  # with a limit, since another process cannot ring this bell
+                self._locks.left.wait(min(pause, left))  # with a limit, since another process cannot end this wait
                 pause = min(pause * 2, PAUSE_LAST)
         finally:
             self._locks.waiting.pop(self, None)
@@ -98,13 +98,13 @@ class Exclusion:
     def leave(self) -> None:
         if self.is_inside:
             self._locks.lock(self._locks.database, fcntl.F_UNLCK, GATE)
-            # only after the unlock, because another thread locks the same file description
+            # after the unlock, because another thread locks the same file description
             self._locks.inside.pop(GATE, None)
             if self._locks.waiting:
                 self._locks.left.ring()
 
     def _try_to_enter(self) -> bool:
-        # Record this connection before the system is asked, so that leave() works after an interrupt.
+        # Record this connection first, so that leave() works after an interrupt.
         if self._locks.inside.setdefault(GATE, self) is not self:
             return False
         try:
@@ -117,7 +117,7 @@ class Exclusion:
         return entered
 
     def keep_log(self, path: str) -> None:
-        """Let SQLite in every process see that the file is in use. Raises `Closed` if another program prevents it.
+        """Show SQLite in every process that the file is in use. Raises `Closed` if another program prevents it.
 
         Call it inside the gate.
         """
@@ -148,7 +148,7 @@ class Exclusion:
 
 
 class _Locks:
-    """The locks of this process on one file. The locks have two descriptors, however many connections are open.
+    """The locks of this process on one file. All connections share its two descriptors.
 
     The descriptors are closed only once this process has no connection to the file, because each closing drops SQLite's
     own locks.
@@ -187,7 +187,7 @@ class _Locks:
         return True
 
     def keep_log(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: the next request opens the file again
+        with contextlib.suppress(FileNotFoundError):  # the next request opens the file again
             found = os.stat(f"{path}-shm").st_ino
             if self._memory >= 0 and os.fstat(self._memory).st_ino != found:
                 self._close_memory()
@@ -204,7 +204,8 @@ class _Locks:
             self.lock(self._memory, fcntl.F_UNLCK, IN_USE)
 
     def end(self) -> None:
-        """Unlock everything, also for a forked child that has the descriptors too, and close them."""
+        """Unlock everything, and close the descriptors. (A forked child may still have them open, so closing alone does
+        not unlock.)"""
         for file in [file for file, locks in _all_locks.items() if locks is self]:
             for descriptor in (self.database, self._memory):
                 if descriptor >= 0:
@@ -226,15 +227,15 @@ class _Locks:
 
 
 def forget_exclusions() -> None:
-    """Close the parent's descriptors in a forked child. Otherwise the parent's locks would last as long as the child
-    has the descriptors."""
+    """Close the parent's descriptors in a forked child. Otherwise the parent's locks would last until the child closes
+    them."""
     global _registering
     _registering = system.Lock()
     inherited = list(_all_locks.items())
     _all_locks.clear()
     for file, locks in inherited:
         with contextlib.suppress(OSError):
-            if locks.are_on(file):  # C code in the child may have closed it, and reused its number
+            if locks.are_on(file):  # C code in the child may have closed it and reused its number
                 locks.close()
 
 

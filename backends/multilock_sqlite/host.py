@@ -1,6 +1,6 @@
 """Find out about this host: which boot it is, which processes live, and where a directory is mounted.
 
-This module reads /proc, which may lack this information. A function then returns None, which proves nothing.
+This module reads /proc. A function returns None if /proc lacks the information, which proves nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ __all__ = ["Process", "boot_id", "clock_is_shifted", "file_system", "is_mount_po
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The identity of a process, by which another process can find it again.
+    """The identity of a process.
 
-    ``pid`` and ``start`` (clock ticks after boot) are valid in the namespaces that ``space`` names.
+    ``pid`` and ``start`` (clock ticks after the boot) identify a process within the namespaces that ``space`` names.
     """
 
     space: str
@@ -44,7 +44,7 @@ class Process:
             return True
         except PermissionError:
             pass  # the process exists, and belongs to another user
-        stat = _stat(other.pid)  # None for an existing process if /proc is mounted with hidepid
+        stat = _stat(other.pid)  # None if /proc is mounted with hidepid
         return stat is not None and (stat.start != other.start or stat.is_dead)
 
 
@@ -61,8 +61,8 @@ def _stat(pid: int) -> _Stat | None:
     except OSError:
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # the name before the bracket may contain any character
-    # A killed process stays a zombie until its parent waits for it. A zombie with threads left is not dead: only its
-    # first thread has ended.
+    # A killed process stays a zombie until its parent waits for it. A zombie with threads left is not dead, since only
+    # its first thread has ended.
     return _Stat(start=int(fields[19]), is_dead=fields[0] in b"ZX" and int(fields[17]) <= 1)
 
 
@@ -83,7 +83,7 @@ def boot_id() -> str | None:
 
 
 def clock_is_shifted() -> bool:
-    """Return whether CLOCK_BOOTTIME is shifted here, compared with processes outside of our time namespace."""
+    """Return whether CLOCK_BOOTTIME differs from that of processes outside our time namespace."""
     try:
         with open("/proc/self/timens_offsets", encoding="utf-8") as file:
             return any(line.split()[0] == "boottime" and line.split()[1:] != ["0", "0"] for line in file)
@@ -100,7 +100,7 @@ def file_system(directory: str) -> str | None:
             for line in file:
                 _, escaped, kind, *_ = line.split(" ")
                 point = _unescape(escaped).rstrip("/") + "/"
-                # Of two mounts on one point the later hides the earlier.
+                # a later mount on the same point hides an earlier one
                 if (path + "/").startswith(point) and (found is None or len(point) >= found[0]):
                     found = len(point), kind
     except OSError:

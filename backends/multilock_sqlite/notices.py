@@ -1,11 +1,11 @@
 """Messages between the processes that use a file: a release wakes the next waiter through a FIFO.
 
-Each client that waits, or has held a lock for a while, reads its own FIFO. The FIFOs are in a directory beside the
-file, ``<file>-wake``. A FIFO has the name of its client, and the id of every claim of that client begins with this
-name. So no process needs a list of the other clients.
+Each client that waits, or has held a lock for a while, reads a separate FIFO. The FIFOs are in a directory beside the
+file, ``<file>-wake``. A FIFO has the name of its client, with which the ids of the client's claims begin. So no process
+needs a list of the clients.
 
-A message proves nothing: a waiter that is woken asks again, and a holder that is warned renews. So a message may be
-lost, late or forged, and no lock depends on it. A waiter without messages asks by its own timer.
+A message is a hint: a waiter that is woken asks again, and a holder that is warned renews. So a message may be lost,
+late or forged. A waiter without messages polls.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ STILLBORN = 60_000_000  # µs of the wall clock; a FIFO that has its NEWBORN nam
 CLAIM = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{1,64}")  # the id of a claim; the first part is its client
 TAKEN = b"!"  # the message that an operator took a name from a claim of this client
 CLIENT = re.compile(r"[0-9a-f]{16}")
-WHOLE = 512  # bytes that every system writes to a FIFO completely or not at all
-ROOM = 32768  # bytes of one read; a FIFO has room for 65536, so a full read may mean that messages did not fit
+WHOLE = 512  # so many bytes are written to a FIFO completely or not at all
+ROOM = 32768  # bytes of one read; a full read may mean that further messages did not fit into the FIFO
 
 _OPEN = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | _OPEN
 
 
 class Mailbox:
-    """The FIFO of one client, and its messages to other clients. The methods of a mailbox raise nothing but
-    interrupts."""
+    """The FIFO of one client, and its messages to other clients. Its methods raise only interrupts."""
 
     def __init__(self, notices: Notices, group: Hashable, called: Callable[[str], object]) -> None:
         self._notices = notices
         self._group = group
-        self._called = called  # receives the id of each claim that is about to be woken
+        self._called = called  # called with the id of each claim that is about to be woken
         self._lock = system.Lock()
         self._fifo: _Fifo | None = None
         self._closed = False
@@ -52,8 +51,7 @@ class Mailbox:
 
     @property
     def is_read(self) -> bool:
-        """Whether messages reach this client, as far as it can find out. If they do not, its waiters must poll
-        often."""
+        """Whether messages reach this client, as far as it knows. If they do not, its waiters must poll often."""
         fifo = self._fifo
         return fifo is not None and fifo.reader is not None and not fifo.reader.missing
 
@@ -61,7 +59,7 @@ class Mailbox:
         """Open a FIFO beside the file ``database``, if the system allows it. Returns whether the FIFO existed before.
 
         Call this once a claim has joined the queue, and after each heartbeat, because somebody may have deleted the
-        FIFO. If it did not exist, a message may be lost, so the waiter must poll again soon.
+        FIFO. If this returns False, a message may have been lost, so the waiter must poll again soon.
         """
         path = f"{database}{SUFFIX}/{self._notices.client}"
         if self._fifo and self._fifo.is_at(path):
@@ -81,9 +79,9 @@ class Mailbox:
         return False
 
     def send(self, database: str, woken: Sequence[str], taken: Sequence[str] = ()) -> None:
-        """Wake these waiters, and have the clients of these holders renew at once. Waiters and holders are given by
-        claim ids, which may belong to any client."""
-        if not woken and not taken:  # most requests end here
+        """Wake the waiters with the claim ids of ``woken``, and let the clients of the holders in ``taken`` renew at
+        once."""
+        if not woken and not taken:
             return
         post: dict[str, dict[bytes, None]] = {}  # the messages to each client, in order and without repetitions
         for claims, message in ((taken, TAKEN), (woken, None)):
@@ -99,7 +97,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Delete the FIFO and end its thread. A forked child only closes its copy of the parent's descriptor."""
-        if system.pid() != self._pid:  # without the lock, which a thread of the parent may have held at the fork
+        if system.pid() != self._pid:  # take no lock, because a thread of the parent may have held it at the fork
             fifo, self._fifo = self._fifo, None
             if fifo:
                 fifo.forget()
@@ -135,8 +133,7 @@ class Mailbox:
 
 
 class _Fifo:
-    """A FIFO that this process has open. The FIFO is open for writing too, because otherwise a read would return the
-    end of the file."""
+    """An open FIFO. It is also open for writing, because otherwise a read would return the end of the file."""
 
     reader: Worker | None = None
     ended = False
@@ -158,7 +155,7 @@ class _Fifo:
         with contextlib.suppress(OSError):
             if self.is_at(self.path):
                 os.unlink(self.path)
-        with self._lock, contextlib.suppress(OSError):  # if the FIFO is full, the reader does not wait anyway
+        with self._lock, contextlib.suppress(OSError):  # if the FIFO is full, the reader is not waiting
             self.ended = True
             os.write(self.descriptor, b"\n")
 
@@ -177,8 +174,7 @@ class _Fifo:
 def _read(fifo: _Fifo, reference: weakref.ref[Mailbox]) -> None:
     """Deliver the messages of a FIFO until it ends.
 
-    The thread holds only a weak reference to the mailbox, so a client that was dropped without close() can be
-    garbage-collected.
+    The thread holds only a weak reference to the mailbox, so that a client without close() can be garbage-collected.
     """
     poll = system.poll()
     poll.register(fifo.descriptor, system.POLLIN)
@@ -202,9 +198,9 @@ def _inode(found: os.stat_result) -> tuple[int, int]:
 def _directory(database: str) -> Iterator[int]:
     """Open the directory of the FIFOs. Raises OSError if no directory can be trusted.
 
-    If others may write beside the file, they may put anything there. So a symbolic link is not followed, the directory
-    must belong to the owner of the file, and only that user or root creates it. Everything in it is reached by this
-    descriptor, whatever happens to the path meanwhile.
+    Other users may be able to write beside the file. So a symbolic link is not followed, the directory must belong to
+    the owner of the file, and only that user or root creates it. The FIFOs are opened through this descriptor, even if
+    the path changes meanwhile.
     """
     path, like = database + SUFFIX, os.stat(database)
     makes = os.geteuid() in (0, like.st_uid)
@@ -231,12 +227,11 @@ def _is_shared(found: os.stat_result, like: os.stat_result) -> bool:
 
 
 def _share_new(directory: int, path: str, like: os.stat_result) -> None:
-    """Share a directory that was made just now, perhaps by a process that was then killed. Do not change an older
-    directory."""
+    """Share a new directory, perhaps that of a process that was killed. An older directory is not changed."""
     found = os.fstat(directory)
     if found.st_uid == os.geteuid() and found.st_mode & 0o777 == 0o700 and not os.listdir(directory):
         _share(directory, like, _mode_of_directory(like))
-        if os.fstat(directory).st_uid != like.st_uid:  # in a container even root may be refused
+        if os.fstat(directory).st_uid != like.st_uid:  # in a container this may be refused even to root
             os.rmdir(path)
 
 
@@ -256,7 +251,7 @@ def _mode_of_directory(like: os.stat_result) -> int:
 
 
 def _make_fifo(directory: int, client: str, like: os.stat_result) -> int:
-    """Make the FIFO of a client, and return its descriptor. The FIFO has a reader for as long as it has its name."""
+    """Make the FIFO of a client, and return its descriptor. The FIFO gets its name only once it has a reader."""
     newborn = NEWBORN + client
     with contextlib.suppress(FileNotFoundError):
         os.unlink(newborn, dir_fd=directory)
@@ -279,8 +274,8 @@ def _make_fifo(directory: int, client: str, like: os.stat_result) -> int:
 
 
 def _write(directory: int, client: str, messages: Iterable[bytes]) -> None:
-    """Write messages to the FIFO of a client. Some are lost if it is full, or nobody reads it."""
-    # Open for reading too: without any reader, a write would kill a program in which SIGPIPE has its default action.
+    """Write messages to the FIFO of a client. Messages are lost if it is full or has no reader."""
+    # Open for reading too: without a reader, a write would kill a program in which SIGPIPE has its default action.
     with contextlib.suppress(OSError):
         descriptor = os.open(client, os.O_RDWR | _OPEN, dir_fd=directory)
         try:
@@ -292,7 +287,7 @@ def _write(directory: int, client: str, messages: Iterable[bytes]) -> None:
 
 
 def _parts(messages: Iterable[bytes]) -> Iterator[bytes]:
-    """Join messages to parts, each of which the system writes completely or not at all."""
+    """Join messages into parts, each of which is written completely or not at all."""
     part = b""
     for message in messages:
         if len(part) + len(message) + 1 > WHOLE:
@@ -303,7 +298,7 @@ def _parts(messages: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _sweep(directory: int) -> None:
-    """Delete the FIFOs of processes that were killed: nobody reads them."""
+    """Delete the FIFOs of killed processes, which have no reader."""
     for name in os.listdir(directory):
         with contextlib.suppress(OSError):
             if name.startswith(NEWBORN):
@@ -316,7 +311,7 @@ def _sweep(directory: int) -> None:
 
 
 def _has_reader(directory: int, name: str) -> bool:
-    """Return whether any process has the FIFO open for reading. Other files count as read."""
+    """Return whether any process has the FIFO open for reading. Returns True for a file that is no FIFO."""
     try:
         os.close(os.open(name, os.O_WRONLY | _OPEN, dir_fd=directory))
     except OSError as error:

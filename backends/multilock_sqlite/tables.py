@@ -1,9 +1,9 @@
-"""The tables of the file, and what a new boot does with the rows of an earlier one.
+"""The tables of the file, and the clean-up of rows from before the present boot.
 
 A committed transaction survives the death of every process at once. A transaction survives a power failure only after
 some time, because the file is not synced each time (``synchronous=NORMAL``). For leases this is enough, because no
-holder survives a power failure either. But tokens must never repeat. So a ``durable`` transaction, which is on the disk
-before it ends, reserves them in blocks, and each boot starts after the last reserved block.
+holder survives a power failure. But tokens must never repeat. So they are reserved in blocks by ``durable``
+transactions, which are on the disk when they end, and each boot starts after the last reserved block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multilock_sqlite.transport import Connection, transaction
 
 __all__ = ["set_up", "sweep"]
 
-APPLICATION_ID = 0x6D6C636B  # "mlck"; it distinguishes our file from another program's database
+APPLICATION_ID = 0x6D6C636B  # "mlck"; marks the file as ours
 FORMAT = 1
 SCHEMA = """
 CREATE TABLE locks (
@@ -43,7 +43,7 @@ def set_up(path: str, now: Callable[[], float], sql: Connection) -> None:
     Raises `BackendRejected` for another program's file, or one of another format.
     """
     if _format(sql) == (0, 0):
-        # Read the format again, because another process may have made our tables meanwhile.
+        # read the format again, because another process may have made our tables meanwhile
         if _has_tables(sql) and _format(sql) == (0, 0):
             raise _foreign(path)
         _use_log(path, sql)
@@ -59,7 +59,7 @@ def set_up(path: str, now: Callable[[], float], sql: Connection) -> None:
 
 
 def sweep(sql: Connection, now: float) -> None:
-    """Delete rows that have ended and that no request needs any longer."""
+    """Delete rows whose time has ended."""
     for table in ("locks", "queue", "cancelled"):
         sql.execute(f"DELETE FROM {table} WHERE until <= ?", (now,))
 
@@ -76,17 +76,16 @@ def _create(sql: Connection) -> None:
 def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
     """Delete rows that only an earlier boot can have written, and skip tokens that a power failure may have undone.
 
-    A different boot id does not prove a reboot: a container can have its own (systemd-nspawn, LXC) next to living
-    holders. So a row is deleted here only if it cannot have been written with a clock of this boot. Every other row
-    ends within its ttl by this boot's clock, or as soon as the recipe finds its process gone. If /proc does not show
-    the boot id, this runs at each opening.
+    A different boot id does not prove a reboot, because a container can have a separate one (systemd-nspawn, LXC). So a
+    row is deleted only if it cannot have been written with the clock of this boot. Other rows end within their ttl, or
+    when their process is found dead. If /proc does not show the boot id, this runs at each opening.
     """
     boot = boot_id()
     if _boot_began(sql, boot):
         return
     with transaction(sql, durable=True):
-        # Check again, and read the clock only now: another process may have recorded this boot meanwhile, and written
-        # rows. Compared with a time that was read before, these rows would seem to come from an earlier boot.
+        # Another process may have recorded this boot meanwhile, and written rows. So check again, and read the clock
+        # only now. With an older time, these rows would seem to come from an earlier boot.
         if _boot_began(sql, boot):
             return
         now = clock()

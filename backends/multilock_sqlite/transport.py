@@ -1,15 +1,14 @@
-"""One database file: its connections, its transactions, and what its errors mean.
+"""One database file: its connections, its transactions and its errors.
 
-A connection is used by one thread at a time, and none is open while the process forks. SQLite keeps its record of file
-locks in the memory of the process. A child would rely on locks that only its parent has, even on a connection that the
-child opened itself. Another process could then delete the log while the child uses it. So all connections are closed
-before a fork, and a child that was forked while a connection was open is refused.
+A connection is used by one thread at a time, and none is open while the process forks. SQLite records file locks in the
+memory of the process, so a child would rely on locks that only its parent has. Another process could then delete the
+log while the child uses it. So all connections are closed before a fork, and a child that was forked while a connection
+was open is refused.
 
 SQLite finds a file's log (``-wal``, ``-shm``) by the file's name. So two names of one file have two logs, and users of
 one name see no locks of the other. Each opening follows symbolic links first, and refuses a file that has another name:
-a second hard link, or a mount of the file by itself. A check at the opening is enough, because a program that later
-opens the file by another name is refused. For the same reason the log must not be deleted while it is in use: a later
-user would get another log. So each request checks that the file and its log are still the ones that it has open.
+a second hard link, or a mount of the file by itself. Nor may the log be deleted while it is in use, because a later
+user would get another log. So each request checks that its file and its log are still those at the path.
 """
 
 from __future__ import annotations
@@ -32,19 +31,18 @@ __all__ = ["Connection", "Database", "look", "transaction"]
 
 T = TypeVar("T")
 
-# The most requests of one client at the same moment. Only one request can write at a time anyway. A thousand threads
-# would otherwise open a thousand connections, and keep each other from the file until their requests time out.
+# The greatest number of simultaneous requests of one client. Only one request can write at a time, and a thousand
+# connections would delay each other until their requests time out.
 CONNECTIONS = 8
-SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another process does it, SQLite fails at once
+SETUP_PAUSE = 0.005  # seconds between tries to set up a file, which fail while another process sets it up
 FORK_WAIT = 6.0  # seconds that a fork waits for running requests; the default request timeout is at most 5 s
-# seconds of FORK_WAIT for which the fork stops requests to all files; after that it stops only files with slow requests
+# Seconds of FORK_WAIT for which a fork blocks requests to all files. Then it blocks only files with slow requests.
 FORK_STOP = 0.05
-FORK_PAUSE = 0.001  # seconds between two checks: whether requests have ended, or whether the fork is over
+FORK_PAUSE = 0.001  # seconds between two checks whether requests have ended, or whether the fork is over
 
 
 class Connection(sqlite3.Connection):
-    """A connection, the file that it was opened on (device, inode), and the time by which the present request must
-    end."""
+    """A connection, its file (device, inode), and the deadline of the present request."""
 
     path: str
     file: tuple[int, int]
@@ -55,7 +53,7 @@ class Connection(sqlite3.Connection):
     _busy_timeout: int = -1
 
     def use_until(self, deadline: float) -> None:
-        """Set the time by which the present request must end."""
+        """Set the deadline of the present request."""
         self.deadline = deadline
         self.wait_no_longer()
 
@@ -68,7 +66,7 @@ class Connection(sqlite3.Connection):
 
     def close(self) -> None:
         try:
-            # SQLite deletes the log by its name, so check that this is not the name of another log by now
+            # SQLite deletes the log by its name, so check that no other log has this name now
             if self.log is not None and _log(self.path) in (self.log, None):
                 self.exclusion.leave_log()
             super().close()
@@ -76,7 +74,7 @@ class Connection(sqlite3.Connection):
             try:
                 self.exclusion.give_back()
             finally:
-                _live.discard(self)  # done last, because a fork waits until the descriptors are closed
+                _live.discard(self)  # last, because a fork waits until the descriptors are closed
 
 
 @contextlib.contextmanager
@@ -105,7 +103,7 @@ def transaction(connection: Connection, *, durable: bool = False) -> Iterator[No
 
 
 def look(connection: Connection, read: Callable[[], T]) -> T:
-    """Read without a lock. If that fails, another process may have written meanwhile, so read again inside a
+    """Read without a lock. If that fails, perhaps because another process has written, read again inside a
     transaction."""
     try:
         return read()
@@ -130,7 +128,8 @@ class Database:
 
     @contextlib.contextmanager
     def request(self, within: float) -> Iterator[Connection]:
-        """Provide a connection for this thread alone. Errors of SQLite and of the system become multilock's own."""
+        """Provide a connection for this thread alone. Errors of SQLite and of the operating system become errors of
+        multilock."""
         deadline = system.now() + within
         connection, room = None, list[None]()
         try:
@@ -164,8 +163,7 @@ class Database:
         self.close_idle()
 
     def close_idle(self, files: Set[tuple[int, int]] | None = None) -> None:
-        """Close all idle connections. If ``files`` is given, do so only if at least one idle connection has one of
-        these files open."""
+        """Close all idle connections. With ``files``, do so only if an idle connection has one of these files open."""
         if files is not None and not any(connection.file in files for connection in list(self._idle)):
             return
         while True:
@@ -191,12 +189,12 @@ class Database:
             if connection.file == file and connection.log is not None and connection.log == _log(connection.path):
                 connection.use_until(deadline)
                 return connection
-            connection.close()  # the file or its log was deleted or replaced, and nobody else uses the old one
+            connection.close()  # the file or its log was deleted or replaced
 
     def _give_back(self, connection: Connection) -> None:
         connection.exclusion.leave()
-        # During a fork the connection is closed. Otherwise another thread would take it again at once, and the fork
-        # would have to wait.
+        # During a fork close the connection, because another thread could take it again, and the fork would have to
+        # wait.
         forking = _forking is not None or connection.file in _draining
         if connection.in_transaction or forking:
             connection.close()
@@ -235,8 +233,8 @@ class Database:
 
     def _connect(self) -> Connection | None:
         """Return a new connection, or None if another connection of this process has a log that was deleted."""
-        # Only one thread of this process opens a file at a time. Closing the descriptor that creates the file would
-        # release the locks that another connection has on it.
+        # Only one thread at a time may open a file, since closing the descriptor that creates the file releases the
+        # locks of other connections.
         with _opening:
             path = os.path.realpath(self._path)
             try:
@@ -277,9 +275,8 @@ class Database:
     def _leave_deleted_log(self, path: str, file: tuple[int, int]) -> bool:
         """Close the idle connections to this file if its log was deleted while one of them was open.
 
-        Returns False if a connection of this process still uses the deleted log. Within one process SQLite gives a new
-        connection the shared memory of the open ones. The last connection to close deletes its log, and is still listed
-        for a moment.
+        Returns False if a connection of this process still uses the deleted log, because SQLite would give its shared
+        memory to a new connection.
         """
         if _has_other_log(file, _log(path)):
             _close_idle({file})
@@ -324,7 +321,7 @@ class Database:
             if os.path.isdir(self._path):
                 return BackendRejected(f"{self._path} is a directory: name a file inside it", backend="sqlite")
             try:
-                _need_files()  # SQLite does not report that too many files are open
+                _need_files()  # SQLite does not report too many open files
             except OSError as reason:
                 return self._system_error(reason)
         if remedy := _REJECTED.get(code):
@@ -369,7 +366,7 @@ def _create(path: str) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         return
-    with contextlib.suppress(OSError):  # some file systems cannot do this, and the directory may be unreadable
+    with contextlib.suppress(OSError):  # some file systems cannot do this
         directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(directory)
@@ -405,9 +402,8 @@ def _primary_code(error: sqlite3.Error) -> int:
 
 # ---- fork
 #
-# No connection may be open while the process forks. First no new request to any file begins. If a running request
-# takes longer than a moment, only its own file stays blocked until it has ended, and requests to other files continue.
-# So leases in one file are not lost because another program delays a request to a different file.
+# No connection may be open while the process forks. First requests to all files are blocked. If a running request takes
+# longer than a moment, only its file stays blocked until it has ended, so that leases in other files are not lost.
 
 _pid = os.getpid()  # the process that owns these connections
 _opening = system.Lock()  # held while a connection is opened, and while the process forks
@@ -415,15 +411,16 @@ _databases: list[weakref.ref[Database]] = []
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
 # the parent's connections: never used, and never closed, because closing would touch the file
 _inherited: list[Connection] = []
-_torn: set[tuple[int, int]] = set()  # files that the parent had open at the fork: SQLite cannot use them here
+# files that the parent had open at the fork, and that SQLite cannot use in this child
+_torn: set[tuple[int, int]] = set()
 _forking: int | None = None  # the thread that holds _opening for a fork
-_draining: set[tuple[int, int]] = set()  # files that a fork waits for: no new request to them begins
+_draining: set[tuple[int, int]] = set()  # files for which a fork waits, and to which no new request begins
 
 
 def _before_fork() -> None:
     """Wait until no request is under way, for at most `FORK_WAIT` seconds.
 
-    A signal handler that forks in the middle of a request waits for the request that it interrupted, and so until the
+    If a signal handler forks during a request of its own thread, this request cannot end, so the fork waits until the
     limit.
     """
     deadline = system.now() + FORK_WAIT
@@ -444,7 +441,7 @@ def _stop_all(deadline: float) -> bool:
     global _forking
     me, taken = system.get_ident(), list[bool]()
     system.take(_opening.acquire, deadline - system.now(), taken)
-    if True in taken:  # without a call here, no interrupt can come before the owner of the lock is recorded
+    if True in taken:  # no call is made here, so that no interrupt can come before the owner of the lock is recorded
         _forking = me
     until = min(deadline, system.now() + FORK_STOP)
     while _close_idle():
@@ -496,7 +493,7 @@ def _wait_for_fork(file: tuple[int, int] | None, deadline: float) -> None:
 
 
 def _notice_fork() -> None:
-    """Do what a forked child must do, if C code has forked without calling Python's hooks."""
+    """Do the work of `_after_in_child` if C code has forked without calling Python's hooks."""
     if os.getpid() != _pid:
         _after_in_child()
 

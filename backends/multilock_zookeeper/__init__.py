@@ -3,8 +3,9 @@
 See docs/backends/zookeeper.md. `acquire_release` is the algorithm, `renewal` renews held locks, `keys` lays out the
 nodes of a name, and `queue` decides which of them hold the name. `claims` records the state of each claim of this
 client, and `session_validity` computes for how long a session certainly lives. `transport` sends the requests through
-kazoo, `sockets` is between kazoo and the network, `wire` has the bytes that open a session, and `notices` receives what
-the server pushes. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this ensemble.
+kazoo, `sockets` has kazoo's sockets and threads, `wire` has the bytes that open a session, and `notices` receives what
+the server pushes. `inspection` shows operators who holds a lock, and `diagnosis` reports what weakens the lock on this
+ensemble.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-# This import comes first: it imports kazoo, and the registry explains to the user when kazoo is missing.
+# This import comes first, because it fails if kazoo is missing, and the registry explains that error to the user.
 from multilock_zookeeper.transport import KAZOO_TLS, Ensemble, Transport
 
 # isort: split
@@ -61,7 +62,7 @@ TTL_FLOOR = 0.1  # seconds; a server may be configured to grant less than TTL_MI
 TTL_MAX = 2_147_483.0  # seconds, about 25 days: the protocol has 31 bits for milliseconds
 TICK = 2.0  # seconds; a server ends a session up to one tick late
 
-# Clients of the parent, in a forked child. The child must not close them, and garbage collection would close them.
+# Clients of the parent, in a forked child. They are kept here, because garbage collection would close them.
 _inherited: list[object] = []
 
 
@@ -70,7 +71,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> ZooKeeperBackend:
 
     The options are ``username`` and ``password`` (digest); ``tls``, ``ca``, ``cert``, ``key`` (paths of PEM files) and
     ``tls_verify``; ``node_style`` (``kazoo`` or ``curator``); and ``client``, a KazooClient. This backend uses the
-    session of that client, and never closes the client. Raises `ConfigurationError` if the options do not fit together.
+    session of that client, and never closes the client. Raises `ConfigurationError` if the options contradict each
+    other.
     """
     reject_unknown(options, (*TLS_OPTIONS, "tls", *LOGIN, "node_style", "client"), "zookeeper")
     style = options.get("node_style", "kazoo")
@@ -234,8 +236,8 @@ def _tls(given: Mapping[str, str], options: Mapping[str, object]) -> Mapping[str
 
 
 def _handed_over(client: Any) -> Ensemble:
-    """Return the ensemble of a kazoo client that was passed as ``client=``. A forked child makes a client of its own
-    with the same settings."""
+    """Return the ensemble of a kazoo client that was passed as ``client=``. A forked child makes another client with
+    the same settings."""
     if not all(hasattr(client, name) for name in ("add_listener", "start_async", "client_state", "chroot")):
         raise ConfigurationError(f"client= takes a kazoo.client.KazooClient, not {type(client).__name__}")
     return Ensemble(

@@ -7,19 +7,18 @@ Lock, ReadLock and WriteLock, or of Curator's. Clients of kazoo or of Curator wa
 1. Create an ephemeral sequential node. 2. List its siblings. 3. If no node ahead excludes ours, we hold the lock.
 4. Otherwise watch the last node that excludes it. 5. When that node is deleted, go to 2. A release deletes our node.
 
-Readers do not exclude readers. Permits do not exclude permits, as long as fewer permits are ahead than may hold the
-name together. All other claims exclude each other. If only permits are ahead of a permit, it watches the last n nodes
-ahead of its own, where n is the number of permits. Holders leave in any order, but one of these n nodes is always gone
-once there is room.
+Readers do not exclude readers. A permit is excluded by other permits only if n permits are ahead of it, where n is the
+number of permits. All other claims exclude each other. If only permits are ahead of a permit, it watches the last n
+nodes ahead of its own, because one of these is always gone once a permit is free.
 
 In addition to ZooKeeper's recipes:
 
 * Create and listing are sent back to back, so an uncontended acquire takes one round trip. The transaction that created
   the node is the fencing token.
-* If a create has no reply, the client lists the queue after a ``sync``, in the same session. Requests of a session are
-  executed in order, so the list shows whether the create made a node. A node that is found is kept only if it belongs
-  to the present session; otherwise it is deleted.
-* A delete is repeated until it is answered or the session has ended. Ids are unique, so a late delete harms nobody.
+* If a create gets no reply, the client lists the queue after a ``sync``, in the same session. Requests of a session are
+  executed in order, so the list shows whether the create made a node. This node is deleted unless it belongs to the
+  present session.
+* A delete is repeated until it is answered or the session has ended. Ids are unique, so a late delete does no harm.
 * A grant is valid for as long as its session certainly lives (`multilock_zookeeper.session_validity`). Only
   acknowledged writes extend that time.
 """
@@ -69,7 +68,7 @@ class Recipe:
         waiter = self._waiters.enter(claim)
         if waiter is None:
             return _busy(claim)
-        # A caller may have given up an earlier attempt that still runs in another thread.
+        # An earlier attempt, which its caller has given up, may still run in another thread.
         with system.Taking(waiter.attempting, within, self._under_way):
             if self._waiters.of.get(claim.id) is waiter:
                 return self._attempt(claim, waiter, join, deadline)
@@ -85,8 +84,7 @@ class Recipe:
             while answer is None:
                 answer = self._step(claim, waiter, join, deadline)
         except (BackendUnavailable, BackendRejected) as error:
-            # The request that failed may not have been executed, but an earlier request of this attempt has made our
-            # node.
+            # Even if the failed request was not executed, an earlier request of this attempt may have made our node.
             error.unknown = error.unknown or waiter.unsure or (waiter.path is not None and not had)
             raise
         finally:
@@ -95,8 +93,8 @@ class Recipe:
         return answer
 
     def _step(self, claim: Claim, waiter: ZkWaiter, join: bool, deadline: float) -> Granted | Busy | None:
-        """Send one round of requests. Returns None if the node or its session vanished, or if the parent was missing.
-        In these cases the caller tries again."""
+        """Send one round of requests. Returns None if the node, its session or the parent is missing. The caller then
+        tries again."""
         session = self._transport.session(deadline)
         if waiter.unsure:
             self._find(claim, waiter, session, deadline)
@@ -113,7 +111,7 @@ class Recipe:
         parent = self._nodes.parent(claim.name)
         waiter.value = encode_value(claim)
         with self._waiters.lock:
-            if waiter.cancelled:  # cancelled since this attempt began, so no node must be made
+            if waiter.cancelled:  # the claim was cancelled after this attempt began
                 return None
             if self._now() >= deadline:
                 raise BackendUnavailable("no time was left to ask ZooKeeper", unknown=False)
@@ -134,7 +132,7 @@ class Recipe:
         with self._waiters.lock:
             waiter.settle(self._transport.stripped(path), stat)
         if stat.ephemeralOwner != session.number:
-            return None  # kazoo had opened another session meanwhile
+            return None  # kazoo has opened another session
         session.prove(created.sent_at)
         return self._transport.listed(listed, deadline)
 
@@ -149,7 +147,7 @@ class Recipe:
     ) -> Granted | Busy | None:
         """Steps 3 and 4: hold the lock, or wait for the nodes ahead that exclude the claim.
 
-        Returns None if our own node has vanished.
+        Returns None if our own node is missing.
         """
         assert waiter.path is not None
         parent, _, node = waiter.path.rpartition("/")
@@ -175,7 +173,7 @@ class Recipe:
         return self._stand_behind(claim, waiter, [f"{parent}/{one.node}" for one in rivals], deadline)
 
     def _stand_behind(self, claim: Claim, waiter: ZkWaiter, rivals: Sequence[str], deadline: float) -> Busy | None:
-        """Step 4: watch the last nodes that exclude the claim, not the first, so that a deletion wakes few waiters.
+        """Step 4: watch the last nodes that exclude the claim, so that a deletion wakes few waiters.
 
         Returns None if one of these nodes is already gone.
         """
@@ -183,7 +181,7 @@ class Recipe:
         try:
             watched = self._watcher.wait(claim.id, rivals, waiter.path, deadline)
         except BackendUnavailable:
-            return Busy(UNPUSHED)  # the listing was answered, so it is known that the name is taken
+            return Busy(UNPUSHED)  # the listing has shown that the name is taken
         return _busy(claim) if watched else None
 
     def _withdraw(self, claim: Claim, waiter: ZkWaiter, deadline: float) -> None:
@@ -196,8 +194,8 @@ class Recipe:
     # ---- a create whose reply was lost
 
     def _find(self, claim: Claim, waiter: ZkWaiter, session: Session, deadline: float) -> None:
-        """Find out whether a create without a reply made a node. If it did, a write to the node then proves that the
-        session lives."""
+        """Find out whether a create without a reply made a node. A write to that node then proves that the session
+        lives."""
         for path in self._own_nodes(claim, deadline):
             try:
                 _, stat = self._transport.wait(self._transport.get(path), deadline)
@@ -222,8 +220,8 @@ class Recipe:
     def _own_nodes(self, claim: Claim, deadline: float) -> list[str]:
         """Return the nodes of this claim, whatever their sessions.
 
-        When the reply to the listing arrives, every earlier request of the session has been executed. The sync makes
-        sure that the server which lists the nodes is not behind the server which created the node.
+        When the reply to the listing arrives, every earlier request of the session has been executed. The sync is for a
+        server that lags behind the server which created the node.
         """
         parent, begin = self._nodes.parent(claim.name), self._nodes.begin(claim)
         synced, listed = self._transport.sync(parent), self._transport.children(parent)
@@ -234,10 +232,9 @@ class Recipe:
     # ---- release
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
-        """Delete the claim's node. If a create without a reply may have made a node, or may still make one, look for
-        that node first."""
+        """Delete the claim's node. If a create got no reply, look for its node first."""
         deadline = self._now() + within
-        with self._waiters.lock:  # otherwise an attempt might record its node between the reads below
+        with self._waiters.lock:  # so that no attempt records its node between the reads below
             waiter = self._waiters.cancel(claim, unsure)
             path, look, end = waiter.path, waiter.unsure, waiter.end
         if end is not None:

@@ -13,7 +13,7 @@ __all__ = ["ZkWaiter", "ZkWaiters"]
 
 
 class ZkWaiter:
-    """The state of one claim. ``unsure`` is True while it is unknown whether a create that was sent has made a node."""
+    """The state of one claim. ``unsure`` is True while a create has no reply, so that it may have made a node."""
 
     __slots__ = (
         "attempting",
@@ -33,22 +33,21 @@ class ZkWaiter:
         self.session: int | None = None  # the session that owns the node
         self.token: int | None = None
         self.listed_at = 0.0  # when the newest request for a listing was sent
-        self.first_at: float | None = None  # when the request was sent whose listing first showed the claim as a holder
+        self.first_at: float | None = None  # when the listing was requested that first showed the claim as a holder
         self.end: int | None = None  # the number of the planned deletion of a node that is not renewed
         self.value = b""
         self.unsure = False
         self.cancelled = False
-        self.attempting = system.Lock()  # held by the one attempt that runs
+        self.attempting = system.Lock()  # held by the running attempt
 
     @property
     def parent(self) -> str:
-        """The parent of our node and of its rivals."""
+        """The parent of our node and of its siblings."""
         assert self.path is not None
         return self.path.rpartition("/")[0]
 
     def settle(self, path: str, stat: Any) -> None:
-        """Record our node, which a reply has shown. The number of the transaction that created the node is the fencing
-        token."""
+        """Record our node from a reply. The number of the transaction that created the node is the fencing token."""
         self.path, self.session, self.token, self.unsure = path, stat.ephemeralOwner, stat.czxid, False
 
 
@@ -56,7 +55,7 @@ class ZkWaiters:
     """All claims of this client that may have a node.
 
     ``lock`` is held while a request that names a claim is sent, and while its `ZkWaiter` changes. So a thread that
-    cancels the claim finds out whether such a request was sent, and can be sure that no further request will be sent.
+    cancels the claim knows whether a request was sent, and no further request is sent.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -73,8 +72,8 @@ class ZkWaiters:
     def cancel(self, claim: Claim, unsure: bool) -> ZkWaiter:
         """Mark the claim as cancelled. The caller holds ``lock``.
 
-        An attempt that runs in another thread sends nothing more. If ``unsure`` is True, an attempt that begins later
-        sends nothing either.
+        A running attempt of the claim sends no further request. If ``unsure`` is True, a later attempt sends nothing
+        either.
         """
         waiter = self.of.get(claim.id) or ZkWaiter()
         waiter.cancelled = True

@@ -13,7 +13,7 @@ __all__ = ["diagnose"]
 
 
 def diagnose(transport: Transport, within: float) -> list[Finding]:
-    """Query the server of this connection. Raises the same errors as a request if the server does not reply."""
+    """Ask the server of this connection. Raises the errors of a request if the server does not reply."""
     deadline = now() + within
     session = transport.session(deadline)
     findings = tls_findings(transport.tls)
@@ -60,7 +60,7 @@ def _about_server(said: str, name: str) -> Iterator[Finding]:
 
 
 def _about_config(config: dict[str, str], ttl: float) -> Iterator[Finding]:
-    """Report what the four-letter word ``conf`` shows. Most servers do not answer it, because it must be allowed."""
+    """Report what the four-letter word ``conf`` shows. By default servers do not answer this word."""
     try:
         tick, limit = int(config["tickTime"]) / 1000, int(config.get("syncLimit", "0"))
     except (KeyError, ValueError):

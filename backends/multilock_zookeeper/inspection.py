@@ -63,7 +63,7 @@ class Inspection:
         return True
 
     def _look(self, names: Sequence[str], shown: int, deadline: float) -> Mapping[str, LockInfo]:
-        """Return up to ``shown`` holders of each of these names, without the names that are free."""
+        """Return up to ``shown`` holders of each of these names. Free names are left out."""
         infos: dict[str, LockInfo] = {}
         open_names = list(names)
         while open_names:
@@ -89,7 +89,7 @@ class Inspection:
 
     def _told(self, name: str, one: Contender, answer: Answer, deadline: float) -> LockInfo | None:
         """Return the `LockInfo` in this holder's node, or None if the node is gone. If this user may not read the node,
-        only its token and its mode are known."""
+        the result has only its token and its mode."""
         try:
             value, stat = self._transport.wait(answer, deadline)
         except NodeMissing:
@@ -104,6 +104,6 @@ class Inspection:
         return replace(info, name=name, kind=kind, token=stat.czxid, permits=one.permits or None)
 
     def _queues(self, names: Sequence[str], deadline: float) -> dict[str, list[Contender]]:
-        """Return the queues of these names, requested all at once."""
+        """Return the queues of these names, which are requested all at once."""
         asked = [(name, self._transport.children(self._nodes.parent(name))) for name in names]
         return {name: contenders(self._transport.listed(answer, deadline) or ()) for name, answer in asked}

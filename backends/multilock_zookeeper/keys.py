@@ -33,7 +33,7 @@ class Nodes:
     def begin(self, claim: Claim) -> str:
         """Return the name of the claim's node, to which the server appends a number.
 
-        Other recipes of the same style take the node of a permit for that of a lock, and therefore wait for it.
+        Other programs of the same style take the node of a permit for that of a lock, and wait for it.
         """
         permit = f"!{claim.mode}" if claim.permits else ""
         if self.style == "kazoo":

@@ -1,14 +1,13 @@
-"""Receive what ZooKeeper pushes: deleted nodes, for waiters and holders; changes of followed names; the session's
-state.
+"""Receive what ZooKeeper pushes: deletions of nodes, changes of followed names, and the state of the session.
 
-A node is watched by a watch on its children. Since the node has no children, the watch fires when the node is deleted,
-and not when a renewal writes to it. A waiter for one of many nodes watches the children of their parent. Watches fire
-once, and end with the connection. After a reconnect every node is read, and watched, again.
+A node is watched by a watch on its children. This watch fires when the node is deleted, and not when a renewal writes
+to it. A waiter for one of many nodes watches the children of their parent. Watches fire once, and end with the
+connection. After a reconnect every node is watched again.
 
 kazoo calls this module on its connection thread, which must not send. (If the program passed its own kazoo client as
 ``client=``, kazoo calls the watches on its callback thread.) So two threads of this module send the requests, and start
-when they are first needed. One of these threads sets watches. The other reports losses, which must not wait until the
-first has set its watches.
+when they are first needed. One of these threads sets watches. The other reports losses, which must not wait for the
+first.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ T = TypeVar("T")
 
 ENDED = "its ZooKeeper session expired or was closed"
 LOOK_WITHIN = 2.0  # seconds that one step of setting missing watches may take
-LOOK_AGAIN = 1.0  # seconds until the next try to set watches, if one failed although the connection was up
-AT_ONCE = 250  # nodes watched in one step; the next renewal waits for at most one step
-ONE_BY_ONE = 16  # nodes that a waiter watches one by one; if there are more, any change among the siblings wakes it
+LOOK_AGAIN = 1.0  # seconds until the next try to set watches, if the connection is up
+AT_ONCE = 250  # nodes watched in one step; a renewal waits for at most one step
+ONE_BY_ONE = 16  # a waiter for more nodes is woken by any change among the siblings
 
 
 class Watcher:
@@ -73,8 +72,8 @@ class Watcher:
         """Wake this claim when a node of ``ahead``, or its ``own`` node, is deleted. Returns False if one of these
         nodes is already deleted.
 
-        A server sends no notice of a node that this user may not read. In that case, and if many nodes are ahead, the
-        claim watches the children of the parent. Every waiter may list these children.
+        If this user may not read one of the nodes, or if many nodes are ahead, the claim watches the children of the
+        parent.
         """
         nodes = (*ahead, own)
         try:
@@ -109,7 +108,7 @@ class Watcher:
             raise
 
     def stop(self, claim_id: str, own: str | None = None) -> None:
-        """Stop notifying this claim: it no longer waits, and no longer holds the node ``own``."""
+        """Stop notifying this claim, as a waiter and as the holder of the node ``own``."""
         with self._lock:
             self._drop(claim_id)
             if own is not None:
@@ -153,8 +152,8 @@ class Watcher:
     def _watch(
         self, ask: Callable[..., Answer], paths: Sequence[str], deadline: float
     ) -> tuple[list[str], list[str], MultilockError | None]:
-        """Watch these nodes, all at once. Returns the nodes that exist, the missing nodes, and the error for all other
-        nodes."""
+        """Watch these nodes, all at once. Returns the nodes that exist, the missing nodes, and the error for the
+        others."""
         there: list[str] = []
         missing: list[str] = []
         unanswered: MultilockError | None = None
@@ -187,10 +186,10 @@ class Watcher:
             self._notices.wake(waiter)
 
     def _tell_losses(self) -> None:
-        """Report lost claims, and find out whether their nodes were deleted alone or with their session.
+        """Report lost claims, and find out whether their session has ended.
 
-        A server that ends a session first deletes its nodes and then closes the connection. So if the connection still
-        answers one request, the session was alive when all deletions reported so far were sent.
+        A server that ends a session first deletes its nodes and then closes the connection. So if the connection
+        answers one more request, the session lived when the reported deletions were sent.
         """
         with self._lock:
             lost, self._lost = self._lost, []
@@ -212,7 +211,7 @@ class Watcher:
     # ---- names that are followed
 
     def follow(self, parents: Mapping[str, str], deadline: float) -> None:
-        """From now on, report each change among the contenders for these names, and stop reporting all other names.
+        """Report each change among the contenders for these names, and stop reporting all other names.
 
         Raises if a watch could not be set. The watches that were set stay, so the next call has fewer to set.
         """
@@ -235,7 +234,7 @@ class Watcher:
         the watch fires when it is created.
         """
         with self._lock:
-            # Remove the paths before the requests are sent. A watch that fires or breaks later adds its path again.
+            # Remove the paths before the requests are sent, because a watch that fires adds its path again.
             for path in paths:
                 self._unwatched.pop(path, None)
         watched: list[str] = []
@@ -335,26 +334,27 @@ class Watcher:
         self._notices.shortened(session.number, proof.ttl, proof.until, proof.renew_every)
 
     def suspended(self, session: Session) -> None:
-        """Report that the connection broke, and have the session renewed."""
+        """Report that the connection broke, and let the kernel renew the session."""
         self._forget_watches()
         self._notices.pushes(self._name, "the connection broke")
         self._notices.silent(session.number)
 
     def resumed(self, session: Session) -> None:
-        """After a reconnect, have the session renewed, and wake every waiter, so that it reads its queue again."""
-        self._notices.silent(session.number)  # after a failed renewal, the next could come too late
+        """After a reconnect, let the kernel renew the session, and wake every waiter, so that it reads its queue
+        again."""
+        self._notices.silent(session.number)  # a renewal may have failed, and the next could come too late
         self._notices.wake(None)
         self._plan_look()
 
     def ended(self, session: Session) -> None:
-        """Report the end of the session, and with it the loss of all its locks."""
+        """Report the end of the session and the loss of all its locks."""
         self._forget_watches()
         with self._lock:
             self._holding.clear()
         self._notices.group_gone(session.number, ENDED)
         # no claim holds or waits before the next session begins, so no connection is needed
         self._notices.pushes(self._name, None)
-        # A client that follows names reads them now. The read opens the next session, in which the names are watched.
+        # This makes a client that follows names read them, which opens the next session.
         self._notices.changed(None)
 
     def _forget_watches(self) -> None:
@@ -414,7 +414,7 @@ class _Worker:
             return number
 
     def drop(self, number: int) -> None:
-        """Drop a job. The job stays in the heap until it is due, or until most jobs of the heap are dropped ones."""
+        """Drop a job. It stays in the heap until it is due, or until most jobs in the heap are dropped."""
         with self._changed:
             self._dropped.add(number)
             if len(self._dropped) > 64 and len(self._dropped) * 2 > len(self._jobs):

@@ -1,4 +1,4 @@
-"""The queue of a name: its contenders in their order, which contenders hold the name, and for which contenders a claim
+"""The queue of a name: the order of its contenders, the contenders that hold the name, and those for which a claim
 waits."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = [
     "relevant",
 ]
 
-LAST_NUMBER = 2**31 - 1  # a server whose counter has reached this sequence number gives it to every later node
+LAST_NUMBER = 2**31 - 1  # once a server's counter has reached this sequence number, every later node gets it
 # A number of permits has at most seven digits. A node with more digits excludes every other claim, like a lock.
 _CONTENDER = re.compile(r"(?:!(p\d{1,7}))?(__lock__|__rlock__|-lock-|__WRIT__|__READ__)(\d{10}|-\d{9,10})$", re.ASCII)
-_LONGEST = 29  # characters that _CONTENDER matches at most; nothing before them needs to be searched
+_LONGEST = 29  # the greatest number of characters that _CONTENDER matches
 _DIGITS = 10  # digits of a sequence number that is not negative
 _MARKS = {"__lock__": "kazoo", "__rlock__": "kazoo", "-lock-": "curator", "__WRIT__": "curator", "__READ__": "curator"}
 _READS = {"__rlock__", "__READ__"}
@@ -56,7 +56,7 @@ class Contender(NamedTuple):
 def contenders(children: Sequence[str]) -> list[Contender]:
     """Return the contenders of every style, ordered by their sequence numbers.
 
-    The numbers are compared, not their text, whose order would be wrong once the server's counter is negative.
+    They are compared as numbers, because the order of their texts is wrong once the server's counter is negative.
     """
     found = [(child, _parse(child)) for child in children]
     return sorted(
@@ -67,10 +67,10 @@ def contenders(children: Sequence[str]) -> list[Contender]:
 
 
 def relevant(style: str, claim: Claim, own: str, children: Sequence[str]) -> Sequence[str]:
-    """Leave out most of the children that do not matter to the claim, whose node is ``own``.
+    """Return the children without most of those that do not matter to the claim, whose node is ``own``.
 
     Only plain nodes of ``style`` are left out: locks, readers and writers with an ordinary sequence number. Nodes
-    behind ``own`` do not matter. If several ahead exclude the claim, only the last of them matters. To make a
+    behind ``own`` do not matter. If several ahead exclude the claim, only the last of them matters. Making a
     `Contender` of each of a thousand siblings would take longer than the request.
     """
     mine = own[-_DIGITS:]
@@ -87,7 +87,7 @@ def relevant(style: str, claim: Claim, own: str, children: Sequence[str]) -> Seq
 
 
 def is_last(child: str) -> bool:
-    """Return whether this child has the highest sequence number that exists. All later children get the same number, so
+    """Return whether this child has the highest possible sequence number. All later children get the same number, so
     they have no order."""
     found = _parse(child)
     return found is not None and int(found[3]) == LAST_NUMBER
@@ -101,7 +101,7 @@ def _parse(child: str) -> re.Match[str] | None:
 
 
 def awaited(claim: Claim, ahead: Sequence[Contender]) -> Sequence[Contender]:
-    """Return the nodes ahead of which at least one must go before the claim holds the name.
+    """Return the nodes for which the claim waits: at least one of them must be deleted before the claim holds the name.
 
     The result is empty if the claim holds the name.
     """

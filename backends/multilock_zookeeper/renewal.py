@@ -1,4 +1,4 @@
-"""The renewal of held locks: one write, whose reply proves that the session of all of them lives.
+"""The renewal of held locks: the reply to one write proves that their session lives.
 
 A ``renew=False`` lock is in the same session, which outlives the ttl of the lock. So this module also deletes the node
 of such a lock at the end of its ttl, and computes how long its grant is valid.
@@ -40,7 +40,7 @@ class ZkRenewal:
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         """Send one write to the node of one of these claims. Its reply proves that the session of all of them lives.
-        Also ask for other nodes that no watch covers yet, because somebody may have deleted them."""
+        Also ask for the nodes that no watch covers yet, because they may have been deleted."""
         deadline = self._now() + within
         session = self._transport.present()
         if session is None or session.number != group:
@@ -70,8 +70,8 @@ class ZkRenewal:
     def _is_missing(self, answer: Answer, deadline: float) -> bool:
         """Return whether a node that `renew` has asked for is gone.
 
-        If no answer comes in time, the node does not count as gone. The write of the same renewal has proved that the
-        session lives. If somebody has deleted the node, the watch finds this as soon as it is set.
+        If no reply comes in time, the node does not count as gone, because the session lives. If the node was deleted,
+        its watch finds that once it is set.
         """
         try:
             return self._transport.wait(answer, deadline) is None
@@ -88,13 +88,13 @@ class ZkRenewal:
 
     def plan_end(self, claim: Claim, waiter: ZkWaiter, when: float) -> None:
         """Plan to delete a node of a claim that is not renewed, at the end of the claim's ttl. The server would keep
-        the node for as long as the session lives."""
+        the node as long as the session."""
         with self._waiters.lock:
             if not waiter.cancelled:
                 waiter.end = self._watcher.at(when, partial(self._end, claim, waiter))
 
     def _lengthen(self, claim: Claim, first_at: float, session: Session) -> None:
-        """Restart the ttl of a lease without renewal, if its holder has renewed it by hand."""
+        """Restart the ttl of a ``renew=False`` lease that its holder has renewed by hand."""
         with self._waiters.lock:
             waiter = self._waiters.of.get(claim.id)
             if waiter is None or waiter.cancelled or waiter.first_at is None or first_at <= waiter.first_at:

@@ -1,15 +1,14 @@
-"""Compute for how long a ZooKeeper session certainly lives. The argument for the result is below. This module does no
-I/O.
+"""Compute for how long a ZooKeeper session certainly lives. This module does no I/O.
 
-Each server records when it receives something in a session. The leader ends sessions, and receives those records only
-once in half a tick. So when a write was acknowledged, the leader may not yet have the record of that write. If the
-leader is cut off from the session's server at that moment, it counts the session timeout from an earlier request.
+Each server records when it received the last request of a session. The leader ends sessions, and receives these records
+only once in half a tick. So when a write is acknowledged, the leader may not have the record of it yet. If the leader
+is cut off from the session's server at that moment, it counts the session timeout from an earlier request.
 
 Let T be the session timeout. While requests are sent at most T/3 apart, and half a tick is no longer than T/3, the
 leader ends the session no earlier than 2/3 T after the last request was sent. Renewals are sent six times in T. After a
-longer silence of the client, the leader may count from a request before that silence, until T/3 has passed. A handshake
-counts at once, because the leader itself confirms a session. Reads prove nothing, because a follower that has lost its
-leader still answers them.
+longer pause of the client, the leader may still count from a request before the pause, until T/3 has passed. A
+handshake counts at once, because the leader confirms it. Reads prove nothing, because a follower without a leader still
+answers them.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ GAP = 1 / 3
 
 
 class Validity(NamedTuple):
-    """The proof that a session lives: when the request was sent, the seconds from then on for which the session
-    certainly lives, and the session timeout from which these follow.
+    """The proof that a session lives: when its request was sent, the session timeout, and for how many seconds after
+    the sending the session certainly lives.
 
-    The three belong together. A handshake may cut the timeout at any moment, and a mixture of old and new values would
-    prove nothing.
+    A handshake may cut the timeout at any moment, so these values must be read together.
     """
 
     sent_at: float
@@ -68,8 +66,7 @@ class Session:
 
     def shorten(self, ttl: float) -> bool:
         """Record the timeout that a handshake granted. Returns whether the timeout is shorter than before. A shorter
-        timeout ends every proof earlier, because the server counts it from each request on.
-        """
+        timeout also ends earlier proofs sooner."""
         with self._lock:
             lower = ttl < self.ttl
             if lower:

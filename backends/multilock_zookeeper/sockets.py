@@ -1,8 +1,8 @@
 """The sockets, threads and log of kazoo: how it connects, reads and waits.
 
-kazoo does not show which session timeout a server granted. And kazoo uses up the time of the session on a host that is
-dead, that sends nothing, or that turns us away. So kazoo connects, reads and waits through this module. kazoo makes
-about thirty system calls for a request and its reply; through this module it makes six.
+kazoo does not show which session timeout a server granted. It may also spend the whole session timeout on one host that
+is dead, sends nothing, or turns us away. So kazoo connects, reads and waits through this module, which also reduces the
+system calls of a request from thirty to six.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _mask(record: logging.LogRecord) -> bool:
 
 
 class _Log(QueuedLogger):
-    """A log for kazoo, which logs on the threads that keep the session and must not be held up by a handler."""
+    """A log for kazoo. Its threads keep the session, so a slow log handler must not delay them."""
 
     warn = QueuedLogger.warning
 
@@ -55,10 +55,9 @@ log = _Log(LOG)
 
 
 class _Greeted:
-    """A connection that remembers the session timeout in the server's greeting, which kazoo does not show.
+    """A connection that remembers the session timeout in the server's handshake reply, which kazoo does not show.
 
-    The timeout is negotiated in every handshake. Another server, or one restarted with other limits, may grant less to
-    the same session. Since kazoo reads through this object, the timeout is known before the first request is sent.
+    The timeout is negotiated in every handshake. Another server may grant less to the same session.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -86,8 +85,7 @@ class _Greeted:
 class _Buffered(_Greeted):
     """A `_Greeted` connection that reads ahead, because kazoo reads each reply in two pieces.
 
-    kazoo checks ``pending()`` before it waits, as it does for TLS. The main loop of kazoo does not check it, so
-    `Handler.select` does.
+    kazoo checks ``pending()`` before it waits, as for TLS. Only its main loop does not, so `Handler.select` does.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -117,7 +115,7 @@ def remember_greetings(handler: Any) -> None:
 
 
 class _Dial:
-    """A replacement for kazoo's ``create_connection`` that remembers the greeting."""
+    """A replacement for kazoo's ``create_connection`` that makes `_Greeted` connections."""
 
     def __init__(self, theirs: Callable[..., Any]) -> None:
         self._theirs = theirs
@@ -129,9 +127,8 @@ class _Dial:
 def drop_what_is_not_understood(connection: Any) -> None:
     """Let a reply that kazoo does not understand end the connection, not kazoo's thread and the session.
 
-    A server that hands a session over to another server leaves out one reply and sends the next one. A proxy may send a
-    reply twice. kazoo then raises RuntimeError, its thread ends, and it forgets a session that lives on with all its
-    nodes. The outcome of requests without a reply is unknown, as whenever a connection breaks.
+    A server that hands a session over to another server may leave out a reply, and a proxy may send one twice. Then
+    kazoo would raise RuntimeError, end its thread, and forget a session that still lives.
     """
     understood = (
         foreign.ConnectionDropped,
@@ -158,13 +155,11 @@ def drop_what_is_not_understood(connection: Any) -> None:
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads and sockets. A handler records when and how a connection was made, and limits the time for dead
-    hosts.
+    """kazoo's threads and sockets. It limits the time that is spent on dead hosts.
 
-    A server that lost its data, or was given older data, turns away any client that has seen newer data. kazoo tries
-    again until the server reports that the session has expired. A server that turns us away cannot report the expiry.
-    So this handler reports it, once ``is_over`` returns True. The handler calls ``is_over`` with the time at which
-    hosts began to turn us away.
+    A server with older data turns away any client that has seen newer data, and cannot report that a session has
+    expired. kazoo would try forever. So this handler reports the expiry, once ``is_over`` returns True. The argument of
+    ``is_over`` is the time at which hosts began to turn us away.
     """
 
     def __init__(
@@ -179,14 +174,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._dial_within = dial_within
         self._greeting_within = greeting_within
         self._is_over = is_over
-        self._greeting = False  # connected to a host that has not replied yet
+        self._greeting = False  # whether a host has accepted the connection but not replied yet
         self._turned_away_at: float | None = None  # when a host first turned us away, since the last reply
         self.dialed_at = 0.0
         self.error: OSError | None = None
         self.loop: Worker | None = None
 
     def create_connection(self, address: Any, timeout: float | None = None, **options: Any) -> Any:
-        """Connect for kazoo, or report that the session has expired if it must be given up."""
+        """Connect for kazoo, or report that the session has expired."""
         self.dialed_at = self._now()
         if self._greeting and self._turned_away_at is None:
             self._turned_away_at = self.dialed_at
@@ -205,7 +200,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
         """Wait for sockets, but not for long on a host that accepts a connection and sends nothing.
 
-        If there is no other host, kazoo would use up the time of the session on this host.
+        kazoo would spend the whole session timeout on this host if there is no other.
         """
         if len(reading) > 1:  # kazoo's main loop, which waits for requests too, so the host has replied
             self._greeted()
@@ -214,8 +209,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return _wait(reading, writing, timeout)
 
     def dispatch_callback(self, callback: Any) -> None:
-        """Call a watch on the connection thread. Our watches return at once. Passing them to another thread would take
-        longer than calling them."""
+        """Call a watch on the connection thread. Our watches return at once, so passing them to another thread would
+        take longer."""
         try:
             callback.func(*callback.args)
         except Exception:
@@ -231,7 +226,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def stop(self) -> None: ...
 
     def spawn(self, loop: Any) -> Worker:
-        """Run kazoo's connection thread. If a bug ends it, it starts again with another session."""
+        """Run kazoo's connection thread. If a bug ends the thread, it is started again, with another session."""
         connection = loop.__self__
 
         def run() -> None:
@@ -244,7 +239,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[Any], list[Any]]:
-    """Do what ``select.select`` does, for descriptors of any number. kazoo makes and closes an epoll for each wait."""
+    """Do what ``select.select`` does, for descriptors of any number."""
     buffered = [one for one in reading if isinstance(one, _Buffered) and one.pending()]
     poll = system.poll()
     for one in reading:
@@ -252,7 +247,7 @@ def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[A
     for one in writing:
         poll.register(one, system.POLLOUT)
     ready = dict(poll.poll(0 if buffered else math.ceil(max(timeout, 0.0) * 1000)))
-    # A broken or closed connection counts as ready: the reader then gets the error.
+    # a broken or closed connection counts as ready, so that its reader gets the error
     return (
         [one for one in reading if one in buffered or one.fileno() in ready],
         [one for one in writing if one.fileno() in ready],
@@ -261,7 +256,7 @@ def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[A
 
 
 def dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
-    """Connect as kazoo does. If a file cannot be read, there is no connection. If a later step fails, it is closed."""
+    """Connect as kazoo does. If a step fails, no connection stays open."""
     tls = _tls(options) if options.get("use_ssl") else None
     connection = socket.create_connection(address, within)
     try:
@@ -283,7 +278,7 @@ def _tls(options: Mapping[str, Any]) -> ssl.SSLContext:
 
 
 def hung_up(error: ssl.SSLError) -> bool:
-    """Return whether the peer hung up during the TLS handshake. A load balancer without a server behind it hangs up as
-    well, so a hang-up does not mean that TLS was refused."""
+    """Return whether the peer hung up during the TLS handshake. A load balancer without a server hangs up as well, so
+    this does not mean that TLS was refused."""
     closed = isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
     return closed or "UNEXPECTED_EOF" in (error.reason or "")

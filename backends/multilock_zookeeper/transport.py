@@ -1,10 +1,8 @@
-"""Requests to ZooKeeper through kazoo: each with a separate deadline, queued in order on one session.
+"""Requests to ZooKeeper through kazoo. Each has a separate deadline, and all are sent in order in one session.
 
-This module does not rely on some parts of kazoo. The state that kazoo reports is wrong: behind a silent server it stays
-CONNECTED for minutes, and while disconnected kazoo reports no loss. The retries of kazoo are not bounded by our
-deadlines, and its waits have no limit. Results pass through two more threads. This module does use kazoo's connection
-thread, its reconnecting to the same session, and its wire format. This module turns kazoo's exceptions into
-multilock's.
+This module uses kazoo's connection thread, its reconnects and its wire format. It does not rely on the state that kazoo
+reports, which stays CONNECTED for minutes if a server does not reply. Nor does it use kazoo's retries and waits, which
+have no deadline. Exceptions of kazoo become errors of multilock.
 """
 
 from __future__ import annotations
@@ -41,14 +39,14 @@ __all__ = ["KAZOO_TLS", "Answer", "Ensemble", "NodeExists", "NodeMissing", "Sess
 PERSISTENT, EPHEMERAL_SEQUENTIAL, CONTAINER = 0, 3, 4
 ANY_VERSION = -1
 NO_LEASES = b"0"  # data of a parent; it keeps kazoo's Semaphore away, which would not see our contenders
-SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less, until a silent connection is replaced
-STOPPED = 0.05  # seconds; a thread that wakes up this much too late was paused
+SILENT_AFTER = 5.0  # seconds until a connection without a reply is replaced, or one renewal period if that is less
+STOPPED = 0.05  # seconds; a thread that wakes up so much too late was paused
 CLOSE_WITHIN = 1.0  # seconds that closing the session may take; otherwise the session expires
-DIAL_SHARE = 1 / 3  # share of the session timeout for connecting; kazoo would spend the whole timeout on one dead host
+DIAL_SHARE = 1 / 3  # share of the session timeout for connecting to one host
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 KAZOO_TLS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
-# The leader gives these refusals in the order of all writes. So such a refusal proves that the session lives, as a
+# The leader sends these refusals in the order of all writes. So such a refusal proves that the session lives, as a
 # write does.
 _ORDERED_REFUSALS = (foreign.NoAuthError, foreign.QuotaExceededError)
 _REFUSED: Mapping[type[Exception], str] = {
@@ -66,8 +64,8 @@ class _NotQueued(foreign.ConnectionClosedError):  # type: ignore[misc]
     """kazoo's client was closed before the request was queued."""
 
 
-# Either nothing was executed, or it was executed in a session whose nodes are gone. The types must be exact: kazoo's
-# ConnectionClosedError is a kind of SessionExpiredError, and a request that it ends may have been executed.
+# The request was not executed, or its session has ended with all nodes. The types must be exact: ConnectionClosedError
+# is a subclass of SessionExpiredError, but its request may have been executed.
 _NOT_EXECUTED = (foreign.SessionExpiredError, foreign.ThrottledOpError, _NotQueued)
 _NO_SESSION: Mapping[str, type[Exception]] = {
     KeeperState.AUTH_FAILED: foreign.AuthFailedError,
@@ -95,9 +93,9 @@ class _Listing(GetChildren):  # type: ignore[misc]
 
     @classmethod
     def deserialize(cls, reply: bytes, offset: int) -> list[str]:
-        """Return the names in a reply. Each comes after its length in four bytes, and has no zero byte.
+        """Return the names in a reply. Each name comes after its length in four bytes, and contains no zero byte.
 
-        If all are shorter than 256 bytes, three zero bytes are before each name, and nowhere else.
+        If all names are shorter than 256 bytes, three zero bytes in a row occur only before names.
         """
         names = reply[offset + 4 :].split(b"\0\0\0")[1:]
         if len(names) == int.from_bytes(reply[offset : offset + 4], "big"):
@@ -112,7 +110,7 @@ class Answer:
     __slots__ = ("_pending", "error", "sent_at", "value")
 
     def __init__(self, sent_at: float) -> None:
-        self.sent_at = sent_at  # taken before the request is sent
+        self.sent_at = sent_at  # the time just before the request was sent
         self.value: Any = None
         self.error: Exception | None = None
         self._pending = system.LockBell()
@@ -123,12 +121,12 @@ class Answer:
         self._pending.ring()
 
     def set_exception(self, error: Exception) -> None:
-        """Set the error of the reply. kazoo calls this, and may report a closed connection twice."""
+        """Set the error of the reply. kazoo calls this, perhaps twice for a closed connection."""
         self.error = error
         self._pending.ring()
 
     def wait(self, within: float) -> bool:
-        """Wait for the reply for ``within`` seconds. Return whether the reply has arrived."""
+        """Wait for the reply for ``within`` seconds. Returns whether it has arrived."""
         return self._pending.wait(within)
 
 
@@ -145,8 +143,7 @@ class SessionListener(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ensemble:
-    """The data to reach ZooKeeper and log in there, and the requested session timeout in seconds; or the program's own
-    client."""
+    """How to connect and log in, and the requested session timeout in seconds. Or the program's own client."""
 
     hosts: str
     chroot: str
@@ -158,7 +155,7 @@ class Ensemble:
 
     @property
     def name(self) -> str:
-        """The ensemble, as messages call it."""
+        """The ensemble's name in messages."""
         return f"zookeeper {self.hosts}{self.chroot}"
 
     @property
@@ -181,7 +178,7 @@ class Transport:
         self._handler: Handler | None = None
         self._up = system.Event()
         self._starting = system.Lock()
-        self._changing = system.Lock()  # guards the session; held briefly, also by kazoo's connection thread
+        self._changing = system.Lock()  # guards the session; kazoo's connection thread takes it too
         self._asking = system.Lock()
         self._session: Session | None = None
         self._id: int | None = None
@@ -193,7 +190,7 @@ class Transport:
 
     @property
     def name(self) -> str:
-        """The ensemble, as messages call it."""
+        """The ensemble's name in messages."""
         return self._ensemble.name
 
     @property
@@ -227,13 +224,12 @@ class Transport:
         with self._changing:
             if number is None or number != self._id:
                 raise BackendUnavailable(f"{self.name}: the session ended before it was ready", unknown=False)
-            granted = min(granted, self._granted)  # there may have been another handshake meanwhile
+            granted = min(granted, self._granted)  # another handshake may have come meanwhile
             # The program's own kazoo client sends a request at least every third of the timeout. So its last request
-            # was sent at most that long before the program passed the client as ``client=``.
+            # was sent at most that long before the client was passed as ``client=``.
             touched_at = self._touched_at - (granted / 3 if self._adopted else 0.0)
             session = Session(number, granted, touched_at)
-            # Report the session before any grant: if the timeout is cut at this moment, the kernel must already know
-            # the session.
+            # Report the session first: if the timeout is cut at this moment, the kernel must know the session.
             self._listener.began(session)
             self._session = session
         return session
@@ -244,7 +240,7 @@ class Transport:
         return self._up.is_set()
 
     def present(self) -> Session | None:
-        """Return the session, unless its end was reported. Returns None if no session exists."""
+        """Return the session, or None if there is none or its end was reported."""
         return self._session
 
     def is_present(self, number: object) -> bool:
@@ -253,7 +249,7 @@ class Transport:
         return session is not None and session.number == number
 
     def connect(self, deadline: float) -> None:
-        """Wait for the connection. Without a connection no request is queued, so none is executed long after its
+        """Wait for the connection. Requests are queued only while connected, so that none is executed long after its
         deadline."""
         if self._up.is_set():
             return
@@ -291,9 +287,8 @@ class Transport:
     def _runs(self) -> bool:
         """Return whether kazoo's connection thread runs, so that it need not be started.
 
-        The thread ends at a failed authentication. kazoo's state does not show that the thread has ended: the state is
-        CLOSED, as it is before the thread begins. A client that was passed as ``client=`` is started again only by the
-        program.
+        The thread ends after a failed authentication, and kazoo's state does not show that. Only the program restarts a
+        client that was passed as ``client=``.
         """
         if self._handler:
             return self._handler.loop is not None and self._handler.loop.is_alive()
@@ -318,17 +313,15 @@ class Transport:
         """Return whether to give up the session, because servers have turned its client away for the whole session
         timeout.
 
-        The leases of the session are lost by then, because they end 2/3 of the timeout after the last acknowledged
-        write, which was sent before the connection broke. The session is given up together with its id. A server with
-        an older state of the data may still have the session, with nodes that we have released since. These nodes would
-        live on if we used the session again. The new session begins with a write, so it reads nothing older than that
-        write, and every node is made anew in it.
+        Its leases are lost by then, because they end 2/3 of the timeout after the last acknowledged write. The
+        session's id is given up as well: a server with older data may still have the session, with nodes that we have
+        released since. The next session begins with a write, so it reads nothing older.
 
-        The time counts from when servers began to turn us away, not from when the connection broke. A server that has
-        just started restarts the timeout of every session, and it turns every client away until it has read its data.
+        The time counts from when servers began to turn us away, because a server that has just started restarts the
+        timeout of every session, and turns clients away until it has read its data.
         """
         session = self._session
-        # without a session, no node has been made under this session id, so `asked` is long enough
+        # without a session there are no nodes, so `asked` is long enough
         ttl = session.ttl if session else self.asked
         since = max(turned_away_at, self._touched_at)
         return self._id is not None and not self._up.is_set() and self._now() - since > ttl
@@ -352,8 +345,8 @@ class Transport:
         """Take over the timeout of a new connection. kazoo's connection thread calls this before the first request on
         that connection.
 
-        So no acknowledged write counts for longer than the server grants now. A longer timeout than before does not
-        count: the server of the last connection may still report the shorter timeout to the leader.
+        So no write counts for longer than the server grants now. A longer timeout than before does not count, because
+        the last server may still report the shorter one to the leader.
         """
         number = self._client.client_id[0]
         if number != self._id:
@@ -385,8 +378,8 @@ class Transport:
     def _ask_timeout(self, deadline: float) -> float:
         """Return the session timeout that the server grants.
 
-        A kazoo client that was already connected when the program passed it as ``client=`` does not show its timeout.
-        So open a second session with the same request, and close it at once.
+        A kazoo client that was already connected does not show its timeout. So open a second session with the same
+        request, and close it at once.
         """
         within = deadline - self._now()
         if within <= 0:
@@ -470,7 +463,8 @@ class Transport:
         return self._send(GetData("/zookeeper/config", None))
 
     def wait(self, answer: Answer, deadline: float) -> Any:
-        """Wait for a reply; return its value. Raises `NodeMissing` and `NodeExists` besides the errors of `Backend`."""
+        """Wait for a reply, and return its value. Raises `NodeMissing` and `NodeExists` besides the errors of
+        `Backend`."""
         if not answer.wait(deadline - self._now()) and not self._came_while_stopped(answer, deadline):
             self._silent(answer)
             raise BackendUnavailable(f"{self.name}: no answer in time")
@@ -487,11 +481,10 @@ class Transport:
         raise BackendUnavailable(what, unknown=type(error) not in _NOT_EXECUTED) from error
 
     def ordered(self, answer: Answer, deadline: float) -> bool:
-        """Wait until the leader has put this write into the order of all writes, which proves that the leader knew the
-        session.
+        """Wait for the reply to this write, which proves that the leader knew the session.
 
-        Returns False if the node is missing. Returns True if the server refuses the write for lack of rights or because
-        of a quota. Such a refusal shows that the node exists.
+        Returns False if the node is missing. Returns True if the server refuses the write because of rights or a quota,
+        since the node then exists.
         """
         try:
             self.wait(answer, deadline)
@@ -503,7 +496,7 @@ class Transport:
         return True
 
     def listed(self, answer: Answer, deadline: float) -> Sequence[str] | None:
-        """Wait for a listing; return the children, or None if their parent is missing."""
+        """Wait for a listing. Returns the children, or None if their parent is missing."""
         try:
             children: Sequence[str] = self.wait(answer, deadline)
         except NodeMissing:
@@ -538,8 +531,7 @@ class Transport:
                 raise BackendRejected(f"{path} cannot be created: make its parents, or see prefix=") from None
 
     def _came_while_stopped(self, answer: Answer, deadline: float) -> bool:
-        """Return whether the reply arrived during a pause of this process, so that kazoo's thread must first read
-        it."""
+        """Return whether the reply arrived during a pause of this process. kazoo's thread may still have to read it."""
         return self._now() - deadline > STOPPED and answer.wait(STOPPED)
 
     def stripped(self, path: str) -> str:
@@ -552,8 +544,8 @@ class Transport:
         return (chroot + path if path != "/" else chroot) if chroot else path
 
     def _send(self, request: Any) -> Answer:
-        """Queue a request, and wake kazoo's connection thread. kazoo's own `_call` would swallow an interrupt while it
-        wakes the thread, and would then report that the connection was closed."""
+        """Queue a request, and wake kazoo's connection thread. kazoo's `_call` would swallow an interrupt, and report
+        that the connection was closed."""
         answer = Answer(self._now())
         if refusal := _NO_SESSION.get(self._client._state):
             answer.set_exception(refusal("the client is closed"))
@@ -562,20 +554,20 @@ class Transport:
             self._client._queue.append((request, answer))
             self._wake(answer)
         except BaseException:
-            self._wake(answer)  # the thread sends one request for each byte, and ignores one byte too many
+            self._wake(answer)  # the thread sends one request for each byte, and ignores a surplus byte
             raise
         return answer
 
     def _wake(self, answer: Answer) -> None:
         try:
             self._client._connection._write_sock.send(b"\0")
-        # The connection was closed just now, perhaps before kazoo answered the queued requests.
+        # the connection was closed just now
         except (OSError, AttributeError):
             answer.set_exception(foreign.ConnectionClosedError("the connection was closed"))
 
     def _silent(self, answer: Answer) -> None:
-        """Give the connection up if it had enough time for this reply. kazoo itself does not give it up as long as it
-        has requests to send."""
+        """Give the connection up if it had enough time for this reply. kazoo keeps it as long as it has requests to
+        send."""
         session = self._session
         patience = min(SILENT_AFTER, session.renew_every if session else self.asked / PERIODS) * 0.9
         if self._up.is_set() and self._now() - answer.sent_at >= patience and answer.sent_at >= self._touched_at:
@@ -594,7 +586,8 @@ class Transport:
         return self._client
 
     def close(self) -> None:
-        """Close the session, without waiting for a silent server. A client passed as ``client=`` stays open."""
+        """Close the session. Does not wait for a server that does not reply. A client passed as ``client=`` stays
+        open."""
         with self._starting:
             if self._closed:
                 return
@@ -604,7 +597,7 @@ class Transport:
             return
         client.remove_listener(self._heard)
         if self._handler and (loop := self._handler.loop):
-            # KazooClient.stop() takes the same steps, but waits without a limit. The connection thread ends by itself.
+            # KazooClient.stop() does the same, but waits without a limit. The connection thread ends by itself.
             client._stopped.set()
             client._queue.append((CloseInstance, None))
             with contextlib.suppress(OSError, AttributeError):

@@ -12,7 +12,7 @@ __all__ = ["granted_by", "open_second_session"]
 def granted_by(greeting: bytes) -> float | None:
     """Return the session timeout in seconds that a server grants in its reply to the opening of a session.
 
-    ``greeting``: The bytes of the reply that have arrived. Returns None if these are too few.
+    ``greeting`` is the part of the reply that has arrived. Returns None if it is too short.
     """
     if len(greeting) < 12:  # the length of the reply, the version, and the timeout in ms
         return None

@@ -1,4 +1,4 @@
-"""Clients and a proxy for the tests of a backend. Each backend defines its own fixture ``server``."""
+"""Fixtures for clients and for a proxy. Each backend's folder defines a fixture ``server``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Functions that helper processes run, on any backend: they hold readers, writers and permits of one name. See
 `Helper`.
 
-Code that only the tests need is in `in_order`, because it imports pytest, which the helper processes should not.
+This module does not import pytest, so that the helper processes start quickly.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def hold_permit(url: str, prefix: str, ttl: str) -> None:
 
 
 def stream(url: str, prefix: str, ttl: str) -> None:
-    """Acquire and release a reader all the time, alternately by `acquire` and by a single try. Report each token with
-    the times of the request, of the grant and of the release."""
+    """Acquire and release a reader repeatedly, alternately by `acquire` and by a single try. Report each token with the
+    times of the request, of the grant and of the release."""
     with _connect(url, prefix, ttl) as client:
         lock = client.read_write_lock(NAME).reader()
         say("begins")

@@ -28,8 +28,7 @@ def together(counters: list[Helper], within: float) -> None:
 def writes_and_reads_are_in_order(client: Client, readers: list[Helper], within: float) -> None:
     """Check that a writer enters five times among processes that run `stream`.
 
-    The writer must enter before each reader that asks while the writer waits. Earlier reads must have ended when the
-    write begins, and later reads must begin after the write has ended.
+    The writer must enter before each reader that asks while the writer waits. No read may overlap the write.
     """
     both = client.read_write_lock(NAME)
     for reader in readers:

@@ -1,4 +1,5 @@
-"""A backend without the kernel: the test itself makes the claims, sends their requests and releases them."""
+"""Helpers for tests of a backend without the kernel: the test makes the claims, and sends their requests and
+releases."""
 
 from __future__ import annotations
 
@@ -19,8 +20,7 @@ WITHIN = 10.0
 
 
 class ByHand:
-    """A client without timers. A waiter sends a request only when the test calls a method, and no lease is renewed by
-    itself."""
+    """A client without timers: requests and renewals are sent only when the test calls a method."""
 
     queues: ClassVar[bool]  #: whether the backend serves readers, writers and permits in order of arrival
 
@@ -83,8 +83,8 @@ class ByHand:
 def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -> bool:
     """Call ``call`` with an interrupt at the given moment of its run in these modules.
 
-    A moment is a place at which CPython may handle a signal: a Python function begins, or a C function returns. Returns
-    False if the run has fewer moments.
+    A moment is a point at which CPython may handle a signal: the begin of a Python function, or the return of a C
+    function. Returns False if the run has fewer moments.
     """
     left = moment
     files = {module.__file__ for module in modules}
@@ -106,4 +106,4 @@ def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -
         pass
     finally:
         sys.setprofile(before)
-    return left <= 0  # True even if the interrupt came in a finalizer, where Python ignores it
+    return left <= 0  # True even if the interrupt came in a finalizer, which ignores it

@@ -26,7 +26,7 @@ def time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[ConsulServer]:
-    """Start one server for the tests that only send requests to it. Each test uses its own names."""
+    """Start one server for all tests that only send requests to it. Each test uses different names."""
     with ConsulServer() as server:
         yield server
 

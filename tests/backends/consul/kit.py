@@ -1,4 +1,5 @@
-"""A backend without the kernel: the test itself makes the claims, sends their requests and releases them."""
+"""Helpers for tests of the backend without the kernel: the test makes the claims, and sends their requests and
+releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend without the kernel: what proves a grant, which session a lock has, and what a cancel leaves."""
+"""The backend without the kernel: the proof of a grant, the session of a lock, and the effects of a cancel."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_a_renewal_counts_from_its_sending(server: ConsulServer, proxy: FaultPro
 def test_a_client_that_was_frozen_while_it_connected_sends_nothing_late(
     shared: ConsulServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim may have been cancelled during the pause. After a cancel the client searches for a late execution for
-    one minute only."""
+    """The claim may have been cancelled during the pause, and the client looks for late executions for one minute
+    only."""
     backend = open_(shared.url)
     take(backend, ear.claim("stands-still-1"))
     agents = backend._agents
@@ -69,7 +69,7 @@ def test_a_session_that_was_not_renewed_in_time_is_never_used_again(
 ) -> None:
     backend = open_(server.url)
     first = take(backend, ear.claim("first", ttl=1.0))
-    time.sleep(1.0)  # at the server a session lives for twice its ttl
+    time.sleep(1.0)  # the server ends a session only after twice its ttl
     second = take(backend, ear.claim("second", ttl=1.0))
     assert second.group != first.group
     assert second.sent_at > first.sent_at + 0.9

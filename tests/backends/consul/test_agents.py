@@ -44,7 +44,7 @@ def entered_at(lock: multilock.DistributedLock, within: float = LOOKED_FOR) -> F
 
 @pytest.fixture
 def agent(server: ConsulServer) -> Iterator[ConsulServer]:
-    """Start a client agent of that server, which keeps its data on disk."""
+    """Start a client agent of that server. The agent keeps its data on disk."""
     home = [f"127.0.0.1:{server.ports['serf_lan']}"]
     with ConsulServer(node="agent", keep=True, server=False, bootstrap_expect=0, retry_join=home) as agent:
         yield agent
@@ -82,8 +82,7 @@ class _Forward(http.server.BaseHTTPRequestHandler):
 
 
 class Balancer(http.server.ThreadingHTTPServer):
-    """A load balancer that forwards each request to the server at ``port_now``, even on a connection over which it sent
-    to another server before."""
+    """A load balancer that forwards each request to the server at ``port_now``, even on an existing connection."""
 
     daemon_threads = True
     block_on_close = False
@@ -91,7 +90,7 @@ class Balancer(http.server.ThreadingHTTPServer):
     def __init__(self, first: ConsulServer) -> None:
         super().__init__(("127.0.0.1", 0), _Forward)
         self.port_now = first.port
-        self.queried = threading.Event()  # set when a query waits for a change after some index
+        self.queried = threading.Event()  # set when a query with an index waits for a change
         self.went_back = 0
         self.caught_up = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -117,8 +116,8 @@ def balancer(server: ConsulServer) -> Iterator[Balancer]:
 def test_if_the_index_of_a_query_goes_back_the_query_starts_again(
     server: ConsulServer, balancer: Balancer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a query names an index that the server has not reached yet, the server replies only when the query's waiting
-    time is over."""
+    """If the index of a query is greater than the server's, the server replies only when the query's waiting time is
+    over."""
     monkeypatch.setattr(notices, "WAIT", 2)
     for number in range(100):
         server.ask("PUT", f"kv/noise/{number}", b"")
@@ -156,7 +155,7 @@ def test_restarting_the_agent_costs_neither_a_lock_nor_a_wake_up(
     assert lease.state is LeaseState.HELD
     begun = now()
     assert holder.release()
-    # Without the watch, a safety timer would wake the waiter ten seconds after it was set, before the restart.
+    # Without the watch, a safety timer would wake the waiter after ten seconds.
     assert waits.result(WITHIN) - begun < 5
     assert lost.stays_at(0)
     assert lease.release()
@@ -231,8 +230,7 @@ def codes(client: multilock.Client) -> set[str]:
 def test_a_frozen_server_is_removed_before_its_holder_gives_up_and_diagnose_reports_it(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
-    """A short lock delay does not protect the holder. A longer lock delay does, as the next test shows. A fencing token
-    protects the holder's data with any lock delay."""
+    """A short lock delay does not protect the holder. A longer one does, as the next test shows."""
     frozen, *others = *cluster.followers(), cluster.leader()
     client = connect(agents(frozen), ttl=150, lock_delay=1)
     assert "server-agent" in codes(client)
@@ -284,7 +282,7 @@ def test_diagnose_ends_in_time_whichever_of_its_requests_gets_no_reply(
             client.diagnose()
         assert lost.happened
         proxy.heal()
-        # diagnose() sends three requests: each alone is in time, but together they are too late.
+        # diagnose() sends three requests. Each takes less than the timeout, but together they take longer.
         proxy.delay(0.9, "down")
         begun = now()
         with pytest.raises(multilock.BackendUnavailable):

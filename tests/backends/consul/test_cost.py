@@ -29,7 +29,7 @@ def server() -> Iterator[ConsulServer]:
 
 @contextlib.contextmanager
 def counted(server: ConsulServer) -> Iterator[Counter[str]]:
-    """Yield a counter. After the block it contains the requests that the server answered inside the block."""
+    """Yield a counter, which after the block contains the requests that the server answered inside the block."""
     before = settled(server)
     made: Counter[str] = Counter()
     yield made
@@ -37,7 +37,7 @@ def counted(server: ConsulServer) -> Iterator[Counter[str]]:
 
 
 def settled(server: ConsulServer) -> Counter[str]:
-    """Wait until the count stops changing: the server writes a log line only after its reply."""
+    """Wait until the count stops changing, because the server writes its log after the reply."""
     said, last = server.requests(), Counter[str]()
     while said != last:
         time.sleep(0.2)
@@ -47,7 +47,7 @@ def settled(server: ConsulServer) -> Counter[str]:
 
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delay the watch of each lock so long that none is made during the test."""
+    """Delay the watch of each lock, so that none is made during the test."""
     monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)
 
 
@@ -135,8 +135,8 @@ def test_a_handover_takes_one_push_and_one_request(server: ConsulServer, connect
         assert entered.wait(5)
         thread.join()
     assert made.pop("PUT txn") == 3  # a release, the waiter's acquire, and its release
-    # The other requests are the queries that were open. On an overloaded machine there may also be the waiter's first
-    # read, and a watch of the briefly held lock.
+    # The other requests are the open queries. On an overloaded machine the waiter's first read, or a watch of the
+    # briefly held lock, may come in addition.
     assert sum(made.values()) <= 4
 
 
@@ -190,7 +190,7 @@ def test_a_released_lock_leaves_no_key_and_close_leaves_no_session(
     client = connect(server.url)
     for number in range(5):
         client.lock(f"job-{number}", renew=renew).acquire().release()
-    # This key makes sure that the server returns a list, because it returns none if it has no key.
+    # Without any key the server would return no list.
     server.ask("PUT", "kv/any", b"")
     assert server.ask("GET", "kv/?keys") == ["any"]
     assert len(server.sessions()) == int(renew)

@@ -25,8 +25,7 @@ from tests.servers_consul import ConsulCluster, ConsulServer
 
 Connect = Callable[..., multilock.Client]
 WITHIN = 10.0
-# Seconds within which a holder is notified of a loss on an overloaded machine. The next renewal would come later.
-# Another test measures the usual delay.
+# Seconds within which a holder is notified of a loss on an overloaded machine. The next renewal comes later than that.
 NOTICE = 2.0
 KEY = "multilock/job/.lock"
 
@@ -47,7 +46,7 @@ def session_of(server: ConsulServer, key: str = KEY) -> str:
 
 
 def test_a_list_stays_as_it_was_if_the_second_reply_is_lost(proxy: FaultProxy, connect: Connect) -> None:
-    """If a list is empty, the client sends a second request, to find out whether its token may read there."""
+    """If a list is empty, the client sends a second request, to find out whether its token may read the keys."""
     client = connect(proxy.url)
     asked = proxy.drop_reply(b"GET /v1/kv/multilock/", nth=2)
     with pytest.raises(multilock.BackendUnavailable):
@@ -60,7 +59,7 @@ def test_a_list_stays_as_it_was_if_the_second_reply_is_lost(proxy: FaultProxy, c
 def test_an_ended_session_is_reported_even_if_its_confirmation_is_lost(
     server: ConsulServer, proxy: FaultProxy, connect: Connect, then: Literal["cut", "hold"]
 ) -> None:
-    """The notification of the loss counts even if the renewal that would explain it is cut off or gets no reply."""
+    """The loss is reported even if the renewal that would explain it is cut off or gets no reply."""
     lost = Recorder[multilock.Loss]()
     lease = connect(proxy.url, ttl=60, lock_delay=1).lock("job", on_lost=lost).acquire()
     time.sleep(0.6)  # wait until every key is watched
@@ -141,7 +140,7 @@ def test_a_session_whose_creation_got_no_reply_is_not_used(
     with client.lock("job").acquire(timeout=WITHIN):
         assert len(server.sessions()) == 2
     client.close()
-    eventually(lambda: len(server.sessions()) == 1)  # the session whose reply was dropped holds no key, and expires
+    eventually(lambda: len(server.sessions()) == 1)  # the session whose reply was lost holds no key, and expires
 
 
 # ---- more waiters than a client may have queries
@@ -160,7 +159,7 @@ def test_a_burst_of_waiters_beyond_the_limit_of_queries_loses_no_wake_up(
     begun = now()
     for lease in leases:
         lease.release()
-    # Waiters without a query ask every second. Without notifications the other waiters would ask only after nine to
+    # Waiters without a query ask every second. The other waiters were notified, because their timers take nine to
     # eleven seconds.
     assert max(future.result(30) for future in taken) - begun < 4.0
 
@@ -313,9 +312,9 @@ def test_waiters_are_woken_after_a_restored_snapshot_set_the_index_back(server: 
 
 
 SAMPLES = 21
-SAMPLES_AT_ONCE = 7  # number of locks at a time, because an agent replies to about eight queries at once
-# Seconds that a notification may take longer than a round trip. The lower quartiles of both are compared, because an
-# overloaded machine is sometimes late.
+SAMPLES_AT_ONCE = 7  # number of simultaneous locks, because an agent replies to about eight queries at once
+# Seconds by which a notification may take longer than a round trip. The lower quartiles of both are compared, because
+# an overloaded machine is sometimes late.
 PUSHED = 0.05
 
 
@@ -387,8 +386,8 @@ def test_a_lock_survives_the_restart_of_a_server_with_a_disk(connect: Connect) -
 def test_a_new_leader_with_an_unread_log_ends_no_session(
     server: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, denied: int, silent: int
 ) -> None:
-    """In one of eight restarts, a new leader reported a session as missing although the session was on the leader's
-    disk. In reply to consistent requests this never happened."""
+    """In one of eight restarts, a new leader reported a session as missing although it was on the leader's disk. This
+    never happened with consistent requests."""
     answers = Agents.call
     denials = [b"Session id '%b' not found"] * denied
     silences = [multilock.BackendUnavailable("no answer")] * silent
@@ -485,7 +484,7 @@ def test_a_frozen_leader_costs_no_lock_and_admits_no_other_client(cluster: Consu
     leader.pause()
     try:
         eventually(lambda: renews(lease), 35)
-        # On an overloaded machine the other servers may be silent again.
+        # On an overloaded machine the other servers may not reply.
         with contextlib.suppress(multilock.BackendUnavailable):
             assert connect(cluster.url, ttl=40).lock("job").try_acquire(timeout=3) is None
     finally:

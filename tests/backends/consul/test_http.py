@@ -1,4 +1,4 @@
-"""HTTP responses as they arrive: where each ends, and to which request it belongs."""
+"""The parser of HTTP responses: where each response ends, and to which request it belongs."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_responses_are_parsed_as_the_standard_library_parses_them(wire: bytes, s
 def test_damaged_bytes_are_refused_or_parsed_as_the_standard_library_parses_them(
     wire: bytes, data: st.DataObject
 ) -> None:
-    """The parser ends on any bytes, and raises no exception except ValueError."""
+    """For any bytes, the parser terminates, and raises no exception except ValueError."""
     wrong = bytearray(wire)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(wrong)))
@@ -244,7 +244,7 @@ class Front(http.server.ThreadingHTTPServer):
         return f"consul://127.0.0.1:{self.server_port}"
 
     def choose(self, asked: str, status: int, body: bytes) -> tuple[int, bytes]:
-        """Give each request that matches ``repeats`` the reply that the first of them received."""
+        """Give each request that matches ``repeats`` the reply to the first such request."""
         if self.repeats is None or not self.repeats.match(asked):
             return status, body
         self.said = self.said or (status, body)

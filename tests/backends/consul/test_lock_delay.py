@@ -1,4 +1,4 @@
-"""Gaps of Consul's lock delay, shown with plain requests. No client can close them, so the docs describe them."""
+"""Gaps of Consul's lock delay, shown with plain requests. No client can close these gaps, so the docs describe them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers_consul import ConsulServer
 
 KEY = "multilock/job/.lock"
 DELAY = 3.0
-AT_ONCE = 0.5  # seconds: an acquire that takes less than this was not delayed by the lock delay
+AT_ONCE = 0.5  # seconds; a faster acquire was not delayed by the lock delay
 TRIALS = 12
 
 
@@ -29,7 +29,7 @@ def lock(server: ConsulServer, holder: str) -> bool:
 
 
 def free_after(server: ConsulServer, holder: str, next_holder: str) -> float:
-    """Return the seconds from the end of the holder's session until another session has the lock."""
+    """Return how many seconds after the end of the holder's session another session gets the lock."""
     ended = now()
     server.raw("PUT", f"session/destroy/{holder}")
     while not lock(server, next_holder):
@@ -52,8 +52,7 @@ def contend(server: ConsulServer, holder: str, over: threading.Event, got: list[
 
 
 def free_after_under_load(server: ConsulServer) -> float:
-    """Return the seconds from the end of the holder's session until one of many sessions that keep asking has the
-    lock."""
+    """Return how many seconds after the end of the holder's session one of many asking sessions gets the lock."""
     holder = session(server)
     assert lock(server, holder)
     over, got = threading.Event(), list[float]()
@@ -71,8 +70,7 @@ def free_after_under_load(server: ConsulServer) -> float:
 
 
 def test_an_acquire_sent_before_its_session_ended_starts_no_lock_delay() -> None:
-    """The leader checks the lock delay before it sends the request through Raft. The lock is acquired only after
-    that."""
+    """The leader checks the lock delay before it sends the request through Raft, which then acquires the lock."""
     with ConsulServer(keep=True) as server:
         for _ in range(TRIALS):
             if free_after_under_load(server) < AT_ONCE:
@@ -82,8 +80,8 @@ def test_an_acquire_sent_before_its_session_ended_starts_no_lock_delay() -> None
 
 
 def test_a_server_that_starts_within_a_lock_delay_ends_the_next_delay_too_early() -> None:
-    """After the restart the server finds the end of the first session in its log, and begins a lock delay for it once
-    more. The timer of this delay also ends the next one."""
+    """After the restart the server reads the end of the first session in its log, and begins that lock delay again. The
+    timer of this delay also ends the next delay."""
     with ConsulServer(keep=True) as server:
         first, second, third = (session(server) for _ in range(3))
         assert lock(server, first)

@@ -1,4 +1,4 @@
-"""URL, options, token, TLS, clients passed in by the caller, fork, and the findings of diagnose()."""
+"""URL, options, token, TLS, client objects of the program, fork, and the findings of diagnose()."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class OldHttp:
 
 
 class OldConsul(consul.base.Consul):  # type: ignore[misc]
-    """A client as python-consul makes it. (That package cannot be installed beside py-consul.) It has no timeouts, and
+    """A replacement for a client of python-consul, which cannot be installed beside py-consul. It has no timeouts, and
     its certificate and key are in one file."""
 
     def __init__(self, http: OldHttp, token: str | None = None) -> None:

@@ -1,5 +1,5 @@
-"""Blocking queries that were refused, or that ended with their connection or thread: which claims are notified, and
-when the queries begin again."""
+"""Blocking queries that are refused, or whose connection or thread ends: which claims are notified, and when the
+queries begin again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.backends.consul.kit import Ours
 from tests.backends.kit import NAME, WITHIN
 from tests.servers_consul import ConsulServer
 
-# Seconds: an event within this time was a notification, because renewals and timers of waiters take ten seconds.
+# Seconds. An event within this time was pushed, because renewals and the timers of waiters take ten seconds.
 SOON = 3.0
 SESSIONS = 'session_prefix "" { policy = "write" }'
 
@@ -157,7 +157,7 @@ def test_a_refused_query_is_named_and_repeated(guarded: ConsulServer, monkeypatc
 
 
 def test_a_reply_from_before_the_grant_reports_no_loss(server: ConsulServer) -> None:
-    """The late reply reports a deleted key, because this client had released its previous lock."""
+    """The late reply shows no key, because this client had released its previous lock."""
     with FaultProxy.before(server.url) as proxy:
         ours = Ours(proxy.url)
         claim = watch(ours)
@@ -179,7 +179,7 @@ def test_a_reply_from_before_the_grant_reports_no_loss(server: ConsulServer) -> 
 
 
 def test_many_permits_are_renewed_in_time_over_a_slow_network(shared: ConsulServer) -> None:
-    """Each permit has its own session. To renew sixty sessions one after the other would take twelve seconds."""
+    """Each permit has a separate session. Renewing sixty sessions one after the other would take twelve seconds."""
     with FaultProxy.before(shared.url) as proxy:
         ours = Ours(proxy.url, f"far-{now()}/")
         claims = [ours.take(ours.permit(70)) for _ in range(60)]

@@ -1,5 +1,5 @@
-"""While a name rests (stays taken after an early release), no client renews or ends the session of its key. Only the
-server's clock ends that session."""
+"""A name *rests* while it stays taken after an early release. No client renews or ends the session of its key, which
+only the server's clock ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.servers_consul import ConsulServer
 
 KEY = "multilock/job/.lock"
 MOVE = b'"unlock"'
-LONG = 60.0  # seconds that a rest lasts, if no test waits for its end
+LONG = 60.0  # seconds that a rest lasts if the test does not wait for its end
 SHORT = 1.0
 
 
@@ -92,8 +92,8 @@ def test_a_move_to_the_resting_session_is_done_once_even_if_its_reply_is_lost(
 def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """The client gives up the request that moves the key to the session of the rest, and repeats it. The first request
-    is executed before the second one."""
+    """The client gives up its first request to move the key, and repeats it. The server executes the first request
+    before the second one."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)
@@ -185,8 +185,8 @@ def unanswered_rest(backend: ConsulBackend, proxy: FaultProxy, claim: Claim, gra
 def test_the_key_of_a_resting_name_is_not_removed_before_its_end(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
-    """While the request for the rest has no reply, renewals keep the session of the key, so the name stays taken. When
-    the time of the rest is over, a renewal removes the key."""
+    """As long as the `rest` has no reply, renewals keep the session of the key, so the name stays taken. After the time
+    of the rest, a renewal removes the key."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     begun = now()
@@ -202,8 +202,8 @@ def test_the_key_of_a_resting_name_is_not_removed_before_its_end(
 def test_a_cancel_in_the_same_session_ends_no_rest(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """A cancel usually ends a session without locks. But this session must not end, because it may have locked the key
-    of a resting name."""
+    """A cancel usually ends a session without locks. But this session may have locked the key of a resting name, so it
+    must not end."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     unanswered_rest(backend, proxy, claim, granted, LONG)

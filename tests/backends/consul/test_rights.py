@@ -32,7 +32,7 @@ def test_a_token_that_cannot_see_readers_is_refused_instead_of_entering_beside_t
                 limited.attempt(claim, join)
             limited.release(claim)
     assert full.renewed(reading) == [True]
-    full.take(full.reader())  # a reader can enter, so the refused claim has left no lock
+    full.take(full.reader())  # a reader can enter only if the refused claim has left no lock
     full.close()
     limited.close()
 

@@ -52,7 +52,7 @@ def test_over_a_slow_network_many_locks_are_renewed_and_their_keys_read_in_turns
         assert all(renewed)
         assert renewed[0].sent_at > held[0][1].sent_at  # type: ignore[union-attr]
     server.ask("DELETE", f"kv/multilock/job-{MANY - 1}/.lock")
-    for _ in range(5):  # a renewal that takes one second has time for some of the ten requests
+    for _ in range(5):  # each renewal has time for some of the ten requests
         renewed = backend.renew(group, held, 1.0)
         assert all(renewed[:-1])
         if renewed[-1] is None:
@@ -100,7 +100,7 @@ def test_a_renewal_of_one_lock_reads_its_key_first(
         backend.release(claim, take(backend, claim), False, WITHIN)
     [held] = held_in_one_session(backend, ear, ["job"], 30.0)
     server.ask("DELETE", f"kv/{KEY}")
-    proxy.delay(0.15)  # there is time for a few of the requests
+    proxy.delay(0.15)  # a renewal then has time for only a few requests
     assert backend.renew(held[1].group, [held], 3.6) == [None]
 
 
@@ -111,8 +111,8 @@ def test_a_renewal_of_one_lock_reads_its_key_first(
 def test_a_failed_release_is_completed_as_soon_as_possible(
     guarded: ConsulServer, open_: Open, ear: Ear, kept: str
 ) -> None:
-    """The release was refused, so renewals keep the session, and with it a lock that no claim needs. As soon as the
-    token may write the key again, a renewal must release the lock."""
+    """The release is refused, so renewals keep a lock that no claim needs. As soon as the token may write the key
+    again, a renewal must release the lock."""
     rights = 'key_prefix "multilock/" { policy = "write" } ' + SESSIONS
     policy = guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": rights})
     token = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]
@@ -178,7 +178,7 @@ def test_renewing_a_key_by_hand_raises_if_the_key_may_not_be_read(guarded: Consu
 
 
 def rights_but_for_one_key(guarded: ConsulServer) -> tuple[Callable[[str], object], str]:
-    """Return a function that sets the right to the key ``KEY``, and a token whose policy this changes."""
+    """Return a token, and a function that changes the token's right to the key ``KEY``."""
     rights = f'key "{KEY}" {{ policy = "%s" }} key_prefix "multilock/" {{ policy = "write" }} {SESSIONS}'
     policy = guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": rights % "write"})
     token: str = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]
@@ -213,7 +213,7 @@ def test_an_acquire_that_a_proxy_repeats_after_the_release_is_released(
 def test_an_acquire_that_a_proxy_repeats_after_its_caller_gave_up_is_released(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear
 ) -> None:
-    """The request itself was refused, and the copy of it arrives when the lock is free."""
+    """The request itself is refused, but its copy arrives when the lock is free."""
     backend, holder = open_(proxy.url), open_(server.url)
     [(_, other)] = held_in_one_session(backend, ear, ["other"], 10.0)
     holding, claim = ear.claim("job"), ear.claim("job")

@@ -1,4 +1,4 @@
-"""Readers and permits: which clients hold a name together, which wait for which, and what they leave at the server."""
+"""Readers and permits: which clients hold a name together, which of them wait, and what they leave at the server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODES: dict[str, Callable[[Ours], Claim]] = {
 
 
 class Below:
-    """The keys that the server stores for this name, read by a plain client."""
+    """The keys of this name at the server, read by a plain client."""
 
     def __init__(self, server: ConsulServer, prefix: str) -> None:
         self.server = server
@@ -58,7 +58,7 @@ class Below:
         self.server.ask("DELETE", f"kv/{self.folder}{key}")
 
     def end(self, session: str) -> float:
-        """End a session like an operator. Return the time of the request."""
+        """End a session as an operator does. Returns the time of the request."""
         began = now()
         self.server.ask("PUT", f"session/destroy/{session}")
         return began
@@ -101,7 +101,7 @@ def them(open_ours: Callable[..., Ours]) -> Ours:
 
 
 def come_in(ours: Ours, claim: Claim) -> float:
-    """Ask until the claim is granted, as a kernel would. Return the time of the grant."""
+    """Repeat the attempt until the claim is granted, as a kernel does. Returns the time of the grant."""
     eventually(lambda: ours.holds(claim, join=True), DELAY + SOON)
     return now()
 
@@ -148,7 +148,7 @@ def test_a_client_that_created_the_writers_key_reports_an_unknown_outcome(
 def test_a_refused_try_that_could_not_be_undone_reports_an_unknown_outcome(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The reader enters between the two requests of the single try, after the read and before the write."""
+    """The reader enters between the two requests of the try, after the read and before the write."""
     us.take(us.reader())
     claim = MODES[kind](them)
 
@@ -176,7 +176,7 @@ def test_a_client_waiting_for_a_vanished_readers_lock_delay_holds_nothing(us: Ou
 def test_a_release_repeats_its_search_for_a_late_request_the_next_time(
     us: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The late request is executed during the release of its claim, before the release ends the session."""
+    """The server executes the late request during the release of its claim, before the release ends the session."""
     claim = MODES[kind](us)
     late: list[Callable[[], object]] = []
     execute, destroy, leave = Transactions.execute, Sessions.destroy, Permits.leave
@@ -825,7 +825,7 @@ def test_a_writer_whose_reply_was_lost_still_waits_for_the_readers(
 def test_a_key_of_another_waiter_of_this_client_is_left_alone(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:
-    """Both waiters share a session, so the session does not show which of the two created the key."""
+    """Both waiters share a session, so the key's session does not show which waiter created the key."""
     reading = us.take(us.reader())
     first, second = far.wait(far.writer()), far.writer()
     held = proxy.hold_request(b'"check-')
@@ -845,7 +845,7 @@ def test_a_key_of_another_waiter_of_this_client_is_left_alone(
 def test_a_cancel_also_stops_a_request_that_is_executed_later(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below, kind: str, others: bool
 ) -> None:
-    """Other claims may be in the session, or none. A reader holds the name, so a writer that joins only blocks new
+    """The session is used by other claims, or by none. A reader holds the name, so a writer that joins only blocks new
     readers."""
     reading = us.take(us.reader()) if kind != "permit" else us.take(us.permit())
     kept = far.take(far.reader() if kind != "permit" else far.permit()) if others else None

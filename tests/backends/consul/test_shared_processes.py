@@ -1,5 +1,5 @@
-"""Readers and permits in processes that are stopped or killed. A stopped or killed process delays other processes only
-until its session and the lock delay after the session are over."""
+"""Readers and permits in processes that are stopped or killed. Such a process delays others only until its session and
+the following lock delay are over."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_waiting_writer_enters_before_later_readers_of_four_processes(
 def test_pushes_serve_forty_waiters_in_any_order_of_releases(
     shared: ConsulServer, connect: Connect, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The timers of waiters are longer than this test, so each waiter must have been woken by a notification."""
+    """The timers of waiters are longer than this test, so each waiter must be woken by a notification."""
     monkeypatch.setattr("multilock_consul.acquire_release.SAFETY", 3600.0)
     clients = [connect(shared.url, prefix=prefix, ttl=STEADY) for _ in range(4)]
     inside: list[int] = []

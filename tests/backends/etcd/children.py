@@ -19,8 +19,7 @@ FORKS = 15
 
 
 def fork_after_use(url: str) -> None:
-    """Fork as gunicorn does, after the client was used. The client holds a lock, a watch is open, and a thread
-    waits."""
+    """Fork as gunicorn does, while the client holds a lock, a watch is open, and a thread waits."""
     client = multilock.connect(url, ttl=10)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()
@@ -78,7 +77,7 @@ def _child(client: multilock.Client, lease: multilock.Lease, number: str) -> Non
     mine = client.lock(f"child-{number}", ttl=4).acquire(timeout=5)
     lost = threading.Event()
     mine.on_lost(lambda _: lost.set())
-    time.sleep(2.5)  # by then there were two renewals, and the watch is open
+    time.sleep(2.5)  # wait for two renewals, and until the watch is open
     mine.check()
     client.force_release(f"child-{number}")
     assert lost.wait(5)

@@ -19,7 +19,7 @@ def time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[EtcdServer]:
-    """Start one server for the tests that only send requests to it, each under a prefix of its own."""
+    """Start one server for all tests that only send requests to it. Each test uses a different prefix."""
     with EtcdServer() as server:
         yield server
 

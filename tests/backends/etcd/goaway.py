@@ -1,8 +1,7 @@
 """A proxy in front of etcd that understands HTTP/2 frames and sends GOAWAY in the server's name.
 
-GOAWAY is sent by a member that is stopped, by a load balancer that is being drained, and by a server that was pinged
-too often. The sender of GOAWAY finishes the requests that it has accepted. The client must send further requests on
-another connection.
+GOAWAY is sent by a member that stops, by a load balancer that is drained, and by a server that was pinged too often.
+The sender finishes the requests that it has accepted. The client must send further requests on another connection.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ ALL_STREAMS = 2**31 - 1
 
 
 class _Connection:
-    """One connection through the proxy. It forwards bytes to the server at once, but only whole frames to the client,
-    so that the proxy can insert a frame of its own between two frames."""
+    """One connection through the proxy. It forwards only whole frames to the client, so that the proxy can insert a
+    frame between them."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self._client = client
@@ -44,7 +43,7 @@ class _Connection:
             self._client.sendall(frame)
 
     def end(self) -> None:
-        """Shut both sides down, after everything that was sent."""
+        """Shut both sides down, after all bytes were sent."""
         for side in (self._client, self._server):
             with contextlib.suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)
@@ -103,7 +102,7 @@ class GoawayProxy:
         self, error: int = NO_ERROR, text: bytes = b"", *, last_stream: int = ALL_STREAMS, close: bool = False
     ) -> int:
         """Send GOAWAY on every connection on which it was not sent yet. If ``close`` is set, end these connections.
-        Return their number."""
+        Returns their number."""
         with self._lock:
             present, self._connections = self._connections, []
         for connection in present:

@@ -17,11 +17,11 @@ from multilock_etcd.transport import EtcdTransport, Method
 __all__ = ["WITHIN", "Mishap", "Ours"]
 
 WITHIN = 5.0
-TTL = 60.0  # seconds: so long that no lease expires during a test
+TTL = 60.0  # seconds; no lease expires during a test
 
 
 class Ours:
-    """One client, whose claims are for one name."""
+    """One client with claims for one name."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self.ear = Ear()
@@ -77,7 +77,7 @@ class Ours:
 
 
 class Mishap:
-    """Let the next request of one kind fail: either its reply is lost, or it is sent only when the test asks for it."""
+    """Let the next request of one kind fail: its reply is lost, or it is delayed until the test calls `send`."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, method: Method, mark: bytes = b"", *, executed: bool = True

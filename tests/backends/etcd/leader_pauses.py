@@ -3,8 +3,8 @@
 python -m tests.backends.etcd.leader_pauses 20
 MULTILOCK_TEST_ETCD_RELEASE=trixie python -m tests.backends.etcd.leader_pauses 20
 
-This is a report and not a test, because only etcd can prevent the loss. Measured: it happened in 3 of 20 pauses on
-3.4.23, and in 4 of 32 on 3.5.16, although a change in 3.5.13 should prevent it. The holder is notified at once.
+This is no test, because only etcd can prevent the loss. It happened in 3 of 20 pauses on 3.4.23, and in 4 of 32 on
+3.5.16, although a change in 3.5.13 should prevent it. The holder is notified at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TTL = 4.0
 def ended_early(pauses: int) -> tuple[int, int]:
     """Return in how many pauses a renewed lease ended too early, and in how many it did not end.
 
-    In the remaining pauses the lease ended because a reply was late, which is no fault of the cluster.
+    The remaining pauses do not count, because a reply was late.
     """
     early = kept = 0
     with EtcdCluster() as cluster, multilock.connect(cluster.url, ttl=TTL) as client:

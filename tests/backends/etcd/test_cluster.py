@@ -1,5 +1,5 @@
-"""Locks on a cluster of three members: the leader dies or freezes, the majority fails and returns, endpoints are down
-or cut off."""
+"""Locks on a cluster of three members whose leader dies or freezes, whose majority fails and returns, or whose
+endpoints are down or cut off."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_dead_first_endpoint_costs_no_try(cluster: EtcdCluster, connect: Conne
 
 
 def test_the_client_leaves_a_member_without_a_leader(cluster: EtcdCluster, connect: Connect) -> None:
-    """The test uses members of two clusters. The member that is asked first has lost its peers, and reports that it has
+    """The endpoints belong to two clusters. The member that is asked first has lost its peers, and reports that it has
     no leader."""
     with EtcdCluster() as island:
         alone, *gone = island.members

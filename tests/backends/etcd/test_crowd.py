@@ -1,4 +1,4 @@
-"""Waiters that are far behind in the queue: which of their requests make the server read the whole queue, and which
+"""Waiters that are far behind in the queue. Some of their requests make the server read the whole queue, and others
 only compare some keys."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KINDS = pytest.mark.parametrize("kind", [Ours.claim, Ours.reader, Ours.writer, l
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list. Each request that makes the server read a whole queue adds its kind to this list, ``join`` or
+    """Return a list to which each request that makes the server read a whole queue adds its kind, ``join`` or
     ``look``."""
     execute, read = EtcdTransactions.execute, []
 
@@ -196,8 +196,7 @@ def test_a_comparison_without_a_reply_is_repeated_or_cancelled(
     executed: bool,
     asks_again: bool,
 ) -> None:
-    """The request that compares is a join or a later attempt. If the server executes it after the cancel, it puts no
-    key."""
+    """The request is a join or a later attempt. If the server executes it after the cancel, it puts no key."""
     near(0)
     holding, behind, claim = them.claim(), us.claim(), us.claim()
     them.take(holding)

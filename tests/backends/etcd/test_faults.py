@@ -168,7 +168,7 @@ def test_a_later_renewal_deletes_old_tombstones(server: EtcdServer, monkeypatch:
 def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With this lower limit, the cancel of a claim that no renewed session keeps alive stops after 2 × ttl.
+    # With this limit, the cancel of a claim without a renewed session stops after 2 × ttl.
     monkeypatch.setattr("multilock.kernel.background_cancel.AT_LEAST", 0.5)
     client = connect(proxy.url, ttl=2)
     client.lock("another").acquire()
@@ -181,8 +181,8 @@ def test_a_cancel_is_repeated_through_an_outage_that_its_session_survives(
     server.kill()
     proxy.accept()
     time.sleep(6)
-    # The restarted server counts the ttl of all leases anew. Another lock uses the same lease, and the client renews
-    # the lease for that lock. So without a cancel, the lease would keep the unwanted key forever.
+    # The restarted server restarts the ttl of all leases. Another lock uses the lease, so the client renews it. Without
+    # a cancel, the lease would keep the unwanted key forever.
     server.start()
     eventually(lambda: keys(server, "multilock/job/") == [], within=10)
 
@@ -269,7 +269,7 @@ def test_a_wait_continues_through_a_restart_and_notices_a_release_during_it(
 
 
 def is_counted(client: multilock.Client) -> bool:
-    """Return True if the watch of the name counts for a waiter, so that the waiter sends no requests."""
+    """Return True if the watch of the name counts deletions for a waiter, so that the waiter sends no requests."""
     backend: Any = client._kernel.backend
     watcher = backend._watcher
     with watcher._lock:
@@ -366,7 +366,7 @@ def test_over_a_slow_network_thousands_of_locks_survive_a_broken_connection(
 ) -> None:
     count = 2500
     lost = Recorder[Loss]()
-    client = connect(proxy.url, ttl=30)  # so that the locks outlive a pause of an overloaded machine too
+    client = connect(proxy.url, ttl=30)  # so long that the locks outlive a pause of an overloaded machine
     held = {f"job-{number}": client.lock(f"job-{number}", on_lost=lost).acquire() for number in range(count)}
     watched = "etcd_debugging_mvcc_watcher_total"
     eventually(lambda: server.metric(watched) == count, within=60)
@@ -404,7 +404,7 @@ def test_keys_without_a_watch_are_read_in_turns_within_their_limit_of_time(
         for _ in range(4):
             answers.append(backend.renew(held[0][1].group, held, 2.0))
         assert now() - begun < 8.0 + pulse.stopped()
-    still = pulse.stopped() > 0.2  # on a machine that stood still, a renewal may have no reply in time
+    still = pulse.stopped() > 0.2  # if the machine was frozen, a renewal may be too late
     assert still or all(answer for answer in answers[0][:900]), "the proof of the session is that of each"
     assert still or [number for answer in answers for number, each in enumerate(answer) if each is None][:1] == [950]
     backend.close()
@@ -423,12 +423,12 @@ def test_the_keys_of_each_lease_are_read_in_turns_of_their_own(
         return [(claim, take(backend, claim)) for claim in claims]
 
     many, few = hold(15, 30.0), hold(3, 20.0)
-    proxy.delay(0.1)  # there is time for only one request, which reads ten keys
+    proxy.delay(0.1)  # a renewal then has time for only one request, which reads ten keys
     backend.renew(many[0][1].group, many, 0.9)
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job-30-8/")
     for _ in range(5):
         backend.renew(few[0][1].group, few, 5.0)
-        backend.renew(many[0][1].group, many[:1], 5.0)  # one claim is renewed alone, as by `Lease.renew()`
+        backend.renew(many[0][1].group, many[:1], 5.0)  # renew a single claim, as `Lease.renew()` does
         if None in backend.renew(many[0][1].group, many, 0.9):
             break
     else:
@@ -473,7 +473,7 @@ def overlap(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> float:
     """Acquire a lock late in the life of its etcd lease, and cut its holder off. Return the seconds for which two
     processes believe that they hold the lock.
 
-    A negative result is the time between the beliefs of the first and the second holder.
+    The result is negative if there is a pause between the two beliefs.
     """
     client, other = connect(proxy.url, ttl=5), connect(server.url, ttl=5)
     client.lock("first").acquire()
@@ -683,7 +683,7 @@ def test_a_lock_that_is_not_renewed_counts_from_its_grant(server: EtcdServer, co
     time.sleep(4.5)
     with Pulse() as pulse:
         assert holder.release()
-        # The last tenth of the validity belongs to the callback.
+        # The last tenth of the validity is reserved for the callback.
         assert waits.result(5).remaining() > 2.0 - pulse.stopped()
 
 
@@ -858,7 +858,7 @@ def test_a_release_wakes_one_waiter(server: EtcdServer, connect: Connect) -> Non
     clients = [connect(server.url, ttl=60) for _ in range(5)]
     waits = [background(client.lock("job").acquire) for client in clients]
     eventually(lambda: queued(clients[0], "job") == 5)
-    before = settled(server)  # waiters that joined at the same time each send one more request
+    before = settled(server)  # each of the waiters that joined at the same time sends one more request
     holder.release()
     eventually(lambda: any(each.done() for each in waits))
     assert settled(server) == before
@@ -878,7 +878,7 @@ def test_a_thousand_locks_are_renewed_by_one_request(server: EtcdServer, connect
     before, started = {m: sent(server, m) for m in ("LeaseKeepAlive", "Txn")}, time.monotonic()
     eventually(lambda: sent(server, "LeaseKeepAlive") > before["LeaseKeepAlive"], within=30)
     periods = (time.monotonic() - started) / 5
-    # The limit is greater by 2, because a keep-alive may be repeated.
+    # Two more are allowed, because a keep-alive may be repeated.
     assert sent(server, "LeaseKeepAlive") - before["LeaseKeepAlive"] <= periods * 1.25 + 2
     assert sent(server, "Txn") == before["Txn"]
     assert all(lease.is_held() for lease in held)

@@ -46,7 +46,7 @@ def test_a_held_lock_moves_to_a_new_connection_and_its_loss_is_still_pushed(
     lost = Recorder[Loss]()
     client = connect(polite.url, ttl=4)
     lease = client.lock("kept", on_lost=lost).acquire()
-    # With this ttl no renewal comes soon enough to find the loss.
+    # With this ttl the loss is not found by a renewal.
     pushed = client.lock("job", ttl=60, on_lost=lost).acquire()
     time.sleep(0.5)  # the client creates the watch 0.25 s after the grant
     made = polite.made

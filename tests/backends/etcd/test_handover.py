@@ -1,4 +1,4 @@
-"""One watch of the name admits each waiter without a further request, also after failures of that watch."""
+"""One watch of the name admits each waiter without a further request, even after failures of that watch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def pushed(ours: Ours, claim: Claim) -> Granted:
 
 
 def listening(ours: Ours, *waiting: Claim) -> None:
-    """Wait until the server has confirmed the watch. The claims in ``waiting`` may have read the queue earlier, so each
-    of them reads it again."""
+    """Wait until the server has confirmed the watch. Then the claims in ``waiting`` read the queue again."""
     watcher = ours.backend._watcher
     eventually(lambda: all(watch.confirmed for watch in list(watcher._queues.values())))
     for claim in waiting:

@@ -140,7 +140,7 @@ def test_a_name_with_a_slash_is_one_escaped_name_for_other_tools(
 ) -> None:
     with client.lock("a/b"):
         stranger = start(tools, shared, "lock", f"{request.node.name}/a/b")
-        stranger.key()  # this is another lock, because the tool does not escape names
+        stranger.key()  # the tool does not escape names, so this is another lock
         tool = start(tools, shared, "lock", f"{request.node.name}/a%2Fb")
         eventually(lambda: queued(client, "a/b") == 1)
         assert not tool.holds()
@@ -206,8 +206,7 @@ def test_no_reader_writer_or_permit_overtakes_a_waiting_etcdctl(
 def test_our_locks_see_the_keys_of_gos_read_write_recipe_as_readers_and_writers(
     client: Client, shared: EtcdServer, request: pytest.FixtureRequest
 ) -> None:
-    """The read-write lock of etcd's Go client is experimental and has no tool. So the test itself puts the keys that
-    this lock would put."""
+    """No tool uses the read-write lock of etcd's Go client. So the test puts the keys of that lock itself."""
     below = f"{request.node.name}/job"
     lease = etcdctl(shared.endpoint, "lease", "grant", "60").split()[1]
     locks = shared_locks(client)

@@ -43,10 +43,10 @@ def entered_at(client: multilock.Client, name: str) -> float:
 
 
 def gaps(islands: Archipelago) -> list[float]:
-    """Return for each lock the seconds between two moments. At the first moment the former holder no longer believes
-    that it holds the lock, and its lost callback has begun. At the second moment the next client has acquired the lock.
+    """Return for each lock how many seconds after the end of the holder's belief the next client acquired it. The
+    belief ends when `is_held()` is False and the lost callback has begun.
 
-    The seconds for which this process was paused are added, because a paused process cannot be notified in time.
+    Pauses of this process are added, because a paused process cannot be notified in time.
     """
     cut_off, other = islands.followers()
     found, held = [], []
@@ -58,14 +58,14 @@ def gaps(islands: Archipelago) -> list[float]:
         for number, client in enumerate(ours):
             lost = Recorder[Loss]()
             held.append((client.lock(f"job{number}", on_lost=lost).acquire(timeout=20), lost))
-            time.sleep(random.uniform(0, 0.15))  # so that the locks are in different phases of their renewals
+            time.sleep(random.uniform(0, 0.15))  # so that the locks are not renewed at the same time
         with islands.cut_off(cut_off), Pulse() as pulse:
             waits = [background(partial(entered_at, client, f"job{n}")) for n, client in enumerate(theirs)]
             believing = [background(partial(believed_until, lease)) for lease, _ in held]
             for (_, lost), belief, next_one in zip(held, believing, waits, strict=True):
                 loss = lost.wait(within=20)
                 gap = next_one.result(20) - max(belief.result(20), lost.times[0])
-                if loss.reason is not LossReason.PAUSED:  # there is no promise for a holder that was paused itself
+                if loss.reason is not LossReason.PAUSED:  # nothing is promised to a holder that was paused
                     found.append(gap)
             stopped = pulse.stopped()
     eventually(lambda: in_touch(cut_off), within=10)

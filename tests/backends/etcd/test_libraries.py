@@ -14,7 +14,7 @@ import multilock
 from multilock import Client
 from tests.servers_etcd import EtcdServer
 
-# The versions of protobuf in this list are tested, and the installed one.
+# The tested versions of protobuf, besides the installed one.
 PROTOBUFS = ["3.20.3", *(pytest.param(each, marks=pytest.mark.rare) for each in ("4.25.8", "5.29.5")), "6.33.0"]
 
 LOCK = """
@@ -87,7 +87,7 @@ def test_an_etcd3_client_is_used_through_its_channel_and_stays_open(
 
 
 class Theirs:
-    """An etcd3 client, as far as multilock uses it."""
+    """The attributes of an etcd3 client that multilock uses."""
 
     def __init__(self, server: EtcdServer, metadata: object) -> None:
         import grpc

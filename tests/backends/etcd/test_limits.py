@@ -31,8 +31,7 @@ def watcher_of(client: Client) -> EtcdWatcher:
 
 
 class Server:
-    """A server with a limit of operations and a limit of bytes. It accepts or refuses a transaction with the given
-    keys."""
+    """A server that refuses transactions with too many operations or bytes."""
 
     def __init__(self, operations: int, bytes: int) -> None:
         self.operations, self.bytes = operations, bytes
@@ -169,8 +168,8 @@ NINES = "9" * 5000
 
 @pytest.fixture
 def foreign(shared: EtcdServer, prefix: str) -> str:
-    """Put a key of another program, with a lease, among the keys of multilock's permits. The key looks like that of a
-    permit, but with a number that multilock never writes."""
+    """Put a key of another program, with a lease, among the keys of permits. It looks like the key of a permit, but its
+    number is one that multilock never writes."""
     lease = etcdctl(shared.endpoint, "lease", "grant", "600").split()[1]
     etcdctl(shared.endpoint, "put", f"{prefix}job/permit/{NINES}/x", "v", f"--lease={lease}")
     return lease

@@ -63,7 +63,8 @@ def test_inspect_shows_no_data_of_an_application_as_a_lock(server: EtcdServer, c
 def test_a_key_that_an_operator_wrote_again_is_shown_and_can_be_released(
     server: EtcdServer, connect: Connect, kind: str
 ) -> None:
-    """The operator's put detaches the key from its lease. If the holder dies then, no end of a lease frees the lock."""
+    """The operator's put detaches the key from its lease, so if the holder dies, the end of its lease does not free the
+    lock."""
     client, other = connect(server.url), connect(server.url)
     locks = {"lock": client.lock("n"), "read": client.read_write_lock("n").reader(), "permit": client.semaphore("n", 2)}
     lease = locks[kind].acquire()
@@ -156,7 +157,7 @@ def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_released(server: Etcd
     assert outer.inspect("jobs") is None
     assert names(outer) == []
     assert outer.force_release("jobs") is False
-    time.sleep(0.5)  # by now the holder would have been notified of a loss
+    time.sleep(0.5)  # long enough for a notification of a loss
     assert lease.is_held()
     assert names(inner) == ["x"]
 
@@ -202,8 +203,7 @@ def test_a_key_below_a_prefix_without_a_final_slash_is_ignored(server: EtcdServe
 
 
 def test_a_name_waits_for_locks_of_a_longer_prefix_below_it(server: EtcdServer, connect: Connect) -> None:
-    """The range of keys that the server compares includes the locks of a longer prefix, as docs/backends/etcd.md
-    says."""
+    """The keys of a longer prefix are in the range that the server compares, as docs/backends/etcd.md says."""
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
     lease = inner.lock("x").acquire()
     assert outer.lock("jobs").try_acquire() is None

@@ -1,4 +1,4 @@
-"""How a waiter counts down the keys ahead of it, without a server: which deletions count, and which prove nothing."""
+"""A waiter counts down the keys ahead of it. The tests need no server."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_late_waiter_counts_only_reports_after_its_own_read(
     queue: Queue,
 ) -> None:
     queue.hear([gone(11), gone(13, "two")])
-    late = waiter("lock", "one", "two", revision=12, at=12)  # the holder of key one has joined again
+    late = waiter("lock", "one", "two", revision=12, at=12)  # the claim of the key "one" has joined again
     assert enter(queue, late) == []
     in_time = waiter("lock", "two", revision=12, at=12)
     assert told(enter(queue, in_time)) == [(in_time, ADMITTED)]

@@ -1,4 +1,4 @@
-"""While a name rests (stays taken after an early release), no client renews or revokes the lease of its key. The key
+"""A name *rests* while it stays taken after an early release. No client renews or revokes the lease of its key, which
 stays first in the queue."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.backends.etcd.kit import WITHIN, Mishap
 from tests.backends.etcd.test_faults import keys, leases
 from tests.servers_etcd import EtcdServer, etcdctl
 
-LONG = 60.0  # seconds that a rest lasts, if no test waits for its end
+LONG = 60.0  # seconds that a rest lasts if the test does not wait for its end
 SHORT = 2.0  # seconds: the shortest lease that the server grants
 MOVE = b"resting_until"
 
@@ -108,8 +108,8 @@ def test_a_move_to_the_resting_session_is_done_once_even_if_its_reply_is_lost(
 def test_a_rest_executed_late_lasts_at_least_as_long_as_first_requested(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client gives up the request that moves the key to the lease of the rest, and sends another one with a longer
-    time. The first request is executed before the second one."""
+    """The client gives up its first request to move the key, and sends a second one with a longer time. The server
+    executes the first request before the second one."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)

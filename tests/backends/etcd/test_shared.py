@@ -1,5 +1,5 @@
-"""Readers and permits: which clients hold a name together, which wait for which, which losses are reported, and the
-cost of requests."""
+"""Readers and permits: which clients hold a name together, which of them wait, which losses are reported, and how many
+requests are sent."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
 def test_a_claim_refused_for_its_permit_count_leaves_no_key_in_the_queue(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
-    """The key is never put. So it does not remain even if the client fails at any moment."""
+    """The key is never put, so it cannot remain if the client fails."""
     held = us.permit(3)
     us.take(held)
 
@@ -182,7 +182,7 @@ def test_a_refused_permit_that_could_not_be_undone_reports_an_unknown_outcome(
 def test_waiters_enter_in_any_order_of_releases(
     us: Ours, them: Ours, permits: int, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The timers of waiters are longer than this test, so each waiter must have been woken before it asks."""
+    """The timers of waiters are longer than this test, so each waiter must be woken by a notification."""
     monkeypatch.setattr("multilock_etcd.transactions.NEAR", near)
     order = random.Random(8)
     holding: list[Claim] = []
@@ -337,7 +337,7 @@ def test_the_end_of_one_reader_is_not_reported_to_other_clients(
 
 
 def test_force_release_removes_every_holder_and_no_waiter(us: Ours, them: Ours, standing: Standing) -> None:
-    """To remove 130 holders takes more than one transaction."""
+    """Removing 130 holders takes more than one transaction."""
     held = [(claim, us.take(claim)) for claim in [us.reader() for _ in range(130)]]
     us.watch(*held)
     writer = them.wait(them.writer())

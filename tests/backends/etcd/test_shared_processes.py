@@ -1,5 +1,5 @@
-"""Readers and permits in processes that are stopped or killed. A stopped or killed process delays other processes only
-until its lease has ended."""
+"""Readers and permits in processes that are stopped or killed. Such a process delays others only until its lease has
+ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TTL = 4.0
 STEADY = 20.0  # seconds: ttl of leases that survive an overloaded machine
 PREFIX = "multilock/"
 START = 30.0  # seconds for a process to start on an overloaded machine
-# Seconds by which an entry may be late: the server looks for expired leases twice a second, and the machine freezes at
+# Seconds by which a process may be late: the server looks for expired leases twice a second, and the machine freezes at
 # times.
 LATE = 3.0
 

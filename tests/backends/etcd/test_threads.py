@@ -18,8 +18,8 @@ from tests.backends.etcd.test_limits import watcher_of
 from tests.servers_etcd import EtcdServer
 
 TTL = 120.0  # seconds: a waiter's timer is 120 s, and renewals come every 40
-PUSHED = 20.0  # seconds: an event that is noticed within this time was pushed, even on an overloaded machine
-# How the names of multilock's threads begin, and how those of gRPC's threads end.
+PUSHED = 20.0  # seconds; an event that is noticed within this time was pushed
+# The begin of the names of multilock's threads, and the end of the names of gRPC's threads.
 OURS, OF_GRPC = "multilock-", "(_run)"
 
 

@@ -1,4 +1,4 @@
-"""Single requests to a cluster: which reply counts, from when it counts, and what a missing reply means."""
+"""Single requests to a cluster: which replies count, and what a missing reply means."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_connection_that_takes_longer_than_one_request_is_completed(
 def test_a_request_with_too_little_time_does_not_mark_its_endpoint_as_down(
     server: EtcdServer, proxy: FaultProxy, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On an overloaded machine, a request with a timeout of 10 ms may end only after the usual limit.
+    # On an overloaded machine, even a request with a timeout of 10 ms may exceed the usual limit.
     monkeypatch.setattr("multilock_etcd.transport.SILENT_AFTER", 5.0)
     transport = open_(f"{proxy.host}:{proxy.port}")
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)

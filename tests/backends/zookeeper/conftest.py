@@ -22,7 +22,7 @@ def time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[ZooKeeperServer]:
-    """Start one server for the tests that only send requests to it, each under a prefix of its own."""
+    """Start one server for all tests that only send requests to it. Each test uses a different prefix."""
     with ZooKeeperServer() as server:
         yield server
 

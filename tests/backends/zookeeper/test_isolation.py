@@ -35,10 +35,10 @@ def entered_at(client: multilock.Client, name: str) -> float:
 
 
 def gaps(islands: Archipelago) -> list[float]:
-    """Return for each lock the seconds from the moment when its holder no longer believed that it held the lock, and
-    its lost callback had begun, until the next client acquired the lock.
+    """Return for each lock how many seconds after the end of the holder's belief the next client acquired it. The
+    belief ends when `is_held()` is False and the lost callback has begun.
 
-    The seconds for which this process was paused are added, because a paused process cannot be notified in time.
+    Pauses of this process are added, because a paused process cannot be notified in time.
     """
     cut_off, other = islands.followers()
     found, held = [], []
@@ -52,7 +52,7 @@ def gaps(islands: Archipelago) -> list[float]:
         for number, client in enumerate(ours):
             lost = Recorder[Loss]()
             held.append((client.lock(f"job{number}", on_lost=lost).acquire(timeout=20), lost))
-            time.sleep(random.uniform(0, 0.2))  # so that the locks are in different phases of their renewals
+            time.sleep(random.uniform(0, 0.2))  # so that the locks are not renewed at the same time
         waits = [background(partial(entered_at, client, f"job{number}")) for number, client in enumerate(theirs)]
         time.sleep(random.uniform(0.2, 1.0))  # wait for a random moment in a period of renewals
         with islands.cut_off(cut_off), Pulse() as pulse:

@@ -1,5 +1,5 @@
-"""Readers and permits in processes that are stopped or killed. A stopped or killed process delays other processes only
-until its session has ended."""
+"""Readers and permits in processes that are stopped or killed. Such a process delays others only until its session has
+ended."""
 
 from __future__ import annotations
 

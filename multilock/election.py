@@ -137,8 +137,7 @@ class ThreadTerm(Term[Leadership]):
 class Leaders:
     """The iterator that `Election.observe` returns. An interrupted ``next()`` loses nothing: the next call continues.
 
-    This class is not a generator, because a generator ends at the first interrupt. Also, a generator that never ran
-    does not run its ``finally``.
+    This class is not a generator, because a generator ends at the first interrupt.
     """
 
     def __init__(self, observer: Observer) -> None:

@@ -1,9 +1,8 @@
 """The only module that imports threads, queues, clocks and random numbers.
 
-No other module imports threading, queue, time, random, select or selectors: an architecture test checks that. Every
-other module uses the names of these modules through this one: ``system.Lock()``. So a simulation that replaces the
-names here runs the whole library in virtual time. A bell wakes a thread that waits for it. Only
-`multilock.kernel.worker` starts threads.
+An architecture test checks that no other module imports threading, queue, time, random, select or selectors. Other
+modules use ``system.Lock()``, for example. So a simulation that replaces the names here runs the whole library in
+virtual time. A bell wakes a thread that waits for it. Only `multilock.kernel.worker` starts threads.
 """
 
 from __future__ import annotations

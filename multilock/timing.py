@@ -1,8 +1,7 @@
 """The numbers of seconds, or shares of a ttl, that several parts of multilock share.
 
-The kernel and the backends use these numbers, and third-party backends may use them too. Each number is defined here
-once, with its reason. A heartbeat is the request by which a waiter keeps its place in the queue of the server. A number
-that only one module uses is defined in that module.
+The kernel and the backends use these numbers, and third-party backends may use them too. A heartbeat is the request by
+which a waiter keeps its place in the queue of the server. A number that only one module uses is defined in that module.
 """
 
 from __future__ import annotations

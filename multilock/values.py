@@ -1,8 +1,7 @@
 """The value of a lock's key on Consul, etcd and ZooKeeper: one line of JSON that describes the holder or waiter.
 
 The value is for people, `inspect()` and `leader()`. A backend reads from it only the id of the claim, and whether the
-name was released and is kept taken (``hold_at_least``). No other decision uses the value. Values that other tools wrote
-are shown as they are.
+name was released and is kept taken (``hold_at_least``). Values that other tools wrote are shown as they are.
 """
 
 from __future__ import annotations

@@ -49,8 +49,7 @@ def instrument(
 
     Several clients may share a registry: their figures are added. If a client is instrumented again in the same
     registry, the new call replaces the earlier one. Counting the events of one acquire and release costs the callback
-    thread about as much CPU as that acquire and release cost on ``memory://``. ``acquire()`` itself only pays for
-    creating an event.
+    thread about as much CPU as that acquire and release cost on ``memory://``.
     """
     return _metrics_of(registry).clients.add(client, name_label)
 

@@ -3,7 +3,7 @@
 An election is a contest for the lock of its name, and a leadership is a lease. A node is one candidate: this process or
 another one. A term is one leadership of this node, and its work is the user's code that runs meanwhile.
 `multilock.kernel.term` handles one leadership, with its callbacks and its end. This file handles the campaigns before a
-leadership and the pauses after it. The coroutines await only acquires, releases and conditions.
+leadership and the pauses after it.
 """
 
 from __future__ import annotations

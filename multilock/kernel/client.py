@@ -433,8 +433,7 @@ class Kernel:
     # Single requests to the backend
 
     async def ask(self, call: Callable[..., R], *args: Any, name: str | None = None, within: float | None = None) -> R:
-        """Call ``call(*args, within)`` once, and return its result. ``within`` defaults to the client's request
-        timeout."""
+        """Call ``call(*args, within)`` once, and return its result."""
         try:
             self.check_open()
             return await self.face.ask(self.request_timeout() if within is None else within, call, *args)

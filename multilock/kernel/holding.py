@@ -85,7 +85,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self.count = 1  # acquires without their release; more than 1 only for a reentrant lock
         self._open = 0  # open bodies of `with` under this lease, plus leases of several locks that contain this lease
         self._guests = 0  # bodies without an acquire of their own that were open when the last acquire was counted
-        self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
+        self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired this lease
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
         self._hooks: list[Callable[[], None]] | None = None  # called by the thread that ends the lease
 
@@ -305,8 +305,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """Raise LockLost or NotHeld at the beginning of ``with``, if the lease is over. The body counts as open
         already.
 
-        Before it raises, this method records in ``end`` that the body has ended. If the body has an acquire of its own,
-        that acquire ends too.
+        Before it raises, this method ends the body, and its acquire if it has one, and records that in ``end``.
         """
         with self._kernel.lock:
             # Wait until no other body is just ending. Such a body either sees that this body is open and keeps the

@@ -1,7 +1,7 @@
 """Helpers for steps that must not stay half done if an interrupt comes: Ctrl-C, a time limit by signal, a cancellation.
 
-CPython may raise an interrupt whenever a Python function begins or a C function returns. So a step that must not stay
-half done is written such that a second run is harmless. If it is interrupted, it is run once more.
+CPython may raise an interrupt whenever a Python function begins or a C function returns. So a second run of such a step
+must be harmless. If the step is interrupted, it is run once more.
 
 `surely` calls a step in this way. The step must be a plain function that makes the first change itself. The caller
 writes its own ``except BaseException`` instead if the step awaits, or if it may have to be undone, for example because
@@ -22,9 +22,7 @@ R = TypeVar("R")
 def surely(step: Callable[..., R], *args: Any) -> R:
     """Return ``step(*args)``. If ``step`` is interrupted, call it once more, then let the interrupt continue.
 
-    A second call of ``step`` must be harmless. The interrupt can also come before the first line of `surely`. So
-    ``step`` must make its first irrevocable change itself. If the caller made a change before the call, its own ``try``
-    must cover this call.
+    A second call of ``step`` must be harmless.
     """
     try:
         return step(*args)

@@ -31,8 +31,6 @@ class LossWatches:
         self._workers.submit(partial(self._ask, group, leases))
 
     def _ask(self, group: Hashable, leases: Sequence[Holding]) -> None:
-        """Ask the backend to report the loss of these locks. The watchdog asks only for locks that are held for a
-        while, because each request has a cost."""
         kernel = self._kernel
         held = [(lease.claim, lease.granted) for lease in leases if lease.stage == HELD]
         try:

@@ -26,8 +26,7 @@ class RenewalThreads:
         """Run a renewal on the threads of its group. Called by the ticking thread.
 
         If the operating system refuses all of these threads, the ticking thread itself sends the renewal. If the
-        backend hangs, the ticking thread then checks other deadlines late. But then no thread could be started for
-        their lost callbacks either.
+        backend hangs, the ticking thread then checks other deadlines late.
         """
         carriers = self._carriers.get(group)
         if carriers is None:

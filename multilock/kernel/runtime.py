@@ -1,8 +1,6 @@
 """`Runtime`: the kernel's clock, waits and threads. `Threads` is the real runtime. Unit tests use a runtime with a fake
 clock.
 
-The threads, locks and clocks themselves come from `multilock.system`.
-
 A bell wakes the thread or task that waits for it.
 """
 

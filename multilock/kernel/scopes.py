@@ -134,8 +134,7 @@ class Entered(Generic[L]):
         The caller closes the entry, ends its lease, and then discards the entry. If another thread closes the entry
         first, the caller asks for an entry again.
 
-        The kinds of entries are tried in this order. The result is the newest open entry of the first kind that has
-        one.
+        Returns the newest open entry of the first of these kinds that has one:
 
         1. The entry's ``with`` statement is in this frame.
         2. The entry's lease belongs to ``scope``, the scope of this thread or task.
@@ -143,8 +142,7 @@ class Entered(Generic[L]):
         4. The entry's lease was released.
         5. All open entries have the same lease.
 
-        If there is no entry of the first kind, an exit stack or a call by hand entered the lock, and the choice is a
-        guess.
+        Without an entry of the first kind, the choice is a guess: an exit stack or a call by hand entered the lock.
         """
         entries = [entry for entry in self._entries[::-1] if entry.is_open()]
 

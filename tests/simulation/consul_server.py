@@ -1,7 +1,7 @@
-"""A simulated Consul: HTTP, blocking queries, the ends of sessions, and faults around the data of `consul_store`.
+"""A simulated Consul: HTTP, blocking queries, the expiry of sessions, and faults. `consul_store` has the data.
 
-One server is agent and cluster at the same time. A `Dialer` replaces the functions of the module ``socket`` that
-multilock's backend calls, so that the backend's own bytes arrive here.
+One server stands for the agent and the cluster. A `Dialer` replaces the functions of the module ``socket`` that
+multilock's backend calls, so the server receives the very bytes of the backend.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SIMULATED", "ConsulServer", "Dialer"]
 
-LOOKS_EVERY = 0.05  # seconds between two looks of a stopped server's reply whose time has come
-STAGGER = 16  # a blocking query takes up to this fraction of its wait longer
+LOOKS_EVERY = 0.05  # seconds between two tries to send a due reply while the server is stopped
+STAGGER = 16  # a blocking query takes longer than its wait, by at most the wait divided by this number
 UNITS = {"ms": 1e-3, "s": 1.0}
 REASONS = {200: "OK", 404: "Not Found", 409: "Conflict", 500: "Internal Server Error"}
-PUSHED = "X-Pushed"  # a header that only the simulation reads: the reply was waited for
+PUSHED = "X-Pushed"  # a header for the simulation only, in the reply to a query that had to wait
 NO_LEADER, NOT_READY = "No cluster leader", "rpc error making call: Not ready to serve consistent reads"
 
 
@@ -59,7 +59,7 @@ class Link(Protocol):
 
 @dataclass(eq=False, slots=True)
 class End:
-    """The server's end of one connection. ``link`` is None if nobody gets the replies."""
+    """The server's end of one connection. ``link`` is None if nobody receives the replies."""
 
     link: Link | None
     process: Process | None
@@ -78,7 +78,7 @@ class Query:
 
 
 class ConsulServer(Server):
-    """One server. Without ``sim`` no session expires, and a blocking query waits for a change without a limit."""
+    """A Consul server. Without ``sim`` no session expires, and a blocking query waits forever for a change."""
 
     asks_again = SAFETY + 1.0
     ttl_min = 10.0  # seconds; the server's session_ttl_min
@@ -87,9 +87,9 @@ class ConsulServer(Server):
         super().__init__(name, sim, clock, seed)
         self.make_id: Callable[[], str] = lambda: str(UUID(int=self.random.getrandbits(128)))
         self._ends: dict[End, None] = {}
-        self._last: dict[Process | None, bytes] = {}  # the last request of each process that writes
+        self._last: dict[Process | None, bytes] = {}  # the last writing request of each process
         self.went_back = True  # tokens begin again if the data is lost
-        self._deletes: set[str] = set()  # the keys that an operator's request is deleting
+        self._deletes: set[str] = set()  # the keys that the present request of an operator deletes
         self._begin()
 
     def _begin(self) -> None:
@@ -99,7 +99,7 @@ class ConsulServer(Server):
         self._proved: dict[str, float] = {}  # session -> when it was made or renewed
         self._expiries: dict[str, float] = {}  # session -> when it ends
         self._written: dict[int, float] = {}  # index -> when it was written
-        self._leads_from = self._reads_from = 0.0  # when a leader is elected, and when it has read its log
+        self._leads_from = self._reads_from = 0.0  # when the next leader is elected, and when it has read its log
 
     # For the oracles
 
@@ -142,7 +142,8 @@ class ConsulServer(Server):
         return self._written.get(token, 0.0) - EPOCH
 
     def late_leave(self, ttl: float) -> float:
-        """Return twice the ttl: until then a renewal finds the key of the claim, or the key ends with its session."""
+        """Return twice the ttl. By then a renewal has removed the key of the claim, or the key has expired with its
+        session."""
         return 2 * max(ttl, self.ttl_min)
 
     # Requests
@@ -183,10 +184,10 @@ class ConsulServer(Server):
 
     def _transaction(self, end: End, steps: list[dict[str, Any]]) -> None:
         verbs = [step["Verb"] for step in steps]
-        if verbs == ["check-session", "delete"] * (len(verbs) // 2):  # only an operator's request is like this
+        if verbs == ["check-session", "delete"] * (len(verbs) // 2):  # only an operator sends such a request
             self._report_forced({step["Key"] for step in steps})
         if not WRITES.isdisjoint(verbs):
-            self._reads_from = 0.0  # an entry of the log is applied after all earlier ones
+            self._reads_from = 0.0  # the leader executes this write only after all of its log
         rows, errors = self.store.execute(steps)
         self._note(f"{[(step['Verb'], step['Key']) for step in steps]} -> {errors or self.store.index}")
         self._reply(end, 409 if errors else 200, shown(rows, errors))
@@ -278,7 +279,8 @@ class ConsulServer(Server):
     # The ends of sessions
 
     def _lives(self, session_id: str) -> None:
-        """Let a session live for one to two ttls from now, as Consul documents it. The real server takes two."""
+        """Let a session live for one to two ttls from now, as Consul's documentation allows. The real server takes
+        two."""
         if self.sim is not None:
             self._proved[session_id] = self.sim.time
             left = self.store.sessions[session_id].ttl * self.random.choice([1.0, 2.0, self.random.uniform(1.0, 2.0)])
@@ -300,7 +302,8 @@ class ConsulServer(Server):
     # Faults
 
     def go_on(self) -> None:
-        """Continue. The requests that came meanwhile are executed before or after the sessions' ends."""
+        """Continue. The server executes the requests that have arrived, and ends the expired sessions, in either
+        order."""
         first = self.random.random() < 0.5
         if first:
             super().go_on()
@@ -319,8 +322,8 @@ class ConsulServer(Server):
         return [end.link for end in ends]
 
     def start(self) -> None:
-        """Start again. The new leader lets each session live for a whole ttl again. If it reads its log from a time
-        before the sessions' ends, each lock delay begins again; if not, no lock delay is left."""
+        """Start again. The new leader renews each session. If it reads the ends of earlier sessions in its log, each
+        lock delay begins again. Otherwise no lock delay is left."""
         if self.up:
             return
         super().start()
@@ -337,7 +340,7 @@ class ConsulServer(Server):
         """Do nothing: Consul has no scripts."""
 
     def delete(self, key: str) -> None:
-        """Delete all keys of a name, or destroy a session that holds the name, with all that it holds."""
+        """Delete all keys of a name, or destroy a session that holds the name."""
         holding = [entry.session for entry in self.store.below(f"{key}/") if entry.session]
         if holding and self.random.random() < 0.5:
             session = self.random.choice(holding)
@@ -351,14 +354,14 @@ class ConsulServer(Server):
             self._has_changed()
 
     def repeat(self, process: Process, seconds: float) -> None:
-        """Execute the last request of a process again after some seconds, as a proxy may do."""
+        """Execute the last writing request of a process again after some seconds, as a proxy may do."""
         if process in self._last:
             self.sim.after(seconds, self.received, End(None, process, self.run), self._last[process])
 
     def remove_agent(self, process: Process, frozen_at: float) -> None:
         """Remove the agent of this process, which froze at that time, with all its sessions.
 
-        If the client then gets no reply about the session, it reports that its key was taken.
+        If the client then gets no reply about the session, it reports the reason TAKEN.
         """
         for session_id in list(self.store.sessions):
             if self._makers[session_id] is process and self._proved[session_id] <= frozen_at:
@@ -367,13 +370,13 @@ class ConsulServer(Server):
 
 
 def _claim(entry: Entry) -> str | None:
-    """Return the claim that locks this key, or None if the name was released and only rests."""
+    """Return the claim that locks this key, or None if the name only rests after a release."""
     info = decode_value(b64decode(entry.value))
     return info.owner.partition("@")[0] if info.owner and info.resting_until is None else None
 
 
 def _name(key: str) -> str:
-    """Return the name's part of a key."""
+    """Return the part of a key that belongs to the name."""
     return "/".join(key.split("/")[:2])
 
 
@@ -430,14 +433,14 @@ class Dialer:
 
 
 def repeat_request(world: World, fault: Fault, process: Process) -> None:
-    """Let a proxy send the last request of a process again."""
+    """Let a proxy send the last writing request of a process again."""
     server = world.server(fault)
     assert isinstance(server, ConsulServer)
     server.repeat(process, fault.seconds)
 
 
 def remove_agent(world: World, fault: Fault, process: Process) -> None:
-    """Let the agent of a process freeze. After some seconds, the servers remove it with all its sessions."""
+    """Freeze the agent of a process. After some seconds, the servers remove the agent with all its sessions."""
     server = world.server(fault)
     assert isinstance(server, ConsulServer)
     world.network.part(process, server, max(fault.seconds, REMOVED_AFTER + 1.0))
@@ -452,7 +455,7 @@ def _open(world: World, ttl: float) -> Any:
     for module in (multilock_consul.transport, multilock_consul.notices):
         vars(module)["socket"] = Dialer(world.network, server)
     options: dict[str, object] = {"prefix": PREFIX, "ttl": ttl}
-    # A lock delay hides errors of less than a second. Only the removal of an agent needs it.
+    # A lock delay hides errors of less than a second. Only the removal of an agent needs a delay.
     if world.plan.seed % 3 and all(each.kind != "remove_agent" for each in world.plan.faults):
         options["lock_delay"] = 0
     return multilock_consul.open_backend("consul://simulation", options)

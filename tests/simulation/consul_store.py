@@ -1,6 +1,6 @@
-"""The data of a simulated Consul: keys, sessions, and their indexes, as one server keeps them.
+"""The data of a simulated Consul: keys, sessions, and their indexes.
 
-Only what multilock's backend asks for is here. `test_consul_model` compares it with a real server.
+The store executes only requests that multilock's backend sends. `test_consul_model` compares it with a real server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Entry:
     flags: int
     value: str  # in base64
     session: str
-    locked: int  # how often a session has locked it
+    locked: int  # how often a session has locked the key
     created: int
     modified: int
 
@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One session. ``ttl`` and ``delay`` are seconds."""
+    """A session. ``ttl`` and ``delay`` are seconds."""
 
     id: str
     name: str
@@ -258,10 +258,10 @@ class Store:
         return index, json.dumps(rows) if rows else None
 
     def watch(self, kind: str, subject: str) -> Watch:
-        """Return what a blocking query watches. Keys are in a radix tree, and a missing key has no leaf of its own. So
-        its query watches the lowest node on the way to it, which changes with each key below."""
+        """Return the node of the radix tree that a blocking query watches. A missing key has no leaf, so its query
+        watches the lowest node above, which changes with each key below it."""
         if kind == "session":
-            return "session", subject  # our backend asks once for a missing session
+            return "session", subject  # our backend does not wait for a missing session
         if kind == "key" and subject in self.keys:
             return "leaf", subject
         word, path, watched = subject + "\0" * (kind == "key"), "", ""
@@ -274,7 +274,7 @@ class Store:
         return "prefix", watched
 
     def has_fired(self, watch: Watch) -> bool:
-        """Return whether the last request has changed what is watched."""
+        """Return whether the last request has changed this node."""
         kind, subject = watch
         if kind != "prefix":
             return watch in self.changed

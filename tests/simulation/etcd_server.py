@@ -1,4 +1,4 @@
-"""A simulated etcd: connections, watch streams, elections and faults around the data of `etcd_store`.
+"""A simulated etcd: connections, watch streams, elections and faults. `etcd_store` has the data.
 
 The product's own transport runs over `Channel`, which replaces a channel of gRPC. A frame is a line: the number of the
 call, a word, and a message.
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SIMULATED", "Channel", "EtcdServer"]
 
-LOOKS_EVERY = 0.5  # seconds between two searches of the server for leases that have expired
+LOOKS_EVERY = 0.5  # seconds between two searches for expired leases at the server
 CATCHES_UP_EVERY = 0.1  # seconds after which a watch that began in the past reports past events
-ELECTION = 1.0  # seconds: the election timeout. A new leader extends each lease by it
+ELECTION = 1.0  # seconds; the election timeout, by which a new leader extends each lease
 WITHOUT_LEADER = 3 * ELECTION  # seconds after which a member without a leader ends watches that require a leader
 CONNECT_WITHIN = 5.0  # seconds for one try to connect
-BACKOFF = 0.1, 1.0  # seconds between two tries to connect: after the first failure, and at most
+BACKOFF = 0.1, 1.0  # seconds between two tries to connect: after the first failure, and the maximum
 PING_EVERY, PONG_WITHIN = 10.0, 3.0  # seconds
 NO_LEADER = "etcdserver: no leader"
 LEADER_FAILED = "etcdserver: request timed out, possibly due to previous leader failure"
@@ -42,7 +42,7 @@ CONNECT_FAILED = "failed to connect to all addresses"
 RESTING = b'"resting_until"'
 CONTENDER = re.compile(rb"((?:[^/]+/)[^/!]+)/((?:read|write)/|permit/\d+/|)([0-9a-f]{16}\.[0-9a-f]{32})")
 EXCLUSIVE = (b"", b"write/")
-Change = tuple[str, str, str]  # the name's key, the claim, and the kind of change, as `Server.on_step` takes them
+Change = tuple[str, str, str]  # the arguments of `Server.on_step`: the name's key, the claim, and the kind of change
 
 
 class Session:
@@ -55,7 +55,7 @@ class Session:
 
 
 class EtcdServer(Server):
-    """A cluster of etcd, which the clients reach at one or more addresses. It has one set of data."""
+    """An etcd cluster, which the clients reach at one or more addresses. All members share one store."""
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         super().__init__(name, sim, clock, seed)
@@ -191,7 +191,8 @@ class EtcdServer(Server):
             self.sim.note(None, f"  {self.name} {path.rpartition('/')[2]} {shown} -> {self.store.revision}")
 
     def _execute_without_leader(self, session: Session, number: bytes, path: str, message: bytes) -> None:
-        """Refuse a request, execute it late, or let it time out, whether or not the next leader executes it."""
+        """Refuse a request, execute it late, or let it time out. A request that times out may still be executed by the
+        next leader."""
         fate, until = self.random.random(), self._leaderless_until + self.random.uniform(0.0, 0.1)
         if fate < 0.3:
             self._refuse(session, number, Code.UNAVAILABLE, NO_LEADER)
@@ -218,7 +219,7 @@ class EtcdServer(Server):
             operations = request.success if done else request.failure
             puts = [each.request_put.key for each in operations if each.HasField("request_put")]
             deletes = [each.request_delete_range.key for each in operations if each.HasField("request_delete_range")]
-            kind = "force" if compares else kind  # only an operator deletes keys that it has compared
+            kind = "force" if compares else kind  # only an operator compares the keys that it deletes
         return self._all_changes(puts, "ask") or self._all_changes(deletes, kind)
 
     def _all_changes(self, keys: Iterable[bytes], kind: str) -> list[Change]:
@@ -257,8 +258,8 @@ class EtcdServer(Server):
     # Faults
 
     def elect(self, seconds: float, *, replays: bool) -> None:
-        """Let the cluster have no leader for some seconds. With ``replays``, the member of the watches then restores a
-        snapshot."""
+        """Let the cluster have no leader for some seconds. With ``replays``, the member that serves the watches then
+        restores a snapshot."""
         self._leaderless_until = until = max(self._leaderless_until, self._now() + seconds)
         self.sim.at(until, self._elected, until, replays)
         self.sim.after(WITHOUT_LEADER, self._end_streams, until)
@@ -318,7 +319,7 @@ REQUESTS = {
 
 
 class Connection(Socket):
-    """The connection of a channel. It passes on what arrives to the channel, even if no task waits for it."""
+    """The connection of a channel. It passes arriving data on to the channel, even if no task waits for data."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel.network, channel.server)
@@ -342,7 +343,7 @@ class Connection(Socket):
 
 
 class Call(grpc.RpcError):  # type: ignore[misc]
-    """One call: a request with one reply, or a stream. It is also the error of a failed call, as with gRPC."""
+    """A call: a request with one reply, or a stream. As in gRPC, the object is also the error of a failed call."""
 
     def __init__(self, channel: Channel, number: int, parse: Callable[[bytes], Any]) -> None:
         super().__init__()
@@ -410,7 +411,7 @@ class Call(grpc.RpcError):  # type: ignore[misc]
 
 
 class Channel:
-    """Replaces a channel of gRPC: one connection to the server, made when a call needs it, shared by all calls."""
+    """Replaces a channel of gRPC. All calls share one connection to the server, which is made when a call needs it."""
 
     def __init__(self, network: Network, server: Server) -> None:
         self.network, self.server, self.sim = network, server, network.sim
@@ -467,7 +468,8 @@ class Channel:
         return call
 
     def send(self, call: Call, word: bytes, message: bytes = b"") -> None:
-        """Send a frame of a call, unless the call was never sent or has ended."""
+        """Send a frame of a call. Does nothing without a connection, or if the call ended before its first frame was
+        sent."""
         if self._link is None or not self._is_ready or (call.is_over() and not call.is_sent):
             return
         call.is_sent, link = True, self._link
@@ -503,7 +505,7 @@ class Channel:
         self.sim.after(delay, self._failed, list(self.calls.values()), link is not None)
 
     def _failed(self, failing: list[Call], new: bool) -> None:
-        """End calls, because the server refused the connection."""
+        """End these calls, because the server refused the connection."""
         if new:
             self._fails_until = self.sim.time + self._backoff
             self._backoff = min(2 * self._backoff, BACKOFF[1])
@@ -549,7 +551,7 @@ class Channel:
         self.sim.after(PING_EVERY, self._ping, link)
 
     def _check(self, link: Connection, since: float) -> None:
-        """Give the connection up if nothing has arrived since."""
+        """Give the connection up if nothing has arrived since ``since``."""
         if link is not self._link or link.arrived_at > since or not link.process.alive:
             return
         if link.process.paused:
@@ -566,7 +568,7 @@ def elect(world: World, fault: Fault, process: Process) -> None:
 
 
 def compact(world: World, fault: Fault, process: Process) -> None:
-    """Let etcd forget what happened before the present revision."""
+    """Let etcd forget all events before the present revision."""
     server = world.server(fault)
     assert isinstance(server, EtcdServer)
     server.compact()
@@ -575,7 +577,7 @@ def compact(world: World, fault: Fault, process: Process) -> None:
 def _open(world: World, ttl: float) -> Any:
     server, process = world.servers[0], simulation().running().process
     vars(transport)["_channel"] = lambda cluster, target: Channel(world.network, server)
-    # The transport remembers for the whole interpreter which hosts were silent, so each process has its own names.
+    # The transport remembers silent hosts for the whole interpreter, so each simulated process uses its own host names.
     hosts = ",".join(f"host{number}.{process}" for number in range(world.plan.seed % 2 * 2 + 1))
     return multilock_etcd.open_backend(f"etcd://{hosts}", {"prefix": PREFIX, "ttl": ttl})
 

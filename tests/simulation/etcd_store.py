@@ -1,6 +1,6 @@
 """The data of a simulated etcd: keys with revisions, transactions, leases, and the watches of each stream.
 
-It executes the requests that `multilock_etcd` sends, as etcd does. `test_etcd_model` compares it with a real server.
+The store executes the requests of `multilock_etcd` as etcd does. `test_etcd_model` compares it with a real server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lease:
 
 
 class Watch:
-    """One watch of a stream. It reports the events from revision ``start`` on."""
+    """A watch of a stream, which reports the events from revision ``start`` on."""
 
     def __init__(self, request: Any, start: int) -> None:
         self.key, self.end = request.key, request.range_end
@@ -78,7 +78,7 @@ class Stream:
 
 class Store:
     """All data of one server. ``now`` returns the seconds of its monotonic clock. ``lease`` is the number of the last
-    lease that a server before it has granted: etcd does not grant a number again, even if it has lost its data."""
+    lease that a server before it has granted. etcd never grants a number again, even after it has lost its data."""
 
     def __init__(self, now: Callable[[], float], lease: int = 1 << 40) -> None:
         self._now = now
@@ -90,7 +90,7 @@ class Store:
         self._keys: list[bytes] = []  # the keys of `rows` in order
         self._history: list[tuple[int, list[Event]]] = []
         self.lease = lease
-        self._events: list[Event] = []  # of the transaction that is being executed
+        self._events: list[Event] = []  # the events of the present transaction
 
     # Requests
 
@@ -164,7 +164,7 @@ class Store:
         return wire.TxnResponse(header=self._commit(), succeeded=succeeded, responses=answers)
 
     def holds(self, compare: Any) -> bool:
-        """Return whether this comparison of a transaction holds. It holds for no key if it compares with revision 0."""
+        """Return whether this comparison of a transaction holds. A missing key has revision 0."""
         wanted = compare.mod_revision if compare.target == wire.MODIFY else compare.create_revision
         rows = self.rows_in(compare.key, compare.range_end)
         found = [row.mod_revision if compare.target == wire.MODIFY else row.create_revision for row in rows] or [0]
@@ -214,7 +214,7 @@ class Store:
         self._commit()
 
     def compact(self) -> None:
-        """Forget what happened before the present revision, and the deletions of this revision.
+        """Forget all events before the present revision, and the deletions of this revision.
 
         Before 3.4.35 and 3.5.17, etcd does not report these deletions to a watch that begins at this revision.
         """
@@ -282,7 +282,7 @@ class Store:
         stream.send(wire.WatchResponse(header=self._header(), watch_id=number, created=True))
 
     def catch_up(self) -> None:
-        """Let each watch that began in the past report past events, or end it if they were compacted."""
+        """Let each watch that began in the past report past events, or end the watch if these were compacted."""
         for stream in self.streams:
             for number, watch in [each for each in stream.watches.items() if each[1].is_behind]:
                 if watch.start < self.compacted:
@@ -295,7 +295,7 @@ class Store:
                 self._report(stream, number, watch, events)
 
     def replay(self) -> None:
-        """Let each watch report again from its beginning on, as a member does that has restored a snapshot."""
+        """Let each watch report all its events again, as a member does after it has restored a snapshot."""
         for stream in self.streams:
             for watch in stream.watches.values():
                 watch.is_behind = watch.is_behind or watch.start <= self.revision

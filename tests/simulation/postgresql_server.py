@@ -1,4 +1,4 @@
-"""A simulated PostgreSQL: sessions, notifications and faults around the tables of `postgresql_store`.
+"""A simulated PostgreSQL: sessions, notifications and faults. `postgresql_store` has the tables.
 
 The product's own transport runs over `Libpq`, which replaces a connection of libpq. A message is a list of commands,
 and a reply is a list of results.
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["SIMULATED", "Libpq", "PostgresqlServer"]
 
 LOOKS_EVERY = 0.05  # seconds between two tries of a step that waits for a row
-PLAIN_WAIT = 1.0  # seconds for which a statement without a limit waits
+PLAIN_WAIT = 1.0  # seconds for which a statement without a lock limit waits
 OK, ROWS, ERROR = pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.FATAL_ERROR
 SYNC, ABORTED = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.PIPELINE_ABORTED
-GIVING = {STEPS.attempt, STEPS.release, STEPS.rest, STEPS.force}  # the steps that may give a name to a claim
+# the steps (functions of multilock in the database) that may give a name to a claim
+GIVING = {STEPS.attempt, STEPS.release, STEPS.rest, STEPS.force}
 # The steps whose last argument is the time in ms for which they wait for a locked row.
 LIMITED = {*GIVING, STEPS.renew, STEPS.follow}
 MISSING, NO_STATEMENT = "42883", "26000"
@@ -43,7 +44,7 @@ Words = Sequence[bytes | None]
 
 
 class Result(NamedTuple):
-    """One result. Of the methods of a libpq result, it has those that the transport calls."""
+    """A result, with those methods of a libpq result that the transport calls."""
 
     status: pq.ExecStatus
     rows: Sequence[Row] = ()
@@ -241,7 +242,7 @@ class PostgresqlServer(Server):
     # Faults
 
     def _ended(self, *, forgets: bool) -> list[Socket]:
-        """Shut down in order, or crash. A crash may lose the last commits."""
+        """Shut down orderly, or crash. A crash may lose the last commits."""
         sessions, self._sessions = list(self._sessions.values()), {}
         self.store.locked = {}
         if forgets:
@@ -259,8 +260,8 @@ class PostgresqlServer(Server):
         self._notify()
 
     def lock_row(self, key: str, choice: int, seconds: float) -> None:
-        """Let another transaction lock the row of a name, or of one of its holders. The lock is that of a guard, or one
-        that excludes every change."""
+        """Let another transaction lock the row of a name or of one of its holders, either as a guard does or against
+        every change."""
         rows = [key, *(each.id for each in self.store.holders.values() if each.key == key)]
         row = rows[choice % len(rows)]
         self.store.locked[row] = choice % 5 == 0
@@ -271,13 +272,13 @@ class PostgresqlServer(Server):
 
 
 class Libpq:
-    """One connection. Of the methods of a libpq connection, it has those that the transport calls."""
+    """A connection, with those methods of a libpq connection that the transport calls."""
 
     def __init__(self, network: Network, server: PostgresqlServer) -> None:
         self.socket = Socket(network, server)
         self.socket.setblocking(False)
         self.backend_pid = 0
-        self.status = pq.ConnStatus.MADE  # the host accepts the connection at once, and the login takes time
+        self.status = pq.ConnStatus.MADE  # the host accepts the connection at once, but the login takes time
         self.pipeline_status = 0
         self.nonblocking, self.notice_handler = 0, None
         self._commands: list[tuple[Any, ...]] = []  # not sent yet

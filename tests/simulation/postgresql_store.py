@@ -1,9 +1,9 @@
-"""A model of multilock's functions in PostgreSQL: the rows of the tables, and what each step (one function) does with
+"""A model of multilock's functions in PostgreSQL: the rows of the tables, and how each step (one function) changes
 them.
 
-The model runs one step at a time. PostgreSQL too runs the steps of one name one after the other, because each step
-locks the row of its name. PostgreSQL's functions have limits for hundreds of waiters, which the model leaves out.
-`test_postgresql_model` compares the model with a real server. Times are microseconds.
+The model runs one step at a time. PostgreSQL also runs the steps of one name one after the other, because each step
+locks the row of its name. The model leaves out the functions' limits for hundreds of waiters. `test_postgresql_model`
+compares the model with a real server. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["LOCK_WAIT", "STEPS", "Holder", "Name", "Refused", "Row", "Store", "W
 Row = tuple[bytes | None, ...]
 
 MS, SECOND, MINUTE = 1000, 1_000_000, 60_000_000
-LATEST_WRITE = 600_000  # after three times wal_writer_delay each commit is on the disk
+LATEST_WRITE = 600_000  # µs; three times wal_writer_delay, after which each commit is on the disk
 LOCK_WAIT = "55P03"
 STEPS = StepQueries("multilock")
 
 
 class Refused(Exception):
-    """An error reply, whose text is the SQLSTATE. Nothing was executed."""
+    """An error reply, whose text is the SQLSTATE. The step was not executed."""
 
 
 class Name(NamedTuple):
@@ -85,14 +85,15 @@ class Store:
         self.floor, self.swept = 0, clock()
         self.boot: str | None = None
         #: The rows that another transaction has locked, by the key of a name or the id of a holder. The value is True
-        #: if nobody may change the row. It is False if the row is guarded, so that its holding cannot end.
+        #: if nobody may change the row. It is False if the row is guarded, so that its holder's lease cannot end.
         self.locked: dict[str, bool] = {}
         self.now = clock()
         self.flushes = True  # whether the commit of the last step waited for the disk
         # Channel and payload of each notification that the last step has sent.
         self.notices: dict[tuple[str, str], None] = {}
         self._tickets = 0
-        self._unwritten: tuple[int, dict[str, Any]] = 0, {}  # the tables before the first commit that may be lost
+        # the time of the first commit that may be lost, and the tables before it
+        self._unwritten: tuple[int, dict[str, Any]] = 0, {}
         self._calls: dict[bytes, tuple[Callable[..., list[Row]], str]] = {
             STEPS.attempt: (self._attempt, "ttttiibbti"),
             STEPS.release: (lambda *given: [(_bool(self._release(*given)),)], "ttbi"),
@@ -101,7 +102,7 @@ class Store:
             STEPS.force: (self._force, "ti"),
             STEPS.sweep: (self._sweep, ""),
             STEPS.lost: (self._lost, "TT"),
-            STEPS.shut: (list, ""),  # nobody locks a whole table
+            STEPS.shut: (list, ""),  # in the simulation nobody locks a whole table
             STEPS.follow: (self._follow, "Tii"),
             STEPS.holder: (self._holder, "T"),
             STEPS.inspect: (self._inspect, "t"),
@@ -109,7 +110,7 @@ class Store:
         }
 
     def execute(self, sql: bytes, words: Sequence[bytes | None]) -> list[Row]:
-        """Execute one step. If a row is locked for too long, raise `Refused`, and execute nothing."""
+        """Execute one step. Raises `Refused` without executing the step if a row is locked."""
         call, kinds = self._calls[sql]
         return self._transaction(lambda: call(*map(_value, kinds, words)))
 
@@ -303,7 +304,7 @@ class Store:
                 return None, _ms(ends - now), self._rank(me)
 
         row = self.locks.setdefault(key, Name(key, now))
-        if mode == "x" and row.id is None:  # take it first, then check
+        if mode == "x" and row.id is None:  # take the name first, then check
             row = self._set(key, id=me, who=who, **self._alone(ttl), boot=self._boot(), token=max(row.token + 1, now))
             if row.token > self.floor and me not in self.gone and (barge or not self.waiters(key)):
                 if r is not None:
@@ -581,7 +582,8 @@ def _texts(values: Iterable[str]) -> list[Row]:
 def _value(kind: str, word: bytes | None) -> Any:
     """Parse an argument that a client sent as text.
 
-    ``kind`` is b (boolean), i (integer), I (integer array), T (text array), or another letter for text.
+    ``kind`` is b for a boolean, i for an integer, I for an integer array, T for a text array, and any other letter for
+    text.
     """
     if word is None:
         return None

@@ -1,7 +1,7 @@
 """A simulated Redis Cluster: nodes that serve slots, redirections, failovers, and slots that move to another node.
 
-`test_redis_cluster` compares its nodes with real ones. `Clustered` replaces what the nodes say to each other. It
-decides when a replica takes over, and when each node learns of a change.
+`test_redis_cluster` compares its nodes with real ones. `Clustered` replaces the messages between nodes: it decides when
+a replica takes over, and when each node learns of a change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["SIMULATED", "ClusterNode", "Clustered", "Table", "table_of"]
 
 SHARDS = 2
-NODE_TIMEOUT = 1.5  # seconds without contact after which a node counts as down, and itself stops serving
+NODE_TIMEOUT = 1.5  # seconds without contact after which a node counts as down and stops serving
 TEND_EVERY = 0.2  # seconds between two messages of a node to the others
 LEARNS = 0.5  # probability that such a message contains a change
 BETWEEN_KEYS = 0.02  # seconds at most between two keys of a slot that moves
@@ -48,12 +48,12 @@ class Table(NamedTuple):
         return next(node for first, last, node in self.ranges if first <= slot <= last)
 
     def replaced(self, former: ClusterNode, new: ClusterNode) -> Table:
-        """Return the next table, in which a node has all slots of another one."""
+        """Return the next table, in which ``new`` has all slots of ``former``."""
         ranges = [(first, last, new if node is former else node) for first, last, node in self.ranges]
         return Table(self.epoch + 1, tuple(ranges))
 
     def moved(self, slot: int, to: ClusterNode) -> Table:
-        """Return the next table, in which a node has one slot more."""
+        """Return the next table, in which ``to`` has this slot, too."""
         ranges = [(slot, slot, to)]
         for first, last, node in self.ranges:
             ranges += [(first, min(last, slot - 1), node), (max(first, slot + 1), last, node)]
@@ -80,7 +80,8 @@ class ClusterNode(Replicating):
         self.nodes: list[ClusterNode] = []
         self.importing: dict[int, ClusterNode] = {}
         self.migrating: dict[int, ClusterNode] = {}
-        self.apart_since, self.apart_until = math.inf, 0.0  #: when it lost contact to the other nodes, and until when
+        #: begin and end of a time without contact to the other nodes
+        self.apart_since, self.apart_until = math.inf, 0.0
 
     def execute(self, client: Client, words: list[str]) -> Reply | Refused:
         asking, client.asks = client.asks, words[0] == "ASKING"
@@ -115,7 +116,7 @@ class ClusterNode(Replicating):
             raise Refused(f"MOVED {slot} {owner.name}:{PORT}")
 
     def is_cut_off(self) -> bool:
-        """Return whether the node has had no contact to the others for so long that it does not serve any slot."""
+        """Return whether the node serves no slot, because it has had no contact to the others for so long."""
         return bool(self.apart_since + NODE_TIMEOUT < self.sim.time < self.apart_until)
 
     def _do_asking(self) -> Reply:
@@ -141,7 +142,7 @@ class ClusterNode(Replicating):
         return super()._do_publish(channel, message)
 
     def hear(self, channel: str, message: str) -> None:
-        """Send a message that another node forwards to the subscribers at this node."""
+        """Receive a message from another node, and send it to the subscribers at this node."""
         for each in self._listeners(channel):
             self._push(each, ["message", channel, message])
 
@@ -156,7 +157,7 @@ class ClusterNode(Replicating):
             self.follow(owners[0])
 
     def hand_key(self, slot: int, to: ClusterNode) -> bool:
-        """Move one key of a slot to another node (MIGRATE). Returns False if there is none."""
+        """Move one key of a slot to another node (MIGRATE). Returns False if the slot has no key."""
         self.micros()
         to.micros()
         for key in list(self.store.values):
@@ -239,7 +240,7 @@ class Clustered(Promoting):
         self.sim.after(self.random.uniform(0.0, seconds), self._move, slot, source, able[0], seconds)
 
     def _move(self, slot: int, source: ClusterNode, target: ClusterNode, seconds: float) -> None:
-        """Hand one key after the other over, and end the move ``seconds`` after the last one, or at once if 0."""
+        """Move one key after the other, and end the move ``seconds`` after the last key."""
         self.world.oracles.disturb(None, seconds + 2.2, "move")
         self.moved |= {name: self.sim.time for name in self.world.kinds if slot_of(self.world.key(name)) == slot}
         if not (runs(source) and runs(target)):
@@ -272,7 +273,7 @@ class Clustered(Promoting):
 
 
 class Moved(Oracle):
-    """A slot that moves costs no lease that is renewed."""
+    """No renewed lease is lost because its slot moves."""
 
     def lost(self, held: Held, loss: Loss[Any]) -> None:
         excused = any(each.excused for each in held.beliefs) or not held.operation.renew or held.how == "released"

@@ -1,7 +1,7 @@
 """Simulated Redis servers that replicate asynchronously, and the Sentinels that decide which of them is the primary.
 
-The servers and Sentinels execute the commands as real ones do: see `test_redis_replicas`. `Guarded` replaces what the
-Sentinels say to each other. It decides when they notice that the primary is down, and when each learns of a failover.
+`test_redis_replicas` compares the servers and Sentinels with real ones. `Guarded` replaces the messages between
+Sentinels: it decides when they notice that the primary is down, and when each learns of a failover.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 NAME = "mymaster"  # the Sentinels' name for the primary
-PORT = 6379  # the port of every server and Sentinel; their hosts are their names
+PORT = 6379  # the port of every server and Sentinel; the host is the name of the server
 SENTINELS = 3
 QUORUM = 2  # Sentinels that must agree before a failover
 DELAY = 0.001  # seconds: the mean delay of a message from one server to another
@@ -51,12 +51,14 @@ COPIED_AFTER = 0.3  # seconds: the mean time until a new replica has a copy of t
 DOWN_AFTER = 1.0  # seconds without a reply after which the Sentinels count the primary as down
 TEND_EVERY = 0.5  # seconds between two checks of the servers by the Sentinels
 LEARNS = 0.5  # probability that a Sentinel learns of a failover between two checks
-DEMOTE_WITHIN = 30.0  # seconds: the longest time until the Sentinels demote a former primary that serves again
-#: seconds in which an undisturbed client must stop sending scripts to a former primary, once a Sentinel knows of the
-#: failover: see docs/backends/redis.md
+DEMOTE_WITHIN = 30.0  # seconds within which the Sentinels demote a former primary that serves again
+#: seconds within which an undisturbed client must stop sending scripts to a former primary, once a Sentinel knows of
+#: the failover (docs/backends/redis.md)
 NOTICED_WITHIN = 8.0
-SETTLED = 0.5  # seconds after which a reply of a former primary must have been discarded, if it came
-OF_FAILOVER = ("fail_over", "divide", "lag", "force", "evict")  # faults that leave clients able to notice a failover
+# seconds after its request to the new primary from which a client must ignore replies of a former primary
+SETTLED = 0.5
+# faults during which a client can still notice a failover
+OF_FAILOVER = ("fail_over", "divide", "lag", "force", "evict")
 
 WRITES = ("SET", "DEL", "PEXPIRE", "HSET", "HDEL", "ZADD", "ZREM", "ZREMRANGEBYSCORE")
 _numbers = count()
@@ -77,13 +79,14 @@ class Replicating(RedisServer):
 
     def __init__(self, *about: Any) -> None:
         self._changed: dict[str, None] = {}
-        self.link = -1  #: the number of the connection to the leader; messages of earlier ones are dropped
+        self.link = -1  #: the number of the connection to the leader; messages of earlier connections are dropped
         self.lags_until = 0.0  #: when changes arrive at this replica again
         self._last_arrival = 0.0
         #: for each replica that has a copy of the data, the number of changes that it has acknowledged
         self.acknowledged: dict[Replicating, int] = {}
         self._held: list[Callable[[], None]] = []  # events that happened while the server was stopped
-        self._waiting: dict[Client, tuple[int, int]] = {}  # WAIT: the number of replicas, and of changes
+        # for each client in WAIT, the number of replicas, and of changes
+        self._waiting: dict[Client, tuple[int, int]] = {}
         self.copied: Replicating | None = None  #: the server whose data this replica has
         #: Called before each script, with the claims that it names. The returned function is called after the script.
         self.on_script: Callable[[list[str]], Callable[[], None]] = lambda claims: lambda: None
@@ -143,11 +146,11 @@ class Replicating(RedisServer):
         self._replicate()
 
     def _plan_end(self, key: str, end: int) -> None:
-        if self.leader is None:  # a replica leaves it to its primary to delete expired keys
+        if self.leader is None:  # a replica does not delete expired keys, but waits for its primary to do it
             super()._plan_end(key, end)
 
     def _replicate(self) -> None:
-        """Send what has changed to the replicas."""
+        """Send the changes to the replicas."""
         changed, self._changed = self._changed, {}
         if self.leader is None and changed:
             self.written += 1
@@ -159,7 +162,7 @@ class Replicating(RedisServer):
         return key, _copied(self.store.values.get(key)), self.store.ends.get(key)
 
     def _send(self, replica: Replicating, call: Callable[[], None]) -> None:
-        """Let the replica do something when a message arrives, after all earlier messages."""
+        """Let ``call`` run at the replica when a message arrives, after all earlier messages."""
         arrival = max(self.sim.time + self.random.expovariate(1 / DELAY), replica.lags_until)
         replica._last_arrival = max(replica._last_arrival + 1e-9, arrival)
         self.sim.at(replica._last_arrival, replica.arrives, replica.link, call)
@@ -169,14 +172,14 @@ class Replicating(RedisServer):
             self.running(call)
 
     def running(self, call: Callable[[], None]) -> None:
-        """Call it now, or when this server is no longer stopped. A server that ended does nothing."""
+        """Call ``call`` now, or once this server is no longer stopped. A server that has ended ignores it."""
         if self.paused:
             self._held.append(call)
         elif self.up:
             call()
 
     def change(self, changes: Sequence[Change], written: int) -> None:
-        """Change some keys, as the leader did."""
+        """Change some keys in the same way as the leader."""
         self.written = written
         for key, value, end in changes:
             self.store.values.pop(key, None)
@@ -187,7 +190,7 @@ class Replicating(RedisServer):
                     self.store.ends[key] = end
 
     def acknowledge(self, leader: Replicating, link: int) -> None:
-        """Report to the leader which changes have arrived."""
+        """Report to the leader how many changes have arrived."""
         done = partial(leader.receive_acknowledgement, self, link, self.written)
         self.sim.after(self.random.expovariate(1 / DELAY), leader.running, done)
 
@@ -202,7 +205,7 @@ class Replicating(RedisServer):
         return sum(each >= written for each in self.acknowledged.values())
 
     def _answer(self, client: Client) -> None:
-        """Reply to a WAIT, unless this has happened, and execute the commands that followed it."""
+        """Reply to the WAIT of this client, if it has no reply yet, and execute the commands that followed it."""
         if client in self._waiting and client.rest is not None:
             _, since = self._waiting.pop(client)
             rest, client.rest = client.rest, None
@@ -244,7 +247,7 @@ class Replicating(RedisServer):
             client.link.reset()
 
     def _ends_with_its_role(self) -> list[Client]:
-        """Return the clients whose connections end when the role changes. The Sentinels then end all of them."""
+        """Return the clients whose connections end when the role changes."""
         return list(self.clients.values())
 
     def _part(self) -> None:
@@ -277,19 +280,19 @@ class Replicating(RedisServer):
 
 
 class SentinelServer(RedisServer):
-    """One Sentinel. Its state outlives its process."""
+    """A Sentinel, which keeps its state when its process ends."""
 
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
         self.epoch = 0  #: the epoch of the last failover that it knows
-        self.names: Server = self  #: the primary whose address it gives
+        self.names: Server = self  #: the primary whose address it gives to clients
         self.describes: Server = self  #: the primary that it describes; during a failover that it leads, the former one
         self.others: list[SentinelServer] = []
-        self.replicas, self.leads = 0, False  #: the number of replicas; whether it leads a failover
-        self.apart_until = 0.0  #: when it reaches the other Sentinels again
+        self.replicas, self.leads = 0, False  #: the number of replicas that it knows, and whether it leads a failover
+        self.apart_until = 0.0  #: the time from which it can reach the other Sentinels again
 
     def learn(self, epoch: int, primary: Server) -> None:
-        """Take a failover over from another Sentinel, or end one."""
+        """Learn of a failover from another Sentinel, or end the failover that this Sentinel leads."""
         former, self.epoch, self.names, self.describes = self.describes, epoch, primary, primary
         self.leads = False
         if former is not primary:
@@ -339,8 +342,8 @@ class SentinelServer(RedisServer):
 class Promoting(Group):
     """Primaries with replicas, of which one may be promoted.
 
-    The oracles do not judge what Redis does not promise: a lease whose last change the new primary lacks, and what a
-    former primary executes.
+    Redis makes no promise about a lease whose last change the new primary lacks, or about requests that a former
+    primary executes. The oracles do not judge these.
     """
 
     def __init__(self, world: World) -> None:
@@ -349,7 +352,8 @@ class Promoting(Group):
         self.random = random.Random(f"failovers {world.plan.seed}")
         self.redis = [each for each in world.servers if isinstance(each, Replicating)]
         self.primaries: list[Replicating] = []
-        self._asked: dict[tuple[Process, Server, str], float] = {}  # since when a process asks a new primary for a name
+        # when a process first sent a new primary a script for a name
+        self._asked: dict[tuple[Process, Server, str], float] = {}
         self.moved: dict[str, float] = {}  # name -> when its keys were last moved to another primary
         self._on_sent = world.network.on_sent
         world.network.on_sent = self.sent
@@ -381,7 +385,7 @@ class Promoting(Group):
         return [each for each in self.redis if each.leader is each.copied is primary and runs(each)]
 
     def promote(self, former: Replicating, new: Replicating) -> None:
-        """Let a replica take the place of a primary, which does not notice this."""
+        """Let a replica take the place of a primary, of which the primary is not notified."""
         self._excuse(former, new)
         self.primaries[self.primaries.index(former)] = new
         self._asked = {each: since for each, since in self._asked.items() if each[1] is not new}
@@ -390,7 +394,7 @@ class Promoting(Group):
     # For the oracles
 
     def _is_former(self, server: Server) -> bool:
-        """Return whether this is a former primary that does not know of the failover."""
+        """Return whether this server is a former primary that has not been notified of the failover."""
         return isinstance(server, Replicating) and server not in self.primaries and server.leader is None
 
     def _excuse(self, former: Replicating, new: Replicating) -> None:
@@ -442,7 +446,7 @@ class Promoting(Group):
         return present
 
     def sent(self, sock: Socket, data: bytes) -> None:
-        """Notice that a process sends a script."""
+        """Record the first script that a process sends to a new primary."""
         if b"EVALSHA" in data and sock.server in self.primaries:
             for name in self.world.kinds:
                 if f"{self.world.key(name)}\r".encode() in data:
@@ -450,20 +454,21 @@ class Promoting(Group):
         self._on_sent(sock, data)
 
     def judge(self, belief: Belief) -> str:
-        """Return an objection if the belief comes from a former primary, and the client has asked the new one before it
-        got the reply."""
+        """Return a violation if the reply of a former primary made the client believe, although the client had sent a
+        request to the new primary before."""
         former, new = self.world.oracles.doomed.get(belief.part.claim.id), self.keeper(belief.name)
         asked = self._asked.get((belief.held.process, new, belief.name), math.inf) if new else math.inf
         late = self.sim.time - asked
         if former in (None, new) or new is None or late < SETTLED or len(belief.held.beliefs) > 1:
             return ""
         if belief.part.claim.id in {claim for key, claim in new.claims() if not key.endswith(("}:queue", "}:live"))}:
-            return ""  # the former primary has only executed another request of this claim
+            return ""  # the new primary has granted the claim, too
         return f"{belief.who} got {belief.name} from a former primary, {late:.3f} s after it asked the new one"
 
 
 class Guarded(Promoting):
-    """A primary with its replicas, and the Sentinels, which an undisturbed client asks in time after a failover."""
+    """A primary with its replicas and the Sentinels. After a failover, an undisturbed client must ask the Sentinels in
+    time."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -497,8 +502,8 @@ class Guarded(Promoting):
     # Faults
 
     def fail_over(self, choice: int, leader: SentinelServer | None = None) -> None:
-        """Let a Sentinel promote a replica, as an operator may ask it to do. Without ``leader``, the choice decides
-        which Sentinel leads the failover."""
+        """Let a Sentinel promote a replica, as at an operator's request. Without ``leader``, ``choice`` decides which
+        Sentinel leads the failover."""
         together, former = self._together(), self.primary
         able = [each for each in together if leader in (None, each)]
         ready = self.ready(former)
@@ -511,8 +516,8 @@ class Guarded(Promoting):
         self.sim.after(self.random.uniform(0.0, 1.0), self._is_promoted, leader, self.epoch)
 
     def divide(self, choice: int, seconds: float) -> None:
-        """Let a Sentinel lose contact to the others. It leads a failover just before that, or misses one just after
-        that."""
+        """Let a Sentinel lose contact to the others. It leads a failover just before, or misses a failover just
+        after."""
         alone, leads = self.sentinels[choice % SENTINELS], choice // 16 % 2
         if leads:
             self.fail_over(choice, alone)
@@ -523,11 +528,12 @@ class Guarded(Promoting):
     # The Sentinels
 
     def _together(self) -> list[SentinelServer]:
-        """Return the Sentinels that work and reach one another."""
+        """Return the running Sentinels that can reach one another."""
         return [each for each in self.sentinels if runs(each) and each.apart_until <= self.sim.time]
 
     def _is_promoted(self, leader: SentinelServer, epoch: int) -> None:
-        """Let the leader of a failover, or another Sentinel in its place, learn that the replica is the primary."""
+        """Let the leader of a failover, or another Sentinel if the leader is away, learn that the replica is the
+        primary."""
         able = [leader] if runs(leader) else self._together()
         if epoch == self.epoch and able:
             able[0].promoted(epoch, self.primary)
@@ -559,7 +565,7 @@ class Guarded(Promoting):
                 server.follow(self.primary)
 
     def sent(self, sock: Socket, data: bytes) -> None:
-        """Report a client that still asks a former primary. A client is not judged while other faults disturb it."""
+        """Report a client that still sends scripts to a former primary, unless other faults disturb the client."""
         if b"EVALSHA" in data and self._is_former(sock.server):
             weather, calm = self.world.plan.weather, self.world.oracles.calm_since(sock.process, *OF_FAILOVER)
             since, now = max(self.known_at, calm), self.sim.time
@@ -571,7 +577,7 @@ class Guarded(Promoting):
 
 
 class Former(Oracle):
-    """A reply of a former primary does not count once the client follows the new one."""
+    """A client ignores replies of a former primary once it follows the new one."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         group = self.world.group
@@ -592,7 +598,7 @@ Replicating.group = Guarded
 
 
 def fail_over(world: World, fault: Fault, process: Process) -> None:
-    """Let a replica be promoted, sometimes one that lacks the latest changes."""
+    """Promote a replica, sometimes one that lacks the latest changes."""
     assert isinstance(world.group, Promoting)
     if fault.choice % 2:
         world.group.lag(fault.seconds)
@@ -602,7 +608,7 @@ def fail_over(world: World, fault: Fault, process: Process) -> None:
 
 
 def divide(world: World, fault: Fault, process: Process) -> None:
-    """Cut a Sentinel or node off from the others, and let a failover happen."""
+    """Cut a Sentinel or node off from the others, and cause a failover."""
     assert isinstance(world.group, Promoting)
     world.group.divide(fault.choice, fault.seconds)
 

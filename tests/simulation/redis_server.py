@@ -1,6 +1,6 @@
 """A simulated Redis: the commands of `redis_store`, real Lua scripts, RESP, pushes and the tracking of keys.
 
-The scripts are the product's own, run by Lua 5.1 as in Redis. `test_redis_model` compares all this with a real server.
+Lua 5.1 runs the product's own scripts, as in Redis. `test_redis_model` compares the simulated server with a real one.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ __all__ = ["LATER", "SIMULATED", "Client", "Connection", "Link", "RedisServer", 
 GUARD = 10.0  # seconds: `restart_guard`, as long as the longest ttl of a plan
 
 ASKS = {transactions.ACQUIRE._sha, transactions.SHARE._sha}
-FULL = 5  # number of keys of each script that may give a name to a claim
+FULL = 5  # the number of keys of a script that may give a name to a claim
 INVALIDATED = "__redis__:invalidate"
 CONNECTION = {"client", "subscribe", "ping"}  # commands that concern the connection
-LATER = Status("LATER")  # instead of a reply, if the server replies later, and then executes the commands that follow
+# returned instead of a reply if the server replies later, and only then executes the commands that follow
+LATER = Status("LATER")
 
 _lua = LuaRuntime(encoding="latin-1", unpack_returned_tuples=True)
 _table: Callable[[Any], Any] = _lua.table_from
@@ -133,16 +134,16 @@ class Client:
         self.link = link
         self.run = run  # the number of the server's run in which this connection was made
         self.channels: set[str] = set()
-        self.redirect = 0  # the connection that is notified of changes of tracked keys, or 0 if none are tracked
+        self.redirect = 0  # the connection that is notified of changes of tracked keys, or 0 if no keys are tracked
         self.caching = False  # whether the keys of the present command are tracked
         self.caches_next = False
         self.asks = False  # in a cluster, whether the client has just sent ASKING
-        self.written = 0  # a replicating server's number of changes when the client's last command ended
+        self.written = 0  # the number of changes of a replicating server after the client's last command
         self.rest: bytes | None = None  # the commands that arrived after a command that the server answers later
 
 
 class RedisServer(Server):
-    """One server. Without ``sim`` no key expires by itself."""
+    """A Redis server. Without ``sim`` no key expires by itself."""
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         super().__init__(name, sim, clock, seed)
@@ -167,8 +168,8 @@ class RedisServer(Server):
         self._looks: dict[str, int] = {}  # key -> the time of its expiry for which a check is planned
 
     def micros(self) -> int:
-        """Return the server's time in microseconds. Store it for the following commands too, because reading it takes
-        long."""
+        """Read and store the server's time in microseconds. Later commands use the stored time, because reading it
+        takes long."""
         self._micros = micros = super().micros()
         self.store.now = micros // 1000
         return micros
@@ -290,7 +291,7 @@ class RedisServer(Server):
             self.sim.after(max(0.0, end / 1000 - self.micros() / 1e6), self._look, key, end)
 
     def _look(self, key: str, planned: int) -> None:
-        """Delete an expired key some time after its expiry, even if no client reads it, as Redis does."""
+        """Delete a key some time after its expiry even if no client reads the key, as Redis does."""
         if self.sim is None or self._looks.get(key) != planned:
             return
         del self._looks[key]
@@ -359,7 +360,8 @@ class RedisServer(Server):
             self.clients.pop(client.number, None)
 
     def _received(self, client: Client, data: bytes) -> None:
-        """Execute the commands, and send the replies. Commands arrive whole, and no word contains a line break."""
+        """Execute the commands, and send the replies. Each command arrives whole, and no word of it contains a line
+        break."""
         if client.rest is not None:
             client.rest += data
             return

@@ -1,7 +1,8 @@
-"""The data of a simulated Redis, and the commands that multilock sends or that its scripts call. The method of a
-command has its name after ``do_``.
+"""The data of a simulated Redis, and the commands that multilock sends or that its scripts call. The method for a
+command is named ``do_`` and the command.
 
-Text is latin-1, so that every byte is one character. `test_redis_model` compares the replies with a real server's.
+Text is latin-1, so that every byte is one character. `test_redis_model` compares the replies with those of a real
+server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compare the simulated Consul with a real one: statuses, replies, indexes, and which blocking queries are answered.
 
 Both execute the same random requests, of all kinds that our backend sends. Their indexes differ, because a real server
-also writes to its log by itself. So the test pairs each index of the real server with one of the model, and demands the
-same order.
+also writes other entries to its log. So the test pairs each index of the real server with one of the model, and checks
+that both have the same order.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Simulated:
 
 
 class Pairs:
-    """Pairs of an index of the real server and one of the model."""
+    """Pairs of an index of the real server and the corresponding index of the model."""
 
     def __init__(self) -> None:
         self.real: dict[int, int] = {0: 0}
@@ -145,7 +145,7 @@ def same_reply(real: Response, model: Response, pairs: Pairs) -> None:
 
 
 def encoded(request: Request, real: Pairs | None) -> bytes:
-    """Return the bytes of a request. Its indexes are those of the model; for the real server they are translated."""
+    """Return the bytes of a request. Its indexes are those of the model, and are translated for the real server."""
     method, path, options, body = request
 
     def index(number: int) -> int:
@@ -173,7 +173,7 @@ class Calls:
         return f"{self.prefix}/{self.chance.choice(['a', 'a', 'b'])}/"
 
     def session(self, key: str = "") -> str:
-        """Return a session: more often the one that locks this key, or one of the newest."""
+        """Return a session, often the one that locks this key or one of the newest."""
         entry = self.model.store.keys.get(key)
         if entry and entry.session and self.chance.random() < 0.7:
             return entry.session
@@ -341,8 +341,8 @@ class Compared:
         self.open[number] = request
 
     def compare_pushes(self) -> None:
-        """Compare the replies to blocking queries. The real server may answer more of them: if it reads a query only
-        after the next request, that request has already changed the index. Then the reply must be true as well."""
+        """Compare the replies to blocking queries. The real server may answer more queries: if it reads a query only
+        after the next request, this request has already changed the index. The extra replies must be true, too."""
         for number, request in list(self.open.items()):
             real, model = self.waiting[number]
             if model.is_answered():
@@ -377,7 +377,7 @@ def test_the_model_of_consul_replies_and_pushes_as_a_real_server_does(both: Comp
 
 
 def ask(server: ConsulServer, method: str, path: str, body: object = None) -> Any:
-    """Send a request to the real server. Return the reply, also if it is a refusal."""
+    """Send a request to the real server. Return the reply, even if it is an error."""
     connection = Real(server.port)
     connection.send(encoded((method, path, {}, body), None))
     response = connection.read()
@@ -400,7 +400,7 @@ def lock(server: ConsulServer, key: str, session: str) -> Any:
 
 @pytest.mark.slow
 def test_a_session_of_a_real_server_ends_after_its_ttl_and_leaves_a_lock_delay(server: ConsulServer) -> None:
-    """The model ends a session after one to two ttls."""
+    """The model lets a session live for one to two ttls."""
     deleted, released = (locked(server, f"ttl/{each}", "1000ms", each) for each in ("delete", "release"))
     began = time.monotonic()
     for session in (deleted, released):
@@ -420,7 +420,7 @@ def test_a_session_of_a_real_server_ends_after_its_ttl_and_leaves_a_lock_delay(s
 
 @pytest.mark.slow
 def test_a_real_server_keeps_sessions_keys_and_lock_delays_over_a_restart() -> None:
-    """The model begins each lock delay again, as a server does that reads the end of the session in its log."""
+    """The model begins each lock delay again, like a server that reads the end of the session in its log."""
     with ConsulServer(keep=True) as server:
         session, gone = (locked(server, key, "600s") for key in ("kept", "delayed"))
         before = ask(server, "GET", "kv/kept")

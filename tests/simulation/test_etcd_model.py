@@ -35,13 +35,13 @@ CALLS, SEEDS = 200, 16
 CLIENTS, NAMES = 3, ["a", "b"]
 KINDS = [("lock", 0), ("lock", 0), ("write", 0), ("read", 0), ("read", 0), ("permit", 2), ("permit", 2), ("permit", 3)]
 WITHIN = 20.0  # seconds for a request, or for the events of a watch
-TTL = 600.0  # seconds: so long that no lease expires during a test
+TTL = 600.0  # seconds; long enough that no lease expires during a test
 COMPACT = "/etcdserverpb.KV/Compact"
 SLOW = ("--heartbeat-interval", "100", "--election-timeout", "1000")  # etcd's defaults, which decide the smallest ttl
 
 
 class Watching:
-    """The reports of the watches of a stream, by watch id. An answer of several events counts as several."""
+    """The reports of the watches of a stream, by watch id. A reply with several events counts as several reports."""
 
     def __init__(self) -> None:
         self.told: dict[int, list[object]] = {}
@@ -184,7 +184,7 @@ class Both:
         assert self.real.watching.told == self.watching.told, self.where
 
     def compact(self) -> None:
-        # A watch that has not reported the past yet would be ended on the server, but not on the model.
+        # The server would end a watch that has not reported past events yet, but the model would not.
         wait_until(lambda: self.real.server.metric("etcd_debugging_mvcc_slow_watcher_total") == 0)
         with suppress(grpc.RpcError):  # the server refuses to compact a revision twice
             self.real.execute(COMPACT, None, b"\x08" + varint(self.model.revision))
@@ -202,7 +202,7 @@ class _Alone:
 
 
 class Watcher:
-    """Asks both servers for the watches that a claim needs. It replaces the product's watcher."""
+    """Creates the watches that a claim needs on both servers. It replaces the product's watcher."""
 
     def __init__(self, both: Both) -> None:
         self._both = both
@@ -304,7 +304,7 @@ def varint(number: int) -> bytes:
 
 
 def stray(chance: random.Random, both: Both, prefix: bytes) -> None:
-    """Execute a request that arrives again, or one of an operator."""
+    """Execute an operator's request, or an earlier request that arrives again."""
     keys = [key for key in both.model.rows if key.startswith(prefix)]
     key, share = chance.choice(keys or [prefix + b"a/x"]), chance.random()
     if share < 0.4 and both.sent:
@@ -351,7 +351,7 @@ def real(server: EtcdServer) -> Iterator[Real]:
 def test_the_model_of_etcd_answers_our_requests_as_a_server_does(
     real: Real, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "NEAR", seed % 3)  # so that most waiters count as far behind
+    monkeypatch.setattr(transactions, "NEAR", seed % 3)  # a small number, so that most waiters count as far behind
     chance, prefix = random.Random(seed), f"{seed}/"
     both = Both(real)
     clients = [Ours(number, both, prefix) for number in range(CLIENTS)]

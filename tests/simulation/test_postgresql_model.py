@@ -58,7 +58,7 @@ def with_held_clock(sql: str) -> str:
 
 
 class Real:
-    """Connections to a real server: one for the steps, one that locks a row, and one for each client that listens."""
+    """Connections to a real server: one for the steps, one that locks a row, and one for each listening client."""
 
     def __init__(self, url: str) -> None:
         self._steps, self._locker, *self._listeners = self.connections = [
@@ -108,7 +108,7 @@ class Real:
         self._ask(self._listeners[client], f"SELECT pg_advisory_{call}_shared({number})".encode())
 
     def told(self) -> list[tuple[str, str]]:
-        """Return the notifications since the last call. A change is notified to all clients, but returned only once."""
+        """Return the notifications since the last call. A notification of several clients is returned only once."""
         told = set[tuple[str, str]]()
         for listener in self._listeners:
             self._ask(listener, b"SELECT 1")
@@ -243,7 +243,7 @@ def test_the_model_of_postgresql_does_what_our_functions_do(real: Real, seed: in
             claims[at] = name, f"{claim[:16]}.{chance.randbytes(8).hex()}", mode
         sql, words = some_call(chance, claims, micros)
         if sql == STEPS.attempt and words[1] in rested:
-            continue  # no client asks again with the id of a lock that it has released
+            continue  # no client sends another request with the id of a released lock
         where += f": {sql!r} {words}"
         if compare(real, model, micros, sql, words, where) == ([(b"t",)], True) and sql == STEPS.rest:
             rested.add(words[1])

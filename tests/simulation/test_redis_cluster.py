@@ -110,7 +110,7 @@ def test_simulated_nodes_redirect_as_real_ones_do() -> None:
         target.importing[slot], source.migrating[slot] = source, target
         cluster.begin_migration(slot, new)
         compare("no keys, moving")
-        source.migrating.clear()  # else these writes would be redirected
+        source.migrating.clear()  # otherwise these writes would be redirected
         old.bare.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
         for at in (old, source):
             writes: list[list[Word]] = [
@@ -148,7 +148,7 @@ def test_simulated_nodes_redirect_as_real_ones_do() -> None:
             assert bare.publish("channel", "text") == 0
         assert pairs[nodes.index(source)][1].ask("PUBLISH", "channel", "text") == b":0\r\n"
         pushed = b""
-        while not pushed:  # another node forwards the message
+        while not pushed:  # wait until another node has forwarded the message
             pushed = ask(listening)
         assert heard.said == pushed
         group._take_over(target)

@@ -45,7 +45,7 @@ class Real:
         self._buffer = b""
 
     def send(self, *words: Word) -> None:
-        """Send the command, if ``words`` are given, and after it a PING."""
+        """Send a PING, and before it the command ``words``, if given."""
         if words[:1] == ("SUBSCRIBE",):
             self._pong = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
         self._sock.sendall(packed(words) + pack("PING"))

@@ -1,6 +1,6 @@
 """Compare the simulated replicas and Sentinels with real ones, for the commands that multilock sends.
 
-The simulated servers run in virtual time. The clocks of the real ones are stopped for each command.
+The simulated servers run in virtual time. The clocks of the real servers are stopped for each command.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Simulated:
         """Do nothing."""
 
     def ask(self, *words: Word) -> bytes:
-        """Send a command, and return all that arrives within some virtual seconds."""
+        """Send a command, and return all bytes that arrive within some virtual seconds."""
         self._server.received(self._end, packed(words))
         self._server.sim.run(self._server.sim.time + 2.0)
         said, self.said = self.said, b""
@@ -136,7 +136,7 @@ def test_simulated_replicas_have_the_data_and_the_replies_of_real_ones(both: lis
             leads = int(number >= CALLS * 2 // 3)
             if number % 4 == 3:
                 at, words = chance.randrange(2), chance.choice([["WAIT", 1, 9999], ["WAIT", 0, 10]])
-                if at == leads:  # WAIT counts what its own connection has seen
+                if at == leads:  # WAIT counts the changes of its own connection
                     write: list[Word] = ["SET", "ml/a", number]
                     assert ask(pairs[at][0], *write) == pairs[at][1].ask(*write)
             where = f"seed {seed}, call {number} of server {at}: {words}"
@@ -159,7 +159,7 @@ def test_simulated_replicas_have_the_data_and_the_replies_of_real_ones(both: lis
 @pytest.mark.slow
 def test_a_simulated_wait_answers_and_delays_what_follows_as_a_real_one(both: list[ClockedRedis]) -> None:
     real, other = both
-    real.hold(0)  # let the clock go on, because a stopped one never ends a WAIT
+    real.hold(0)  # let the clock continue, because with a stopped clock a WAIT never ends
     with redis.Redis(port=real.port) as bare, redis.Redis(port=other.port) as follower:
         bare.replicaof("NO", "ONE")
         follower.replicaof("127.0.0.1", real.port)
@@ -196,7 +196,7 @@ Asked = tuple[str, str, int, bool, int, int, int]
 
 
 def asked(say: Callable[..., bytes], letters: dict[str, str]) -> Asked:
-    """Return what a Sentinel replies to the questions of the product. Letters replace the servers."""
+    """Return the replies of a Sentinel to the product's commands. Letters replace the servers."""
     questions = ["GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS"]
     place, described, others = (answered(say("SENTINEL", each, NAME)) for each in questions)
     facts = dict(zip(described[::2], described[1::2], strict=True))
@@ -247,7 +247,8 @@ def real_failover() -> tuple[list[list[Asked]], list[list[list[str]]]]:
 
         def look() -> bool:
             for said, connection in zip(replies, asking, strict=True):
-                # The Sentinel may change its mind between two of the questions. Then the next replies are different.
+                # The state of the Sentinel may change between two of the commands, so all replies are read twice and
+                # must be equal.
                 present, again = (asked(lambda *words, to=connection: ask(to, *words), letters) for _ in range(2))
                 if present == again and present not in said:
                     said.append(present)
@@ -315,7 +316,7 @@ def test_simulated_sentinels_reply_and_push_as_real_ones_do_in_a_failover() -> N
     replies, messages = simulated_failover()
     real_replies, real_messages = real_failover()
     assert messages == real_messages
-    # The reply in which the leader already gives the new address may last for a few milliseconds only.
+    # The leader may give the replies with the new address only for a few milliseconds.
     assert [len(said) for said in replies] == [4, 2]
     assert [each for each in replies[0] if each in real_replies[0]] == real_replies[0]
     assert replies[1] == real_replies[1]

@@ -1,5 +1,5 @@
-"""Fixed seeds of the simulation that must pass, plans that failed once, and a seeded defect that the simulation must
-find.
+"""Fixed seeds of the simulation must pass, and so must plans that failed once. The simulation must find a seeded
+defect.
 
 Each run has its own process, because the simulation must replace threads and clocks before multilock is imported.
 """
@@ -20,7 +20,7 @@ from tests.simulation.search import KINDS, Counts, code_of, without_words
 
 ROOT = Path(__file__).parents[2]
 REGRESSIONS = Path(__file__).parent / "regressions"
-#: For each plan of a fault that the simulation found, the edit that undoes the repair of that fault.
+#: For each plan that failed once, the edit of the code that undoes the repair.
 UNDONE = {
     "report-after-the-end": Edit(
         "multilock/kernel/losses.py",
@@ -38,7 +38,8 @@ UNDONE = {
         "        if True:\n",
     ),
 }
-# The number of seeds for each backend, about a minute of processor time in all. `make simulation` runs other seeds.
+# The number of seeds for each backend, which take about a minute of processor time in all. `make simulation` runs other
+# seeds.
 SEEDS = {
     "redis": 12,
     "redis+sentinel": 8,
@@ -111,7 +112,7 @@ def test_each_plan_that_failed_once_names_its_mend() -> None:
     ],
 )
 def test_a_seed_gives_the_same_run_in_every_interpreter(seed: str, backend: str, face: str, tmp_path: Path) -> None:
-    """Several interpreters run at the same time, and each makes two runs of the seed."""
+    """Several interpreters run at once, and each runs the seed twice."""
 
     def replay(hashes: str) -> bytes:
         out = tmp_path / hashes

@@ -1,4 +1,4 @@
-"""Compare the model of ZooKeeper with a real server: replies, errors, watches, sessions, and what a restart keeps.
+"""Compare the model of ZooKeeper with a real server: replies, errors, watches, sessions, and the data after a restart.
 
 The model and the server get the same bytes. Their session ids, passwords and times differ, and their transactions are
 counted from the beginning of the test.
@@ -105,18 +105,18 @@ class ModelConnection:
 
 
 class Side:
-    """One of the two servers, with its clients. It translates replies to what must be equal on both sides."""
+    """One of the two servers, with its clients. It translates replies so that both servers must give the same."""
 
     def __init__(self, server: Any, connection: type[Any]) -> None:
         self._server, self._kind = server, connection
         self.clients: dict[int, Any] = {}
         self.sessions: dict[int, tuple[int, bytes]] = {}  # client -> its session id and password
-        self._names: dict[int, str] = {}  # session id -> what it is called on both sides
+        self._names: dict[int, str] = {}  # session id -> a name that is the same on both sides
         self._base = 0
         self._base = self.connect(-1)[1]
 
     def connect(self, client: int, *, seen: int = 0, resume: bool = False, wrong: bool = False) -> tuple[Any, int]:
-        """Open a session, or resume that of this client. Return what the server granted, and the server's counter."""
+        """Open a session, or resume that of this client. Return the server's reply and its counter."""
         resume = resume and client in self.sessions
         session, password = self.sessions[client] if resume else (0, bytes(16))
         before = self.clients.get(client)
@@ -130,7 +130,7 @@ class Side:
             self.drop(client)
             return "hung up", 0
         finally:
-            if before is not None:  # the server has closed it, if it was of the same session
+            if before is not None:  # the server closes an older connection of the same session
                 before.close()
         _, timeout, number = struct.unpack_from("!iiq", reply)
         if not number:
@@ -147,7 +147,7 @@ class Side:
         return int(HEADER.unpack_from(self.clients[client].receive())[1]) - self._base
 
     def ask(self, client: int, xid: int, kind: int, body: bytes) -> list[Any]:
-        """Send a request. Return its reply, and then what the server has pushed to each client."""
+        """Send a request. Return its reply, and the events that the server has pushed to each client."""
         own = self.clients.get(client)
         if own is None:
             return ["no connection"]

@@ -1,9 +1,9 @@
-"""A simulated ZooKeeper: sessions, connections, watches and faults around the stores of `zookeeper_store`.
+"""A simulated ZooKeeper: sessions, connections, watches and faults. `zookeeper_store` has the data of each member.
 
 An ensemble is one `Server`: its first member is the leader. A follower passes every write to the leader, and executes
 the writes later than the leader. Twice in each tick it reports the sessions of its clients to the leader, as a real
-follower does. The ensemble never loses a write that it has answered. A restart of all servers stands for an election
-too.
+follower does. The ensemble never loses a write that it has answered. Elections are simulated by a restart of all
+servers.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ __all__ = ["ZooKeeperServer"]
 HEADER = struct.Struct("!iqi")
 REVALIDATE = -12  # a follower asks the leader about a session
 SYNC_LIMIT = 10  # ticks until a follower without a leader closes its connections
-MOST = 60.0  # seconds: the longest session that a server grants
+MOST = 60.0  # seconds; the longest session that a server grants
 EVENT_XID = -1
 _NODE = re.compile(r"(.+?)(?:!(p\d+))?__(r?)lock__(\d{10})", re.ASCII)
 
 
 class Link(Protocol):
-    """The connection back to a client. ``process`` is its process, or whatever stands for it."""
+    """The connection back to a client. ``process`` is the client's process, or a substitute in a test."""
 
     process: Any
     network: Any
@@ -63,7 +63,8 @@ class Link(Protocol):
 
 
 class Entry(NamedTuple):
-    """A write in the order of all writes. ``refused`` is the error with which the leader refused its session, or 0."""
+    """A write in the log of all writes. ``refused`` is the error if the leader refused the write because of its
+    session, or 0."""
 
     kind: int
     body: bytes
@@ -95,7 +96,7 @@ class End:
     def __init__(self, number: int, link: Link, run: int, member: Member) -> None:
         self.number, self.link, self.run, self.member = number, link, run, member
         self.session, self.timeout = 0, 0.0  # 0 until the handshake was answered
-        self.requests: deque[Request] = deque()  # those that were not answered yet, in order
+        self.requests: deque[Request] = deque()  # requests without a reply so far, in order
 
 
 class Member:
@@ -107,25 +108,27 @@ class Member:
         self.store = Store()
         self.applied = 0  # how many writes of the log the store has executed
         self.ends: dict[int, End] = {}
-        # For each kind of watch, the connections that watch a path. Watches of children also fire when the node goes.
+        # For each kind of watch, the connections that watch a path. Watches of children also fire when the node is
+        # deleted.
         self.on_node: dict[str, dict[End, None]] = {}
         self.on_children: dict[str, dict[End, None]] = {}
-        self.up = True  # whether it serves clients; only a follower that lost its leader does not
+        self.up = True  # whether it serves clients; False only for a follower that has lost its leader
         self.era = 0  # how often it has lost its leader
-        self.cut_until = -math.inf  # until then no message passes between it and the leader
+        self.cut_until = -math.inf  # until this time no message passes between it and the leader
         self.to_leader = self.from_leader = -math.inf  # when the last message in each direction arrives
         self.waiting: dict[int, deque[Request]] = {}  # the requests that get their reply with a write of the log
-        self.touched: dict[int, float] = {}  # sessions that the leader was not told about yet, with their timeouts
+        # active sessions that were not reported to the leader yet, with their timeouts
+        self.touched: dict[int, float] = {}
 
 
 @dataclass(slots=True)
 class Tracked:
-    """A session as the leader sees it. ``owner`` is the member to which its client is connected, with its era."""
+    """A session at the leader. ``owner`` is the member to which its client is connected, with the member's era."""
 
     expires: float
     owner: tuple[int, int] | None = None
     closing: bool = False
-    watched: bool = field(default=False)  # whether a look at its expiry is planned
+    watched: bool = field(default=False)  # whether a check at its expiry is planned
 
 
 class Contender(NamedTuple):
@@ -137,7 +140,7 @@ class Contender(NamedTuple):
 
 
 class ZooKeeperServer(Server):
-    """The ensemble. Without ``sim`` it has one server, and no session expires."""
+    """An ensemble. Without ``sim`` it has one server, and no session expires."""
 
     def __init__(self, name: str, sim: Simulation | None, clock: Callable[[], int], seed: object) -> None:
         super().__init__(name, sim, clock, seed)
@@ -146,11 +149,11 @@ class ZooKeeperServer(Server):
         self.tick = chance.choice([0.1, 0.2, 0.5])
         self.lag = chance.choice([0.0002, 0.002, 0.02])  # the mean delay of a message between two members
         self.cleans_every = chance.choice([3.0, 60.0])  # seconds between two removals of abandoned containers
-        self.shortest = 2.0  # seconds: the longest session that some of the servers grant
+        self.shortest = 2.0  # seconds; the longest session that servers with ``grants_less`` grant
         self.members = [Member(each, self._grants_less()) for each in range(size)]
-        self.forced: set[str] = set()  # nodes that an operator deletes, as the world has said
+        self.forced: set[str] = set()  # nodes that the simulated operator deletes
         self.created: dict[int, float] = {}  # token -> when the node was created
-        self.wanted: dict[Any, int] = {}  # process -> the session for which it has asked last
+        self.wanted: dict[Any, int] = {}  # process -> the session that it requested last
         self._numbers = 0
         self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # calls that were due while it was stopped
         self._ending: dict[str, None] = {}  # the nodes that the present write deletes
@@ -175,7 +178,8 @@ class ZooKeeperServer(Server):
         return float(self.sim.time) if self.sim else 0.0
 
     def _later(self, when: float, call: Callable[..., None], *args: Any) -> None:
-        """Call ``call`` at the time ``when``, or after that if the server is stopped then, or never if it has ended."""
+        """Call ``call`` at the time ``when``, or later if the server is stopped at that time. A server that has ended
+        never calls it."""
         if self.sim is None:
             call(*args)
         else:
@@ -189,7 +193,8 @@ class ZooKeeperServer(Server):
                 call(*args)
 
     def _arrival(self, member: Member, last: float) -> float:
-        """Return when a message between this member and the leader arrives. The one before it arrives at ``last``."""
+        """Return when a message between this member and the leader arrives. The previous message arrives at
+        ``last``."""
         if member is self.leader or self.sim is None:
             return self._now()
         delay = self.random.expovariate(1.0) * self.lag
@@ -309,7 +314,7 @@ class ZooKeeperServer(Server):
                 self.closed(end)
 
     def _touch(self, end: End) -> None:
-        """Record that the client of a session is alive. A follower tells the leader twice in a tick."""
+        """Record that the client of a session is alive. A follower reports this to the leader twice in a tick."""
         member = end.member
         if member is self.leader:
             self._touch_at_leader(end.session, end.timeout)
@@ -331,7 +336,7 @@ class ZooKeeperServer(Server):
                 self._touch_at_leader(session, timeout)
 
     def _touch_at_leader(self, session: int, timeout: float) -> bool:
-        """Restart the time of a session. Returns False if the session has ended."""
+        """Give the session its full timeout again. Returns False if the session has ended."""
         tracked = self.sessions.get(session)
         if tracked is None or tracked.closing:
             return False
@@ -363,7 +368,7 @@ class ZooKeeperServer(Server):
     def _reaches_leader(self, request: Request) -> None:
         member, session = request.end.member, request.session
         if request.era != member.era:
-            return  # the member has lost its leader since
+            return  # the member has lost its leader since then
         if request.kind == REVALIDATE:
             valid = self._touch_at_leader(session, request.end.timeout)
             if valid:
@@ -381,7 +386,7 @@ class ZooKeeperServer(Server):
         self._order(request.kind, request.body, session, refused)
 
     def _refused(self, request: Request, sender: tuple[int, int]) -> int:
-        """Return the error if the session of a write has ended or has moved to another server, and otherwise 0."""
+        """Return the error if the session of a write has ended or moved to another server, otherwise 0."""
         session = request.session
         if request.kind == CREATE_SESSION:
             self.sessions[session] = Tracked(math.inf, sender)
@@ -393,7 +398,7 @@ class ZooKeeperServer(Server):
         return SESSION_MOVED if tracked.owner != sender and request.kind != CLOSE else 0
 
     def _order(self, kind: int, body: bytes, session: int, refused: int) -> None:
-        """Put a write into the order of all writes. The leader executes it now, and the other members later."""
+        """Append a write to the log. The leader executes it now, and the other members later."""
         entry = Entry(kind, body, session, self.micros() // 1000, refused)
         if kind == CLOSE and session in self.sessions:
             del self.sessions[session]
@@ -459,7 +464,7 @@ class ZooKeeperServer(Server):
     # For the oracles
 
     def _before(self, entry: Entry) -> list[Callable[[], None]]:
-        """Report a write to the world before it is executed, and return what to call after it."""
+        """Report a write to the world before the write is executed, and return the functions to call after it."""
         path, _ = text_of(entry.body, 0) if entry.kind in (CREATE, DELETE) else ("", 0)
         if entry.kind == CREATE:
             self.created[self.leader.store.zxid + 1] = self._now()
@@ -474,7 +479,7 @@ class ZooKeeperServer(Server):
             if one and node:
                 forced = path in self.forced and self.holder(key) in (None, one.claim)
                 forced = forced and node.owner in self.wanted.values()
-                # Without the claim, because it may have another node in its next session.
+                # Reported without the claim, because the claim may have another node in its next session.
                 executed.append(self.on_step(key, "", "force" if forced else "leave"))
         return executed
 
@@ -499,7 +504,7 @@ class ZooKeeperServer(Server):
         return not self._queue(key)
 
     def claims(self) -> Iterator[tuple[str, str]]:
-        """Yield the claims of sessions that are connected and that their clients still want. The others expire soon."""
+        """Yield the claims of connected sessions that their clients still want. All other sessions expire soon."""
         ends = [end for member in self.members for end in member.ends.values()]
         connected = {end.session for end in ends if end.link in end.link.network.sockets}
         for session in [each for each in dict.fromkeys(self.wanted.values()) if each in connected]:
@@ -537,7 +542,7 @@ class ZooKeeperServer(Server):
             member.to_leader = member.from_leader = member.cut_until = -math.inf
         self._held = []
         if forgets:
-            self.went_back = True  # its tokens begin again, as the fencing scope of the backend says
+            self.went_back = True  # tokens begin again, as the fencing scope of the backend says
             self._begin()
         return links
 
@@ -572,7 +577,7 @@ class ZooKeeperServer(Server):
             self._clean()
 
     def go_on(self) -> None:
-        """Let a stopped server continue. Its requests and its timers come in any order."""
+        """Let a stopped server continue. Its waiting requests and timers run in any order."""
         timers_first = self.random.random() < 0.5
         held, self._held = self._held, []
         if timers_first:
@@ -587,7 +592,7 @@ class ZooKeeperServer(Server):
             call(*args)
 
     def isolate(self, choice: int, seconds: float) -> None:
-        """Let no message pass between the leader and a follower. After a while the follower closes its connections."""
+        """Block all messages between the leader and a follower. After a while the follower closes its connections."""
         if len(self.members) > 1 and self.up:
             member = self.members[1 + choice % (len(self.members) - 1)]
             member.cut_until = self._now() + seconds
@@ -622,7 +627,7 @@ class ZooKeeperServer(Server):
         """Do nothing: there are no scripts."""
 
     def _clean(self) -> None:
-        """Delete the containers that were abandoned, now and again."""
+        """Delete abandoned containers from time to time."""
         if self.sim:
             self._later(self._now() + self.cleans_every, self._clean)
         for path in self.leader.store.abandoned():

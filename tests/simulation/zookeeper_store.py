@@ -1,7 +1,7 @@
-"""A model of ZooKeeper's tree: the nodes, the sessions, and what each request does with them.
+"""A model of ZooKeeper's tree: the nodes, the sessions, and the effect of each request.
 
 Each server of an ensemble has such a store, and executes the same writes in the same order, so all stores become equal.
-A request is the body of a message, and so is a reply. `test_zookeeper_model` compares the model with a real server.
+Requests and replies are the bodies of messages. `test_zookeeper_model` compares the model with a real server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 # The kinds of requests
 DELETE, EXISTS, GET, SET, GET_CHILDREN, SYNC, PING = 2, 3, 4, 5, 8, 9, 11
 CREATE, CREATE_CONTAINER, DELETE_CONTAINER, CREATE_SESSION, CLOSE = 15, 19, 20, -10, -11
-ANSWERED_HERE = {EXISTS, GET, GET_CHILDREN, PING}  # the requests that a server does not pass to the leader
+ANSWERED_HERE = {EXISTS, GET, GET_CHILDREN, PING}  # the requests that a server does not pass on to the leader
 # Errors
 NO_NODE, BAD_VERSION, NO_CHILDREN, NODE_EXISTS, NOT_EMPTY = -101, -103, -108, -110, -111
 SESSION_EXPIRED, SESSION_MOVED, UNIMPLEMENTED = -112, -118, -6
@@ -64,7 +64,7 @@ class Failed(Exception):
 
 @dataclass(slots=True)
 class Znode:
-    """One node. ``creates`` counts the children that were ever created."""
+    """A node of the tree. ``creates`` counts all children that were ever created."""
 
     data: bytes
     czxid: int
@@ -109,14 +109,14 @@ class Store:
     def write(self, kind: int, body: bytes, session: int, now: int) -> bytes:
         """Execute a write, and return the body of its reply. ``now`` is the leader's time in milliseconds.
 
-        Every write takes a number, also one that is refused.
+        Every write takes a number, even if it is refused.
         """
         self.zxid += 1
         self.events = []
         return self._writes[kind](body, session, now)
 
     def fail(self) -> None:
-        """Take the number of a write that the leader has refused because of its session."""
+        """Count a write that the leader has refused because of its session."""
         self.zxid += 1
         self.events = []
 
@@ -216,7 +216,7 @@ def parent_of(path: str) -> str:
 
 
 def written(data: bytes) -> bytes:
-    """Return bytes after their length."""
+    """Return bytes with their length before them, as in a message."""
     return len(data).to_bytes(4, "big") + data
 
 
@@ -226,7 +226,7 @@ def texts(words: Any) -> bytes:
 
 
 def bytes_of(body: bytes, at: int) -> tuple[bytes, int]:
-    """Return the bytes at this place of a message, and the place behind them."""
+    """Return the bytes at this offset of a message, and the offset behind them."""
     end = at + 4 + max(0, int.from_bytes(body[at : at + 4], "big", signed=True))
     return body[at + 4 : end], end
 

@@ -1,4 +1,5 @@
-"""Load what simulates a backend, and replace those parts of the library that would reach the real world."""
+"""Import the simulation of a backend, and replace those parts of the library that would use real time or real
+servers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ __all__ = ["forget_everything", "simulated"]
 
 @cache
 def simulated(backend: str) -> Simulated:
-    """Return how a backend is simulated. The first call for each backend imports it."""
+    """Return the description of how a backend is simulated. The first call for a backend imports the backend."""
     found = plan.simulated(backend)
     for name, module in sorted(sys.modules.items()):
         if name.startswith("multilock"):
@@ -47,7 +48,7 @@ def _say(
 
 
 def forget_everything(backend: str) -> None:
-    """Forget what a run has left in the modules of the library, so that each run begins alike."""
+    """Delete all data that a run has left in the modules of the library, so that all runs begin alike."""
     for name, module in sys.modules.items():
         if name.startswith("multilock"):
             for value in vars(module).values():

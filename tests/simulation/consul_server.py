@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SIMULATED", "ConsulServer", "Dialer"]
 
-LOOKS_EVERY = 0.05  # seconds between two tries to send a due reply while the server is stopped
+LOOKS_EVERY = 0.05  # seconds between two looks of a stopped server's reply whose time has come
 STAGGER = 16  # a blocking query takes longer than its wait, by at most the wait divided by this number
 UNITS = {"ms": 1e-3, "s": 1.0}
 REASONS = {200: "OK", 404: "Not Found", 409: "Conflict", 500: "Internal Server Error"}

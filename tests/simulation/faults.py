@@ -1,8 +1,8 @@
-"""The faults of a run. To add one, write a function here, and name it in `plan.PROFILES`. A fault that
-only one backend has stands beside its server, and in the server's table ``SIMULATED``.
+"""The faults of a run. To add a fault, write a function here, and name it in `plan.PROFILES`. The faults of a single
+backend are in the module of its simulated server, in the table ``SIMULATED``.
 
-If a fault makes the backend forget or end a lease, it must call `Oracles.excuse` when the server executes it. Otherwise
-the oracles would report the loss as a violation.
+A fault that makes the server forget or end a lease must call `Oracles.excuse` at that moment, because the oracles would
+report the loss as a violation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOMENTARY = {"cut", "cut_all", "lose_reply", "newcomer", "compact"}
 
 
 def strike(world: World, fault: Fault, process: Process) -> None:
-    """Let a fault happen now, to this process or to a server that the process uses."""
+    """Cause a fault now, of this process or of a server that it uses."""
     world.struck.append(fault)
     world.sim.note(process, f"FAULT {fault.kind} {fault.seconds:.3f}")
     seconds = 0.0 if fault.kind in MOMENTARY else fault.seconds
@@ -53,7 +53,7 @@ def close(world: World, fault: Fault, process: Process) -> None:
 
 
 def newcomer(world: World, fault: Fault, process: Process) -> None:
-    """Let another worker acquire one of the names now, although the plan of its process does not contain this."""
+    """Let a new worker acquire one of the names now, in addition to the plan of its process."""
     name = "ab"[fault.choice % 2]
     if kind := world.kinds.get(name):
         timeout = 0.0 if fault.choice % 3 else 0.5
@@ -88,7 +88,7 @@ def cut_all(world: World, fault: Fault, process: Process) -> None:
 
 
 def lose_reply(world: World, fault: Fault, process: Process) -> None:
-    """Cut the connections to one server, which still executes the requests that were sent."""
+    """Cut the connections to one server. The server still executes the requests that were sent."""
     for sock in world.network.of(process, world.server(fault)):
         sock.cut()
         sock.loses = False
@@ -100,7 +100,7 @@ def late_request(world: World, fault: Fault, process: Process) -> None:
 
 
 def late_reply(world: World, fault: Fault, process: Process) -> None:
-    """Delay the replies to the requests that were sent. Then let nothing arrive until a lease may have expired."""
+    """Delay the replies to the requests that were sent. Let no later data arrive until a lease may have expired."""
     ttl = world.plan.processes[0].ttl
     late = 0.15 * ttl  # a request may take a fifth of the ttl
 
@@ -131,8 +131,7 @@ def restart(world: World, fault: Fault, process: Process) -> None:
 
 
 def forget(world: World, fault: Fault, process: Process) -> None:
-    """End a server, and let it lose its data. Of several servers only one at a time may lose data, as Redlock
-    requires."""
+    """End a server, which loses its data. Of several servers only one at a time may lose data, as Redlock requires."""
     server = world.server(fault)
     if world.group.decides(server):
         world.oracles.excuse(None)

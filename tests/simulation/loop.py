@@ -1,4 +1,4 @@
-"""An asyncio event loop in virtual time. It runs in one task of the simulation."""
+"""An asyncio event loop in virtual time, which runs in one task of the simulation."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.simulation.threads import File
 
 __all__ = ["Network", "Socket"]
 
-HOST_IS_MISSED = 40.0  # seconds until a server notices that a client's host died
+HOST_IS_MISSED = 40.0  # seconds until a server notices that a client's host has died
 LONGEST_STALL = 30.0  # seconds
 
 
@@ -80,14 +80,14 @@ class Network:
 
 
 class Socket(File):
-    """The client's end of a connection. Of the methods of a socket, it has those that the library calls."""
+    """The client's end of a connection, with those methods of a socket that the library calls."""
 
     def __init__(self, network: Network, server: Server) -> None:
         super().__init__()
         self.network = network
         self.server = server
         self.sim = network.sim
-        self.end: Any = None  # the server's end
+        self.end: Any = None  # the server's end of the connection
         self.loses = False  # whether data for the server is lost
         self._timeout: float | None = None
         self._arrived: deque[bytes] = deque()
@@ -182,7 +182,7 @@ class Socket(File):
             self.has_changed()
 
     def _leave(self) -> None:
-        """Let the server notice the end of the connection. Data that is under way arrives before that, or is lost."""
+        """Let the server notice the end of the connection. Data that is under way arrives earlier, or is lost."""
         network = self.network
         if self.sim.over or self not in network.sockets:
             return

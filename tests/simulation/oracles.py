@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Belief", "Held", "Oracle", "Oracles"]
 
-PAST = 20.0  # seconds for which an ended belief is kept: longer than any lease and any rest of a plan
+PAST = 20.0  # seconds for which an ended belief is kept, longer than any lease and any ``hold_at_least`` of a plan
 
 
 class Held:
@@ -56,7 +56,7 @@ class Belief:
         self.name: str = part.name
         self.mode: str = part.claim.mode
         self.token: int | None = part.token
-        self.ttl: float = part.granted.ttl  # when it was granted: a server may shorten the sessions of its clients
+        self.ttl: float = part.granted.ttl  # the ttl at the grant; a server may shorten it later
         self.excused = False  # a force release or a fault ended the lock, so a violation about it does not count
 
     @property
@@ -65,7 +65,7 @@ class Belief:
 
     @property
     def sent_at(self) -> float:
-        """The time at which the lock was asked for, on the clock of the simulation."""
+        """The time at which the request for the lock was sent, on the clock of the simulation."""
         process = self.held.process
         return float(self.part.granted.sent_at / process.rate - process.offset)
 
@@ -75,7 +75,7 @@ class Belief:
 
 
 class Oracle:
-    """The hooks of an oracle. Each is called when something happens, and must not change anything."""
+    """The hooks of an oracle. Each hook is called at an event, and must not change anything."""
 
     def __init__(self, oracles: Oracles) -> None:
         self.world = oracles.world
@@ -86,7 +86,7 @@ class Oracle:
         self.oracles.bad(type(self).__name__, text)
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
-        """Called when a worker got a lease. ``others`` are the earlier beliefs in the same name."""
+        """Called when a worker got a lease. ``others`` are the earlier beliefs about the same name."""
 
     def sampled(self, belief: Belief) -> None:
         """Called when is_held() has just returned True."""
@@ -126,13 +126,13 @@ class Overlap(Oracle):
 
 
 class Early(Oracle):
-    """If a lease was not released, nobody gets its name before the validity of the lease has ended."""
+    """If a lease was not released, nobody gets its name before the lease's validity has ended."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
             held = other.held
             silent = not held.lets_go and not (held.told and held.told[1].confirmed)
-            if len(held.beliefs) > 1 and held.told:  # a set that lost a part lets its other parts go one ttl later
+            if len(held.beliefs) > 1 and held.told:  # a set that lost a lock releases its other locks one ttl later
                 silent = silent and self.world.sim.time < held.told[0] + 0.95 * held.lease.ttl
             left = other.part.valid_until - held.process.now()
             if silent and held.process.alive and left > 1e-9 and not other.fits(belief) and not held.is_live:
@@ -140,8 +140,8 @@ class Early(Oracle):
 
 
 class Callback(Oracle):
-    """`on_lost` is called before the next grant. If the server did not report the loss, it is called a tenth of the ttl
-    earlier (O4)."""
+    """`on_lost` is called before the next grant. If the server did not report the loss, the callback comes a tenth of
+    the ttl before the next grant (O4)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -153,7 +153,7 @@ class Callback(Oracle):
             held, ttl = other.held, other.part.granted.ttl
             if held.lets_go or held.is_live or other.fits(belief):
                 continue
-            if ttl < other.ttl:  # the server shortened the session, so the deadline was over at once
+            if ttl < other.ttl:  # the server shortened the session, so the deadline had already passed
                 continue
             if not held.process.ran_since(now - 2 * ttl):
                 continue
@@ -165,7 +165,7 @@ class Callback(Oracle):
 
 
 class Rest(Oracle):
-    """A name released early stays taken for hold_at_least, by the server's clock."""
+    """A name that is released early stays taken for ``hold_at_least``, by the server's clock."""
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
         for other in others:
@@ -190,16 +190,16 @@ class Stale(Oracle):
 
 
 class Token(Oracle):
-    """Each exclusive grant has a greater token than all earlier grants, and each reader a greater one than the writers
-    before it (I5, O3).
+    """Each exclusive grant has a greater token than all earlier grants, and each reader's grant a greater token than
+    all earlier writers' (I5, O3).
 
     A server that forgot its data takes the next token from its clock. If this clock was ever stepped back, an earlier
-    token may be greater than its time, so the next token is not judged.
+    token may be greater, so the next token is not judged.
     """
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
-        # Name and mode -> the greatest token, and when it was asked for. The mode "" stands for all modes.
+        # Name and mode -> the greatest token, and the time of its request. The mode "" stands for all modes.
         self.last: dict[tuple[str, str], tuple[int, float]] = {}
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
@@ -239,13 +239,13 @@ class Taken(Oracle):
         excused = excused or held.how == "released" or (forgets and self.world.group.keeper("a") is None)
         excused = excused or any(
             server.lost >= held.since for server in self.world.servers
-        )  # a crash of a server lost the handover to this worker
+        )  # a crashed server may have lost the handover to this worker
         if loss.reason.value == "taken" and not excused:
             self.bad(f"{held.worker} was told that {held.operation.names} was taken: {loss.message}")
 
 
 class Released(Oracle):
-    """A released lease is not held any longer. Without a fault no lease is lost."""
+    """A released lease is no longer held. Without a fault no lease is lost."""
 
     def released(self, held: Held, ours: bool, still: bool) -> None:
         if held.lease.is_held():
@@ -284,10 +284,9 @@ class Order(Oracle):
 
 
 class HandOver(Oracle):
-    """A waiter gets a name soon after it was released (I7, O5), and in order of arrival (I4).
+    """Waiters get a name soon after its release (I7, O5), and in order of arrival (I4).
 
-    A set of `lock_all` holds its other names while it waits for the last one. So no delay is judged for the names of a
-    set.
+    A set of `lock_all` holds some of its names while it waits for others, so delays of its names are not judged.
     """
 
     def __init__(self, oracles: Oracles) -> None:
@@ -340,7 +339,7 @@ class Progress(Oracle):
                     self._free_since[name] = now + 60.0
 
     def _bound(self, process: Process) -> tuple[float, float]:
-        """Return for how long a name may be free, and the time from which this is counted."""
+        """Return the seconds for which a name may be free, and the time from which they count."""
         calm = self.oracles.calm_since(process)
         if self.world.plan.profile == "cuts":
             return 0.8, calm
@@ -350,7 +349,7 @@ class Progress(Oracle):
 
 
 class Zombie(Oracle):
-    """A belief ends soon after a force release. None begins after the client was notified of the force release."""
+    """A belief ends soon after a force release. No belief begins after the client was notified of the force release."""
 
     def _is_unclear(self) -> bool:
         """Return whether a token does not show when the server granted the lock."""
@@ -378,7 +377,7 @@ class Zombie(Oracle):
 
 
 class Ghost(Oracle):
-    """A claim that was cancelled neither holds nor waits at the server any longer (I3)."""
+    """A cancelled claim no longer holds or waits at the server (I3)."""
 
     def __init__(self, oracles: Oracles) -> None:
         super().__init__(oracles)
@@ -413,7 +412,7 @@ class Ghost(Oracle):
 
 
 class Left(Oracle):
-    """At the end of a run no key, thread or connection is left (O7), no thread has failed, and nobody waits."""
+    """At the end of a run no key, thread or connection is left (O7), no thread has failed, and no worker waits."""
 
     def ended(self) -> None:
         world = self.world
@@ -443,7 +442,8 @@ class Oracles:
         self.violations: list[tuple[str, str]] = []
         self.forced: dict[str, float] = {}  # claim id -> the time of its force release
         self.told: dict[str, float] = {}  # claim id -> when the notification of its force release arrived
-        self.doomed: dict[str, Server] = {}  # claim -> the server that executed its request, but decides nothing
+        # claim -> the server that executed its request, although another server decides
+        self.doomed: dict[str, Server] = {}
         self.grants = 0
         self._halts = halts
         self._beliefs: dict[str, list[Belief]] = {}
@@ -463,7 +463,7 @@ class Oracles:
         sim.note(None, f"*** {oracle}: {text}")
 
     def of(self, name: str) -> list[Belief]:
-        """Return the beliefs in a name, including those that ended less than `PAST` seconds ago."""
+        """Return the beliefs about a name, including those that ended less than `PAST` seconds ago."""
         return self._beliefs.get(name, [])
 
     # Events
@@ -503,8 +503,8 @@ class Oracles:
     # Excuses
 
     def excuse(self, name: str | None) -> None:
-        """Do not judge the present holders of this name, or of all names, any longer. The server forgets them now, or
-        an operator ends them."""
+        """Stop judging the present holders of this name, or of all names, because the server forgets them now or an
+        operator ends them."""
         self._forgot[name] = self.world.sim.time
         for each, beliefs in self._beliefs.items():
             if name in (None, each):
@@ -513,7 +513,7 @@ class Oracles:
                     belief.excused = belief.excused or not over
 
     def doom(self, claim: str, server: Server) -> None:
-        """Do not judge what this claim gets, until the server that decides executes a request of the claim."""
+        """Do not judge the grants of this claim until the server that decides executes a request of the claim."""
         self.doomed[claim] = server
         for beliefs in self._beliefs.values():
             for belief in beliefs:

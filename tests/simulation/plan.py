@@ -1,7 +1,7 @@
-"""A plan: all operations and faults of one run, as data. `make_plan` draws it from a seed, `shrink` makes it smaller.
+"""A plan: all operations and faults of one run, as data. `make_plan` makes a plan from a seed, and `shrink` makes it
+smaller.
 
-The schedule and the network draw from their own random numbers. So a smaller plan meets the same delays as long as
-possible.
+The schedule and the network use random numbers of their own, so a smaller plan has the same delays as long as possible.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BACKENDS = {
     "memory": "memory_store",
 }
 FACES = ("blocking", "asyncio")
-MOST_OPERATIONS = 30  # the most operations of one worker
+MOST_OPERATIONS = 30  # the greatest number of operations of one worker
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class Plan:
     backend: str
     face: str
     profile: str
-    seconds: float  # the time at which the faults are over
+    seconds: float  # the time at which the faults end
     patience: float  # seconds after the faults within which every operation must end
     weather: Weather
     jitter: float
@@ -181,14 +181,14 @@ EVENTS_OF_LOCAL = ["asked", "granted", "long", "released"]
 
 
 def simulated(backend: str) -> Simulated:
-    """Return how a backend is simulated."""
+    """Return the description of how a backend is simulated."""
     found: Simulated = import_module(f"tests.simulation.{BACKENDS[backend]}").SIMULATED[backend]
     return found
 
 
 def make_plan(seed: int, backend: str, face: str, profile: str | None = None) -> Plan:
-    """Return the plan of this seed. ``profile`` is one of `PROFILES`, or of those that only this backend has. If it is
-    None, the seed decides it."""
+    """Return the plan of this seed. ``profile`` is one of `PROFILES` or of the backend's own profiles. None lets the
+    seed choose the profile."""
     has = simulated(backend)
     chance = random.Random(f"plan {seed} {backend}")
     profile = profile or chance.choice(f"{OFTEN} {has.often}".split())
@@ -298,8 +298,7 @@ def _faults(chance: random.Random, plan: Plan, has: Simulated, ttl: float) -> li
         for _ in range(chance.choice([0, 5, 20, 40])):
             after = chance.choice(EVENTS_OF_LOCAL if not has.servers else [*EVENTS, "long", "long", "sent", "sent"])
             at = chance.expovariate(1.0) * chance.choice([base := plan.weather.base, base, base, 0.02, ttl / 4])
-            # A request may take a fifth of the ttl, and a handover lasts for a part of the ttl. So delays of about
-            # these times are drawn more often.
+            # Delays of about a fifth of the ttl (the limit of a request) or about a ttl are drawn more often.
             low, high = chance.choice([(0.1, 2.5), (0.5, 1.1), (0.16, 0.21)])
             seconds = min(chance.uniform(low, high) * ttl, 30.0)
             nth = chance.randrange(1, EVENTS[after] + 1)
@@ -307,5 +306,5 @@ def _faults(chance: random.Random, plan: Plan, has: Simulated, ttl: float) -> li
             faults.append(Fault(kind, at, process, seconds, chance.randrange(1 << 30), after, nth))
     lasting = [each for each in faults if each.kind in ("kill", "close")]
     chance.shuffle(lasting)
-    # At most one process is killed or closed, so that others are left.
+    # Only one process may be killed or closed, so that others are left.
     return [each for each in faults if each not in lasting[1:]]

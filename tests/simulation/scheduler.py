@@ -21,10 +21,10 @@ from greenlet import getcurrent, greenlet
 
 __all__ = ["LONG", "START", "TIMEOUT", "Over", "Process", "Simulation", "Task", "simulation"]
 
-START = 1000.0  # seconds: the time at which every simulation begins
-TIMEOUT = object()  # the result of `Simulation.block` if its time limit is over
-LONG = 0.01  # seconds: the mean delay of a wake-up that is much too late
-UNWOUND = 50  # how many times at most `Over` is raised in a task, which may catch it and wait again
+START = 1000.0  # seconds; the time at which every simulation begins
+TIMEOUT = object()  # the result of `Simulation.block` if its time limit has passed
+LONG = 0.01  # seconds; the mean delay of a wake-up that is much too late
+UNWOUND = 50  # how often `Over` is raised in a task at most; the task may catch it and wait again
 
 
 class Over(BaseException):
@@ -172,7 +172,7 @@ class Simulation:
         return task
 
     def wake(self, task: Task, turn: int, value: Any = True) -> None:
-        """Let this task continue from its wait number ``turn``, unless that wait has ended already."""
+        """End the wait number ``turn`` of this task, unless it has ended already."""
         if task.turn == turn and task.armed:
             self.at(self.time + self._lag(), self._resume, task, turn, value)
 

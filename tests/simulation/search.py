@@ -34,7 +34,7 @@ WRITE_EVERY = 30.0  # seconds
 ROOT = Path(__file__).parents[2]
 COUNTS = Path(__file__).with_name("seeds.json")
 COMMENTS = {".lua": "--", ".sql": "--"}  # how a comment begins in a script
-MANY = "100000"  # number of seeds, more than there is time for
+MANY = "100000"  # a number of seeds that no run has time for
 
 
 @cache
@@ -71,7 +71,7 @@ def _file_of(module: str) -> Path | None:
 
 @cache
 def _imported_by(path: Path) -> set[str]:
-    """Return the names that a file imports, each with its packages. Some are not modules but parts of one."""
+    """Return the full names that a file imports. Some name not a module but a part of one."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -140,7 +140,8 @@ class Counts:
         """Return the backend and face that should run next, and the seed."""
 
         def turn(which: str) -> tuple[bool, float]:
-            """First each has `ENOUGH` seeds on this code. Then each gets the same processor time."""
+            """Return the sort key: first each backend and face gets `ENOUGH` seeds on this code, then each gets the
+            same processor time."""
             number = self.number(which, "now") + self._running[which]
             return number >= ENOUGH, number if number < ENOUGH else self.read["seconds"][which] + self._running[which]
 
@@ -169,7 +170,7 @@ class Counts:
     def write(self) -> None:
         with self._lock:
             (new := COUNTS.with_suffix(".new")).write_text(json.dumps(self.read, indent=1, sort_keys=True) + "\n")
-            new.replace(COUNTS)  # whole at every moment
+            new.replace(COUNTS)  # the file is whole at every moment
 
     def table(self) -> str:
         """Return the counts as a table: for each backend and face the seeds on this code, and on all code so far."""
@@ -180,7 +181,7 @@ class Counts:
 
 
 class Worker(Thread):
-    """Lets a process run seeds, one after the other. It ends when the process has ended."""
+    """A thread that lets a process run seeds, one after the other, until the process ends."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__(daemon=True)

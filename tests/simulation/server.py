@@ -29,7 +29,7 @@ class Group:
         self.servers = world.servers
 
     def keeper(self, name: str) -> Server | None:
-        """Return the server that alone decides who holds a name, or None if there is none, or several vote."""
+        """Return the server that alone decides who holds a name, or None if no server or several servers decide."""
         return self.servers[0] if len(self.servers) == 1 else None
 
     def decides(self, server: Server) -> bool:
@@ -90,7 +90,7 @@ class Server:
         raise NotImplementedError
 
     def closed(self, end: Any) -> None:
-        """Notice that a client has closed its connection."""
+        """Called when a client has closed its connection."""
         raise NotImplementedError
 
     # For the oracles
@@ -126,7 +126,7 @@ class Server:
         return token / 1e6 - EPOCH
 
     def late_leave(self, ttl: float) -> float:
-        """Return for how many seconds a request may have an effect that is executed after its cancel. ``ttl`` is the
+        """Return for how many seconds a request that is executed after its cancel may have an effect. ``ttl`` is the
         longest ttl of the plan."""
         return 0.0
 
@@ -172,7 +172,8 @@ class Server:
 
 @dataclass(slots=True)
 class Simulated:
-    """How the simulation runs a backend. Its profiles and faults add to those of `plan.PROFILES` and `faults`."""
+    """The description of how a backend is simulated. Its profiles and faults are added to those of `plan.PROFILES` and
+    `faults`."""
 
     opens: Callable[[World, float], Any]  # opens the backend in the running process, for a client with this ttl
     server: type[Server] = Server
@@ -180,7 +181,7 @@ class Simulated:
     faults: Mapping[str, Strike] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     often: str = ""  # profiles that are drawn besides `plan.OFTEN`
-    lacks: str = ""  # faults that make no sense here
+    lacks: str = ""  # faults that make no sense for this backend
     ttls: Sequence[float] = (1.0, 2.0, 3.0, 6.0, 10.0)
     shares: bool = True  # whether it has readers and permits
     replicas: int = 0  # the number of replicas of each server

@@ -10,7 +10,7 @@ from tests.simulation.world import Run, run
 
 __all__ = ["shrink"]
 
-OTHER_SCHEDULE = 1_000_000  # the seed of the schedule with which a smaller plan is tried again
+OTHER_SCHEDULE = 1_000_000  # the seed of a second schedule with which a smaller plan is tried
 
 
 def parts(plan: Plan) -> list[object]:
@@ -19,7 +19,7 @@ def parts(plan: Plan) -> list[object]:
 
 
 def without(plan: Plan, first: int, last: int) -> Plan:
-    """Return a copy without the parts from ``first`` to ``last``.
+    """Return a copy of the plan without the parts from ``first`` to ``last``.
 
     The time of a removed operation passes before the operation that follows it.
     """

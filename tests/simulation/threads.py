@@ -1,4 +1,4 @@
-"""Replacements of threads, locks, queues, clocks and selectors, in the virtual time of the present simulation.
+"""Replacements of threads, locks, queues, clocks and selectors, which use the virtual time of the present simulation.
 
 `install` puts them into `multilock.system` before the rest of the library is imported. So the library runs unchanged.
 """
@@ -65,7 +65,7 @@ class Waiters:
             entry = waiter()
             self._entries.append(entry)
             if sim.block(end - sim.time, what) is TIMEOUT:
-                with suppress(ValueError):  # wake() removed the entry at the same time
+                with suppress(ValueError):  # wake() has already removed the entry
                     self._entries.remove(entry)
                 return ready()
         return True
@@ -150,15 +150,15 @@ class Event:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        sets = self._sets  # a call of set() ends all waits, even if a call of clear() follows at once
+        sets = self._sets  # a call of set() ends all waits, even if clear() is called right after it
         return self._waiters.wait(lambda: self._set or self._sets > sets, timeout, "event")
 
 
 class Condition(RLock):
     def __init__(self, lock: object = None) -> None:
-        """``lock`` is ignored: the only caller that gives one waits only before a fork."""
+        """``lock`` is ignored, because the only caller that passes a lock waits only before a fork."""
         super().__init__()
-        self._bell = Event()  # a new one after each notification
+        self._bell = Event()  # replaced by a new event after each notification
 
     def wait(self, timeout: float | None = None) -> bool:
         bell = self._bell
@@ -216,8 +216,8 @@ class Thread:
 
     def start(self) -> None:
         sim = simulation()
-        # Without a living process nothing is started. An error would leave a record of a missing thread, which other
-        # processes would find.
+        # A killed process starts nothing, and raises no error: the library would record a missing thread, which other
+        # processes would report.
         if sim.current and sim.current.process.alive:
             sim.spawn(sim.current.process, self._target, self.name)
 
@@ -243,7 +243,7 @@ class File:
         files = self.process.files
         self.number = next(number for number in range(3, len(files) + 4) if number not in files)
         files[self.number] = self
-        self.selectors: list[Selector | Poll] = []  # those that watch it
+        self.selectors: list[Selector | Poll] = []  # the selectors that watch this file
         self._readers = Waiters()
 
     def fileno(self) -> int:
@@ -253,11 +253,11 @@ class File:
         raise NotImplementedError
 
     def wait(self, seconds: float | None, what: str) -> bool:
-        """Wait until there is something to read, and return whether there is."""
+        """Wait until there is data to read, and return whether there is data."""
         return self._readers.wait(self.is_readable, seconds, what)
 
     def has_changed(self) -> None:
-        """Wake the tasks that wait for something to read."""
+        """Wake the tasks that wait for data."""
         self._readers.wake_all()
         for selector in self.selectors:
             selector.has_changed()

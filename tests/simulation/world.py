@@ -32,7 +32,7 @@ __all__ = ["Run", "World", "run"]
 LOOK_EVERY = 0.25  # seconds between two calls of `Oracle.passing`
 CLOSES_WITHIN = 40.0  # seconds
 LATE = 35.0  # seconds after which no request can still be under way
-FORGOTTEN = 70.0  # seconds after which the ttls of all remaining keys are over
+FORGOTTEN = 70.0  # seconds after which all remaining keys have expired
 
 
 S = TypeVar("S", bound=Server)
@@ -88,7 +88,7 @@ class World:
         self.forcing: Counter[str] = Counter()  # name -> calls of force_release that may be under way
         self.begun: Counter[str] = Counter()  # worker -> the number of its operations
         self.can: Any = None  # the capabilities of the backend
-        self.is_calm = False  # whether the faults are over
+        self.is_calm = False  # whether the faults have ended
         self.struck: list[Fault] = []
         self._tasks: set[Any] = set()  # keeps the tasks alive, because a loop itself has only weak references to them
         self._events: Counter[str] = Counter()
@@ -109,8 +109,8 @@ class World:
         """Record the state before a step that may give a name to a claim. The caller calls the returned function after
         the step.
 
-        ``kind`` says what the sender does: it asks for the name, asks without regard to the queue (barge), leaves, or
-        is an operator (force).
+        ``kind`` is the action of the sender: it requests the name, requests it without regard to the queue (barge),
+        leaves, or is an operator (force).
         """
         keeper = self.group.keeper(name := key.removeprefix(PREFIX))
         if kind == "force":
@@ -141,7 +141,8 @@ class World:
             self.event("expired", self._process(self._events["expired"]))
 
     def _arrived(self, sock: Socket, data: bytes) -> None:
-        if claim := sock.server.pushed(data):  # the claim id, if these bytes are only a hint; a grant has further words
+        # the claim id if these bytes are only a hint; for a grant, more words follow
+        if claim := sock.server.pushed(data):
             if claim in self.oracles.forced:
                 self.oracles.told.setdefault(claim, self.sim.time)
             self.event("pushed", sock.process)
@@ -172,8 +173,8 @@ class World:
     def is_idle(self, name: str) -> bool:
         """Return whether the name is free at the simulated server, or was handed to a claim that was not notified yet.
 
-        The second case counts only in the profile ``cuts``, because in others a stopped process may notice the handover
-        late.
+        The second case counts only in the profile ``cuts``, because in other profiles a stopped process may notice the
+        handover late.
         """
         server, key = self.group.keeper(name), self.key(name)
         if server is None or not server.up or server.paused:
@@ -228,7 +229,7 @@ class World:
         self._in_process(mine, self._work(mine, f"{process}/{name}", operations), name)
 
     def _in_process(self, mine: ClientOf, coroutine: Any, name: str) -> None:
-        """Run a coroutine on the event loop of the process, or in a new thread if it has none."""
+        """Run a coroutine on the event loop of the process, or in a new thread if the process has no loop."""
         if mine.loop is None:
             self.sim.spawn(mine.process, partial(_drive, coroutine), name)
         else:
@@ -372,7 +373,7 @@ class World:
 
     async def _force(self, mine: ClientOf, name: str) -> None:
         # With a simulated server, `_step` excuses the holders when the server executes the request. Without a simulated
-        # server it is unknown when the request is executed, so a holder that the call finds is excused as well.
+        # server it is unknown when the request is executed, so the holders before and after the call are excused.
         if not self.servers:
             self.oracles.excuse(name)
             self.forcing[name] += 1

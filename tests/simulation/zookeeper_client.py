@@ -30,7 +30,7 @@ __all__ = ["SIMULATED", "connect_through"]
 
 
 class Pipe(File):
-    """Both ends of the pair of sockets with which a thread wakes kazoo's thread. Each byte is for one request."""
+    """Both ends of the socket pair with which a thread wakes kazoo's thread. Each byte stands for one request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ def _pair() -> tuple[Pipe, Pipe]:
 
 
 class Telling:
-    """The transport of an operator's requests. It tells the server which nodes an operator deletes, because the server
-    cannot see the difference between these requests and releases."""
+    """The transport of an operator's requests. It reports the nodes that an operator deletes to the simulated server,
+    which cannot distinguish these requests from releases."""
 
     def __init__(self, transport: Transport, server: ZooKeeperServer) -> None:
         self._transport, self._server = transport, server
@@ -119,7 +119,7 @@ def isolate(world: World, fault: Fault, process: Process) -> None:
 def _open(world: World, ttl: float) -> Any:
     server = world.servers[0]
     assert isinstance(server, ZooKeeperServer)
-    server.shortest = ttl / 2  # the stalls of a plan are shorter than that
+    server.shortest = ttl / 2  # the stalls of a plan are shorter
     connect_through(world.network, server)
     return multilock_zookeeper.open_backend("zookeeper://simulation", {"prefix": PREFIX, "ttl": ttl})
 

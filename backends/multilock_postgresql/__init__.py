@@ -39,8 +39,8 @@ from multilock_postgresql.transactions import StepQueries, Transactions
 
 __all__ = ["PostgresqlBackend", "open_backend", "sql_of"]
 
-# Connections for renewals, as many as the client has threads for them. A renewal may wait for a row that another
-# transaction has locked, for longer than a short lease lasts. Meanwhile other leases are renewed on another connection.
+# Connections for renewals, as many as the client has threads for them. The renewal of a long lease may have to wait for
+# the server for longer than a short lease lasts. Meanwhile the short lease is renewed on another connection.
 RENEWALS_AT_ONCE = 4
 
 

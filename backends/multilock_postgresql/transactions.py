@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 
 from multilock import BackendUnavailable
 from multilock_postgresql.tables import create
-from multilock_postgresql.transport import Answer, ConnectionPool, PgWire
+from multilock_postgresql.transport import Answer, ConnectionPool, PgWire, patience
 from multilock_postgresql.wire import NotReadCommitted, NotThere
 
 __all__ = ["StepQueries", "Transactions"]
 
 # tries of one request: one may find that the functions are missing, and another that the isolation level is wrong
 TRIES = 3
+# Seconds for which a renewal may wait for a locked row. The kernel repeats a renewal that fails, with a pause between
+# two tries. If each try waited longer, a few locked rows would keep all renewing threads busy.
+ROW_WAIT = 0.1
 
 
 class StepQueries:
@@ -97,7 +100,8 @@ class Transactions:
 
     def renew(self, arguments: Sequence[bytes | None], within: float) -> Answer:
         """Send one renewal, on a connection for renewals."""
-        return self._run(self._renewals, self.steps.renew, arguments, within, True)
+        limit = patience(min(within, ROW_WAIT))
+        return self._run(self._renewals, self.steps.renew, [*arguments, limit], within, False)
 
     def create(self, within: float) -> None:
         """Make the tables and functions, unless they exist."""

@@ -187,21 +187,18 @@ def test_a_row_that_another_transaction_has_locked_costs_no_other_lease_its_rene
     assert all(isinstance(each, Granted) for each in one.opened.renew(held[0][1].group, held, WITHIN))
 
 
-def test_a_renewal_that_waits_for_a_locked_row_delays_no_other_renewal(one: Queued, server: Database) -> None:
-    claims = [one.take(one.mutex(name=name)) for name in ("a", "b")]
-    held = [(claim, one.grant(claim)) for claim in claims]
-    group = held[0][1].group
-    with ThreadPoolExecutor(1) as thread, psycopg.connect(server.url) as operator:
-        operator.execute("SELECT FROM multilock.locks WHERE id = %s FOR UPDATE", [claims[0].id])
-        locked = thread.submit(one.opened.renew, group, held[:1], WITHIN)
-        eventually(lambda: server.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == [(1,)], SOON)
-        try:
-            [other] = one.opened.renew(group, held[1:], WITHIN / 4)
-        finally:
-            operator.rollback()
-        assert isinstance(other, Granted)
-        [after] = locked.result()
-        assert isinstance(after, Granted)
+def test_a_renewal_waits_for_a_locked_row_only_briefly(one: Queued, server: Database) -> None:
+    """Otherwise a few locked rows keep all threads that renew busy, and leases with a short ttl end."""
+    held = [(claim, one.grant(claim)) for claim in [one.take(one.mutex())]]
+    with psycopg.connect(server.url) as operator:
+        operator.execute("SELECT FROM multilock.locks FOR UPDATE")
+        started = now()
+        [locked] = one.opened.renew(held[0][1].group, held, 2 * WITHIN)
+        assert now() - started < WITHIN
+        assert isinstance(locked, BackendUnavailable)
+        assert not locked.unknown
+        operator.rollback()
+    assert isinstance(one.opened.renew(held[0][1].group, held, WITHIN)[0], Granted)
 
 
 def test_a_renewal_locks_its_rows_in_the_order_in_which_followers_do(one: Queued, server: Database) -> None:

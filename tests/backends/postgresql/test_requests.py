@@ -220,6 +220,21 @@ def test_a_renewal_beside_a_locked_row_survives_a_lost_reply_and_reports_a_loss(
     assert isinstance(far.opened.renew(group, held[1:2], WITHIN)[0], Granted)
 
 
+def test_a_renewal_without_a_reply_delays_no_other_renewal(far: Queued, proxy: FaultProxy) -> None:
+    claims = [far.take(far.mutex(name=name)) for name in ("long", "short")]
+    long, short = [[(claim, far.grant(claim))] for claim in claims]
+    late = proxy.hold_request(b"renew_1")
+    with ThreadPoolExecutor(1) as thread:
+        held = thread.submit(far.opened.renew, far.grant(claims[0]).group, long, WITHIN)
+        late.wait(WITHIN)
+        try:
+            [renewed] = far.opened.renew(far.grant(claims[1]).group, short, WITHIN / 4)
+        finally:
+            late.release()
+        assert isinstance(renewed, Granted)
+        assert isinstance(held.result()[0], Granted)
+
+
 def connected(server: Database) -> int:
     [(count,)] = server.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'multilock'")
     return int(count)

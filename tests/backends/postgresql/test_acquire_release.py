@@ -260,6 +260,31 @@ def test_a_row_that_is_deleted_after_a_step_back_of_the_clock_keeps_the_order_of
     assert one.token(one.take(one.mutex())) > one.token(first) + 3600000000
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_row_that_is_deleted_before_a_step_back_of_the_clock_keeps_the_order_of_tokens(
+    one: Queued, server: Database, held: bool
+) -> None:
+    first = one.take(one.mutex())
+    if not held:
+        one.release(first)
+    server.sql("DELETE FROM multilock.locks")
+    server.sql("UPDATE multilock.meta SET floor = floor + 3600000000")  # as if the clock was stepped back
+    assert one.token(one.take(one.mutex())) > one.token(first) + 3600000000
+
+
+def test_an_attempt_that_waited_for_a_sweep_takes_the_free_name(one: Queued, two: Queued, server: Database) -> None:
+    one.release(one.take(one.mutex()))
+    server.sql("UPDATE multilock.locks SET token = token - 200000000")
+    server.sql("UPDATE multilock.meta SET swept = '-infinity'")
+    with psycopg.connect(server.url) as sweeping, ThreadPoolExecutor(1) as thread:
+        assert sweeping.execute("SELECT multilock.sweep_1()").fetchone() == (1,)
+        asked = thread.submit(two.take, two.mutex())
+        waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        eventually(lambda: server.sql(waits) != [], SOON)
+        sweeping.commit()
+        asked.result(SOON)
+
+
 def test_the_first_grant_of_a_new_row_has_a_greater_token_even_if_it_is_a_hand_over(
     one: Queued, two: Queued, server: Database
 ) -> None:

@@ -131,3 +131,37 @@ def test_after_a_synchronous_failover_nobody_enters_while_a_lost_hand_over_is_be
     assert third.opened.force_release(NAME, WITHIN)
     assert pushed.token is not None
     assert third.token(third.take(third.mutex())) > pushed.token
+
+
+def test_after_a_crash_a_commit_that_no_standby_confirmed_covers_no_hand_over(
+    client: Queued, primary: Database, standby: Standby, ask: Ask
+) -> None:
+    """A primary shows commits after its crash although the standby has not confirmed them."""
+    primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    primary.sql("SELECT pg_reload_conf()")
+    eventually(lambda: primary.sql("SELECT sync_state FROM pg_stat_replication") == [("sync",)], LONG)
+    held = client.take(client.mutex(ttl=2.0))
+    first = client.wait(client.mutex())
+    standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
+    standby.sql("SELECT pg_reload_conf()")
+    eventually(lambda: primary.sql("SELECT 1 FROM pg_stat_replication") == [], LONG)
+    with pytest.raises(BackendUnavailable):
+        client.opened.release(held, client.grant(held), False, 0.5)  # hands the name to the first waiter
+    primary.kill()
+    primary.start()
+    waiting = ask(primary.url)
+    waiter = waiting.mutex()
+    assert not sooner_or_later(lambda: waiting.holds(waiter, join=True))
+    other = ask(primary.url)
+    try:
+        assert other.opened.release(first, None, False, 1.0).ours
+    except BackendUnavailable as silence:
+        assert silence.unknown
+    else:
+        assert waiting.ear.wait(lambda: waiter.id in waiting.ear.pushed, LONG)
+    primary.kill()
+    standby.promote()
+    third = ask(standby.url)
+    eventually(lambda: third.holds(third.mutex()), LONG)
+    pushed = waiting.ear.pushed.get(waiter.id)
+    assert pushed is None or now() > pushed.sent_at + (pushed.valid_for or 0.0)

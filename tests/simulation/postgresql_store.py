@@ -385,9 +385,10 @@ class Store:
             self.gone[me] = now + 60 * MINUTE
         r = self.locks.get(key)
         alone, ours, have, flush = r is not None and r.id == me, False, None, False
+        known = r is not None and r.boot == self.boot is not None
         if r is not None and alone:
             self._lock(key, ends=True)
-            if unsure and r.sure is not None and r.sure > now and r.boot != self.boot:
+            if unsure and r.sure is not None and r.sure > now and not known:
                 [(ours_,)] = self._rest(key, me, unsure, -(-min(r.sure - now, 6 * SECOND) // MS), within)
                 return ours_ == b"t"
             ours = r.until is not None and r.until > now
@@ -400,7 +401,7 @@ class Store:
             ours, have = ended is not None and ended.until > now, r and r.id
         if r is not None and (alone or r.until is None):
             if self.waiters(key):
-                _, have, flush = self._pass(key, None, have, r.sure if alone else None)
+                _, have, flush = self._pass(key, None, have, r.sure if alone and known else None)
             empty = have is not None and have.startswith("#") and not self._of(self.holders, key)
             if (have is None and r.id is not None) or empty:
                 self._set(key, id=None, who=None, until=None, sure=None)
@@ -501,17 +502,18 @@ class Store:
                     self._set(row.key, id=None)
         self.queue = {claim: each for claim, each in self.queue.items() if each.until >= now - MINUTE}
         self.gone = {claim: until for claim, until in self.gone.items() if until >= now}
-        self.swept, self.floor = now, max([self.floor, *(row.token for row in old)])
+        self.swept = now
         return [(b"%d" % len(old),)]
 
     def _delete(self, key: str) -> None:
-        """Delete the row of a name, and execute its trigger."""
+        """Delete the row of a name, and execute its triggers."""
         self._lock(key, ends=True)
         row = self.locks.pop(key, None)
-        if row is None or (row.id is None and row.token < self.now):
+        if row is None:
             return
-        if row.token >= self.now:
-            self.floor = max(self.floor, row.token)
+        self.floor = max(self.floor, row.token)
+        if row.id is None:
+            return
         self._wake(row.id)
         if row.until is None:
             for each in self._of(self.holders, key):

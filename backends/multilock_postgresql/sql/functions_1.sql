@@ -260,8 +260,9 @@ BEGIN
 
   -- NO KEY UPDATE does not wait for guards. It waits for a release, a take-over, or a join.
   SELECT * INTO r FROM @S@.locks l WHERE l.key = p_key FOR NO KEY UPDATE;
-  IF NOT FOUND THEN  -- it was swept just now
-    left_ms := 0;
+  IF NOT FOUND THEN  -- it was deleted just now, so the name is free
+    SELECT a.token, a.left_ms, a.rank INTO token, left_ms, rank
+      FROM @S@.acquire_1(p_key, p_id, p_who, p_mode, p_ttl, p_wait, p_barge, p_listens, p_echo, p_within) a;
     RETURN;
   END IF;
   now := clock_timestamp();
@@ -360,6 +361,7 @@ DECLARE
   r @S@.locks%ROWTYPE;
   ends timestamptz;
   alone boolean;
+  known boolean;  -- the row was granted since the server's last crash or promotion
   ours boolean;
   have text;
   flush boolean := false;
@@ -379,7 +381,8 @@ BEGIN
       alone := true;
     END IF;
   END IF;
-  IF alone AND p_unsure AND r.sure > clock_timestamp() AND NOT EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot) THEN
+  known := EXISTS (SELECT FROM @S@.alive a WHERE a.boot = r.boot);
+  IF alone AND p_unsure AND r.sure > clock_timestamp() AND NOT known THEN
     -- An earlier execution of this release may be lost in a crash, with a handover that this row covered. So the name
     -- rests until its waiter no longer believes.
     RETURN @S@.rest_1(p_key, p_id, true, ceil(extract(epoch FROM least(r.sure - clock_timestamp(), interval '6 s')) * 1000)::bigint, p_within);
@@ -396,8 +399,9 @@ BEGIN
   -- the row, they ask by themselves.
   IF alone OR r.until IS NULL AND r.key IS NOT NULL THEN
     IF EXISTS (SELECT FROM @S@.queue q WHERE q.key = p_key) THEN
+      -- After a crash the server shows commits that wait for a synchronous standby, so such a row covers no handover.
       SELECT p.have, p.flush INTO have, flush
-        FROM @S@.pass_1(p_key, NULL, have, CASE WHEN alone THEN r.sure END) p;
+        FROM @S@.pass_1(p_key, NULL, have, CASE WHEN alone AND known THEN r.sure END) p;
     END IF;
     IF have IS NULL AND r.id IS NOT NULL
        OR have LIKE '#%' AND NOT EXISTS (SELECT FROM @S@.holders h WHERE h.key = p_key) THEN
@@ -517,12 +521,10 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
   RETURN lost;
 END $$;
 
--- Delete the rows of names that nobody holds, waits for or follows, once a minute for all clients together. meta.floor
--- keeps their greatest token.
+-- Delete the rows of names that nobody holds, waits for or follows, once a minute for all clients together.
 CREATE OR REPLACE FUNCTION @S@.sweep_1(p_age interval DEFAULT '60 s') RETURNS integer LANGUAGE plpgsql SET search_path = pg_catalog SET jit = off AS $$
 DECLARE
   n integer;
-  top bigint;
   s record;
 BEGIN
   PERFORM @S@.begin_1(1000);
@@ -536,8 +538,8 @@ BEGIN
       AND (l.followed IS NULL OR l.followed < clock_timestamp())
       AND NOT EXISTS (SELECT FROM @S@.queue q WHERE q.key = l.key)
     LIMIT 100000 FOR UPDATE SKIP LOCKED),
-  swept AS (DELETE FROM @S@.locks l USING old WHERE l.key = old.key RETURNING l.token)
-  SELECT count(*), max(token) INTO n, top FROM swept;
+  swept AS (DELETE FROM @S@.locks l USING old WHERE l.key = old.key RETURNING 1)
+  SELECT count(*) INTO n FROM swept;
   -- If the clock was stepped back, a reader that has died would keep writers out for too long.
   UPDATE @S@.holders h SET until = clock_timestamp() + h.ttl * interval '1 ms' WHERE h.id IN (
     SELECT o.id FROM @S@.holders o WHERE o.until > clock_timestamp() + (o.ttl + 1000) * interval '1 ms'
@@ -552,7 +554,7 @@ BEGIN
   END LOOP;
   DELETE FROM @S@.queue q WHERE q.until < clock_timestamp() - p_age;
   DELETE FROM @S@.gone g WHERE g.until < clock_timestamp();
-  UPDATE @S@.meta m SET swept = clock_timestamp(), floor = greatest(m.floor, top);
+  UPDATE @S@.meta m SET swept = clock_timestamp();
   RETURN n;
 END $$;
 
@@ -576,15 +578,11 @@ BEGIN
   END IF;
 END $$;
 
--- Notify the holders of a row that an operator deletes. If the clock was stepped back, keep the row's token in
--- meta.floor, because the clock alone would give later grants lower tokens.
+-- Notify the holders of a row that an operator deletes.
 CREATE OR REPLACE FUNCTION @S@.deleted_1() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
   gone text;
 BEGIN
-  IF OLD.token >= @S@.us_1() THEN
-    UPDATE @S@.meta m SET floor = greatest(m.floor, OLD.token);
-  END IF;
   PERFORM @S@.wake_1(OLD.id);
   IF OLD.until IS NULL THEN
     FOR gone IN DELETE FROM @S@.holders h WHERE h.key = OLD.key RETURNING h.id LOOP
@@ -596,11 +594,24 @@ BEGIN
   END IF;
   RETURN NULL;
 END $$;
+
+-- Keep the greatest token of all rows that are deleted, by a sweep or by an operator. If the clock is stepped back, the
+-- clock alone would give later grants lower tokens.
+CREATE OR REPLACE FUNCTION @S@.floor_1() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+  UPDATE @S@.meta m SET floor = d.top FROM (SELECT max(o.token) AS top FROM old_rows o) d WHERE m.floor < d.top;
+  RETURN NULL;
+END $$;
 DO $$ BEGIN
   IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = '@S@.locks'::regclass AND t.tgname = 'deleted_1') THEN
     CREATE TRIGGER deleted_1 AFTER DELETE ON @S@.locks FOR EACH ROW
-      WHEN (OLD.id IS NOT NULL OR OLD.token >= @S@.us_1()) EXECUTE FUNCTION @S@.deleted_1();
+      WHEN (OLD.id IS NOT NULL) EXECUTE FUNCTION @S@.deleted_1();
     -- Otherwise a session with session_replication_role = replica would leave the leases of readers and permits alive.
     ALTER TABLE @S@.locks ENABLE ALWAYS TRIGGER deleted_1;
+  END IF;
+  IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = '@S@.locks'::regclass AND t.tgname = 'floor_1') THEN
+    CREATE TRIGGER floor_1 AFTER DELETE ON @S@.locks REFERENCING OLD TABLE AS old_rows
+      FOR EACH STATEMENT EXECUTE FUNCTION @S@.floor_1();
+    ALTER TABLE @S@.locks ENABLE ALWAYS TRIGGER floor_1;
   END IF;
 END $$;

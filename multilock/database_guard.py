@@ -121,9 +121,9 @@ def guard(
     * ``guard(connection, lease)`` is for a lease of any backend, and a database with the table ``multilock_fence``:
       PostgreSQL, or SQLite 3.35 and later. Transactions of newer leases wait until this one has ended, and transactions
       of older leases are refused. Meanwhile another process can still acquire the lock. So call this function in each
-      transaction that reads or writes the protected data, before it reads data on which the writes depend. In
-      REPEATABLE READ and SERIALIZABLE it must be the first statement of the transaction. If an older lease has written
-      since the transaction began, the server reports a serialization failure: roll back, and begin again.
+      transaction that reads or writes the protected data, before the transaction reads data on which its writes depend.
+      In REPEATABLE READ and SERIALIZABLE it must be the first statement of the transaction. If an older lease has
+      written since the transaction began, the server reports a serialization failure: roll back, and begin again.
 
     ``idle_limit`` is as for `Lease.guard`. Raises LockLost if the lease is over, or if a newer lease has written: then
     roll back. Raises ConfigurationError if no transaction is open, or if guard() does not know this kind of connection.

@@ -50,8 +50,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def want_all(kernel: Kernel, names: Iterable[str], make: Make, **options: Any) -> Want:
-    """Return the `Want` of a lock of all these names. Its ``parts`` have one `Want` for each name. Raises the errors of
-    `want`."""
+    """Return the options (`Want`) of a lock of all these names. Its ``parts`` have the options for each name. Raises
+    the errors of `want`."""
     wants = [want(kernel, name, make, **options) for name in in_order(names)]
     parts = tuple(replace(part, on_lost=None, hard_fence=False, hold_at_least=0.0, max_hold=math.inf) for part in wants)
     return replace(wants[0], name=", ".join(part.name for part in parts), kind="set", parts=parts)

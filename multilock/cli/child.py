@@ -132,7 +132,7 @@ class Child:
         return True
 
     def wait(self, pause: Pause) -> int:
-        """Wait for CMD itself, and return what `poll` does."""
+        """Wait for CMD itself, and return its exit code as `poll` does."""
         while (code := self.poll()) is None:
             pause()
         return code

@@ -357,7 +357,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             return True
 
     def _end_standing(self, stop: Stop) -> None:
-        """End the candidacy that began with ``stop``. Call this again after an interrupt.
+        """End the candidacy that began with ``stop``. If this call is interrupted, call it again.
 
         If that candidacy has already ended, a candidacy that has begun since is not affected.
         """

@@ -21,8 +21,8 @@ _exiting: set[int] = set()  # empty until the interpreter exits, then the id of 
 
 
 def ends_with_the_interpreter() -> bool:
-    """Return whether the interpreter is exiting and the calling thread is a daemon thread of the user. Nobody would see
-    an error that it raises."""
+    """Return whether the interpreter is exiting and the calling thread is a daemon thread of the user. Such a thread
+    must end without a traceback."""
     if not _exiting or system.get_ident() in _exiting:
         return False
     return not system.current_thread().name.startswith("multilock-")

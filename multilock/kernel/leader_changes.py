@@ -61,7 +61,7 @@ class Followers:
         self._workers.submit(self._tell_backend)
 
     def drop(self, name: str, bell: Bell) -> None:
-        """Undo `add` some time later. Called by the garbage collector, in a thread that may hold any lock."""
+        """Have `remove` called later. Called by the garbage collector, in a thread that may hold any lock."""
         self._dropped.append((name, bell))
 
     def _remove_dropped(self) -> None:

@@ -84,9 +84,9 @@ class Gate:
             return line
 
     def leave(self, name: str, bell: Bell) -> None:
-        """Leave the queue, and wake the next waiter. Call this again after an interrupt, wherever the interrupt came.
+        """Leave the queue, and wake the next waiter. If this call is interrupted, call it again.
 
-        The interrupt may have come before the waiter had joined, or before the next waiter was woken.
+        The interrupt may have come before the next waiter was woken.
         """
         with self._lock:
             line = self._lines.get(name)

@@ -143,7 +143,8 @@ class Releases:
         lease._leave_scope()
 
     def _released(self, lease: AnyHeld) -> bool:
-        """End the release. Returns True only at the first call. After an interrupt the caller calls this again."""
+        """End the release. Returns True only at the first call. If this call is interrupted, the caller calls it
+        again."""
         with self._kernel.lock:
             first = lease._end_release()
             if not first and lease.stage != RELEASED:  # the lease was lost during the release

@@ -43,8 +43,9 @@ HEAD_START = 0.01  # seconds that on_elected has to begin on its own thread befo
 class Leadership(Leading, HeldLease):
     """The lease of a leader. ``release()`` does the same as `Election.resign`.
 
-    ``is_held()`` is False from the moment at which this node begins to step down. The lease is kept for longer. So no
-    other node leads before the work, ``on_elected`` and ``on_lost`` of this node have all ended, or the grace is over.
+    ``is_held()`` is False from the moment at which this node begins to step down. The lease is kept for longer, so that
+    no other node leads before the work, ``on_elected`` and ``on_lost`` of this node have all ended, or the grace is
+    over.
     """
 
     __slots__ = ("_term",)

@@ -215,7 +215,7 @@ class _LogThread:
         self._start()
 
     def flush(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for all earlier lines. Return whether all of them were handled."""
+        """Wait at most ``seconds`` until all earlier lines are handled. Return whether they were."""
         if system.get_ident() == self._thread or (self._thread is None and self._lines.empty()):
             return True
         if not self._start():

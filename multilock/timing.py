@@ -57,8 +57,8 @@ LATE_REQUEST_IN_SESSION = 600.0
 # A waiter
 # Heartbeats in each liveness period. A heartbeat keeps a waiter's place for a whole period, so two may be late.
 HEARTBEATS = 3
-# Shortest and longest liveness period in seconds. Even with the shortest, the heartbeats of a thousand waiters are a
-# light load. With the longest, a dead waiter delays the next one by at most 6 s.
+# Shortest and longest liveness period in seconds. Even with the shortest period, the heartbeats of a thousand waiters
+# are a light load. With the longest period, a dead waiter delays the next one by at most 6 s.
 LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0
 SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter asks again without a push
 UNPUSHED = 1.0  # seconds after which a waiter asks again while the server pushes nothing

@@ -26,8 +26,8 @@ def run_under(lease: Lease, command: Sequence[str], signals: Signals, grace: flo
     ``grace`` is how many seconds after SIGTERM to wait for all processes that CMD started. If ``grace`` is None, this
     waits only for CMD itself, without a limit.
 
-    This thread alone notices a loss, ends CMD and says so. CMD may use up the limit of processes, and then no further
-    thread can be started.
+    This thread alone notices a loss, ends CMD and says so, because no other thread can be started once CMD has used up
+    the limit of processes.
     """
     environment = {
         "MULTILOCK_NAME": lease.name,

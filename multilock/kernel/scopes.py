@@ -113,7 +113,7 @@ class WithEntry(Generic[L]):
 class Entered(Generic[L]):
     """The open entries of one lock object. Any thread may call its methods.
 
-    This class uses no lock, because a fork could leave a lock taken forever.
+    This class uses no lock, because after a fork a lock could stay taken forever in the child.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,6 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def chromium() -> str:
-    """Return the path of the program."""
     return bootstrap("chromium")
 
 

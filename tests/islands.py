@@ -17,7 +17,6 @@ __all__ = ["Archipelago", "Island", "possible"]
 
 
 def possible() -> bool:
-    """Return whether this process may create networks."""
     return os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
 
 

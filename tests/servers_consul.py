@@ -117,7 +117,6 @@ class ConsulServer(Server):
         return Counter(f"{method} {path}" for method, path in said)
 
     def sockets(self) -> int:
-        """Return how many sockets the server process has open."""
         count = 0
         for each in Path(f"/proc/{self.pid}/fd").iterdir():
             with suppress(OSError):

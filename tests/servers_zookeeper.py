@@ -87,7 +87,6 @@ class ZooKeeperServer(Server):
         return ["java", *JAVA, *self.options(), "-cp", classpath(), self._main(), str(folder / "zoo.cfg")]
 
     def options(self) -> Sequence[str]:
-        """Return the options of this server's Java."""
         return [archive(), *self.java]
 
     def answers(self) -> bool:
@@ -131,8 +130,6 @@ class Archiving(ZooKeeperServer):
 
 
 class ZooKeeperCluster(Cluster[ZooKeeperServer]):
-    """Three servers."""
-
     def __init__(self, size: int = 3, **settings: object) -> None:
         numbers = range(1, size + 1)
         self.members = [ZooKeeperServer(each, **settings) for each in numbers]  # type: ignore[arg-type]

@@ -83,7 +83,6 @@ def test_every_public_member_is_annotated(face: type) -> None:
 
 
 def parameters(member: Any) -> list[tuple[str, Any, Any]]:
-    """Return the names, kinds and defaults of the parameters."""
     if not callable(member):
         return []
     found = inspect.signature(member).parameters.values()

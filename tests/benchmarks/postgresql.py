@@ -56,7 +56,6 @@ Cycle = Callable[[], object]
 
 
 def _wire(url: str) -> PgWire:
-    """Return a connection of multilock's own driver."""
     return endpoint_of_url(url, "postgresql", {}).connect(WITHIN, now)
 
 

@@ -19,12 +19,10 @@ ZSH = SHARE / "zsh/site-functions/_multilock"
 
 
 def top() -> argparse.ArgumentParser:
-    """Return the parser of the whole command."""
     return arguments._parsers()[0]
 
 
 def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command."""
     [subparsers] = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
     return dict(subparsers.choices)
 
@@ -37,7 +35,6 @@ def shown(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def write() -> None:
-    """Write the man page and both completions."""
     import shtab
     from argparse_manpage.manpage import Manpage
 

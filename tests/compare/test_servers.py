@@ -50,7 +50,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def keepers() -> list[int]:
-    """Return the keeper processes that this process started."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

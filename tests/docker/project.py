@@ -58,7 +58,6 @@ class Project:
         return docker(*self._compose, *arguments, within=within)
 
     def services(self) -> dict[str, Any]:
-        """Return the services of the file by name."""
         services: dict[str, Any] = json.loads(self.compose("config", "--format", "json"))["services"]
         return services
 

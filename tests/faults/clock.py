@@ -38,11 +38,9 @@ class ClockedRedis(RedisServer):
         self.step(0.0)
 
     def step(self, seconds: float) -> None:
-        """Shift the server's clock by ``seconds`` from now on."""
         self._write(struct.pack("q", round(seconds * 1e6)))
 
     def hold(self, micros: int) -> None:
-        """Stop the server's clock at this time."""
         self._write(struct.pack("qq", 0, micros))
 
     def _write(self, numbers: bytes) -> None:

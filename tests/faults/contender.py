@@ -327,7 +327,7 @@ class _Crew:
 
 
 def _scope(lock: DistributedLock) -> Iterator[Lease]:
-    """Hold the lock in a generator, as a framework holds it while it serves a request."""
+    """Hold the lock in a generator, as a framework does while it serves a request."""
     with lock as lease:
         yield lease
 

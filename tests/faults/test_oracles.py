@@ -169,7 +169,7 @@ def test_a_grant_received_after_a_force_release_is_not_blamed() -> None:
     [
         ([], [], 100.0, 1),
         ([FaultPeriod("partition", 2, 3.0, 4.5)], [], 100.0, 0),
-        # The fault counts until its end, even in the calm phase.
+        # The fault counts until its end, even if the run has no more faults by then.
         ([FaultPeriod("server away for long", None, 1.5, 4.5)], [], 100.0, 0),
         ([FaultPeriod("server away for long", None, 1.5, 3.5)], [], 100.0, 1),
         ([FaultPeriod("partition", 2, 1.5)], [], 100.0, 1),  # the partition has not ended

@@ -101,7 +101,6 @@ def rows_of(text: str) -> dict[tuple[str, str], dict[str, Cell]]:
 
 
 def in_page() -> str:
-    """Return the text of the table on the page."""
     return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
 
 

@@ -37,8 +37,6 @@ class Their(Protocol):
 
 
 class RedisPy:
-    """The lock of redis-py, redis.lock.Lock."""
-
     def __init__(self, server: RedisServer, name: str, stack: ExitStack) -> None:
         client = stack.enter_context(redis.Redis(port=server.port))
         self._lock = client.lock(f"multilock/{name}", timeout=60)

@@ -22,8 +22,6 @@ Watch = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key."""
-
     key: str
     flags: int
     value: str  # in base64

@@ -209,7 +209,6 @@ class Store:
         return self._header()
 
     def delete(self, key: bytes, end: bytes = b"") -> None:
-        """Delete a range of keys."""
         self._delete_range(key, end)
         self._commit()
 

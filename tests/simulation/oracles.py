@@ -82,7 +82,6 @@ class Oracle:
         self.oracles = oracles
 
     def bad(self, text: str) -> None:
-        """Report a violation."""
         self.oracles.bad(type(self).__name__, text)
 
     def granted(self, belief: Belief, others: list[Belief]) -> None:
@@ -537,7 +536,7 @@ class Oracles:
         self._disturbed[key] = max(self._disturbed.get(key, 0.0), self.world.sim.time + seconds)
 
     def calm_since(self, process: Process, *but: str) -> float:
-        """Return the time since which no fault has disturbed this process. Faults of the kinds ``but`` do not count."""
+        """Return the end of the last fault that disturbed this process. Faults of the kinds ``but`` do not count."""
         ends = (end for (who, kind), end in self._disturbed.items() if who in (None, process) and kind not in but)
         return max(ends, default=0.0)
 

@@ -108,8 +108,6 @@ class ProcessPlan:
 
 @dataclass(slots=True)
 class Plan:
-    """One run."""
-
     seed: int
     backend: str
     face: str
@@ -131,11 +129,9 @@ class Plan:
 
     @property
     def operations(self) -> list[Operation]:
-        """All operations of all workers."""
         return [each for process in self.processes for worker in process.workers for each in worker]
 
     def size(self) -> tuple[int, int]:
-        """Return the numbers of operations and of faults."""
         return len(self.operations), len(self.faults)
 
     def to_json(self) -> str:

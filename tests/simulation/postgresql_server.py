@@ -66,8 +66,6 @@ class Result(NamedTuple):
 
 
 class Notify(NamedTuple):
-    """A notification."""
-
     relname: bytes
     extra: bytes
 
@@ -83,8 +81,6 @@ class Session:
 
 
 class PostgresqlServer(Server):
-    """One server."""
-
     keeps_tokens = False  # the row of a name contains its last token
 
     def __init__(self, name: str, sim: Simulation, clock: Callable[[], int], seed: object) -> None:

@@ -376,7 +376,6 @@ class Promoting(Group):
         raise NotImplementedError
 
     def lag(self, seconds: float) -> None:
-        """Delay all changes that the replicas have not received yet."""
         for each in self.redis:
             each.lags_until = self.sim.time + seconds
 
@@ -614,7 +613,6 @@ def divide(world: World, fault: Fault, process: Process) -> None:
 
 
 def lag(world: World, fault: Fault, process: Process) -> None:
-    """Delay the replication."""
     assert isinstance(world.group, Promoting)
     world.group.lag(fault.seconds)
 

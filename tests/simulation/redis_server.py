@@ -73,7 +73,6 @@ _calls: dict[str, Any] = {}  # the commands of the server that executes a script
 
 
 def _execute(name: str, *words: str) -> Any:
-    """Execute a command that a script calls."""
     call = _calls.get(name)
     try:
         reply = call(*words) if call else unknown(name)

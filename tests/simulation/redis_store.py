@@ -21,8 +21,6 @@ class Refused(Exception):
 
 
 class Status(str):
-    """A status reply, such as OK."""
-
     __slots__ = ()
 
 

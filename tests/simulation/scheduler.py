@@ -103,7 +103,6 @@ class Simulation:
         self._hub = getcurrent()
 
     def process(self) -> Process:
-        """Create a new process."""
         process = Process(self, f"P{len(self.processes)}", len(self.processes))
         self.processes.append(process)
         return process
@@ -127,7 +126,6 @@ class Simulation:
     # Tasks
 
     def spawn(self, process: Process, run: Callable[[], object], name: str) -> Task:
-        """Start a task."""
         self._idents += 1
         task = Task(process, name, self._idents)
         process.tasks[task] = None
@@ -233,7 +231,6 @@ class Simulation:
             self.time = max(self.time, until)
 
     def finish(self) -> None:
-        """End every task."""
         self.over = True
         for process in self.processes:
             self._unwind(process)

@@ -14,7 +14,6 @@ OTHER_SCHEDULE = 1_000_000  # the seed of a second schedule with which a smaller
 
 
 def parts(plan: Plan) -> list[object]:
-    """Return all faults and operations of the plan."""
     return [*plan.faults, *plan.operations]
 
 

@@ -19,8 +19,6 @@ MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a file there needs
 
 
 class Folder(Group):
-    """The folder of the file."""
-
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.path = tempfile.mkdtemp(prefix="simulation-", dir=MEMORY)

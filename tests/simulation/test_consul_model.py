@@ -113,7 +113,6 @@ class Pairs:
 
 
 def same(real: Any, model: Any, pairs: Pairs) -> None:
-    """Compare two parts of replies."""
     if isinstance(real, dict):
         assert real.keys() == model.keys()
         for name, value in real.items():
@@ -197,7 +196,6 @@ class Calls:
         return name + self.chance.choice([".lock", f"!r/c{self.chance.randrange(3)}.{self.session()}", self.session()])
 
     def step(self) -> dict[str, Any]:
-        """Return a random operation."""
         verb = self.chance.choice(VERBS)
         key = self.key()
         if verb in ("cas", "delete-cas", "check-index"):

@@ -130,7 +130,6 @@ def tables(model: Store) -> list[str]:
 def some_call(
     chance: random.Random, claims: list[tuple[str, str, str]], micros: int
 ) -> tuple[bytes, list[bytes | None]]:
-    """Return a random step and its arguments."""
     key, claim, mode = chance.choice(claims)
     wait = chance.choice([0, 1000, 3000, 6000])
     echo = b"%d/%d" % (micros, wait) if wait and chance.random() < 0.8 else None

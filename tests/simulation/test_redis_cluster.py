@@ -22,7 +22,6 @@ SCRIPT = "return #KEYS"
 
 
 def modelled() -> Clustered:
-    """Return a simulated cluster without a world."""
     sim = virtual()
     oracles = SimpleNamespace(disturb=lambda *what: None, doomed={}, forced={})
     world: Any = SimpleNamespace(

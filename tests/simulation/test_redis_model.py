@@ -37,8 +37,6 @@ def packed(words: Sequence[Word]) -> bytes:
 
 
 class Real:
-    """A connection to the real server."""
-
     def __init__(self, port: int) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port), timeout=10.0)
         self._pong = b"+PONG\r\n"
@@ -126,7 +124,6 @@ def call(script: Script, keys: list[Word], *arguments: Word) -> list[Word]:
 
 
 def some_call(chance: random.Random, owners: list[str], micros: int) -> list[Word]:
-    """Return a random command."""
     name, owner = chance.choice(NAMES), chance.choice(owners)
     keys = keys_of(name, owner.partition("@")[0])
     ttl, wait = chance.choice([40, 300, 2000]), chance.choice([0, 1000, 3000, 3000, -1000])

@@ -32,8 +32,6 @@ WITHIN = 20.0  # seconds, on a busy machine
 
 
 class Simulated:
-    """A connection to a simulated server."""
-
     def __init__(self, server: Any) -> None:
         self._server, self.said = server, b""
         end = server.accept(self)

@@ -46,8 +46,6 @@ class HungUp(Exception):
 
 
 class RealConnection:
-    """A connection to a real server."""
-
     def __init__(self, server: RealServer) -> None:
         self._socket = socket.create_connection((server.host, server.port), 30)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -78,8 +76,6 @@ class RealConnection:
 
 
 class ModelConnection:
-    """A connection to the model."""
-
     def __init__(self, server: ZooKeeperServer) -> None:
         self._server, self._arrived, self.process = server, list[bytes](), None
         self.network: Any = None
@@ -220,7 +216,6 @@ def create(path: str, data: bytes, flags: int) -> bytes:
 
 
 def some_call(chance: random.Random, root: str, nodes: Sequence[str]) -> tuple[int, bytes]:
-    """Return a random request."""
     parent = f"{root}/{chance.choice('ab')}"
     path = chance.choice([parent, parent, root, f"{root}/!alive", *nodes[-6:], *nodes[-6:]])
     one, watch = written(path.encode()), chance.choice([b"\0", b"\1"])

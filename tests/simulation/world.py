@@ -385,7 +385,6 @@ class World:
             self.forcing[name] -= 1
 
     def close(self, process: Process) -> None:
-        """Close the client of this process."""
         mine = self.clients.get(process)
         if mine and not mine.closing and process.alive:
             mine.closing = True
@@ -456,8 +455,6 @@ def _drive(coroutine: Any) -> None:
 
 @dataclass(slots=True)
 class Run:
-    """The result of one run."""
-
     plan: Plan
     violations: list[tuple[str, str]]
     hash: int

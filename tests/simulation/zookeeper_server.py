@@ -360,7 +360,6 @@ class ZooKeeperServer(Server):
     # Writes
 
     def _pass_on(self, request: Request) -> None:
-        """Send a request to the leader."""
         member = request.end.member
         member.to_leader = self._arrival(member, member.to_leader)
         self._later(member.to_leader, self._reaches_leader, request)

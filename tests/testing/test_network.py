@@ -31,7 +31,6 @@ def network(echoes: list[Echo]) -> Iterator[Network]:
 
 @pytest.fixture
 def clients(network: Network) -> Iterator[list[socket.socket]]:
-    """Connect one client to each host."""
     sockets = [socket.create_connection((proxy.host, proxy.port), timeout=10.0) for proxy in network.proxies]
     yield sockets
     for each in sockets:

@@ -22,8 +22,6 @@ from tests.unit.kit import START_OF_A_THREAD, Losses, Scripted, client_on, ctrl_
 
 
 class Ticking:
-    """`Callbacks` with a real ticking thread."""
-
     def __init__(self) -> None:
         runtime = Threads()
         self.timers = Timers(lambda at: self.ticker.poke(at))

@@ -409,7 +409,6 @@ class Dependency:
 
 @pytest.fixture
 def pools() -> Iterator[list[ThreadPoolExecutor]]:
-    """Three pools with one thread each."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(3)]
 

@@ -748,7 +748,7 @@ def test_a_session_whose_ttl_was_shortened_is_renewed_in_time(
     assert 20 <= len(session_backend.called("renew")) <= 30
 
 
-# Real threads that must not wait for each other
+# Tests with real threads, which must not wait for each other
 
 
 def slow_until(release: threading.Event) -> Callable[[Scripted, Call], Any]:

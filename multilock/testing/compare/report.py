@@ -233,7 +233,7 @@ def _differences(where: str, told: dict[str, Any], again: dict[str, Any], keys: 
             yield f"{where}: {key} is {again.get(key)!r} by the history, but {told.get(key)!r} in the report"
 
 
-# ---- the parts of a history that a page shows: a long run has more events than fit in memory
+# ---- the parts of a history that a page shows, because the events of a long run do not fit in memory
 
 Point = tuple[float, float]
 """A time and a value, both in seconds."""

@@ -126,8 +126,8 @@ class Slow(Dropped):
 
 
 class HeldBack(Dropped):
-    """The request gets no reply in time. After the test releases it, a thread executes it, as if it had been delayed in
-    the network."""
+    """The request gets no reply in time. A thread executes it once the test releases it, as if the network had delayed
+    it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -334,7 +334,7 @@ class WithConformance(Conformance):
 
     @pytest.fixture
     def options(self, face: Face) -> dict[str, Any]:
-        """The options that let the body of ``with`` run on after a loss."""
+        """The options with which the body of ``with`` continues after a loss."""
         # Only asyncio cancels the body, which CancelConformance tests.
         return {"cancel_on_lost": False} if face.name == "asyncio" else {}
 

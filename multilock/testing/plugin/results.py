@@ -62,7 +62,7 @@ class Results:
         node.workerinput["multilock_run"] = self.run
 
     def pytest_report_header(self) -> str | None:
-        """Return the line with the backends."""
+        """Return the line that lists the backends."""
         if not (self.config.getoption("multilock_urls") or self.config.getini("multilock_urls")):
             return None
         return "multilock: " + ", ".join(f"{site.label} {site.shown}" for site in self.sites.all)

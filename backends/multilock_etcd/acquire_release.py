@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Busy, Claim, Granted, Notices
 from multilock.log_thread import logger
 from multilock.timing import FRESH_SHARE, RENEWALS, SAFETY_TIMER
@@ -85,13 +85,23 @@ class EtcdRecipe:
         waiter = self._waiters.enter(claim)
         if waiter is None:
             return _busy(claim)
+        # A caller may have given up an earlier attempt that still runs in another thread.
+        with system.Taking(waiter.attempting, within, self._under_way):
+            if self._waiters.has(waiter):
+                return self._attempt(waiter, join, deadline)
+        return self.attempt(claim, join, self._left(deadline))  # the earlier attempt left nothing at the server
+
+    def _under_way(self) -> BackendUnavailable:
+        return BackendUnavailable("an earlier request for this lock is still under way", unknown=True)
+
+    def _attempt(self, waiter: Waiter, join: bool, deadline: float) -> Granted | Busy:
         answer = None
         try:
             self._keep_own_session(waiter, deadline)
             if waiter.revision:
-                self._watcher.count_no_more(claim.id)
+                self._watcher.count_no_more(waiter.claim.id)
                 answer = self._look(waiter, waiter.revision, deadline)
-            behind = self._waiters.behind(claim) if join and answer is None else {}
+            behind = self._waiters.behind(waiter.claim) if join and answer is None else {}
             while answer is None:
                 answer = self._enter(waiter, join, behind, deadline)
                 behind = {}  # a key in ``behind`` may be gone, so the next try reads the queue
@@ -105,17 +115,12 @@ class EtcdRecipe:
         session = waiter.session
         if session is None or not self._sessions.is_alive(session.lease):
             session = self._sessions.of(waiter.claim, self._left(deadline))
-        before, unused = waiter.lease, None
+        before = waiter.lease
         with self._waiters.lock:
-            if waiter.session not in (None, session) and self._sessions.is_alive(waiter.session.lease):
-                # An attempt in another thread may have put the claim's key on this session's lease.
-                session, unused = waiter.session, session
             waiter.session = session
             cancelled = waiter.cancelled
             if not cancelled:
                 waiter.lease = session.lease
-        if unused:
-            self._sessions.revoke(unused, self._left(deadline))
         if cancelled:  # the claim was cancelled after this attempt began
             return _busy(waiter.claim)
         try:

@@ -28,7 +28,18 @@ class Waiter:
     has admitted the claim, so that its owner may believe that it holds the name.
     """
 
-    __slots__ = ("behind", "cancelled", "claim", "lease", "own", "position", "pushed", "revision", "session")
+    __slots__ = (
+        "attempting",
+        "behind",
+        "cancelled",
+        "claim",
+        "lease",
+        "own",
+        "position",
+        "pushed",
+        "revision",
+        "session",
+    )
 
     position: transactions.Position
 
@@ -41,6 +52,7 @@ class Waiter:
         self.behind: Mapping[bytes, int] = {}
         self.pushed = False
         self.cancelled = False
+        self.attempting = system.Lock()  # held by the one attempt that runs
 
     def granted(self) -> Granted:
         """Return the grant for the claim's key."""
@@ -73,6 +85,11 @@ class Waiters:
             if claim.id in self._cancelled:
                 return None
             return self._waiters.get(claim.id) or self._waiters.setdefault(claim.id, self._new(claim))
+
+    def has(self, waiter: Waiter) -> bool:
+        """Return whether this waiter was cancelled or not dropped, so that its claim gets no other waiter."""
+        with self.lock:
+            return waiter.cancelled or self._waiters.get(waiter.claim.id) is waiter
 
     def cancel(self, claim: Claim, unsure: bool) -> Waiter:
         """Mark the claim as cancelled. The caller holds ``lock``.

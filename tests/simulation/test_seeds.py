@@ -32,6 +32,11 @@ UNDONE = {
         "        if said.TTL < 0:",
         "        if said.TTL <= 0:",
     ),
+    "key-of-two-attempts": Edit(
+        "backends/multilock_etcd/acquire_release.py",
+        "        with system.Taking(waiter.attempting, within, self._under_way):\n",
+        "        if True:\n",
+    ),
     "two-attempts-of-one-claim": Edit(
         "backends/multilock_zookeeper/acquire_release.py",
         "        with system.Taking(waiter.attempting, within, self._under_way):\n",

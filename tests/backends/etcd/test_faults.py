@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -601,7 +601,8 @@ def test_two_attempts_of_one_claim_at_the_same_time_use_one_lease(
 
     def at_the_same_time(self: EtcdSessions, claim: Claim, within: float) -> EtcdSession:
         session = of(self, claim, within)
-        both.wait(10)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1)  # in vain if the second attempt waits for the end of the first
         return session
 
     ear, backend = Ear(), open_backend(server.url, {})
@@ -732,6 +733,43 @@ def test_a_separate_lease_that_is_granted_after_the_cancel_is_revoked(
     monkeypatch.setattr(EtcdSessions, "_grant", cancelled_meanwhile)
     assert isinstance(backend.attempt(claim, join, 2.0), Busy)
     assert leases(server) == []
+    assert keys(server) == []
+    backend.close()
+
+
+def test_an_attempt_that_was_given_up_hides_no_key_of_the_next_attempt(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller gives the first attempt up, which then sends nothing. Meanwhile the second attempt puts the key."""
+    ear = Ear()
+    backend = open_backend(server.url, {})
+    backend.open(ear)
+    claim = ear.claim("job")
+    really, first, second, failed = EtcdTransactions.put, threading.Event(), threading.Event(), threading.Event()
+
+    def put(self: EtcdTransactions, *args: Any) -> Any:
+        if not first.is_set():
+            first.set()
+            second.wait(1)  # in vain if the second attempt waits for the end of the first
+            raise BackendUnavailable("no time was left to ask", unknown=False)
+        second.set()
+        failed.wait(10)
+        return really(self, *args)
+
+    def fail() -> None:
+        try:
+            with pytest.raises(BackendUnavailable):
+                backend.attempt(claim, True, 10.0)
+        finally:
+            failed.set()
+
+    monkeypatch.setattr(EtcdTransactions, "put", put)
+    given_up = background(fail)
+    assert first.wait(10)
+    backend.attempt(claim, True, 10.0)
+    given_up.result(10)
+    assert len(keys(server)) == 1
+    backend.release(claim, None, True, 2.0)
     assert keys(server) == []
     backend.close()
 

@@ -1,7 +1,6 @@
-"""One client of a local backend without the kernel, on a clock that the test sets.
+"""A client of a local backend without the kernel, on a clock that the test sets.
 
-Helper processes import this file. So it does not import pytest, which would take longer than all other steps of their
-start.
+This module does not import pytest, so that the helper processes start quickly.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from multilock.model import Busy, Claim, Granted, owner_text
 __all__ = ["WITHIN", "Asker", "Clock"]
 
 WITHIN = 5.0
-# Numbers for the ids of claims. They begin at the present time, so that no earlier process has used them: a number
-# whose claim was cancelled would be refused.
+# Numbers for the ids of claims. They begin at the present time, so that no earlier process has used them.
 _numbers = itertools.count(time.time_ns())
 
 
@@ -72,7 +70,7 @@ class Ear:
 
 
 class Asker:
-    """One client: its backend, the claims that it makes, and a recorder of the backend's reports."""
+    """One client: its backend, its claims, and a recorder of the backend's reports."""
 
     def __init__(self, backend: Backend, now: Callable[[], float]) -> None:
         self.backend = backend

@@ -1,4 +1,4 @@
-"""Tests of what the kernel demands of the local backends, on a clock that the test sets. Each backend has a subclass of
+"""The kernel's demands on the local backends, tested on a clock that the test sets. Each backend has a subclass of
 `Rules`."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["Rules"]
 
 
 class Rules:
-    """The tests of one local backend. ``ask`` makes one more client of the same store. ``leftovers`` lists the names
-    and claims that the store still has."""
+    """The tests of one local backend. ``ask`` makes a further client of the store. ``leftovers`` lists the names and
+    claims that are still in the store."""
 
     scheme: str
     open_backend: Callable[..., Backend]

@@ -1,4 +1,4 @@
-"""Tests of what the kernel demands of the local backends for readers and permits, on a clock that the test sets."""
+"""The kernel's demands on the local backends for readers and permits, tested on a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory backend itself: its decisions on a clock driven by hand, and its notifications."""
+"""The memory backend: its decisions on a clock that the test sets, and its notifications."""
 
 from __future__ import annotations
 

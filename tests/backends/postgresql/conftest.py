@@ -40,7 +40,7 @@ def package_server() -> Iterator[Database]:
 
 @pytest.fixture
 def server(package_server: Database) -> Database:
-    """Return a server without locks. A test that stops or configures a server must start its own."""
+    """Return a server without locks. A test that stops or configures a server must start a separate one."""
     if package_server.sql("SELECT to_regclass('multilock.locks') IS NOT NULL")[0][0]:
         clear(package_server)
     return package_server
@@ -62,7 +62,7 @@ def lease(server: Database) -> Iterator[Lease]:
 
 @pytest.fixture
 def ask(server: Database) -> Iterator[Ask]:
-    """Make clients, each without a kernel, of this server or of the URL that is given."""
+    """Return a function that makes clients without a kernel, of this server or of a given URL."""
     made: list[Queued] = []
 
     def make(url: str | None = None, **options: object) -> Queued:

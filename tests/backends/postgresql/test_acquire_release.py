@@ -202,7 +202,7 @@ def test_a_renewal_waits_for_a_locked_row_only_briefly(one: Queued, server: Data
 
 
 def test_a_renewal_locks_its_rows_in_the_order_in_which_followers_do(one: Queued, server: Database) -> None:
-    """Otherwise a renewal and the subscription of a follower may wait for each other, which costs a second."""
+    """With a different order, a renewal and the subscription of a follower may wait for each other for a second."""
     held = [(claim, one.grant(claim)) for claim in (one.take(one.mutex(name=name)) for name in ("b", "a"))]
     with psycopg.connect(server.url) as first, psycopg.connect(server.url) as second, ThreadPoolExecutor(1) as thread:
         lock = "SELECT FROM multilock.locks WHERE key = %s FOR NO KEY UPDATE NOWAIT"
@@ -289,10 +289,10 @@ def test_the_first_grant_of_a_new_row_has_a_greater_token_even_if_it_is_a_hand_o
     one: Queued, two: Queued, server: Database
 ) -> None:
     one.take(one.mutex())
-    server.sql("UPDATE multilock.meta SET floor = floor + 4000000000000000")  # as if the clock was stepped back
+    server.sql("UPDATE multilock.meta SET floor = floor + 4000000000000000")  # as if the clock had been stepped back
     waiter = two.wait(two.mutex())
     server.sql("DELETE FROM multilock.locks")
-    assert not one.holds(one.reader(), join=True)  # hands the name to the waiter
+    assert not one.holds(one.reader(), join=True)  # this call hands the name to the waiter
     assert two.ear.wait(lambda: waiter.id in two.ear.pushed)
     assert (two.ear.pushed[waiter.id].token or 0) > 4000000000000000
 
@@ -319,7 +319,7 @@ def test_a_request_that_waited_for_a_deleted_grant_has_a_greater_token(
     assert one.token(late) > two.token(first)
 
 
-LATER = "until = until + interval '1 hour'"  # as if the clock was stepped back
+LATER = "until = until + interval '1 hour'"  # as if the clock had been stepped back
 
 
 @pytest.mark.parametrize("kind", ["reader", "permit"])
@@ -364,7 +364,7 @@ def test_a_name_that_rests_is_free_by_the_servers_clock_only(one: Queued, two: Q
 def test_a_late_request_of_a_holder_that_was_released_by_force_takes_nothing(
     one: Queued, two: Queued, kind: str
 ) -> None:
-    """Otherwise the holder could renew its lease, and would keep an old token."""
+    """If it did, the holder would keep a lease with an old token."""
     claim = getattr(one, kind)()
     one.take(claim)
     assert two.opened.force_release(NAME, WITHIN)

@@ -1,4 +1,4 @@
-"""Servers, roles and connections that fail, and which error the client raises then."""
+"""Failures of servers, roles and connections, and the errors that the client then raises."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_hand(server: Database) -> Queued:
 
 
 def as_role(server: Database, role: str, *settings: str) -> str:
-    """Make a role that may create tables, with these settings. Returns the URL with which it connects."""
+    """Make a role with these settings that may create tables. Returns its URL."""
     server.sql(f"CREATE ROLE {role} LOGIN")
     server.sql(f"GRANT CREATE ON DATABASE postgres TO {role}")
     for setting in settings:
@@ -138,7 +138,7 @@ def test_a_login_that_failed_leaves_no_connection_open(ask: Ask) -> None:
             taken.settimeout(SOON)
             while taken.recv(1000):
                 pass
-        # The error is used here so that the frames of its traceback live until this line.
+        # Use the error here, so that the frames of its traceback live until this line.
         assert not caught.value.unknown
 
 
@@ -149,7 +149,7 @@ def test_a_wrong_database_is_refused(server: Database, ask: Ask) -> None:
 
 def test_a_text_that_the_database_cannot_hold_is_refused_at_once(server: Database, ask: Ask) -> None:
     one = ask()
-    # A text that hardly becomes shorter if it is compressed.
+    # A text that compression hardly shortens.
     long = "".join(chr(0x4E00 + 7 * number) for number in range(1000))
     with pytest.raises(BackendRejected, match="too long for an index: shorten it"):
         one.attempt(one.mutex(name=long))
@@ -221,7 +221,7 @@ def test_a_grant_without_its_synchronous_standby_is_unknown(own: Database, tells
         told: list[BackendUnavailable] = []
 
         def attempt() -> None:
-            for number in itertools.count():  # the server's processes read the new setting some time later
+            for number in itertools.count():  # the server's processes read the new setting later
                 try:
                     client.attempt(client.mutex(name=f"n{number}"))
                 except BackendUnavailable as error:
@@ -240,7 +240,7 @@ def test_a_grant_without_its_synchronous_standby_is_unknown(own: Database, tells
 
 def test_a_warning_about_the_ids_of_transactions_leaves_the_outcome_known() -> None:
     with Database(wal_level="logical") as server:
-        # This slot keeps VACUUM from freezing, so transaction ids run out. Then each new one warns.
+        # This slot keeps VACUUM from freezing rows, so transaction ids run out, and the server warns at each new one.
         server.sql("SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')")
         where = "SELECT current_setting('data_directory'), min(datfrozenxid::text::bigint) FROM pg_database"
         [(data, first)] = server.sql(where)
@@ -282,7 +282,7 @@ def test_a_connection_that_a_child_drops_never_closes_another_file(one: Queued) 
     one.release(one.take(one.mutex()))
     [wire] = one.opened._endpoint.wires  # type: ignore[attr-defined]
     wire.drop()
-    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]  # these get all low numbers that are free
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]  # these occupy all low numbers
     wire.close()
     closed = []
     for number in others:
@@ -296,7 +296,8 @@ def test_a_connection_that_a_child_drops_never_closes_another_file(one: Queued) 
 def test_a_token_beyond_the_clock_is_not_given_twice_after_a_crash() -> None:
     with Database(wal_writer_delay="10s") as server, closing(by_hand(server)) as one, closing(by_hand(server)) as two:
         held = one.take(one.mutex())
-        server.sql("UPDATE multilock.locks SET token = token + 3600000000::bigint")  # as if the clock was stepped back
+        # as if the clock had been stepped back
+        server.sql("UPDATE multilock.locks SET token = token + 3600000000::bigint")
         waiter = two.wait(two.mutex())
         one.release(held)
         assert two.ear.wait(lambda: waiter.id in two.ear.pushed, SOON)
@@ -316,8 +317,8 @@ def unflushed() -> Iterator[Database]:
 
 
 def crash_while_believed(server: Database, client: Queued, waiter: Claim, then: Callable[[], object] = bool) -> None:
-    """Kill the server, which loses the hand-over to this waiter. Check that no other client gets the lock as long as
-    the waiter believes that it holds the lock.
+    """Kill the server, which loses the hand-over to this waiter. Check that no other client gets the lock while the
+    waiter believes that it holds it.
 
     ``then`` is executed after the server has started again.
     """
@@ -358,7 +359,7 @@ def test_a_hint_that_was_given_up_covers_no_hand_over(unflushed: Database) -> No
         one.take(one.mutex())
         hint, waiter = one.wait(one.mutex(renew=False)), two.wait(two.mutex())
         unflushed.sql("UPDATE multilock.locks SET until = clock_timestamp(), sure = clock_timestamp()")
-        assert not one.holds(one.mutex(fair=True))  # hands the name over, because the lease is over
+        assert not one.holds(one.mutex(fair=True))  # this call hands the name over, because the lease has ended
         assert one.woken(hint)
         one.release(hint)
         crash_while_believed(unflushed, two, waiter)
@@ -367,7 +368,7 @@ def test_a_hint_that_was_given_up_covers_no_hand_over(unflushed: Database) -> No
 def test_a_crash_after_a_step_of_the_clock_admits_nobody_beside_a_believer(unflushed: Database) -> None:
     with closing(by_hand(unflushed)) as one, closing(by_hand(unflushed)) as two:
         held, waiter = one.take(one.mutex(ttl=0.5)), two.wait(two.mutex())
-        ahead = "clock_timestamp() + interval '30 s'"  # as after a renewal and a step back of the clock
+        ahead = "clock_timestamp() + interval '30 s'"  # as if the clock had been stepped back after a renewal
         unflushed.sql(f"UPDATE multilock.locks SET token = token - 1000000000, until = {ahead}, sure = {ahead}")
         one.release(held)
         crash_while_believed(unflushed, two, waiter)

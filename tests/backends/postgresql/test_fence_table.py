@@ -1,4 +1,5 @@
-"""multilock.guard(connection, lease) compares the tokens of any backend in a table of the user's own database."""
+"""multilock.guard(connection, lease) for leases of any backend, whose tokens it compares in a table of the user's
+database."""
 
 from __future__ import annotations
 
@@ -141,7 +142,7 @@ def test_another_open_transaction_keeps_no_newer_lease_out(begin: Begin, holders
 def test_no_older_lease_writes_while_a_newer_one_looks_for_its_last_write(
     begin: Begin, server: Database, holders: Holders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newer lease has found who had the row locked, and stops just before it locks the row."""
+    """The newer lease has found the session that had locked the row, and stops just before it locks the row itself."""
     server.sql("DROP TABLE IF EXISTS data")
     server.sql("CREATE TABLE data AS SELECT 0 AS value")
     monkeypatch.setattr(database_guard, "SEEN", database_guard.SEEN + " AND pg_advisory_lock_shared(7) IS NOT NULL")
@@ -150,7 +151,7 @@ def test_no_older_lease_writes_while_a_newer_one_looks_for_its_last_write(
     first.commit()
     door.execute("SELECT pg_advisory_lock(7)")
     for each in old, new:
-        each.execute("SET lock_timeout = '20s'")  # so that this test ends
+        each.execute("SET lock_timeout = '20s'")  # so that a failing test ends
     looks = new.isolation_level != IsolationLevel.READ_COMMITTED
 
     def waiting() -> int:
@@ -181,7 +182,8 @@ def test_a_newer_lease_that_comes_while_an_older_one_writes_its_token_only_waits
 ) -> None:
     server.sql("INSERT INTO multilock_fence VALUES (%s, 0)", NAME)
     old, new = begin(), begin()
-    old.isolation_level = IsolationLevel.READ_COMMITTED  # or the guard of a never locked row fails
+    # with another isolation level, the guard of a row that was never locked fails
+    old.isolation_level = IsolationLevel.READ_COMMITTED
     new.execute("SELECT 1")
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
@@ -258,7 +260,7 @@ def test_a_fence_without_one_of_its_replies_keeps_the_older_token(
 
 
 def writes(connection: psycopg.Connection[Any], lease: Lease) -> bool:
-    """Return whether this lease can write, or must begin again."""
+    """Return whether this lease can write. Returns False if its transaction must be repeated."""
     try:
         multilock.guard(connection, lease)
     except errors.SerializationFailure:

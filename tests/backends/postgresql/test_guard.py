@@ -25,7 +25,7 @@ KEY = f"multilock/{NAME}"
 
 @pytest.fixture(params=LEVELS, ids=lambda level: level.name)
 def session(server: Database, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
-    """Return a connection of the user's own, on which psycopg begins transactions."""
+    """Return a connection of the user, on which psycopg begins transactions."""
     connection = psycopg.connect(server.url)
     connection.isolation_level = request.param
     yield connection
@@ -47,7 +47,7 @@ def make_rest(client: Queued, claim: Any) -> None:
 
 
 def give_up_after(server: Database, client: Queued, claim: Any, way: str) -> None:
-    """End the holding of ``claim`` in one of the ways in which it can end."""
+    """End the lease of ``claim`` in one of the possible ways."""
     if way == "take-over":
         end_lease(server)
         other = client.mutex()
@@ -302,7 +302,7 @@ def test_a_lease_that_was_lost_here_ends_the_transaction_too(server: Database, l
     server.sql("DELETE FROM multilock.locks")
     assert lease.wait_lost(SOON)
     back = "INSERT INTO multilock.locks (key, id, token, ttl, until) VALUES (%s, 'it@', %s, 0, 'infinity')"
-    server.sql(back, KEY, lease.token)  # now a check at the server alone would succeed
+    server.sql(back, KEY, lease.token)  # a check at the server alone would now succeed
     with psycopg.connect(server.url) as connection:
         with pytest.raises(LockLost):
             lease.guard(connection)

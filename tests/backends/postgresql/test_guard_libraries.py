@@ -1,4 +1,4 @@
-"""The guard, used through each of the libraries by which programs reach PostgreSQL."""
+"""The guard, with each library by which programs use PostgreSQL."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def by_psycopg2(url: str, autocommit: bool) -> Iterator[Any]:
         try:
             yield connection
         finally:
-            if not connection.closed:  # after close() alone, the server keeps the locks for a moment
+            if not connection.closed:  # the server keeps the locks for a moment after close()
                 connection.rollback()
 
 

@@ -1,4 +1,4 @@
-"""Notifications on the connection on which a client listens are neither lost nor delayed."""
+"""No notification on the connection on which a client listens is lost or delayed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def proxy(server: Database) -> Iterator[FaultProxy]:
 
 
 def inside(client: Queued) -> Any:
-    """Return the backend of a client, whose private attributes these tests use."""
+    """Return the backend of a client. These tests use its private attributes."""
     return client.opened
 
 

@@ -36,12 +36,12 @@ def bouncer(package_server: Database) -> Iterator[PgBouncer]:
 
 @pytest.fixture(autouse=True)
 def short_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "TEST_WITHIN", 0.3)  # a client waits this long only where no notification can arrive
+    monkeypatch.setattr(notices, "TEST_WITHIN", 0.3)  # seconds that a client waits, if no notification can arrive
 
 
 @pytest.fixture
 def shared(bouncer: PgBouncer, ask: Ask) -> Queued:
-    """Return a client behind a pooler that changes sessions between transactions."""
+    """Return a client behind a pooler that may use another session for each transaction."""
     return ask(bouncer.url)
 
 

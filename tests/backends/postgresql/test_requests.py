@@ -1,5 +1,5 @@
-"""Requests whose reply is lost, that the server executes too late, or that are interrupted, and what they leave
-behind."""
+"""Requests that are interrupted, whose reply is lost, or that the server executes too late: what do they leave at the
+server?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOLDERS: dict[str, Call] = {
     "repeated attempt": lambda opened, claim, _: opened.attempt(claim, False, WITHIN),
     "renewal": lambda opened, claim, granted: opened.renew(granted.group, [(claim, granted)], WITHIN),
 }
-# Requests that change nothing, each with bytes that only its own message contains.
+# Requests that change nothing, each with bytes that only its message contains.
 LOOKS: dict[str, tuple[bytes, Callable[[Any], object]]] = {
     "inspect": (b"multilock/", lambda opened: opened.inspect(NAME, WITHIN)),
     "inspect_all": (b"multilock/", lambda opened: list(opened.inspect_all("", WITHIN))),
@@ -250,7 +250,7 @@ def test_a_login_whose_reply_is_lost_leaves_no_session_at_the_server(
 
 @pytest.fixture
 def late(far: Queued, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Fault:
-    """Return a login that takes longer than its request."""
+    """Return a login that takes longer than the request's timeout."""
     monkeypatch.setattr(dialling, "KEPT", 600.0)
     monkeypatch.setattr(dialling, "PROMISING", 600.0)
     monkeypatch.setattr(transport, "REQUEST_TIMEOUT_MAX", 600.0)

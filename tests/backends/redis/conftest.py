@@ -42,7 +42,7 @@ def bare(server: RedisServer) -> Iterator[Bare]:
 
 @pytest.fixture
 def connect(server: RedisServer) -> Iterator[Connect]:
-    """Make clients of this server, or of the URL that is given."""
+    """Return a function that makes clients of this server or of a given URL."""
     made: list[Ours] = []
 
     def make(url: str | None = None, **options: object) -> Ours:
@@ -72,7 +72,7 @@ def proxy(server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """Return a healthy, empty cluster of three shards. After the test, its dead nodes are started again."""
+    """Return a healthy, empty cluster of three shards. Nodes that the test ends are started again afterwards."""
     cluster = cluster_of_all_tests()
     for primary in cluster.primaries():
         primary.bare.flushall()
@@ -88,7 +88,7 @@ def package_guarded() -> Iterator[Guarded]:
 
 @pytest.fixture
 def guarded(package_guarded: Guarded) -> Guarded:
-    """Start a primary, its replicas and their Sentinels, all healthy and empty. A test may do anything to them."""
+    """Start a primary, its replicas and their Sentinels. The test may stop or configure any of them."""
     package_guarded.heal()
     return package_guarded
 

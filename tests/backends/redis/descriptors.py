@@ -1,5 +1,4 @@
-"""Check that an event loop no longer watches the descriptor of a connection that has ended, on asyncio's own loop and
-on uvloop."""
+"""Check that an event loop (asyncio's own or uvloop) no longer watches the descriptor of an ended connection."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ __all__ = ["its_number_is_free"]
 
 
 class Successor:
-    """Another connection of the program. It gets the number of multilock's file descriptor at the moment when multilock
+    """Another connection of the program. It gets the number of multilock's descriptor at the moment when multilock
     closes that descriptor."""
 
     def __init__(self, line: Any) -> None:
@@ -37,7 +36,7 @@ class Successor:
 
     async def hears(self) -> None:
         for _ in range(3):
-            await asyncio.sleep(0)  # let the loop handle what is still pending for our connection
+            await asyncio.sleep(0)  # let the loop handle the pending events of our connection
         self._theirs.send(b"for the successor")
         async with asyncio.timeout(2):
             await self.heard.wait()
@@ -48,8 +47,7 @@ class Successor:
 
 
 async def its_number_is_free(proxy: FaultProxy, ends: str) -> None:
-    """Check that the next connection with the number of multilock's descriptor is notified of its data, however
-    multilock's connection ended."""
+    """Check that the loop reports data on the next connection that gets the number of multilock's descriptor."""
     async with multilock.connect_async(proxy.url, ttl=2.0, request_timeout=1.0) as client:
         await (await client.lock("a").acquire()).release()
         face: Any = client._kernel.face

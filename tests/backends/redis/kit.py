@@ -32,7 +32,7 @@ WITHIN = 2.0
 
 
 class Ear:
-    """`multilock.backend.Notices` that records every call. ``heard`` contains a tuple for each call: the kind of event,
+    """`multilock.backend.Notices` that records every call. ``heard`` contains a tuple for each call: the kind of event
     and its subject."""
 
     def __init__(self) -> None:
@@ -118,8 +118,7 @@ class Ours:
     def be_patient(self, within: float) -> None:
         """Repeat each later attempt or renewal that gets no reply, as the kernel does.
 
-        When a client learns of another primary, it closes its connections. Then a pending request on one of them gets
-        no reply.
+        A client that learns of another primary closes its connections, so pending requests get no reply.
         """
         self.within = within
         self._patient = True
@@ -169,7 +168,7 @@ def connected(bare: Bare) -> set[str]:
 
 
 def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:
-    """Wait until a condition on the server is true that no event reports."""
+    """Wait until a condition on the server is true. (No event reports it.)"""
     pause = threading.Event()
     until = now() + within
     while not condition():
@@ -179,7 +178,7 @@ def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:
 
 @contextmanager
 def busy(server: RedisServer) -> Iterator[None]:
-    """Run another program's script inside the block, so that the server answers -BUSY."""
+    """Run a slow script inside the block, so that the server answers -BUSY."""
 
     def says_so() -> bool:
         try:
@@ -208,7 +207,7 @@ def without(bare: Bare, server: RedisServer, right: str) -> str:
 
 
 def since(bare: Bare, version: str, what: str) -> None:
-    """Skip the test on an older server, which does not have ``what`` yet."""
+    """Skip the test on an older server, which does not have ``what``."""
     present = bare.info("server")["redis_version"]
     if [int(part) for part in present.split(".")] < [int(part) for part in version.split(".")]:
         pytest.skip(f"{present} has no {what}")

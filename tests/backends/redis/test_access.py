@@ -1,4 +1,4 @@
-"""Access to the servers of each scheme: certificates, passwords, rights, and the errors for clients without them."""
+"""Access to the servers of each scheme: certificates, passwords and rights, and the errors for clients without them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ class Place:
         hosts = f",{each}".join(f"localhost:{port}" for port in asked)
         scheme = secured(self.scheme) if self._secured and not insecure else self.scheme
         scheme = scheme.replace("redis", server)
-        # The ttl is long, because each server may take a tenth of it for its reply, and an overloaded machine needs
-        # that much.
+        # The ttl is long, because a server must reply within a tenth of it, even on an overloaded machine.
         fixed: dict[str, Any] = {"ttl": 60} | ({"restart_guard": 0} if self.scheme == "redlock" else {})
         return multilock.connect(f"{scheme}://{login}{hosts}/{'m' if self.guard else '0'}", **(fixed | options))
 
@@ -130,8 +129,7 @@ def files(certificates: Path, *names: str) -> dict[str, Any]:
 
 
 def says(client: multilock.Client, pattern: str, kind: type[multilock.MultilockError] = BackendRejected) -> None:
-    """Check that an acquire raises this error in the end. On an overloaded machine a server may seem silent before the
-    error comes."""
+    """Check that an acquire finally raises this error. On an overloaded machine it may raise timeouts before."""
 
     def refused() -> bool:
         try:
@@ -219,8 +217,7 @@ def test_a_certificate_without_tls_raises_an_error(place: Place) -> None:
 
 @pytest.fixture(scope="module")
 def longer_up() -> Iterator[Place]:
-    """Return shared servers that have been up for a while, because `restart_guard` makes clients wait for servers that
-    have just started."""
+    """Return shared servers that have been up for a while, so that `restart_guard` does not delay their votes."""
     with Place("redlock") as place:
         yield place
 
@@ -236,7 +233,7 @@ def three(longer_up: Place) -> Place:
 
 
 def deny(place: Place, count: int, *rights: str) -> None:
-    """Change the rights of the user on this many of the servers."""
+    """Change the rights of the user on so many of the servers."""
     for server in place.servers[:count]:
         with redis.Redis(port=server.port) as bare:
             bare.execute_command("ACL", "SETUSER", "app", *rights)

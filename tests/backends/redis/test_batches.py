@@ -1,4 +1,4 @@
-"""Attempts that an asyncio client sends together, when the one request that carries them fails in some way."""
+"""Attempts that an asyncio client sends together in one request, when that request fails in some way."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ async def client(url: str, **options: Any) -> AsyncIterator[AsyncClient]:
 
 @contextlib.contextmanager
 def no_turns(client: AsyncClient) -> Iterator[None]:
-    """Use up all free turns of the client inside the block, so that first attempts are sent together."""
+    """Use up the number of attempts that the client sends separately, so that first attempts inside the block are sent
+    together."""
     turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
     free, turns.free = turns.free, 0
     try:
@@ -56,8 +57,8 @@ def no_turns(client: AsyncClient) -> Iterator[None]:
 
 
 async def waiters(client: AsyncClient, number: int = 3, sent: Callable[[], object] = lambda: None) -> Waiters:
-    """Start tasks that wait for "a", and whose attempts are sent in one request. ``sent()`` is called on the loop once
-    the request was passed to its thread."""
+    """Start tasks that wait for "a", and whose attempts are sent in one request. ``sent()`` is called once that request
+    was passed to a thread."""
     batches: Any = client._kernel.face._batches  # type: ignore[attr-defined]
     send, together = batches._send, []
 

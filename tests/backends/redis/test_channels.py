@@ -1,5 +1,5 @@
-"""asyncio without threads: the event loop itself sends a request and later reads the reply. The tests cause faults
-between these two steps."""
+"""asyncio without threads: the event loop sends a request and later reads the reply. The tests cause faults between
+these two steps."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_cancelled_request_ends_its_connection_and_is_undone(proxy: FaultProxy
 
 
 class LateSocket:
-    """A socket that behaves as if the process was paused just before it sent its bytes."""
+    """A socket that behaves as if the process had been paused just before sending."""
 
     def __init__(self, sock: socket.socket, by: float) -> None:
         self._sock = sock
@@ -264,7 +264,7 @@ def test_a_client_whose_loop_was_closed_during_a_request_works_on_another_loop(
         async with ours:
             assert await ours.lock("b").try_acquire()
             proxy.hold_request(b"multilock/c")
-            # The deadline of the first request is over as well. It must not hide the deadline of this request.
+            # The deadline of the first request has passed too, and must not hide the deadline of this request.
             with pytest.raises(BackendUnavailable):
                 await ours.lock("c").try_acquire()
             assert not task.done()
@@ -353,7 +353,7 @@ def test_requests_beyond_the_limit_of_connections_use_threads(server: RedisServe
 
 
 def made_slowly(ours: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], threading.Event]:
-    """Let the backend finish the connections that it opens from now on only when the returned event is set."""
+    """Let the backend finish new connections only once the returned event is set."""
     backend: Any = ours._kernel.backend
     connect = backend.channel
     made: list[Any] = []
@@ -388,7 +388,7 @@ def test_a_connection_without_a_waiting_request_is_closed(server: RedisServer, m
 def test_a_connection_completed_during_the_cancel_of_its_request_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cancel comes after the step that receives the reply and before the step that uses it."""
+    """The cancel comes between the receipt of the reply and its use."""
     settle = _Request._settle
 
     async def main() -> None:
@@ -449,7 +449,7 @@ def test_a_connection_that_ended_unnoticed_is_closed_with_the_client(
 def test_a_connection_made_while_the_client_closes_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The request must come after the end of the connection, and before the time limit.
+    # The request must come after the end of the connection, but within this time.
     monkeypatch.setattr("multilock.aio.requests.GRACE", WITHIN)
 
     async def main() -> None:

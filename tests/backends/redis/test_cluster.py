@@ -69,10 +69,9 @@ def them(connect: Connect, cluster: RedisCluster) -> Ours:
 
 
 def slots_asked(cluster: RedisCluster) -> int:
-    """Return how many requests for the table of slots all nodes together have got. Requests of this test do not
-    count."""
+    """Return how many requests for the table of slots all nodes have received, without those of this test."""
     said = [node.bare.info("commandstats") for node in cluster.members]
-    # Before 7.0 the server counts all CLUSTER commands together. The client sends a CLUSTER INFO with each CLUSTER
+    # Before 7.0 the server counts all CLUSTER commands together, and the client sends a CLUSTER INFO with each CLUSTER
     # SLOTS.
     names = (("cmdstat_cluster|slots", 1), ("cmdstat_cluster", 2))
     return sum(stats.get(name, {}).get("calls", 0) // each for stats in said for name, each in names)
@@ -196,7 +195,7 @@ def test_a_request_whose_keys_have_all_moved_is_answered_by_the_new_node(us: Our
 def test_a_waiter_whose_place_was_moved_is_overtaken_only_until_its_heartbeat(
     us: Ours, them: Ours, moving: Moving
 ) -> None:
-    """The waiter has not subscribed at the new node yet, so no script there may hand the name to it. But it keeps its
+    """The waiter has not subscribed at the new node yet, so no script hands the name to it there. But it keeps its
     place."""
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
@@ -211,8 +210,8 @@ def test_a_waiter_whose_place_was_moved_is_overtaken_only_until_its_heartbeat(
 
 
 def test_a_push_is_only_a_hint_because_every_node_forwards_it(us: Ours, them: Ours, moving: Moving) -> None:
-    """The waiter's deadline was written by the clock of one node, and after the move another node hands the name over.
-    The nodes forward the notification to each other, so it reaches subscribers at both, unless it is lost."""
+    """The waiter's deadline comes from the clock of one node, and after the move another node hands the name over. The
+    nodes forward the notification to each other, so it reaches subscribers at both."""
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     other = moving.cluster.name_on(moving.there)
@@ -238,7 +237,7 @@ def test_after_a_move_only_a_deletion_at_the_new_node_is_a_loss(us: Ours, moving
     witness = us.take(us.claim(moving.cluster.name_on(moving.here, "w")))
     us.watch(witness)
     moving.here.bare.delete(f"multilock/{witness[0].name}")
-    us.ear.hears("gone", witness[0].id, TAKEN)  # any earlier notification was handled before this one
+    us.ear.hears("gone", witness[0].id, TAKEN)  # all earlier notifications were handled before this one
     assert us.ear.heard == []
     # The client watches the lock at the new node as soon as it knows of the move, without a renewal.
     eventually(lambda: held[0].id in listener_at(us, moving.there)._watched, within=10)

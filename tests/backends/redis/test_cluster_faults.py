@@ -40,7 +40,7 @@ def other(cluster: RedisCluster) -> Iterator[Client]:
 def test_a_held_lock_whose_slot_moves_back_and_forth_is_never_lost_nor_shared(
     client: Client, cluster: RedisCluster
 ) -> None:
-    """Even under contention no two holders overlap, and no holder is notified of a loss that did not happen."""
+    """Under contention no two holders overlap, and no loss is reported that did not happen."""
     here, there, _ = cluster.primaries()
     held, read, contended = names = list(islice(cluster.names_on(here), 3))
     slots = [cluster.slot_of(name) for name in names]
@@ -114,8 +114,8 @@ def test_locks_work_again_when_the_replica_of_a_killed_primary_takes_over(
 
 
 def test_a_holder_is_notified_if_the_new_primary_lacks_its_lock(client: Client, cluster: RedisCluster) -> None:
-    """A failover loses writes that had not reached the replica. The client watches the key at the new primary, and
-    thereby notices the loss without a renewal."""
+    """The failover loses a lock that had not reached the replica. The client watches the key at the new primary, and so
+    notices the loss without a renewal."""
     primary = cluster.primaries()[0]
     lost: list[multilock.Loss] = []
     told = threading.Event()
@@ -153,7 +153,7 @@ def test_a_release_that_a_failover_lost_is_repeated_at_the_new_primary(cluster: 
 
 
 def test_a_client_reaches_a_cluster_although_no_node_of_its_url_lives(connect: Connect, cluster: RedisCluster) -> None:
-    """The client uses the nodes that it has learnt from the node of its URL."""
+    """The client uses the nodes that the node of its URL has named."""
     first, second, _ = cluster.primaries()
     ours = connect(f"redis+cluster://{first.endpoint}")
     gone = cluster.name_on(first)

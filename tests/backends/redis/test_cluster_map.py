@@ -1,5 +1,5 @@
-"""The client of a cluster chooses which nodes it asks for the table of slots, and which replies it believes. No cluster
-is needed."""
+"""The client of a cluster chooses which nodes it asks for the table of slots, and which replies count. No cluster is
+needed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def table(*primaries: Address, replicas: Sequence[Address] = ()) -> SlotTable:
 
 
 class Nodes:
-    """The nodes of a cluster, with the reply of each to a request for the table of slots. A node without a reply is
-    silent."""
+    """The nodes of a cluster, with the reply of each to a request for the table of slots. A node without an entry does
+    not reply."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *seeds: Address) -> None:
         self.say: dict[Address, Any] = {}
@@ -100,8 +100,7 @@ def test_an_empty_slot_table_counts_as_silence(nodes: Nodes) -> None:
 
 
 def test_the_addresses_of_the_url_are_asked_after_the_learnt_ones(nodes: Nodes) -> None:
-    """An address of the URL may belong to another cluster by now. So its reply counts only if no other node has replied
-    or may still reply."""
+    """An address of the URL may belong to another cluster by now, so its reply counts only if no other node replies."""
     nodes.say[SEED] = lines(C)
     for _ in range(6):
         nodes.look()
@@ -140,8 +139,8 @@ def test_a_recreated_cluster_with_lower_epochs_is_followed(nodes: Nodes) -> None
 
 
 def test_many_silent_nodes_leave_time_for_the_others(nodes: Nodes) -> None:
-    """The client gives each silent node only a part of the remaining time. In this test no time passes, so the
-    remaining time stays the same."""
+    """A node without a reply may use only a part of the remaining time. No time passes in this test, so the remaining
+    time does not change."""
     replicas = [Address("10.0.0.2", port) for port in range(7000, 7009)]
     nodes.cluster_map._table = table(A, B, replicas=replicas)
     nodes.say = {SEED: lines(C)}
@@ -177,7 +176,7 @@ def hanging() -> Iterator[socket.socket]:
 
 
 def test_a_late_reply_of_a_former_primary_does_not_count(nodes: Nodes, hanging: socket.socket) -> None:
-    """When the new table names another primary, the pending request fails, and its late reply does not count."""
+    """When a new table names another primary, the pending request fails, and its late reply does not count."""
     nodes.servers[A] = hanging.getsockname()[1]
     ended: list[BackendUnavailable] = []
 
@@ -224,7 +223,7 @@ def test_a_client_that_left_a_former_primary_no_longer_asks_it(
     step: str,
     watched: bool,
 ) -> None:
-    """The table changes between the step that chose the node and the connection to it. The former primary does not know
+    """The table changes after the client has chosen the node, and before it connects. The former primary does not know
     this, and would grant the lock."""
     nodes.servers = {A: redis_server.port, B: server.port}
     if watched:
@@ -249,9 +248,8 @@ def test_a_client_that_left_a_former_primary_no_longer_asks_it(
 
 
 def test_one_node_that_hangs_delays_no_watch_on_other_nodes(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watched names have moved from one node to two others, and one of these two hangs. The client keeps the names of
-    the node that hangs, and tries them again. The healthy node gets the watches of its names. Each of the two nodes
-    hangs once."""
+    """Watched names have moved from one node to two others, one of which hangs. The healthy node gets the watches of
+    its names, and the client retries those of the node that hangs. Each of the two nodes hangs once."""
     to = {"first": B, "second": C}
     owners: list[Address | None] = [A] * SLOTS
     for name, owner in to.items():
@@ -337,8 +335,8 @@ def test_the_first_node_of_a_group_is_asked_first_and_leaves_time_for_its_replie
 
 
 def test_at_most_one_thread_of_a_group_waits_for_a_node_that_hangs(renewing: Renewing) -> None:
-    """While one thread waits for the node that hangs, the other threads renew only leases of other nodes. When the node
-    replies, all threads use it again."""
+    """While one thread waits for the node that hangs, the other threads skip its leases. When the node replies, all
+    threads use it again."""
     asked, over = threading.Event(), threading.Event()
 
     def hangs() -> None:

@@ -1,4 +1,4 @@
-"""Each weakness of the lock on this server is found, and its finding names the remedy."""
+"""diagnose() finds each weakness of the lock on this server, and names the remedy."""
 
 from __future__ import annotations
 

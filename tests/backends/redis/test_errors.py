@@ -1,4 +1,4 @@
-"""Each refusal and each silence raises the right error, which states correctly whether the server executed the
+"""Each refusal and each missing reply raises the right error, which states correctly whether the server executed the
 request."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_a_connection_that_breaks_right_after_the_login_is_closed(redis_server: 
             super().connect()  # type: ignore[no-untyped-call]
             made.append(self)
             sock: Any = self._sock
-            sock.close()  # macOS refuses any option of a socket whose server is gone
+            sock.close()  # on macOS, a socket whose server has closed it refuses all options
 
     endpoint = Endpoint(redis_server.url, Broken, {"port": redis_server.port})
     with pytest.raises(BackendUnavailable):
@@ -210,7 +210,7 @@ def test_a_full_server_rejects_new_locks_but_serves_the_held_ones(us: Ours, them
         bare.config_set("maxmemory", 0)
 
 
-# Errors that count as silence, after a request that was certainly not executed
+# Errors that count as a missing reply, although the request was certainly not executed
 
 
 def test_a_refused_connection_raises_backend_unavailable(connect: Connect) -> None:
@@ -288,16 +288,16 @@ def test_a_replica_counts_as_silence_and_is_named(us: Ours, server: RedisServer,
             replica.take(replica.claim("b"))
         assert "replica" in str(caught.value)
         eventually(lambda: bare.info("replication")["master_link_status"] == "up", within=10)
-    with silent(unknown=False):  # silence, although the primary never had the lock
+    with silent(unknown=False):  # no refusal, although the primary never had the lock
         replica.release(claim)
     replica.close()
 
 
 def empty_replica(bare: Bare) -> None:
-    """Turn the server into an empty replica that has not reached its primary yet."""
+    """Turn the server into an empty replica that has not connected to its primary yet."""
     bare.replicaof("127.0.0.1", 1)
     bare.config_set("replica-read-only", "no")
-    # Both commands run in one transaction. Otherwise another client could find an empty replica that accepts writes.
+    # With one transaction no other client finds an empty server that still accepts writes.
     at_once = bare.pipeline(transaction=True)
     at_once.flushall()
     at_once.config_set("replica-read-only", "yes")
@@ -405,7 +405,7 @@ def test_too_few_replicas_raise_backend_unavailable(us: Ours, bare: Bare) -> Non
     assert holder_of(bare) is None
 
 
-# silences where the request may have been executed
+# missing replies, where the request may have been executed
 
 
 def test_an_acquire_whose_reply_is_lost_is_found_by_the_same_id(

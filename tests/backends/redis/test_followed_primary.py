@@ -28,8 +28,8 @@ class Client:
         asked_at: float | None = None,
         others: tuple[Address, ...] = (),
     ) -> bool:
-        """Report this primary from one Sentinel. ``at`` is a name that leads to this Sentinel at this moment, and to
-        others at other times."""
+        """Report this primary from one Sentinel. ``at`` is a host name that leads to a different Sentinel at other
+        times."""
         self.time += 0.01
         facts = {"num-other-sentinels": str(number - 1), "quorum": str(quorum)}
         place = Address(at or sentinel, 26379)
@@ -37,7 +37,7 @@ class Client:
         return self.following.note(told, at is None, self.time)
 
     def misses(self, *sentinels: str, for_: float = 0.0) -> None:
-        """Let ``for_`` seconds pass in which these Sentinels are silent."""
+        """Let ``for_`` seconds pass in which these Sentinels do not reply."""
         self.time += for_
         for each in sentinels:
             self.following.silent(Address(each, 26379))

@@ -1,4 +1,4 @@
-"""A release makes the first live waiter the holder and notifies it, also after the failures that these tests cause."""
+"""A release makes the first live waiter the holder and notifies it, even after the failures that these tests cause."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_a_client_that_may_not_count_subscribers_assumes_that_all_waiters_live(
 
 
 def test_the_last_holder_of_a_deleted_lock_hands_it_over(server: RedisServer, bare: Bare) -> None:
-    """The client of the former holder notices the deletion, and the release with which it cleans up hands the name
-    over. The waiter itself would ask only 1.8 s later."""
+    """The former holder notices the deletion, and its release hands the name over. The waiter itself would ask only 1.8
+    s later."""
     with multilock.connect(server.url) as ours, multilock.connect(server.url) as theirs:
         former = ours.lock("a").acquire()
         waiter = threading.Thread(target=theirs.lock("a").acquire, daemon=True)
@@ -117,7 +117,7 @@ def test_a_frozen_waiter_delays_the_next_one_only_by_its_own_liveness(
         alive = them.wait()
         with stopped.paused():
             us.release(claim)
-            # The connection of the stopped process is open, so the server cannot know that it is not running.
+            # The connection of the stopped process is open, so the server cannot know that the process is stopped.
             assert holder_of(bare) == owner
             bare.pexpire("multilock/a", 1)  # the lease of the stopped process expires
             eventually(lambda: holder_of(bare) is None)

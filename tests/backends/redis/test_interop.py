@@ -1,4 +1,4 @@
-"""Other programs that lock the key ``<prefix><name>`` exclude us, and we exclude them."""
+"""Locks of other programs on the key ``<prefix><name>`` exclude ours, and ours exclude theirs."""
 
 from __future__ import annotations
 

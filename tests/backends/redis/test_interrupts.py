@@ -1,5 +1,4 @@
-"""If a KeyboardInterrupt comes while a caller works on a connection for notifications, the client loses no
-notification."""
+"""If a KeyboardInterrupt comes while a caller uses a connection for notifications, no notification is lost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A holder is notified at once if its key is deleted or taken. The server tracks the keys that the tracked connection
-has read."""
+"""A holder is notified at once if its key is deleted or taken."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ def test_a_release_is_not_a_loss(us: Ours, bare: Bare) -> None:
         us.release(held[0])
     witness = us.take()
     us.watch(witness)
-    bare.delete(LOCK)  # the notification of this deletion comes after every earlier one
+    bare.delete(LOCK)  # its notification comes after all earlier ones
     us.ear.hears("gone", witness[0].id, TAKEN)
     assert us.ear.heard == []
 
@@ -118,7 +117,7 @@ def test_a_killed_connection_is_replaced_and_the_watch_continues(us: Ours, bare:
     listener = us.backend._node.listener
     before = listener._tracked
     bare.client_kill_filter(_type=which, skipme=True)
-    # The next renewal, notification or two-second check finds that the connection has ended. Then the client reads
+    # The next renewal, notification or two-second check finds that the connection has ended. The client then reads
     # every key again.
     eventually(lambda: listener._tracked is not before and listener._tracked.alive, within=6)  # type: ignore[union-attr]
     us.ear.heard.clear()
@@ -150,7 +149,7 @@ def test_acquiring_a_name_again_in_the_same_client_ends_the_old_claim(us: Ours, 
 
 
 def two_leases_of_one_name(us: Ours) -> tuple[tuple[Claim, Granted], tuple[Claim, Granted]]:
-    """Make two leases of one name, for which the key of the name has one value, as for two readers."""
+    """Make two leases of one name that have the same value in the key, as two readers do."""
     first = us.take()
     second = us.claim(), first[1]
     us.watch(first)
@@ -361,8 +360,8 @@ def test_the_cost_of_a_look_depends_only_on_its_own_names(us: Ours) -> None:
 
 
 def test_removing_claims_skips_none_that_other_threads_add() -> None:
-    """The last watched claim of a name is removed while another one is added. The entry of the name must be removed, or
-    remain with the new claim."""
+    """The last watched claim of a name is removed while another one is added. The entry of the name must then contain
+    the new claim."""
     watched = Watched()
 
     def work(me: int) -> None:

@@ -1,5 +1,5 @@
-"""URLs, options and client objects: which are accepted, which are refused before any I/O, and which are never
-shared."""
+"""URLs, options and client objects that are accepted, or refused before any I/O. Connections of client objects are
+never shared."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_fake_redis_is_refused_at_once_with_the_remedy() -> None:
 
 
 def test_the_retries_of_a_client_object_passed_to_connect_are_not_used(server: RedisServer) -> None:
-    with redis.Redis(host="127.0.0.1", port=1) as client:  # redis-py would retry ten times by default
+    with redis.Redis(host="127.0.0.1", port=1) as client:  # by default, redis-py retries ten times
         ours = Ours("redis://", client=client)
         with pytest.raises(BackendUnavailable):
             ours.take()

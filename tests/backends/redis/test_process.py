@@ -24,7 +24,7 @@ from tests.servers import RedisServer
 
 
 def forking(url: str) -> None:
-    """Hold and watch a lock, and wait for another. Then fork, and use the same backend object in both processes."""
+    """Hold and watch a lock, wait for another one, fork, and use the backend object in both processes."""
     ours = Ours(url)
     held = ours.take()
     ours.watch(held)
@@ -56,8 +56,7 @@ def test_a_forked_child_opens_its_own_connections_and_leaves_the_parents_alone(s
 
 
 def leaving_a_child(url: str) -> None:
-    """Open connections of every kind, by waiting, watching and opening a channel. Then fork. The child lives on and
-    uses none of them."""
+    """Open connections of every kind, and fork. The child lives on and uses none of them."""
     ours = Ours(url)
     ours.watch(ours.take(ours.claim("mine")))
     channel = ours.backend.channel(2)
@@ -90,7 +89,7 @@ def test_a_forked_child_keeps_no_connection_of_a_killed_parent(
 
 
 def forking_while_it_connects(url: str) -> None:
-    """Fork a child at a moment when a new connection is open, but not in the list of connections yet."""
+    """Fork while a new connection is open, but not in the list of connections yet."""
     connect = Connection.connect
     children: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A proxy in front of the server that repeats and splits replies, sends its own errors, and forgets connections."""
+"""A proxy in front of the server repeats and splits replies, sends errors, and forgets connections."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Mangler:
         self._listener.close()
         for side in self._sides:
             with suppress(OSError):
-                side.shutdown(socket.SHUT_RDWR)  # otherwise the connection stays open while its thread waits in recv()
+                # wakes the thread that waits in recv(), so that the connection is closed
+                side.shutdown(socket.SHUT_RDWR)
             side.close()
 
     def once(self, first: bytes, mangle: Mangle) -> None:

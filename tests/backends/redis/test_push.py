@@ -1,5 +1,5 @@
-"""The notification (push) of a handover is a grant. These tests show what the notification contains, from when the
-lease counts, and which waiters must still ask the server."""
+"""The notification (push) of a handover is a grant. The tests check its contents, the begin of the lease, and which
+waiters must still ask the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
 from tests.servers import RedisServer
 
 LOCK, LIVE, TOKEN = "multilock/a", "{multilock/a}:live", "{multilock/a}:token"
-GIVEN = 64  # claims that share a name and get it in one script (queue.lua)
+GIVEN = 64  # claims that can get a shared name in one script (queue.lua)
 Connect = Callable[..., Ours]
 
 
@@ -125,8 +125,8 @@ def test_force_release_sends_the_holder_a_hint_and_the_next_waiter_a_grant(us: O
 
 
 def test_a_waiter_without_a_subscription_is_pushed_no_grant(us: Ours, them: Ours, connect: Connect, bare: Bare) -> None:
-    """A replica forwards a notification to its own subscribers. So the server must not send a notification even if
-    nobody has subscribed at the server itself."""
+    """A replica forwards notifications to its own subscribers. So the server must not send one to a waiter without a
+    subscription at the server itself."""
     held, _ = us.take()
     dead, alive = them.wait(), connect().wait()
     them.close()
@@ -219,7 +219,7 @@ def test_a_late_push_for_a_taken_name_is_not_believed(server: RedisServer, bare:
             proxy.black_hole()  # the proxy now loses the notification and all heartbeats
             held.release()
             assert str(holder_of(bare)).startswith(two._kernel.client)
-            third = one.lock("a").acquire(timeout=15)  # granted once the handover to the silent waiter has expired
+            third = one.lock("a").acquire(timeout=15)  # granted once the lease of the handover has expired
             proxy.heal()
             eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=10)
             assert third.is_held()
@@ -233,7 +233,7 @@ def test_a_late_push_for_a_taken_name_is_not_believed(server: RedisServer, bare:
 def test_a_push_before_a_hint_of_a_force_release_is_checked_by_a_request(
     server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The notification and the hint arrive during a heartbeat, and the heartbeat's reply mentions neither."""
+    """The notification and the hint arrive during a heartbeat, whose reply is older."""
     with FaultProxy.before(server.url) as proxy, client(server) as one, client(server, proxy.url) as two:
         held = one.lock("a").acquire()
         with acquiring(two.lock("a", fair=True)) as acquired:
@@ -270,7 +270,7 @@ def test_a_push_before_a_hint_of_a_force_release_is_checked_by_a_request(
 
 @contextmanager
 def acquiring(lock: multilock.DistributedLock) -> Iterator[Callable[[], multilock.Lease]]:
-    """Acquire in another thread. Yield the function that waits for the lease, and release the lease at the end."""
+    """Acquire in another thread. Yields a function that waits for the lease, which is released at the end."""
     with ThreadPoolExecutor(1) as pool:
         lease = pool.submit(lock.acquire, 30)
         yield lease.result
@@ -278,8 +278,8 @@ def acquiring(lock: multilock.DistributedLock) -> Iterator[Callable[[], multiloc
 
 
 def test_a_refused_waiter_does_not_believe_an_older_push(server: RedisServer, bare: Bare) -> None:
-    """An operator deletes a name that was just handed over. Another client acquires it, and the server refuses the
-    waiter. Only then the notification of the handover arrives."""
+    """An operator deletes a name that was just handed over, another client acquires it, and the server refuses the
+    waiter. The notification of the handover arrives only after that."""
     with (
         multilock.connect(server.url, ttl=1) as us,
         multilock.connect(server.url, ttl=1) as them,

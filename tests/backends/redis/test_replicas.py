@@ -1,4 +1,5 @@
-"""``replicas=N``: a grant counts when N replicas have it. Otherwise the client removes it from all servers."""
+"""``replicas=N``: a grant counts once N replicas have acknowledged it. If too few do, the client removes it from all
+servers."""
 
 from __future__ import annotations
 
@@ -95,8 +96,8 @@ def test_a_possibly_granted_request_never_counts_as_unsent(us: Ours, monkeypatch
 def test_a_grant_before_a_move_of_its_slot_may_still_exist(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a cluster the slot moves after the grant, and the grant moves with it. So the server executes the acquire, and
-    redirects only the second request, which waits for replicas."""
+    """In a cluster the slot moves together with the grant. So the node executes the acquire, and redirects only the
+    second request, which waits for replicas."""
 
     def moved(requests: list[bytes], within: float) -> list[Answer]:
         return [(refusal("MOVED 1 h:1", "redis://h"), 0.0) for _ in requests]

@@ -119,7 +119,7 @@ def test_a_force_release_ends_a_rest_and_notifies_only_waiters(us: Ours, them: O
     assert them.backend.force_release("a", 1) is True
     assert holder_of(bare) == waiter.owner
     them.ear.hears("wake", waiter.id)
-    us.watch(us.take(us.claim("another")))  # by now the client has received all earlier notifications
+    us.watch(us.take(us.claim("another")))  # the client has then received all earlier notifications
     assert us.ear.heard == []
 
 

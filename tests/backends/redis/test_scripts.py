@@ -1,4 +1,4 @@
-"""The rules of each script: which claim gets the name, with which token, and what remains."""
+"""The rules of each script: which claim gets the name and which token, and which keys remain."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_waiters_get_the_name_in_order_of_arrival(us: Ours, them: Ours) -> None:
 def test_a_fair_newcomer_does_not_overtake_a_live_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     waiter = us.wait()
-    bare.delete(LOCK)  # the name becomes free without a script that hands it over, as when a lease expires
+    bare.delete(LOCK)  # the name becomes free without a handover, as when a lease expires
     assert isinstance(them.attempt(them.claim()), Busy)
     assert holder_of(bare) == waiter.owner  # the new claim's request has handed the name over
 
@@ -103,8 +103,8 @@ def test_a_waiter_is_dropped_after_its_deadline(us: Ours, them: Ours, bare: Bare
 
 
 def killed(bare: Bare, count: int, *, until: int = 5000) -> list[str]:
-    """Add waiters of a process that was killed, and return their owners. The waiters keep their places for ``until``
-    ms, and are not subscribed."""
+    """Add waiters without a subscription, as if their process had been killed. Returns their owners. Their places last
+    for ``until`` ms."""
     seconds, micros = bare.time()
     client, deadline = "d" * 16, seconds * 1000 + micros // 1000 + until
     dead = [f"{client}.{number:032x}@lock:h:1:me:10" for number in range(count)]
@@ -140,7 +140,7 @@ def test_a_waiter_keeps_its_liveness_after_the_server_clock_steps_back(us: Ours,
     waiter = them.wait(them.claim(ttl=30))
     deadline = bare.hget(LIVE, waiter.owner)
     mode, till, echo = deadline.decode().split(":")
-    # Change the entry as if it was written before the clock was stepped back by an hour.
+    # Change the entry as if it had been written before the clock was stepped back by an hour.
     bare.hset(LIVE, waiter.owner, f"{mode}:{int(till) + 3_600_000}:{echo}")
     us.release(holder)
     assert holder_of(bare) == waiter.owner
@@ -236,7 +236,7 @@ def test_a_tombstone_ends_after_a_minute_and_an_ordinary_release_leaves_none(us:
 def test_a_release_of_a_free_name_wakes_the_next_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     former, _ = us.take()
     waiter = them.wait()
-    # The name becomes free as after a force release, and the release of the former holder is the next request.
+    # The name becomes free without a handover, and the next request is the release of the former holder.
     bare.delete(LOCK)
     assert us.release(former) is False
     assert holder_of(bare) == waiter.owner
@@ -274,7 +274,7 @@ def test_a_token_ahead_of_the_clock_is_followed_by_a_greater_one(us: Ours, bare:
     bare.set(TOKEN, ahead)
     claim, granted = us.take()
     assert granted.token == ahead + 1
-    # The key of the token is kept until ten minutes after the clock has passed the token. So no token is issued twice.
+    # The key of the token is kept until ten minutes after the time of the token, so no token is issued twice.
     assert 3600 + 600 < bare.ttl(TOKEN) <= 3600 + 610
     us.release(claim)
     assert us.take()[1].token == ahead + 2
@@ -360,7 +360,7 @@ def test_force_release_passes_the_name_to_the_first_waiter(us: Ours, them: Ours,
 
 @pytest.mark.parametrize("kind", ["lock", "read", "permit"])
 def test_a_late_request_of_a_holder_that_was_released_by_force_takes_nothing(us: Ours, them: Ours, kind: str) -> None:
-    """Otherwise the holder could renew its lease, and would keep an old token."""
+    """If it did, the holder would keep a lease with an old token."""
     claim, _ = us.take(us.claim(kind=kind, permits=2 * (kind == "permit")))
     assert them.backend.force_release("a", 1) is True
     late = us.attempt(claim, join=True)

@@ -1,4 +1,4 @@
-"""``redis+sentinel://`` on real Sentinels: which server a client uses, and which locks survive a change of the
+"""``redis+sentinel://`` with real Sentinels: which server a client uses, and which locks survive a change of the
 primary."""
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def test_a_sentinel_whose_name_lookup_hangs_does_not_block_the_others(
             assert on(server) == claim.owner
             assert str(endpoint.sentinels[0]) == guard.endpoint
             eventually(lambda: client.client_list(_type="pubsub"), within=WITHIN)
-            # Let the client try the slow Sentinel first when its subscription to this Sentinel ends. It must then
-            # subscribe to this Sentinel again.
+            # When its subscription to this Sentinel ends, the client must first try the slow Sentinel, and then this
+            # one again.
             endpoint.sentinels = endpoint.sentinels[::-1]
             client.client_kill_filter(_type="pubsub")
             with pytest.raises(BackendUnavailable, match=r"slow\.example.*not connected"):
@@ -165,7 +165,7 @@ def test_a_client_learns_of_a_failover_although_its_sentinel_is_isolated(connect
         with suppress(BackendUnavailable):  # the client may notice the failover during this request
             ours.take()
         ours.be_patient(WITHIN)
-        # Only connections of the Sentinel may be left on the former primary.
+        # Only the Sentinels may still be connected to the former primary.
         with redis.Redis(port=former.port) as bare:
 
             def is_left() -> bool:
@@ -227,7 +227,7 @@ def test_recreated_sentinels_are_followed_at_the_next_failover(guarded: Guarded,
     us.release(us.take()[0])
     endpoint = us.backend._endpoint
     assert isinstance(endpoint, SentinelEndpoint)
-    for _ in range(5):  # a late message of a former Sentinel may give the former epoch to the new ones
+    for _ in range(5):  # the new Sentinels may still get the former epoch by a late message
         guarded.make_sentinels_anew()
         with suppress(AssertionError):
             eventually(lambda: endpoint.told is not None and endpoint.told.epoch == 0, within=8.0)
@@ -355,7 +355,7 @@ def test_a_former_primary_that_still_believes_in_its_role_grants_no_lock(
 
 
 def test_a_new_primary_is_followed_from_its_promotion_on(guarded: Guarded, connect: Connect) -> None:
-    """The failover may take three minutes, in which the leading Sentinel still describes the former primary."""
+    """Until the failover ends, for up to three minutes, the leading Sentinel still describes the former primary."""
     leading, following = guarded.guards[:2]
     us, them = (connect(guarded.url_to([guard])) for guard in (leading, following))
     us.release(us.take()[0])
@@ -389,7 +389,7 @@ def test_a_reply_of_a_former_primary_that_was_frozen_does_not_count(guarded: Gua
             them.be_patient(WITHIN)
             held = them.take()
             eventually(lambda: led_to(us, new), within=WITHIN)
-        # The former primary runs again, executes the requests that it had received, and replies.
+        # The former primary runs again, executes the pending requests, and replies.
         eventually(lambda: on(former), within=WITHIN)
         with pytest.raises(BackendUnavailable) as caught:
             asked.result(WITHIN)
@@ -420,7 +420,7 @@ def test_a_waiter_gets_the_lock_from_the_new_primary_on_both_faces(guarded: Guar
         async with multilock.connect_async(guarded.url, ttl=20) as client, client.lock("a").acquire(timeout=4 * WITHIN):
             order.append("asyncio")
 
-    # The `with` closes the client first, and so releases its lock. So the waiter ends even if this test fails.
+    # The `with` closes the client first, which releases its lock, so that the waiter ends even if this test fails.
     with ThreadPoolExecutor() as pool, multilock.connect(guarded.url, ttl=20) as client:
         lease = client.lock("a").acquire()
         done = pool.submit(asyncio.run, wait())
@@ -466,7 +466,7 @@ def test_without_sentinels_the_client_keeps_using_its_connections(guarded: Guard
 
 
 def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server: RedisServer, connect: Connect) -> None:
-    """The client also leaves a replica with ``redis://``, because the address may lead to another server by now."""
+    """This is so even with ``redis://``, because the address may lead to another server by now."""
     ours = connect(redis_server.url)
     together = threading.Barrier(3)
 

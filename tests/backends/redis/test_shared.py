@@ -1,4 +1,4 @@
-"""Readers and permits: which claims hold a name together, which wait, which tokens they get, and which keys remain."""
+"""Readers and permits: which claims hold a name together or wait, which tokens they get, and which keys remain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sharing(bare: Bare) -> set[str]:
 
 
 def end_lease(bare: Bare, claim: Claim) -> None:
-    """Let the lease of this holder expire, without a script that notices it yet."""
+    """Let the lease of this holder expire. No script has noticed it yet."""
     bare.zadd(HOLDERS, {claim.owner: 1}, xx=True)
 
 
@@ -75,7 +75,7 @@ def test_a_waiter_rejected_for_its_number_of_permits_blocks_no_later_waiter(us: 
     first, other, behind = us.wait(us.permit(3)), them.wait(them.permit(5)), us.wait(us.permit(3))
     us.release(alone)
     assert sharing(bare) == {first.owner}
-    # The waiter is woken at once, because until its next heartbeat it would block every claim behind it.
+    # The waiter is woken at once, because it would block every claim behind it until its next heartbeat.
     them.ear.hears("wake", other.id)
     with pytest.raises(BackendRejected, match="has 3 permits"):
         them.attempt(other, join=True)
@@ -272,7 +272,8 @@ def test_when_a_writer_gives_up_the_readers_behind_it_enter(us: Ours, them: Ours
         them.release(writer)
         assert sharing(bare) == {reader.owner, behind.owner}
         us.ear.hears("wake", behind.id)
-    else:  # the process of the writer was killed or stopped, so the next request of any client finds its place expired
+    # the writer's process was killed or stopped, so the next request of any client finds that its place has expired
+    else:
         bare.hset(LIVE, writer.owner, "x:1")
         us.take(behind)
 
@@ -291,7 +292,7 @@ def test_a_killed_writer_that_waited_blocks_no_reader(us: Ours, connect: Connect
     us.take(us.reader())
     killed = connect()
     killed.wait()
-    killed.close()  # then no connection is subscribed to this client's channel any longer
+    killed.close()  # no connection is then subscribed to this client's channel
     eventually(lambda: not bare.pubsub_numsub(f"multilock:wake:{killed.ear.client}")[0][1])
     us.take(us.reader())
 
@@ -407,7 +408,7 @@ def test_two_leases_of_one_name_in_one_client_end_independently(us: Ours, bare: 
     first, second = us.take(us.reader()), us.take(us.reader())
     us.watch(first, second)
     assert us.release(first[0])
-    us.watch(us.take(us.claim("another")))  # by now the client has received all earlier notifications
+    us.watch(us.take(us.claim("another")))  # the client has then received all earlier notifications
     assert us.ear.heard == []
     assert us.renew(second) != [None]
     bare.delete(LOCK)

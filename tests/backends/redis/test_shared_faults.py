@@ -1,4 +1,4 @@
-"""Readers and permits: under failures, beside locks of other programs, and with thousands of them."""
+"""Readers and permits after failures, beside locks of other programs, and in thousands."""
 
 from __future__ import annotations
 
@@ -293,8 +293,7 @@ def test_few_requests_renew_a_thousand_readers_and_a_writer_enters_after_the_las
     writer = them.wait()
     for number, (claim, _) in enumerate(held):
         if number % 100 == 0:
-            # Send a heartbeat of the writer. On an overloaded machine the loop takes longer than the server keeps its
-            # place.
+            # On an overloaded machine the loop takes so long that the writer needs a heartbeat to keep its place.
             them.wait(writer)
         assert holder_of(bare) != writer.owner
         us.release(claim)

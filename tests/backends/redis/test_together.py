@@ -1,4 +1,4 @@
-"""Attempts that are sent together in one pipeline: replies that are lost or late, and a cancel of one of them."""
+"""Attempts that are sent together in one pipeline: lost or late replies, and a cancel of one attempt."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Connections for notifications that break, are refused or were dropped. Waiters are still served, losses are still
-reported, and the client restores all connections."""
+"""Connections for notifications break or are refused. Waiters are still served, losses are still reported, and the
+client restores the connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYTHING = ("~*", "&*", "+@all")
 
 
 class Password(redis.CredentialProvider):
-    """The password that the application gives on each connection."""
+    """The password that the application sends on each connection."""
 
     def __init__(self, password: str) -> None:
         self.password = password
@@ -41,7 +41,7 @@ def us(server: RedisServer, connect: Connect, password: Password) -> Ours:
 
 
 def change_password(bare: Bare) -> None:
-    """Change the password. Connections that are open stay logged in."""
+    """Change the password. Open connections stay logged in."""
     bare.execute_command("ACL", "SETUSER", "app", "resetpass", ">new")
 
 
@@ -175,8 +175,8 @@ def test_a_silent_tracked_connection_delays_a_watch_by_only_a_second(connect: Co
 
 
 def test_an_observer_sees_its_own_clients_locks_although_their_watch_is_down(us: Ours, them: Ours, bare: Bare) -> None:
-    """If a client leads an election that it observes, it watches the name that it holds. So its renewals use the
-    tracked connection."""
+    """A client that observes a name and holds it renews over the tracked connection, which reports no changes of its
+    own."""
     other = us.take(us.claim("other"))
     us.watch(other)
     us.backend.follow(frozenset({"a"}), 1)

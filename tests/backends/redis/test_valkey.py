@@ -46,7 +46,7 @@ def test_a_place_is_shown_with_the_scheme_of_the_user(url: str, options: dict[st
 
 
 class Own(valkey.Connection):
-    """A connection class of the user's own, whose way to connect is unknown."""
+    """A connection class of the user."""
 
 
 @pytest.mark.parametrize(
